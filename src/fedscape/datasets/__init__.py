@@ -1,0 +1,7 @@
+"""Data: embedded federations, loaders for the full files, and the generators of the papers' synthetic federations."""
+
+from fedscape.datasets import generators
+from fedscape.datasets.loading import info, load, names
+from fedscape.datasets.sources import read, write
+
+__all__ = ["generators", "info", "load", "names", "read", "write"]

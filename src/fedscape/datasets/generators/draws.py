@@ -1,0 +1,61 @@
+"""Draws and checks that the generators share."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.errors import DataError
+from fedscape.random import Array
+
+TINIEST = 1e-100  # a smaller concentration could not be told from this one, but its logarithms overflow
+
+
+def dirichlet(rng: np.random.Generator, concentrations: Array) -> Array:
+    """One draw from Dir(a) for each row a of `concentrations`, sound for the smallest of them.
+
+    A gamma variate of shape a is one of shape a + 1 times U**(1 / a); in logarithms nothing underflows, so a row never
+    becomes 0 / 0.
+    """
+    log_gamma = np.log(rng.standard_gamma(concentrations + 1.0))
+    log_gamma -= rng.standard_exponential(concentrations.shape) / np.maximum(concentrations, TINIEST)
+    log_gamma -= log_gamma.max(axis=-1, keepdims=True)
+    shares: Array = np.exp(log_gamma)
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def pick(rng: np.random.Generator, weights: Array, n: int) -> Array:
+    """n categories drawn from these weights."""
+    ends = np.cumsum(weights)
+    return np.searchsorted(ends / ends[-1], rng.random(n), side="right").astype(np.int32)
+
+
+def check_whole(name: str, value: int, *, least: int) -> int:
+    """A whole number of at least `least`, or a DataError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise DataError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return int(value)
+
+
+def check_positive(name: str, value: float) -> float:
+    """A finite number above zero, or a DataError."""
+    if not isinstance(value, int | float | np.number) or not 0 < value < float("inf"):
+        raise DataError(f"{name} must be a finite number above 0, not {value!r}")
+    return float(value)
+
+
+def check_sizes(name: str, sizes: npt.ArrayLike, n_clients: int) -> Array:
+    """One size per client, from one for all or one for each, or a DataError."""
+    given = np.asarray(sizes)
+    if given.dtype.kind not in "iu" or given.shape not in ((), (n_clients,)) or (given < 0).any():
+        raise DataError(
+            f"{name} must be a whole number from 0 on, or one for each of the {n_clients:,} clients, "
+            f"not {np.array2string(given, threshold=4)}"
+        )
+    return np.broadcast_to(given, (n_clients,)).astype(np.int64)
+
+
+def ends_of(sizes: Array) -> Array:
+    """The offsets of clients of these sizes."""
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)

@@ -1,0 +1,67 @@
+"""Data by name or by path: whatever a command line or a script has in hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedscape import formats
+from fedscape.datasets.loading import load, names
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+
+
+def read(source: str | os.PathLike[str], *, client: str | None = None) -> Federation:
+    """The Federation of this name, file or folder.
+
+    Parameters
+    ----------
+    source
+        A name of `names()`; a folder written by `Federation.save`; a `.parquet`, `.csv` or LEAF `.json` file, or a
+        folder of them.
+    client
+        For Parquet and CSV: the column that says whose a row is; by default the one called "client".
+
+    >>> read("femnist-labels").sizes.sum()
+    np.int64(3597)
+    """
+    text, path = os.fspath(source), Path(source)
+    if text in names():
+        return load(text)
+    if (path / "federation.json").is_file():
+        return formats.load_folder(path)
+    if not path.exists():
+        load(text)  # says which names are near
+    whose = "client" if client is None else client
+    if path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
+        return formats.from_parquet(path, client=whose)
+    if path.suffix == ".csv" or (path.is_dir() and any(path.glob("*.csv"))):
+        return formats.from_csv(path, client=whose)
+    if path.suffix == ".json" or (path.is_dir() and any(path.glob("*.json"))):
+        return formats.from_leaf(path)
+    raise DataError(
+        f"{text} is no data this version can read: give a .parquet, .csv or LEAF .json file, or a saved folder"
+    )
+
+
+def write(federation: Federation, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a Federation in the format its ending names: .parquet, .csv, .json (LEAF), or fedscape's own folder.
+
+    Parameters
+    ----------
+    federation
+        What to write.
+    target
+        Where; an ending that is none of these makes a folder.
+    overwrite
+        Whether something that is there already is replaced.
+    """
+    ending = Path(target).suffix
+    if ending == ".parquet":
+        formats.to_parquet(federation, target, overwrite=overwrite)
+    elif ending == ".csv":
+        formats.to_csv(federation, target, overwrite=overwrite)
+    elif ending == ".json":
+        formats.to_leaf(federation, target, overwrite=overwrite)
+    else:
+        formats.save_folder(federation, target, overwrite=overwrite)

@@ -1,0 +1,363 @@
+"""Where the clients live, and what they keep."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError, EngineError, TooFewClients
+from fedscape.federation import Federation
+from fedscape.kept import Store
+from fedscape.privacy import Release
+from fedscape.ragged import Ragged
+from fedscape.random import Array, HasKeys, Key
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a cohort gave: the sums, the sums of the metrics, how many reported, bytes per client.
+
+    >>> Reply({"rows": np.array(3)}, {}, clients=2, bytes_down=0, bytes_up=8).total["rows"]
+    array(3)
+    """
+
+    total: Arrays
+    metrics: Arrays
+    clients: int
+    bytes_down: int
+    bytes_up: int
+
+
+class Engine(Protocol):
+    """Where clients live. One verb, `run`; the rest says who they are and looks after what they keep."""
+
+    @property
+    def clients(self) -> HasKeys:
+        """Who there is to sample from."""
+        ...
+
+    @property
+    def min_clients(self) -> int:
+        """With fewer clients a round is abandoned before anything is released."""
+        ...
+
+    def run(
+        self,
+        computation: Computation,
+        state: Arrays,
+        cohort: Array,
+        key: Key,
+        *,
+        measure: bool = False,
+        release: Release | None = None,
+        measure_release: Release | None = None,
+    ) -> Reply:
+        """Let the cohort take the step, and add up what it sends; a release clips and rounds it on the client."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest of who the clients are."""
+        ...
+
+    def kept(self) -> Mapping[str, Ragged]:
+        """What all clients keep, for a checkpoint."""
+        ...
+
+    def restore(self, kept: Mapping[str, Ragged]) -> None:
+        """Give all clients what they kept."""
+        ...
+
+    def forget(self) -> None:
+        """Let all clients drop what they kept."""
+        ...
+
+
+class Local:
+    """All clients in this process, block by block on a few threads.
+
+    The cohort, in the order of ids, is cut into blocks at places that depend on the computation alone; threads take
+    whole blocks; block sums are added in order. So the result is the same to the byte whatever the number of threads.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    threads
+        How many blocks run at once; by default one per core.
+    min_clients
+        With fewer clients in the cohort a round is abandoned before anything is released.
+
+    >>> engine = Local(Federation({"y": [1, 2]}, [0, 1, 2]), threads=2)
+    >>> len(engine.clients.keys)
+    2
+    """
+
+    def __init__(self, federation: Federation, *, threads: int | None = None, min_clients: int = 1) -> None:
+        if threads is not None and threads < 1:
+            raise DataError(f"threads must be at least 1, not {threads}")
+        if min_clients < 1:
+            raise DataError(f"min_clients must be at least 1, not {min_clients}")
+        self.federation = federation
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self.min_clients = min_clients
+        self._store = Store(len(federation))
+        self._libraries = ThreadpoolController()
+        self._pool = None if self.threads == 1 else ThreadPoolExecutor(self.threads, thread_name_prefix="fedscape")
+
+    @property
+    def clients(self) -> Federation:
+        return self.federation
+
+    def fingerprint(self) -> str:
+        return self.federation.fingerprint()
+
+    def kept(self) -> Mapping[str, Ragged]:
+        return self._store.arrays
+
+    def restore(self, kept: Mapping[str, Ragged]) -> None:
+        self._store.restore(kept)
+
+    def forget(self) -> None:
+        self._store = Store(len(self.federation))
+
+    def run(
+        self,
+        computation: Computation,
+        state: Arrays,
+        cohort: Array,
+        key: Key,
+        *,
+        measure: bool = False,
+        release: Release | None = None,
+        measure_release: Release | None = None,
+    ) -> Reply:
+        if len(cohort) < self.min_clients:
+            raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {self.min_clients}")
+        cohort = self._in_order_of_id(cohort)
+        task = Task(computation, key, measure, release, measure_release)
+        work = partial(self._block, task, computation.prepare(state), own_row_numbers(state, self.federation))
+        blocks = cut(self.federation.sizes[cohort], computation.block_clients, computation.block_rows)
+        parts = [as_slice(cohort[begin:end]) for begin, end in blocks]
+        answers = _Sum()
+        with self._libraries.limit(limits=1):
+            for answer in in_order(work, parts, self._pool, self.threads):
+                answers.add(answer)
+        self._store.put(answers.kept)
+        total = {**answers.sent, **_joined(answers.revealed)}
+        if computation.reveals:
+            total["ids"] = self.federation.ids[cohort]
+        total["clients"] = np.asarray(len(cohort))
+        return Reply(total, answers.metrics, len(cohort), bytes_down(state), answers.bytes_up)
+
+    def _in_order_of_id(self, cohort: Array) -> Array:
+        order = self.federation.order
+        if order is None:
+            return cohort
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        return cohort[np.argsort(rank[cohort])]
+
+    def _block(self, task: Task, state: Arrays, own: Array | None, where: Array | slice) -> _Answer:
+        clients = self.federation.take(where)
+        if self._store.arrays:
+            clients = clients.with_kept({name: arrays.take(where) for name, arrays in self._store.arrays.items()})
+        try:
+            mine = state if own is None else own_rows(state, own[where])
+            return answer_of(task, mine, clients, where)
+        except DataError as error:
+            first, last = clients.ids[0], clients.ids[-1]
+            raise DataError(f"{error} (among the clients {first!s} to {last!s}, rows counted from the first)") from None
+
+
+def as_engine(data: Engine | Federation) -> Engine:
+    """The engine itself, or `Local` for a Federation.
+
+    >>> type(as_engine(Federation({}, [0, 0]))).__name__
+    'Local'
+    """
+    return Local(data) if isinstance(data, Federation) else data
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a block of clients is asked to do."""
+
+    computation: Computation
+    key: Key
+    measure: bool
+    release: Release | None
+    measure_release: Release | None
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What one block of clients gave."""
+
+    sent: Arrays
+    revealed: Arrays
+    metrics: Arrays
+    where: Array | slice
+    kept: Mapping[str, Ragged]
+    bytes_up: int
+
+
+class _Sum:
+    """Adds answers in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.sent: Arrays = {}
+        self.metrics: Arrays = {}
+        self.revealed: dict[str, list[Array]] = {}
+        self.kept: list[tuple[Array | slice, Mapping[str, Ragged]]] = []
+        self.bytes_up = 0
+
+    def add(self, answer: _Answer) -> None:
+        for sums, new in ((self.sent, answer.sent), (self.metrics, answer.metrics)):
+            for name, values in new.items():
+                sums[name] = sums[name] + values if name in sums else values
+        for name, values in answer.revealed.items():
+            self.revealed.setdefault(name, []).append(values)
+        if answer.kept:
+            self.kept.append((answer.where, answer.kept))
+        self.bytes_up = max(self.bytes_up, answer.bytes_up)
+
+
+def answer_of(task: Task, state: Arrays, clients: Federation, where: Array | slice) -> _Answer:
+    """One block: step, check, clip, sum."""
+    computation, metrics = task.computation, {}
+    if task.measure:
+        measured = _checked(computation, computation.measure(state, clients), clients)
+        metrics = _summed(measured, clients, task.measure_release)
+    fast = None if computation.reveals or task.release else computation.total(state, clients, task.key)
+    if fast is not None:
+        return _Answer(fast, {}, metrics, where, {}, sum(v.nbytes for v in fast.values()))
+    sent, kept = computation.step(state, clients, task.key)
+    sent = _checked(computation, sent, clients)
+    up = sum(v.itemsize * int(np.prod(v.shape[1:])) for v in sent.values())
+    revealed = {name: sent.pop(name) for name in computation.reveals}
+    return _Answer(_summed(sent, clients, task.release), revealed, metrics, where, as_ragged(kept, len(clients)), up)
+
+
+def _summed(rows: Arrays, clients: Federation, release: Release | None) -> Arrays:
+    if release is not None and rows:
+        rows = release.on_clients(rows, clients)
+    return {name: add_up(values) for name, values in rows.items()}
+
+
+def add_up(rows: Array) -> Array:
+    """Sum over the clients: whole numbers exactly, the rest in float64."""
+    return np.asarray(rows.sum(axis=0, dtype=np.int64 if rows.dtype.kind in "biu" else np.float64))
+
+
+def _checked(computation: Computation, sent: Mapping[str, Array], clients: Federation) -> Arrays:
+    for name, values in sent.items():
+        what = f"{type(computation).__name__} sent {name!r}"
+        if name in ("clients", "ids"):
+            raise EngineError(f"{what}: this name is the engine's own, choose another")
+        if np.ndim(values) == 0 or len(values) != len(clients):
+            raise EngineError(
+                f"{what} of shape {np.shape(values)} for {len(clients)} clients: the first axis is the clients"
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise EngineError(f"{what} with NaN or infinity for client {clients.ids[bad]!s}")
+    return dict(sent)
+
+
+def as_ragged(kept: Kept, n: int) -> dict[str, Ragged]:
+    """Kept arrays in one form: [clients, ...] is one row per client."""
+    return {name: v if isinstance(v, Ragged) else Ragged(np.asarray(v), np.arange(n + 1)) for name, v in kept.items()}
+
+
+def own_row_numbers(state: Arrays, clients: Federation) -> Array | None:
+    """For each client the row of `of_client.*` that is its own, -1 where it has none; None where the state has no rows.
+
+    A computation that reveals may put `of_client.ids` and `of_client.<name>` arrays, one row per id, into its state.
+    """
+    if "of_client.ids" not in state:
+        return None
+    own = np.full(len(clients), -1, dtype=np.int64)
+    own[clients.positions(state["of_client.ids"])] = np.arange(len(state["of_client.ids"]))
+    return own
+
+
+def own_rows(state: Arrays, own: Array) -> Arrays:
+    """The state as clients get it: of `of_client.*` each its own row, zeros where `of_client.known` is False."""
+    mine = {name: values for name, values in state.items() if not name.startswith("of_client.")}
+    mine["of_client.known"] = own >= 0
+    for name, values in state.items():
+        if name.startswith("of_client.") and name != "of_client.ids":
+            rows = np.zeros((len(own), *values.shape[1:]), dtype=values.dtype)
+            rows[own >= 0] = values[own[own >= 0]]
+            mine[name] = rows
+    return mine
+
+
+def bytes_down(state: Arrays) -> int:
+    """Bytes of the state one client gets."""
+    number = len(state["of_client.ids"]) if "of_client.ids" in state else 1
+    return sum(
+        v.nbytes if not n.startswith("of_client.") else v.nbytes // max(number, 1)
+        for n, v in state.items()
+        if n != "of_client.ids"
+    )
+
+
+def cut(sizes: Array, clients: int, rows: int) -> list[tuple[int, int]]:
+    """Cut clients of these sizes into blocks of at most so many clients and (but for one large client) so many rows.
+
+    >>> cut(np.array([3, 3, 9, 1]), clients=2, rows=6)
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    blocks, begin = [], 0
+    while begin < len(sizes):
+        full = int(np.searchsorted(ends, ends[begin] + rows, side="right")) - 1
+        end = max(begin + 1, min(begin + clients, full, len(sizes)))
+        blocks.append((begin, end))
+        begin = end
+    return blocks
+
+
+def as_slice(positions: Array) -> Array | slice:
+    """A slice where the positions follow one another, so that rows are viewed and not copied."""
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first == len(positions) - 1 and np.all(positions[1:] > positions[:-1]):
+        return slice(first, last + 1)
+    return positions
+
+
+def in_order(work: Callable[[S], T], items: Sequence[S], pool: ThreadPoolExecutor | None, threads: int) -> Iterator[T]:
+    """The results in the order of the items, never more than a few ahead of the consumer."""
+    if pool is None or len(items) == 1:
+        yield from map(work, items)
+        return
+    several = 1 if len(items) < 64 else 8  # handing over a task costs as much as a small block
+    waiting: deque[Future[list[T]]] = deque()
+    try:
+        for begin in range(0, len(items), several):
+            waiting.append(pool.submit(lambda group: [work(item) for item in group], items[begin : begin + several]))
+            if len(waiting) > 2 * threads:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        for future in waiting:  # an error or Ctrl-C: start nothing more, and leave nothing running
+            future.cancel()
+        wait(waiting)
+
+
+def _joined(rows: Mapping[str, list[Array]]) -> dict[str, Any]:
+    return {name: np.concatenate(parts) for name, parts in rows.items()}

@@ -1,0 +1,70 @@
+"""The errors fedscape raises on purpose.
+
+    FedscapeError
+    ├── DataError           the input is not what it must be
+    ├── NotFittedError      a result was asked for before `fit`
+    ├── MissingExtraError   an optional dependency is not installed
+    ├── PrivacyError        a release would break a promise made about privacy
+    ├── CheckpointError     a saved run is torn, foreign or unreadable
+    └── EngineError         a round could not be carried out
+        └── TooFewClients   fewer clients reported than `min_clients`
+
+Every message names what is wrong, where, the value, and what to do.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class FedscapeError(Exception):
+    """Any error that fedscape raises on purpose.
+
+    >>> issubclass(DataError, FedscapeError)
+    True
+    """
+
+
+class DataError(FedscapeError, ValueError):
+    """The input is not what it must be."""
+
+
+class NotFittedError(FedscapeError, AttributeError):
+    """A learned result was asked for before `fit`."""
+
+
+class MissingExtraError(FedscapeError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class PrivacyError(FedscapeError):
+    """A release would break a promise made about privacy."""
+
+
+class CheckpointError(FedscapeError):
+    """A saved run is torn, foreign or unreadable."""
+
+
+class EngineError(FedscapeError, RuntimeError):
+    """A round could not be carried out."""
+
+
+class TooFewClients(EngineError):
+    """Fewer clients reported than `min_clients`; nothing was released."""
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """Import an optional dependency, or say which extra to install.
+
+    >>> require("json", extra="learn").__name__
+    'json'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
+            raise  # the module is there; something it needs is broken
+        raise MissingExtraError(
+            f"this needs '{module}', which is not installed: run  pip install 'fedscape[{extra}]'"
+        ) from None

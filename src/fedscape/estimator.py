@@ -1,0 +1,172 @@
+"""Computations that are run to an answer: `fit`, and learned attributes that end in an underscore."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+from fedscape.computation import Arrays, Computation, rounds
+from fedscape.engine import Engine, as_engine
+from fedscape.errors import NotFittedError
+from fedscape.federation import Federation
+from fedscape.history import History
+from fedscape.ledger import Ledger
+from fedscape.privacy import Privacy
+from fedscape.progress import shown
+from fedscape.random import Array
+from fedscape.sampling import Sampler
+
+C = TypeVar("C", bound=Computation)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a `fit` is carried out, whatever is fitted."""
+
+    sampler: Sampler | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    every: int = 1
+    allow: Sequence[str] = ()
+    progress: bool | None = None
+    privacy: Privacy | None = None
+    ledger: Ledger | None = None
+    measure_privacy: Privacy | None = None
+
+    def phase(self, name: str) -> Fit:
+        """The same with a checkpoint file of its own for one phase of the fit."""
+        return self if self.checkpoint is None else replace(self, checkpoint=f"{os.fspath(self.checkpoint)}{name}")
+
+    def sending(self, *names: str) -> Fit:
+        """The same for a phase that sends these arrays: scales of other phases' arrays are left out."""
+        if self.privacy is None:
+            return self
+        scales = {name: scale for name, scale in self.privacy.scales.items() if name in names}
+        return replace(self, privacy=replace(self.privacy, scales=scales))
+
+
+class Estimator(Computation):
+    """A computation, or several one after the other, with `fit`.
+
+    Constructor arguments are hyper-parameters, stored under their own names; `fit` returns self; what it learned ends
+    in an underscore; `history_` is the table of its rounds, `ledger_` what a private fit
+    spent.
+
+    >>> from fedscape import Histogram
+    >>> isinstance(Histogram(3), Estimator), Histogram(3).get_params()
+    (True, {'n_categories': 3, 'column': 'y'})
+    """
+
+    history_: History
+    ledger_: Ledger | None
+
+    def fit(
+        self,
+        data: Engine | Federation,
+        *,
+        column: str | None = None,
+        sampler: Sampler | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        allow: Sequence[str] = (),
+        progress: bool | None = None,
+        privacy: Privacy | None = None,
+        ledger: Ledger | None = None,
+        measure_privacy: Privacy | None = None,
+    ) -> Self:
+        """Run the rounds and learn.
+
+        Parameters
+        ----------
+        data
+            A Federation, or an Engine where the clients live.
+        column
+            The column to read, instead of the constructor's.
+        sampler
+            Who takes part in each round; by default all clients.
+        checkpoint
+            A file to save to every `every` rounds; a fit that finds it goes on from there.
+        allow
+            The names of what the server may see client by client, where the method reveals anything.
+        progress
+            Whether a bar is shown; by default on a terminal.
+        privacy
+            How sums are clipped and noised; every round is then a release.
+        ledger
+            Where releases are written before they happen, with a budget; by default one in memory.
+        measure_privacy
+            How metrics are clipped and noised; without it a private fit measures nothing.
+        """
+        self.history_ = History()
+        if privacy is not None and ledger is None:
+            ledger = Ledger()
+        how = Fit(sampler, checkpoint, every, allow, progress, privacy, ledger, measure_privacy)
+        self._fit(as_engine(data), column, how)
+        self.ledger_ = ledger
+        return self
+
+    def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
+        raise TypeError(f"{type(self).__name__} must define _fit(engine, column, how)")
+
+    def _run(
+        self,
+        computation: Computation,
+        engine: Engine,
+        how: Fit,
+        *,
+        n_rounds: int,
+        seed: int = 0,
+        state: Mapping[str, Array] | None = None,
+        done: Callable[[Arrays, Arrays], bool] | None = None,
+        measure: int = 1,
+    ) -> Arrays:
+        """Run rounds to the end, or until `done(old state, new state)`; return the last state.
+
+        With a checkpoint, a run that was stopped goes on where it was.
+        """
+        loop = rounds(
+            computation,
+            engine,
+            n_rounds=n_rounds,
+            sampler=how.sampler,
+            seed=seed,
+            state=state,
+            allow=how.allow,
+            measure=measure,
+            privacy=how.privacy,
+            ledger=how.ledger,
+            measure_privacy=how.measure_privacy,
+            resume=how.checkpoint,
+        )
+        begin = len(self.history_)  # phases before this one
+        self.history_.extend(loop.notes.get("history", []))
+        if loop.notes.get("finished"):
+            return loop.state
+        before = loop.state
+        for r in shown(loop, n_rounds=n_rounds, label=type(computation).__name__, progress=how.progress):
+            self.history_.add(r)
+            finished = done is not None and not r.abandoned and done(before, r.state)
+            last = finished or r.index + 1 == n_rounds
+            if how.checkpoint is not None and (last or (r.index + 1) % how.every == 0):
+                r.save(how.checkpoint, notes={"finished": finished, "history": list(self.history_)[begin:]})
+            if finished:
+                break
+            before = r.state
+        loop.close()
+        return loop.state
+
+    def _check_fitted(self, attribute: str) -> None:
+        if not hasattr(self, attribute):
+            raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit() before asking for results")
+
+
+def reading(computation: C, column: str | None) -> C:
+    """The same computation reading another column; the one given stays as it is.
+
+    >>> from fedscape import Histogram
+    >>> reading(Histogram(3), "label").column
+    'label'
+    """
+    params: dict[str, Any] = computation.get_params()
+    return computation if column is None else type(computation)(**{**params, "column": column})

@@ -1,0 +1,138 @@
+"""Reading and writing files: one clear error line, and every write whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedscape.errors import DataError, FedscapeError
+
+Name = str | os.PathLike[str]
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line of bounded length."""
+    said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    line = " ".join(said.split()) or type(error).__name__
+    return line if len(line) <= 300 else line[:300] + "..."
+
+
+@contextmanager
+def reading(path: Name, what: str) -> Iterator[None]:
+    """Turn whatever a parser raises over a damaged file into one DataError that names the file.
+
+    Parsers of untrusted bytes raise nearly anything (ArrowInvalid, OSError, UnicodeDecodeError, MemoryError,
+    RecursionError, ...), so everything that is not already an error of ours is caught, here and nowhere else.
+    """
+    try:
+        yield
+    except FedscapeError:
+        raise
+    except Exception as error:
+        raise DataError(f"{os.fspath(path)} is not a readable {what}: {one_line(error)}") from error
+
+
+def files_in(path: Name, ending: str) -> list[Path]:
+    """The file, or the files with this ending in the folder, sorted by name."""
+    place = Path(path)
+    if place.is_dir():
+        found = sorted(entry for entry in place.iterdir() if entry.name.endswith(ending) and entry.is_file())
+        if not found:
+            raise DataError(f"the folder {place} holds no {ending} file: name the right folder, or one file")
+        return found
+    if not place.is_file():
+        raise DataError(f"there is no file {place}: check the path")
+    return [place]
+
+
+@contextmanager
+def new_file(path: Name, *, overwrite: bool) -> Iterator[Path]:
+    """A path to write to; it takes the place of `path` when all is written, and vanishes on an error."""
+    target = free_target(path, overwrite=overwrite)
+    if target.is_dir():
+        raise DataError(f"{os.fspath(path)} is a folder: name a file")
+    draft = draft_beside(target)
+    with writing(path):
+        try:
+            yield draft
+            flush(draft)
+            os.replace(draft, target)
+            flush(target.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
+    """A folder to fill; it takes the place of `path` when all is written, and vanishes on an error.
+
+    An old folder is replaced only where it holds the file `mark`, so that no other folder is ever removed.
+    """
+    target = free_target(path, overwrite=overwrite)
+    if target.exists() and not (target / mark).is_file():
+        raise DataError(f"{os.fspath(path)} holds no {mark}, so it is not replaced: choose another path")
+    draft = draft_beside(target)
+    with writing(path):
+        try:
+            draft.mkdir()
+            yield draft
+            for entry in (*draft.iterdir(), draft):
+                flush(entry)
+            _put_in_place(draft, target)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def free_target(path: Name, *, overwrite: bool) -> Path:
+    """The real path to write to; one that exists is refused unless it may be overwritten."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not overwrite:
+        raise DataError(f"{os.fspath(path)} exists already: choose another path or pass overwrite=True")
+    return target
+
+
+def draft_beside(target: Path) -> Path:
+    """A free name in the same folder, so that a rename stays on one file system."""
+    return target.with_name(f".fedscape-{secrets.token_hex(8)}.tmp")
+
+
+@contextmanager
+def writing(path: Name) -> Iterator[None]:
+    """Turn the operating system's refusal into one DataError that names the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{os.fspath(path)} cannot be written, and nothing was left behind: {one_line(error)}"
+        ) from error
+
+
+def flush(path: Path) -> None:
+    """Bring a file or a folder from the cache to the disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # other systems cannot open a folder
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _put_in_place(draft: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(draft, target)
+        flush(target.parent)
+        return
+    old = draft_beside(target)
+    os.rename(target, old)
+    try:
+        os.rename(draft, target)
+    except OSError:
+        os.rename(old, target)
+        raise
+    flush(target.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,156 @@
+"""fedscape's own form on disk: a folder of `.npy` columns and one JSON file that describes and seals them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.formats.files import Name, new_folder, reading
+from fedscape.random import Array
+
+FORMAT, VERSION = "fedscape federation", 1
+INDEX = "federation.json"
+_COLUMN_FILE = re.compile(r"column-(0|[1-9][0-9]{0,5})\.npy")
+_CHUNK_BYTES = 2**22
+_MAX_HEADER = 10_000
+
+
+def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None:
+    """Write a folder of `.npy` columns and one JSON file, whole or not at all.
+
+    The folder is filled under another name beside the target, brought to the disk and renamed. What clients kept from
+    a round is not written: a checkpoint does that. With `overwrite`, an older folder of this kind is renamed away,
+    replaced and then removed; a Federation that was loaded from it stays readable.
+
+    Parameters
+    ----------
+    fed
+        The Federation to write.
+    path
+        The folder to make.
+    overwrite
+        Whether to replace a folder that an earlier `save_folder` made.
+    """
+    with new_folder(path, overwrite=overwrite, mark=INDEX) as draft:
+        index: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        index["columns"] = [
+            {"name": name, **_write_array(draft / f"column-{place}.npy", values)}
+            for place, (name, values) in enumerate(fed.columns.items())
+        ]
+        index["ids"] = _write_array(draft / "ids.npy", fed.ids)
+        index["offsets"] = _write_array(draft / "offsets.npy", fed.offsets)
+        index["names"] = {name: list(known) for name, known in fed.names.items()}
+        index["sha256"] = _seal(index)
+        (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
+
+
+def _write_array(path: Path, values: Array) -> dict[str, Any]:
+    """Write an array in C order a few megabytes at a time, and describe the file."""
+    header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False, "shape": values.shape}
+    step = max(1, _CHUNK_BYTES // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:]))))
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for begin in range(0, len(values), step):
+            file.write(values[begin : begin + step].tobytes())
+    return {"file": path.name, "dtype": values.dtype.str, "shape": list(values.shape), "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(index: dict[str, Any]) -> str:
+    content = {key: value for key, value in index.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def load_folder(path: Name, *, verify: bool = True) -> Federation:
+    """Open a folder written by `save_folder`; columns are memory-mapped, so that only rows in use are read.
+
+    Every file's type, shape and length is checked against the JSON file, and that against its own checksum.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    verify
+        Whether to read every byte of the columns against its checksum. Without it, damage inside them is not noticed,
+        and only the pages of rows in use are ever read: quick for taking some clients, slow for a first walk over all.
+    """
+    place = Path(path)
+    if not (place / INDEX).is_file():
+        raise DataError(f"{place} is not a saved Federation: it holds no {INDEX}")
+    with reading(place / INDEX, "index of a Federation"):
+        index = json.loads((place / INDEX).read_text(encoding="ascii"))
+        columns = [(str(entry["name"]), _open_array(place, entry, verify, _COLUMN_FILE)) for entry in _checked(index)]
+        if len({name for name, _ in columns}) < len(columns):
+            raise ValueError("it names a column twice")
+        ids = np.array(_open_array(place, index["ids"], True, re.compile(r"ids\.npy")))
+        offsets = np.array(_open_array(place, index["offsets"], True, re.compile(r"offsets\.npy")))
+        names = {str(name): [str(text) for text in known] for name, known in index["names"].items()}
+    try:
+        return Federation(dict(columns), offsets, ids, names=names)
+    except DataError as error:
+        raise DataError(f"{place} does not hold a sound Federation: {error}") from None
+
+
+def _checked(index: Any) -> list[Any]:
+    """The columns of an index of the right format and version whose checksum holds."""
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise ValueError(f"it does not say that it is a {FORMAT!r}")
+    if index.get("version") != VERSION:
+        raise ValueError(
+            f"it has version {index.get('version')!r}, and this fedscape reads {VERSION}: upgrade fedscape"
+        )
+    if index.get("sha256") != _seal(index):
+        raise ValueError("it does not match its checksum, so it is damaged or was edited")
+    return list(index["columns"])
+
+
+def _open_array(folder: Path, entry: dict[str, Any], verify: bool, pattern: re.Pattern[str]) -> Array:
+    """A memory-mapped array whose file is what its entry says."""
+    name = entry["file"]
+    if not isinstance(name, str) or not pattern.fullmatch(name):
+        raise ValueError(f"it names the file {name!r}, which no saved Federation has")
+    path = folder / name
+    if not path.is_file():
+        raise DataError(f"{name} of {folder} is missing: the folder is damaged")
+    dtype, shape = np.dtype(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+    if dtype.hasobject or dtype.kind not in "biufmMU" or not shape or min(shape) < 0:
+        raise ValueError(f"it says that {name} holds {dtype}{list(shape)}, which no column can")
+    _check_header(path, folder, dtype, shape)
+    if verify and _digest(path) != entry["sha256"]:
+        raise DataError(f"{name} of {folder} does not match its checksum: the file is damaged")
+    mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    if not verify and hasattr(mmap, "MADV_RANDOM"):
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # or the system reads megabytes around every client that is taken
+    values: Array = mapped
+    return values
+
+
+def _check_header(path: Path, folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    damaged = f"{path.name} of {folder} is not the array that {INDEX} describes: the file is damaged"
+    with path.open("rb") as file:
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise DataError(f"{damaged} (its header has another version)")
+            header = np.lib.format.read_array_header_1_0(file, max_header_size=_MAX_HEADER)
+        except DataError:
+            raise
+        except Exception as error:  # a damaged header is evaluated as a literal, which raises nearly anything
+            raise DataError(f"{damaged} (its header cannot be read)") from error
+        if header != (shape, False, dtype):
+            raise DataError(f"{damaged} ({header[2]}{list(header[0])} instead of {dtype}{list(shape)})")
+        expected = file.tell() + dtype.itemsize * int(np.prod(shape, dtype=object))
+    if os.path.getsize(path) != expected:
+        raise DataError(f"{damaged} ({os.path.getsize(path):,} bytes instead of {expected:,})")

@@ -1,0 +1,247 @@
+"""Group rows that come in batches by their client, in bounded memory.
+
+The first pass reads the client column alone and learns who the clients are and how many rows each has; the second
+reads the other columns and puts every row where it belongs. Beside the finished columns there are four bytes a row and
+one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fedscape.checks import checked_ids
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.formats.arrow import Codes, Column, check_type, is_list, is_string, recode
+from fedscape.random import Array
+
+CLIENT_ROWS = 2**19  # rows in a batch of the first pass, where looking up the clients of a batch costs most
+ROWS = 2**16  # and of the second, where working space a row costs most
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows that can be read more than once, batch by batch.
+
+    Parameters
+    ----------
+    what
+        How messages call it.
+    schema
+        Its Arrow schema.
+    n_rows
+        How many rows it has.
+    batches
+        Reads these columns as Arrow record batches of at most so many rows, in order.
+    ids
+        Clients it lists beside the rows, in order; clients without rows are only there.
+    names
+        Per column, names whose codes are fixed.
+    limit
+        The most bytes one column may take.
+    """
+
+    what: str
+    schema: Any
+    n_rows: int
+    batches: Callable[[list[str], int], Iterator[Any]]
+    ids: Sequence[Any] | None = None
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    limit: int | None = None
+
+
+def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:
+    """An Arrow table as a source."""
+
+    def batches(columns: list[str], rows: int) -> Iterator[Any]:
+        return iter(table.select(columns).to_batches(max_chunksize=rows))
+
+    return Source(what, table.schema, table.num_rows, batches, names=names or {})
+
+
+def group(
+    source: Source, *, client: str, columns: Sequence[str] | None = None, ids: npt.ArrayLike | None = None
+) -> Federation:
+    """Group the rows by the column `client`.
+
+    Rows that already lie together stay where they are, and their clients keep their order; otherwise the clients come
+    in the order of their ids. Rows of one client keep their order.
+    """
+    chosen = choose_columns(source, client, columns)
+    codes, found = read_clients(source, client)
+    who, rank = order_clients(codes, found, source, ids)
+    recode(codes, rank)
+    del found
+    pa.default_memory_pool().release_unused()  # what the first pass read is not kept beside the second
+    sizes = count(codes, len(who))
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    texts = {name: known for name, known in source.names.items() if not is_list(source.schema.field(name).type)}
+    filled = {name: Column(name, len(codes), known=texts.get(name, ()), limit=source.limit) for name in chosen}
+    for part, rows in placed(source, chosen, codes, offsets):
+        for name, column in filled.items():
+            column.write(part.column(name), rows)
+    del codes
+    values: dict[str, Array] = {}
+    names: dict[str, Sequence[str]] = {}
+    for name, column in filled.items():
+        if column.values is None:  # no rows: the type alone says what the column would be
+            column.write(pa.array([], type=source.schema.field(name).type), slice(0, 0))
+        values[name], known = column.finish()
+        if known is not None:
+            names[name] = known
+        elif values[name].ndim > 1 and name in source.names:
+            names[name] = source.names[name]
+    return Federation(values, offsets, who, names=names)
+
+
+def choose_columns(source: Source, client: str, columns: Sequence[str] | None) -> list[str]:
+    """The columns to read, without the client's; unknown, repeated and unsupported ones are refused."""
+    present = list(source.schema.names)
+    for name in present:
+        if present.count(name) > 1:
+            raise DataError(f"{source.what} has {present.count(name)} columns called {name!r}: rename or drop some")
+    if isinstance(columns, str):
+        raise DataError(f"columns must be a list of names, not the text {columns!r}: write [{columns!r}]")
+    for name in (client, *(columns or ())):
+        if name not in present:
+            raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}")
+    chosen = [name for name in dict.fromkeys(present if columns is None else columns) if name != client]
+    for name in chosen:
+        check_type(name, source.schema.field(name).type)
+    return chosen
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:20])
+    return shown + (f" and {len(names) - 20:,} more" if len(names) > 20 else "")
+
+
+def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
+    """The first pass: the code of each row's client, int32 [rows], and the client behind each code."""
+    kind = source.schema.field(client).type
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (is_string(value) or pa.types.is_integer(value) or (pa.types.is_null(value) and source.n_rows == 0)):
+        raise DataError(f"the client column {client!r} must hold whole numbers or texts, not {kind}")
+    codes, filled, table = np.empty(source.n_rows, dtype=np.int32), 0, Codes()
+    for part in source.batches([client], CLIENT_ROWS):
+        new = table.encode(part.column(client))
+        if filled + len(new) > source.n_rows:
+            raise _miscounted(source, filled + len(new))
+        if len(new) and new.min() < 0:
+            row = filled + int(np.argmin(new))
+            raise DataError(
+                f"the client column {client!r} of {source.what} has no value in row {row:,}: every row needs a client"
+            )
+        codes[filled : filled + len(new)] = new
+        filled += len(new)
+    if filled < source.n_rows:
+        raise _miscounted(source, filled)
+    return codes, list(table.table)
+
+
+def _miscounted(source: Source, seen: int) -> DataError:
+    return DataError(f"{source.what} declares {source.n_rows:,} rows, but {seen:,} were read: the file is damaged")
+
+
+def order_clients(codes: Array, found: list[Any], source: Source, ids: npt.ArrayLike | None) -> tuple[Array, Array]:
+    """The ids of the clients in their final order, and the position of each code's client (-1: it has no rows)."""
+    used = np.flatnonzero(count(codes, len(found)))
+    runs = run_codes(codes, most=len(used))
+    if ids is not None:
+        wanted = checked_ids(ids).tolist()
+    elif source.ids is not None:
+        listed = set(source.ids)
+        wanted = [*source.ids, *sorted(v for v in (found[code] for code in used.tolist()) if v not in listed)]
+    elif runs is not None:
+        wanted = [found[code] for code in runs.tolist()]  # rows lie together: order of appearance
+    else:
+        wanted = sorted(found[code] for code in used.tolist())
+    place = {value: position for position, value in enumerate(wanted)}
+    rank = np.full(len(found) + 1, -1, dtype=np.int32)
+    for code in used.tolist():
+        if found[code] not in place:
+            raise DataError(f"client {found[code]!r} has rows but is not among the {len(wanted):,} ids")
+        rank[code] = place[found[code]]
+    return id_array(wanted, source.what), rank
+
+
+def id_array(ids: list[Any], what: str) -> Array:
+    """Whole numbers as int64 or texts as NumPy texts, checked to survive as they are."""
+    if all(type(value) is int for value in ids):
+        if ids and not -(2**63) <= min(ids) <= max(ids) < 2**63:
+            raise DataError(f"the ids of {what} must fit in 64 signed bits, but reach {max(ids)}: pass them as texts")
+        return np.array(ids, dtype=np.int64)
+    if not all(type(value) is str for value in ids):
+        raise DataError(f"the ids of {what} must be all whole numbers or all texts, not both")
+    if any(value.endswith("\0") for value in ids):
+        raise DataError(f"an id of {what} ends in a NUL character, which NumPy texts cannot keep: rename it")
+    return np.array(ids, dtype=str)
+
+
+def run_codes(codes: Array, *, most: int) -> Array | None:
+    """The code of each run of equal codes, or None where there are more than `most` runs."""
+    found, number = [codes[:1]], 1
+    for begin in range(0, len(codes) - 1, CLIENT_ROWS):
+        part = codes[begin : begin + CLIENT_ROWS + 1]
+        found.append(part[1:][part[1:] != part[:-1]])
+        number += len(found[-1])
+        if number > most:
+            return None
+    return np.concatenate(found)
+
+
+def count(codes: Array, n: int) -> Array:
+    """How often each of n codes occurs."""
+    total = np.zeros(n, dtype=np.int64)
+    step = max(CLIENT_ROWS, n)  # bincount works in int64: a part at a time
+    for begin in range(0, len(codes), step):
+        total += np.bincount(codes[begin : begin + step], minlength=n)
+    return total
+
+
+def placed(source: Source, columns: list[str], codes: Array, offsets: Array) -> Iterator[tuple[Any, slice | Array]]:
+    """The second pass: each batch, and the rows of the result where it goes."""
+    if not columns:
+        return
+    together = all(
+        bool(np.all(np.diff(codes[begin : begin + CLIENT_ROWS + 1]) >= 0))
+        for begin in range(0, len(codes), CLIENT_ROWS)
+    )
+    done, place = 0, offsets[:-1].copy()
+    for part in source.batches(columns, ROWS):
+        size = part.num_rows
+        if done + size > len(codes):
+            raise _miscounted(source, done + size)
+        if size:
+            yield part, slice(done, done + size) if together else destinations(codes[done : done + size], place)
+        done += size
+    if done < len(codes):
+        raise _miscounted(source, done)
+
+
+def destinations(codes: Array, place: Array) -> Array:
+    """Where each row goes: to the next free row of its client; `place` holds those and moves on.
+
+    Sorting (code, row) packed into one int64 is four times as quick as a stable argsort, and needs no compiled kernel.
+
+    >>> place = np.array([0, 2])
+    >>> destinations(np.array([1, 0, 1]), place).tolist(), place.tolist()
+    ([2, 0, 3], [1, 4])
+    """
+    n = len(codes)
+    bits = n.bit_length()
+    packed = (codes.astype(np.int64) << bits) | np.arange(n)
+    packed.sort()
+    rows, ordered = packed & ((1 << bits) - 1), packed >> bits
+    first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    sizes = np.diff(np.append(first, n))
+    target = np.empty(n, dtype=np.int64)
+    target[rows] = place[ordered] + np.arange(n) - np.repeat(first, sizes)
+    place[ordered[first]] += sizes
+    return target

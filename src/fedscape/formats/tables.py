@@ -1,0 +1,285 @@
+"""Tables in memory: one per client, or one for all; and CSV files, which become such a table."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fedscape.checks import as_array, plain_array
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.formats.arrow import Codes, check_type, holds_texts, recode, to_float, to_numpy
+from fedscape.formats.files import Name, files_in, new_file, one_line, reading
+from fedscape.formats.grouping import group, table_source
+from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
+from fedscape.random import Array
+
+Piece = tuple[Array, bool]  # the rows of one client in one column, and whether they are codes of texts
+
+
+def stack_clients(
+    clients: Sequence[Any], *, names: Mapping[str, Sequence[str]] | None = None
+) -> tuple[dict[str, Array], Array, dict[str, tuple[str, ...]]]:
+    """Put one table per client on top of each other: the columns, the rows of each client, and the names of codes.
+
+    Parameters
+    ----------
+    clients
+        For each client a mapping of arrays, a pandas DataFrame, an Arrow table, or one array (column x). All have the
+        same columns; a client without rows may give empty lists.
+    names
+        Names whose codes are fixed; other texts get codes after them, in the order of the alphabet.
+
+    >>> columns, sizes, names = stack_clients([{"y": ["b", "a"]}, {"y": []}])
+    >>> columns["y"].tolist(), sizes.tolist(), names
+    ([1, 0], [2, 0], {'y': ('a', 'b')})
+    """
+    if isinstance(clients, Mapping):
+        raise DataError("clients must be a list of tables, not a mapping: pass list(d.values()) and ids=list(d)")
+    fixed = dict(names or {})
+    codes: defaultdict[str, Codes] = defaultdict(Codes, {name: Codes(known) for name, known in fixed.items()})
+    tables = [_pieces(table, place, codes) for place, table in enumerate(clients)]
+    sizes = np.array([_length(table, place) for place, table in enumerate(tables)], dtype=np.int64)
+    first = list(tables[0]) if tables else []
+    for place, table in enumerate(tables):
+        if set(table) != set(first):
+            raise DataError(
+                f"client {place} has the columns {sorted(table, key=str)}, client 0 has {sorted(first, key=str)}: give "
+                "every client the same columns"
+            )
+    columns: dict[str, Array] = {}
+    known: dict[str, tuple[str, ...]] = {}
+    for name in first:
+        columns[name], texts = _stacked(name, [table[name] for table in tables])
+        if texts or name in fixed:
+            known[name], rank = codes[name].finish()
+            columns[name] = columns[name].astype(np.int32)
+            recode(columns[name], rank)
+    return columns, sizes, known
+
+
+def _pieces(table: Any, place: int, codes: Mapping[str, Codes]) -> dict[str, Piece]:
+    try:
+        if is_table(table):
+            whole = as_table(table).combine_chunks()
+            return {name: _arrow_piece(whole, name, codes[name]) for name in whole.column_names}
+        given = table if isinstance(table, Mapping) else {"x": table}
+        return {name: _array_piece(name, values, codes) for name, values in given.items()}
+    except DataError as error:
+        raise DataError(f"client {place}: {error}") from None
+
+
+def _arrow_piece(table: Any, name: str, codes: Codes) -> Piece:
+    chunks = table.column(name)
+    check_type(name, chunks.type)
+    part = chunks.chunk(0) if chunks.num_chunks else pa.nulls(0, chunks.type)
+    return to_numpy(part, name, codes), holds_texts(part.type)
+
+
+def _array_piece(name: str, given: npt.ArrayLike, codes: Mapping[str, Codes]) -> Piece:
+    try:
+        values = plain_array(given)
+    except ValueError:
+        values = np.empty(0)  # not one array: as_array says why
+    texts = values.ndim and values.dtype.kind == "O" and {type(v) for v in values.ravel().tolist()} <= {str, type(None)}
+    if not texts:
+        values = as_array(name, given)
+        if values.dtype.kind != "U":
+            return values, False
+    return codes[name].encode_list(values.ravel().tolist()).reshape(values.shape), True
+
+
+def _length(table: dict[str, Piece], place: int) -> int:
+    sizes = {name: len(values) for name, (values, _) in table.items()}
+    if len(set(sizes.values())) > 1:
+        raise DataError(f"client {place} has columns of different lengths, {sizes}: give each record one row in all")
+    return next(iter(sizes.values()), 0)
+
+
+def _stacked(name: str, pieces: list[Piece]) -> Piece:
+    """One column over the clients; an empty piece says nothing about its type, as an empty list looks like float64."""
+    filled = [place for place, (values, _) in enumerate(pieces) if len(values)]
+    if not filled:
+        return pieces[0]
+    head, texts = pieces[filled[0]]
+    for place in filled:
+        values, also = pieces[place]
+        if values.shape[1:] != head.shape[1:]:
+            raise DataError(
+                f"column {name!r} has the shape {list(values.shape[1:])} a row in client {place}, but "
+                f"{list(head.shape[1:])} in client {filled[0]}: bring all clients to one shape"
+            )
+        if _kind(values, also) != _kind(head, texts):
+            raise DataError(
+                f"column {name!r} holds {_kind(values, also)} in client {place}, but {_kind(head, texts)} in client "
+                f"{filled[0]}: give it one type in all clients"
+            )
+    parts = [pieces[place][0] for place in filled]
+    if np.result_type(*{part.dtype for part in parts}).kind == "f":
+        parts = [to_float(part, name) if part.dtype.kind in "iu" else part for part in parts]
+    return np.concatenate(parts), texts
+
+
+def _kind(values: Array, texts: bool) -> str:
+    if texts:
+        return "texts"
+    return {"M": "times", "m": "durations"}.get(values.dtype.kind, "numbers")
+
+
+# -- one table for all -------------------------------------------------------------------------------------------------
+
+
+def is_table(given: Any) -> bool:
+    """Whether this is a pandas DataFrame, an Arrow table, or anything that speaks Arrow's table protocol."""
+    return isinstance(given, pa.Table | pa.RecordBatch) or _is_pandas(given) or hasattr(given, "__arrow_c_stream__")
+
+
+def _is_pandas(given: Any) -> bool:
+    return type(given).__module__.split(".")[0] == "pandas" and hasattr(given, "columns")
+
+
+def as_table(frame: Any) -> Any:
+    """A table as an Arrow table; pandas' index is left out."""
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
+    if not is_table(frame):
+        raise DataError(f"the frame must be a pandas DataFrame or an Arrow table, not {type(frame).__name__}")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False) if _is_pandas(frame) else pa.table(frame)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise DataError(
+            f"the frame cannot become an Arrow table: {one_line(error)}: make each column all numbers or all texts"
+        ) from error
+
+
+def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:
+    """Group the rows of a pandas DataFrame or an Arrow table by the column `client`.
+
+    Texts and dictionaries become int32 codes, their sorted names in `names`, and -1 where a text is missing. Missing
+    numbers become NaN (whole numbers then become float64) and missing times NaT. Lists of one length become the second
+    dimension. Times with a zone are kept in UTC.
+
+    Parameters
+    ----------
+    frame
+        The table. A pandas index is not read: `reset_index()` makes it a column.
+    client
+        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+    ids
+        All clients, where some have no rows; the order of the result.
+
+    >>> table = pa.table({"who": ["b", "a", "b"], "y": ["no", None, "yes"]})
+    >>> fed = from_frame(table, client="who")
+    >>> fed.ids.tolist(), fed["y"].tolist(), fed.names["y"]
+    (['a', 'b'], [-1, 0, 1], ('no', 'yes'))
+    """
+    return group(table_source(as_table(frame), "the frame"), client=client, ids=ids)
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------------
+
+
+def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+    """Group the rows of a CSV file with a header, or of a folder of them, by the column `client`.
+
+    The file is read whole. Types are found from the values, but clients stay texts unless every one is a plain whole
+    number: "007" and "7" are two clients. In a column of numbers an empty cell, NA, NaN and null are missing; in a
+    column of texts only an empty cell without quotes is.
+
+    Parameters
+    ----------
+    path
+        The file, or a folder of `.csv` files.
+    client
+        The column that says whose row it is.
+    columns
+        Only these columns; all by default.
+    """
+    files = files_in(path, ".csv")
+    tables = [_read_csv(file, client, columns) for file in files]
+    for file, table in zip(files, tables, strict=True):
+        if table.schema.names != tables[0].schema.names:
+            raise DataError(f"{file} has other columns than {files[0]}: {table.schema.names}, {tables[0].schema.names}")
+    try:
+        whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"the files of {os.fspath(path)} disagree about a column's type: {one_line(error)}") from error
+    place = whole.schema.get_field_index(client)
+    if place >= 0:
+        whole = whole.set_column(place, client, _plain_ids(whole.column(client)))
+    return group(table_source(whole, os.fspath(path)), client=client, columns=columns)
+
+
+def _read_csv(path: Name, client: str, columns: Sequence[str] | None) -> Any:
+    from pyarrow import csv
+
+    parse = csv.ParseOptions(newlines_in_values=True)
+    wanted = None if columns is None else [client, *(name for name in columns if name != client)]
+    with reading(path, "CSV file"):
+        options = csv.ConvertOptions(column_types={client: pa.string()})
+        table = csv.read_csv(path, parse_options=parse, convert_options=options)
+        table = table if wanted is None or not set(wanted) <= set(table.column_names) else table.select(wanted)
+        texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+        if len(set(table.column_names)) < table.num_columns or not texts:
+            return table
+        # A second look at the texts, where "NA" is a text and only an empty cell without quotes is missing.
+        options = csv.ConvertOptions(
+            column_types=dict.fromkeys(texts, pa.string()),
+            include_columns=texts,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        )
+        again = csv.read_csv(path, parse_options=parse, convert_options=options)
+        for name in texts:
+            table = table.set_column(table.schema.get_field_index(name), name, again.column(name))
+        return table
+
+
+def _plain_ids(column: Any) -> Any:
+    """Texts as whole numbers where each is written as Python would write the number."""
+    try:
+        numbers = column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column
+    return numbers if numbers.cast(column.type).equals(column) else column
+
+
+def to_csv(fed: Federation, path: Name, *, client: str = "client", overwrite: bool = False) -> None:
+    """Write the rows as a CSV file with a header; codes are written as their names.
+
+    CSV has no types: names that look like numbers come back as numbers, narrow numbers as int64 or float64, and clients
+    without rows are lost. A text that begins with =, +, - or @ is written as it is, and a spreadsheet may run it as a
+    formula. Columns of more than one dimension are refused.
+
+    Parameters
+    ----------
+    fed
+        The rows to write.
+    path
+        The file to make, whole or not at all.
+    client
+        The name of the column for the client's id.
+    overwrite
+        Whether to replace an existing file.
+    """
+    from pyarrow import csv
+
+    for name, values in fed.columns.items():
+        if values.ndim > 1:
+            raise DataError(
+                f"column {name!r} has the shape {list(values.shape[1:])} a row, and a CSV cell holds one value: use "
+                "to_parquet(), or leave it out with select()"
+            )
+    schema = outgoing_schema(fed, client)
+    with new_file(path, overwrite=overwrite) as draft, csv.CSVWriter(draft, schema) as writer:
+        for batch in outgoing_batches(fed, schema):
+            writer.write_batch(batch)

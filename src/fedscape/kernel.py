@@ -1,0 +1,47 @@
+"""One typed decorator for the compiled inner loops."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COMPILING = threading.Lock()
+
+
+def kernel(function: F) -> F:
+    """Compile a plain loop with Numba on its first call: serial, without the GIL, cached on disk.
+
+    Numba itself is imported at that first call, so that `import fedscape` stays quick. Kernels are serial because the
+    engine's threads already run them over blocks. Where no cache folder can be written, the kernel is compiled anew in
+    each process.
+
+    >>> @kernel
+    ... def double(x):
+    ...     return 2 * x
+    >>> double(21)
+    42
+    """
+    compiled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def first_call(*args: Any) -> Any:
+        if not compiled:
+            with _COMPILING:
+                if not compiled:
+                    compiled.append(_compile(function))
+        return compiled[0](*args)
+
+    return cast(F, first_call)
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    try:
+        return cast(Callable[..., Any], numba.njit(nogil=True, cache=True)(function))
+    except RuntimeError:  # no folder for the cache can be written, or the source is not in a file
+        return cast(Callable[..., Any], numba.njit(nogil=True)(function))

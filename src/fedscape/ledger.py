@@ -1,0 +1,384 @@
+"""What was spent: one line for every release, written before it happens.
+
+The file is JSON lines; each line carries its number and the checksum of the line before. That shows accidents - a lost
+or damaged line, a copy older than a checkpoint. It does not protect against the owner of the file, who can rewrite all
+of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedscape.errors import DataError, PrivacyError
+
+Entry = Mapping[str, Any]
+Group = tuple[str, str, str]
+
+
+class Ledger:
+    """Every release, and what all of them together cost.
+
+    Costs are kept apart by (unit, relation, place): they protect different things and cannot be added. A run reserves
+    its rounds before it starts, so that it is refused at once if the budget does not allow them all; each round is
+    written, and on disk, before it is released; what is not used is handed back.
+
+    Parameters
+    ----------
+    path
+        The file, made where it does not exist; None keeps the ledger in memory.
+    epsilon
+        The budget of each (unit, relation, place); None is no limit. It is set when the file is made.
+    delta
+        The delta at which epsilon is stated.
+
+    >>> ledger = Ledger(epsilon=1.0, delta=1e-5)
+    >>> ledger.spent()
+    {}
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, epsilon: float | None = None, delta: float = 1e-6
+    ) -> None:
+        if (epsilon is not None and not epsilon > 0) or not 0 <= delta < 1:
+            raise PrivacyError(f"a budget needs epsilon above 0 and delta from 0 to below 1, got {epsilon} and {delta}")
+        self.path = None if path is None else Path(path)
+        self.epsilon, self.delta = epsilon, delta
+        self._read = 0  # bytes of the file known so far
+        self._lines = 0
+        self._last = ""
+        self._reserved: dict[tuple[str, str], tuple[Entry, int]] = {}
+        self._released: dict[tuple[str, str], set[str]] = {}
+        self._known: list[dict[str, Any]] = []
+        self._open(epsilon, delta)
+
+    def _open(self, epsilon: float | None, delta: float) -> None:
+        with self._locked():
+            if not self._lines:
+                self._append({"kind": "open", "format": 1, "epsilon": epsilon, "delta": delta})
+        first = self._known[0]
+        if first.get("kind") != "open" or first.get("format") != 1:
+            raise PrivacyError(f"{self.path} is not a ledger of a format this version knows")
+        if epsilon is not None and (first["epsilon"], first["delta"]) != (epsilon, delta):
+            raise PrivacyError(
+                f"{self.path} was made with epsilon={first['epsilon']}, delta={first['delta']}, "
+                f"not {epsilon}, {delta}; a budget is set once; start another ledger to change it"
+            )
+        self.epsilon, self.delta = first["epsilon"], first["delta"]
+
+    # -- spending ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, run: str, entries: Mapping[str, Entry], count: int, *, begin: int = 0) -> None:
+        """Set aside `count` releases of each mechanism of this run, from round `begin` on, or refuse all of them.
+
+        Rounds from there on that are in the ledger already, because the run was stopped before it could save them, will
+        be the same releases again and need nothing.
+        """
+        with self._locked():
+            wanted = {m: max(0, count - self._left(run, m) - self._rounds_from(run, m, begin)) for m in entries}
+            planned = [*self._outstanding(), *((entries[m], n) for m, n in wanted.items() if n)]
+            self._check_budget(planned)
+            for mechanism, entry in entries.items():
+                if _plain(self._reserved.get((run, mechanism), (entry, 0))[0]) != _plain(entry):
+                    raise PrivacyError(
+                        f"run {run} reserves {mechanism!r} with other parameters than before: use a new run"
+                    )
+            for mechanism, number in wanted.items():
+                if number:
+                    about = {"run": run, "mechanism": mechanism, "entry": dict(entries[mechanism]), "count": number}
+                    self._append({"kind": "reserve", **about})
+
+    def release(self, run: str, round_: int, mechanism: str, digest: str) -> None:
+        """Write that a release is about to happen; one that is already written is the same release and counts once."""
+        name = f"{round_} {digest}"
+        with self._locked():
+            if name in self._released.get((run, mechanism), set()):
+                return
+            if self._left(run, mechanism) < 1:
+                entry = self._reserved.get((run, mechanism), (None, 0))[0]
+                if entry is None:
+                    raise PrivacyError(f"run {run} has reserved nothing for {mechanism!r}: reserve() comes first")
+                self._check_budget([*self._outstanding(), (entry, 1)])
+                about = {"run": run, "mechanism": mechanism, "entry": dict(entry), "count": 1}
+                self._append({"kind": "reserve", **about})
+            about = {"run": run, "mechanism": mechanism, "round": round_, "digest": digest}
+            self._append({"kind": "release", **about})
+
+    def hand_back(self, run: str) -> None:
+        """Give back what this run reserved and did not use."""
+        with self._locked():
+            for owner, mechanism in sorted(self._reserved):
+                left = self._left(owner, mechanism)
+                if owner == run and left:
+                    self._append({"kind": "return", "run": run, "mechanism": mechanism, "count": left})
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def spent(self) -> dict[Group, float]:
+        """Epsilon of all releases so far, for each (unit, relation, place)."""
+        with self._locked():
+            return self._totals([(e, len(self._released.get(k, ()))) for k, (e, _) in self._reserved.items()])
+
+    def reserved(self) -> dict[Group, float]:
+        """Epsilon if all that is reserved were released as well."""
+        with self._locked():
+            return self._totals(self._outstanding())
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All lines, as they are in the file."""
+        with self._locked():
+            return [dict(line) for line in self._known]
+
+    @property
+    def private(self) -> bool:
+        """False where any noise could be foretold (noise_seed)."""
+        return all(entry.get("private", True) for entry, _ in self._reserved.values())
+
+    def anchor(self) -> dict[str, Any]:
+        """The last line's number and checksum, to be kept in a checkpoint."""
+        return {"lines": self._lines, "last": self._last}
+
+    def check_anchor(self, anchor: Mapping[str, Any]) -> None:
+        """Refuse where this ledger does not hold the line that a checkpoint remembers."""
+        with self._locked():
+            n = int(anchor["lines"])
+            if n > self._lines:
+                raise PrivacyError(
+                    f"{self.path} has {self._lines} lines, the checkpoint has seen {n}: this ledger is older than the "
+                    "checkpoint; bring back the newest copy"
+                )
+            if n and _checksum(self._known[n - 1]) != anchor["last"]:
+                raise PrivacyError(
+                    f"line {n} of {self.path} is not the one the checkpoint has seen: this is another ledger"
+                )
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def _left(self, run: str, mechanism: str) -> int:
+        number = self._reserved.get((run, mechanism), (None, 0))[1]
+        return number - len(self._released.get((run, mechanism), ()))
+
+    def _rounds_from(self, run: str, mechanism: str, begin: int) -> int:
+        done = {int(name.split()[0]) for name in self._released.get((run, mechanism), ())}
+        return sum(number >= begin for number in done)
+
+    def _outstanding(self) -> list[tuple[Entry, int]]:
+        return [(entry, number) for entry, number in self._reserved.values() if number]
+
+    def _totals(self, counted: Sequence[tuple[Entry, int]]) -> dict[Group, float]:
+        groups: dict[Group, list[tuple[Entry, int]]] = {}
+        for entry, number in counted:
+            if number:
+                groups.setdefault(_group(entry), []).append((entry, number))
+        return {group: epsilon_of(members, self.delta) for group, members in sorted(groups.items())}
+
+    def _check_budget(self, planned: Sequence[tuple[Entry, int]]) -> None:
+        if self.epsilon is None:
+            return
+        for group, total in self._totals(planned).items():
+            if total > self.epsilon:
+                raise PrivacyError(
+                    f"refused: with what is spent and reserved, {' / '.join(group)} would reach epsilon {total:.4g} at "
+                    f"delta {self.delta:g}, beyond the budget of {self.epsilon:g}; nothing was released"
+                )
+
+    # -- the file ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the file alone, knowing all that is in it."""
+        if self.path is None:
+            yield
+            return
+        try:
+            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise PrivacyError(f"the ledger {self.path} cannot be opened: {error.strerror}") from None
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            self._catch_up()
+            yield
+        finally:
+            os.close(self._handle)
+
+    def _catch_up(self) -> None:
+        size = os.fstat(self._handle).st_size
+        if size < self._read:
+            raise PrivacyError(f"the ledger {self.path} has become shorter: bring back the newest copy")
+        fresh = os.pread(self._handle, size - self._read, self._read) if size > self._read else b""
+        if fresh and not fresh.endswith(b"\n"):
+            raise PrivacyError(
+                f"the last line of {self.path} is torn: nothing was released for it if the machine stopped while it "
+                "was written; then remove that line by hand"
+            )
+        for text in fresh.splitlines():
+            self._take(self._parsed(text))
+        self._read = size
+
+    def _parsed(self, text: bytes) -> dict[str, Any]:
+        try:
+            line = json.loads(text)
+            sound = isinstance(line, dict) and line["line"] == self._lines and line["before"] == self._last
+            sound = sound and line["sum"] == _checksum(line)
+        except (ValueError, KeyError, RecursionError):
+            sound = False
+        if not sound:
+            raise PrivacyError(f"line {self._lines + 1} of {self.path} is damaged or missing: bring back a copy")
+        return dict(line)
+
+    def _append(self, content: Mapping[str, Any]) -> None:
+        line = {"line": self._lines, "before": self._last, **content}
+        line["sum"] = _checksum(line)
+        if self.path is not None:
+            data = json.dumps(line, sort_keys=True).encode() + b"\n"
+            try:
+                written = os.write(self._handle, data)
+                if written == len(data):
+                    os.fsync(self._handle)
+            except OSError as error:
+                os.ftruncate(self._handle, self._read)
+                raise PrivacyError(
+                    f"the ledger {self.path} cannot be written: {error.strerror}; not released"
+                ) from None
+            if written < len(data):
+                os.ftruncate(self._handle, self._read)
+                raise PrivacyError(f"the ledger {self.path} cannot be written: no space left; not released")
+            self._read += len(data)
+        self._take(line)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self._known.append(line)
+        self._lines += 1
+        self._last = line["sum"]
+        key = (line.get("run", ""), line.get("mechanism", ""))
+        if line["kind"] == "reserve":
+            entry, number = self._reserved.get(key, (line["entry"], 0))
+            self._reserved[key] = (entry, number + line["count"])
+        elif line["kind"] == "return":
+            entry, number = self._reserved[key]
+            self._reserved[key] = (entry, number - line["count"])
+        elif line["kind"] == "release":
+            self._released.setdefault(key, set()).add(f"{line['round']} {line['digest']}")
+
+
+def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a ledger's file says: budget, totals spent and reserved, number of releases; the file is not changed.
+
+    Parameters
+    ----------
+    path
+        The file, which must exist.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"there is no ledger {os.fspath(path)}")
+    ledger = Ledger(path)
+    spent, reserved = ledger.spent(), ledger.reserved()
+    names = ("unit", "relation", "place")
+    totals = [
+        {**dict(zip(names, group, strict=True)), "spent": spent.get(group, 0.0), "reserved": total}
+        for group, total in reserved.items()
+    ]
+    releases = sum(line["kind"] == "release" for line in ledger.entries())
+    budget = {"epsilon": ledger.epsilon, "delta": ledger.delta}
+    return {**budget, "totals": totals, "releases": releases, "private": ledger.private}
+
+
+def _group(entry: Entry) -> Group:
+    return entry["unit"], entry["relation"], entry["place"]
+
+
+def _plain(entry: Entry) -> str:
+    return json.dumps(entry, sort_keys=True)
+
+
+def _checksum(line: Mapping[str, Any]) -> str:
+    text = json.dumps({name: value for name, value in line.items() if name != "sum"}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+# -- accounting --------------------------------------------------------------------------------------------------------
+
+
+def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, quick: bool = False) -> float:
+    """Epsilon at this delta of entries that share (unit, relation, place), each released so many times.
+
+    Poisson sampling is accounted for by privacy loss distributions, fixed-size sampling by Renyi divergences under
+    replace-one; any other sampling counts as if everyone took part. Pure epsilons of Laplace entries add up. `quick`
+    uses Renyi divergences for all: a larger number, at once.
+
+    >>> entry = dict(unit="client", relation="add-remove", place="central", mechanism="laplace", multiplier=2.0)
+    >>> epsilon_of([({**entry, "sampling": {"kind": "all"}}, 3)], 0.0)
+    1.5
+    """
+    together: Counter[str] = Counter()
+    for entry, number in counted:
+        about = {name: entry[name] for name in ("relation", "mechanism", "multiplier", "sampling")}
+        together[_plain(about)] += number
+    members = [(json.loads(text), number) for text, number in together.items() if number]
+    pure = _pure(members)
+    if not members or delta == 0:
+        return pure
+    return min(pure, _accounted(_merged(members), delta, quick))
+
+
+def _pure(members: Sequence[tuple[Entry, int]]) -> float:
+    total = 0.0
+    for entry, number in members:
+        if entry["mechanism"] != "laplace":
+            return math.inf
+        single = 1.0 / entry["multiplier"]
+        if entry["sampling"]["kind"] == "poisson":
+            single = math.log1p(entry["sampling"]["rate"] * math.expm1(single))
+        total += number * single
+    return total
+
+
+def _merged(members: Sequence[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
+    """Gaussian releases of everyone are together one Gaussian release: 1 / multiplier**2 adds up."""
+    whole = [(e, n) for e, n in members if e["mechanism"] == "gaussian" and e["sampling"]["kind"] == "all"]
+    if not whole:
+        return list(members)
+    precision = sum(n / e["multiplier"] ** 2 for e, n in whole)
+    rest = [(e, n) for e, n in members if not (e["mechanism"] == "gaussian" and e["sampling"]["kind"] == "all")]
+    return [*rest, ({**whole[0][0], "multiplier": precision**-0.5}, 1)]
+
+
+def _accounted(members: Sequence[tuple[Entry, int]], delta: float, quick: bool) -> float:
+    import dp_accounting
+
+    fixed = any(entry["sampling"]["kind"] == "fixed" for entry, _ in members)
+    if fixed or quick:
+        from dp_accounting import rdp
+
+        relation = dp_accounting.NeighboringRelation
+        accountant = rdp.RdpAccountant(
+            neighboring_relation=relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE
+        )
+    else:
+        from dp_accounting import pld
+
+        accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for entry, number in members:
+        accountant.compose(dp_accounting.SelfComposedDpEvent(_event(entry), number))
+    return float(accountant.get_epsilon(delta))
+
+
+def _event(entry: Entry) -> Any:
+    """The event as the accountant knows it; the multiplier is noise over sensitivity under the entry's relation."""
+    import dp_accounting
+
+    kind, sampling = entry["mechanism"], entry["sampling"]
+    bare = (dp_accounting.GaussianDpEvent if kind == "gaussian" else dp_accounting.LaplaceDpEvent)(entry["multiplier"])
+    if sampling["kind"] == "poisson":
+        return dp_accounting.PoissonSampledDpEvent(sampling["rate"], bare)
+    if sampling["kind"] == "fixed" and kind == "gaussian":
+        return dp_accounting.SampledWithoutReplacementDpEvent(sampling["of"], sampling["size"], bare)
+    return bare

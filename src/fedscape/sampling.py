@@ -1,0 +1,80 @@
+"""Who takes part in a round: a function of (seed, round, client), never of the order of calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.random import Array, HasKeys, Key
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Who takes part in the round of this key.
+
+    A schedule (day and night, a trace) reads `key.round`. Poisson and FixedSize are known to the privacy accountant;
+    any other sampler is accounted for as if every client took part.
+    """
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        """The positions of the cohort, rising."""
+        ...
+
+
+@dataclass(frozen=True)
+class All:
+    """Every client takes part in every round.
+
+    >>> from fedscape import Federation
+    >>> All().draw(Federation({}, [0, 0, 0]), Key(0))
+    array([0, 1])
+    """
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        return np.arange(len(clients.keys))
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each client takes part with probability `rate`, independently.
+
+    >>> from fedscape import Federation
+    >>> bool(0 <= len(Poisson(0.5).draw(Federation({}, [0] * 11), Key(0))) <= 10)
+    True
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise DataError(f"the rate of Poisson sampling must be above 0 and at most 1, not {self.rate}")
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        return np.flatnonzero(key.uniform(clients) < self.rate)
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """This many clients take part, all sets of that size equally likely.
+
+    >>> from fedscape import Federation
+    >>> len(FixedSize(3).draw(Federation({}, [0] * 11), Key(0)))
+    3
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise DataError(f"the size of a cohort must be at least 1, not {self.size}")
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        n = len(clients.keys)
+        if self.size > n:
+            raise DataError(
+                f"a cohort of {self.size:,} cannot be drawn from {n:,} clients: use a smaller size or All()"
+            )
+        return np.sort(np.argsort(key.uniform(clients), kind="stable")[: self.size])

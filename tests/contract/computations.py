@@ -1,0 +1,31 @@
+"""Finds every Computation of the package; nothing has to be registered."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+
+import fedscape
+from fedscape import Computation, Estimator, Federation
+
+
+def computations() -> Iterator[type[Computation]]:
+    for info in pkgutil.walk_packages(fedscape.__path__, "fedscape."):
+        if info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            if (
+                issubclass(found, Computation)
+                and found not in (Computation, Estimator)
+                and found.__module__ == info.name
+            ):
+                yield found
+
+
+def examples() -> Iterator[tuple[str, Computation, Federation]]:
+    for kind in computations():
+        for number, (computation, federation) in enumerate(kind.examples()):
+            yield f"{kind.__name__}-{number}", computation, federation

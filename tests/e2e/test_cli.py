@@ -1,0 +1,161 @@
+"""The command line as users run it: real processes, exit codes, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedscape import Federation, Gaussian, Histogram, Ledger, datasets
+
+COMMANDS = [
+    [],
+    ["study"],
+    ["describe"],
+    ["doctor"],
+    ["data"],
+    ["data", "info"],
+    ["data", "convert"],
+    ["privacy"],
+    ["privacy", "show"],
+    ["privacy", "calibrate"],
+]
+
+
+def fedscape(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-W", "ignore", "-m", "fedscape", *map(str, arguments)]
+    return subprocess.run(call, capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+
+
+def ok(*arguments: object, **env: str) -> str:
+    done = fedscape(*arguments, **env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(code: int, *arguments: object, **env: str) -> str:
+    done = fedscape(*arguments, **env)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(c) or "fedscape")
+def test_every_command_has_help(command):
+    assert "Usage: " in ok(*command, "--help")
+
+
+def test_every_command_is_in_the_docs_and_in_this_list():
+    from typer.main import get_command
+
+    from fedscape.cli import app
+
+    def walk(command, path):
+        yield path
+        for name, sub in getattr(command, "commands", {}).items():
+            yield from walk(sub, [*path, name])
+
+    found = list(walk(get_command(app), []))
+    assert sorted(found) == sorted(COMMANDS)
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+    for path in found:
+        assert f"fedscape {' '.join(path)}".strip() in page
+
+
+def test_version():
+    assert ok("--version").startswith("fedscape 0.")
+
+
+def test_describe_prints_numbers_for_people_and_programs(tmp_path):
+    assert "3,597" in ok("describe", "femnist-labels")
+    about = json.loads(ok("describe", "acs-race", "--column", "y", "--json"))
+    assert about["clients"] == 2462
+    assert about["skew"]["distance"] == pytest.approx(0.220, abs=0.001)
+    assert about["skew"]["iid"] == pytest.approx(0.020, abs=0.001)
+
+
+def test_convert_and_read_back_every_format(tmp_path):
+    fed = datasets.load("acs-mini").select(["AGEP", "race"])
+    for name in ("a.parquet", "a.csv", "folder"):
+        done = json.loads(ok("data", "convert", "acs-mini", tmp_path / name, "--json"))
+        assert (done["clients"], done["rows"]) == (30, 12_000)
+        again = datasets.read(tmp_path / name)
+        assert np.array_equal(again["AGEP"], fed["AGEP"])
+        assert again.counts("race").sum() == 12_000
+    assert "already" in refused(2, "data", "convert", "acs-mini", tmp_path / "a.csv")
+    ok("data", "convert", "acs-mini", tmp_path / "a.csv", "--force")
+    ok("data", "convert", "femnist-mini", tmp_path / "leaf.json")
+    assert len(datasets.read(tmp_path / "leaf.json")) == 30
+
+
+def test_data_info_lists_and_tells():
+    assert "femnist-mini" in ok("data", "info")
+    assert json.loads(ok("data", "info", "flights-mini", "--json"))["clients"] == 14
+
+
+def test_doctor_says_what_is_missing():
+    found = json.loads(ok("doctor", "--json", FEDSCAPE_DATA=""))
+    assert found["python"] == sys.version.split()[0]
+    assert set(found["extras"]) == {"learn", "ray", "flower", "report"}
+    assert "not set" in found["data"]["FEDSCAPE_DATA"]
+
+
+def test_study_runs_and_writes_its_result(tmp_path):
+    out = ok("study", "acs-race", "--out", tmp_path / "s", "--quiet")
+    assert "private count" in out
+    result = json.loads((tmp_path / "s" / "result.json").read_text())
+    assert result["census"]["epsilon"] <= 2.0
+    assert result["census"]["error"] < 0.05
+
+
+def test_privacy_commands(tmp_path):
+    fed = Federation({"y": [0, 1, 1]}, [0, 1, 3])
+    path = tmp_path / "ledger.jsonl"
+    Histogram(2).fit(fed, privacy=Gaussian(clip=1.0, multiplier=5.0), ledger=Ledger(path, epsilon=4.0, delta=1e-5))
+    about = json.loads(ok("privacy", "show", path, "--json"))
+    assert about["releases"] == 1
+    assert about["totals"][0]["spent"] == pytest.approx(0.8, abs=0.15)
+    assert "add-remove" in ok("privacy", "show", path)
+    Histogram(2).fit(fed, privacy=Gaussian(clip=1.0, multiplier=5.0, noise_seed=1), ledger=Ledger(path))
+    assert "NOT PRIVATE" in ok("privacy", "show", path)
+    found = json.loads(ok("privacy", "calibrate", "--epsilon", 1, "--delta", 1e-5, "--rounds", 1, "--json"))
+    assert found["multiplier"] == pytest.approx(3.73, abs=0.02)
+
+
+BAD = {
+    "an unknown name": (["describe", "femnist-minni"], 2, "femnist-mini"),
+    "an unknown column": (["describe", "femnist-mini", "--column", "z"], 2, "there is no column 'z'"),
+    "a missing ledger": (["privacy", "show", "none.jsonl"], 2, "there is no ledger none.jsonl"),
+    "rate and size": (
+        ["privacy", "calibrate", "--epsilon", "1", "--rounds", "1", "--rate", "0.1", "--size", "3"],
+        2,
+        "not both",
+    ),
+    "a bad rate": (["privacy", "calibrate", "--epsilon", "1", "--rounds", "1", "--rate", "2"], 2, "not 2.0"),
+    "no such option": (["describe", "femnist-mini", "--zzz"], 2, "No such option"),
+    "one client": (["study", "{one}"], 2, "at least two clients"),
+    "a broken Parquet file": (["describe", "{broken}"], 2, "broken.parquet"),
+    "a file of another kind": (["describe", "{text}"], 2, "no data this version can read"),
+    "a folder that cannot be made": (["study", "acs-race", "--quiet", "--out", "{text}/sub"], 2, "cannot be made"),
+    "a damaged ledger": (["privacy", "show", "{text}"], 1, "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gives_one_clear_line_and_its_exit_code(case, tmp_path):
+    Federation({"y": [0, 1]}, [0, 2]).save(tmp_path / "one")
+    ok("data", "convert", "acs-race", tmp_path / "whole.parquet")
+    (tmp_path / "broken.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:-2000])
+    (tmp_path / "notes.txt").write_text("hello\n")
+    places = {"one": tmp_path / "one", "broken": tmp_path / "broken.parquet", "text": tmp_path / "notes.txt"}
+    arguments, code, message = BAD[case]
+    said = refused(code, *[a.format(**places) for a in arguments])
+    assert message in said
+    if not said.startswith("Usage"):
+        assert said.count("\n") == 1, said
+        assert said.startswith("fedscape: ")

@@ -1,0 +1,52 @@
+"""Every code block of README and docs runs; every command line in them works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list:
+    found = []
+    for page in PAGES:
+        for number, text in enumerate(re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)):
+            found.append(pytest.param(text, id=f"{page.stem}-{number}"))
+    return found
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_in_the_docs_runs(code, tmp_path):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("bash"))
+def test_command_lines_in_the_docs_run(code, tmp_path):
+    for line in code.splitlines():
+        line = line.split("#")[0].strip().replace("/tmp/", f"{tmp_path}/")
+        if line.startswith("fedscape "):
+            call = [sys.executable, "-W", "ignore", "-m", *shlex.split(line)]
+            done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
+            assert done.returncode == 0, (line, done.stderr)
+
+
+def test_links_point_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_command_line_in_the_readme_exists():
+    for page in PAGES:
+        for line in re.findall(r"`fedscape ([a-z]+)", page.read_text()):
+            assert line in {"study", "describe", "doctor", "data", "privacy"}, f"{page.name} speaks of fedscape {line}"

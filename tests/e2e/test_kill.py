@@ -1,0 +1,91 @@
+"""SIGKILL at random moments: a resumed run gives the same bytes, repeats its noise, and the ledger never under-counts.
+
+FEDSCAPE_KILLS sets how many kills; the tables in benchmarks/README.md were made with 20 and 50.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+KILLS = int(os.environ.get("FEDSCAPE_KILLS", "4"))
+SCRIPT = Path(__file__).with_name("killed_run.py")
+ROUNDS = 40
+
+
+def start(folder: Path, mode: str) -> subprocess.Popen[str]:
+    call = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), mode, str(ROUNDS)]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(folder: Path, mode: str) -> str:
+    done = start(folder, mode)
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    return out.strip()
+
+
+def kill_at_random(folder: Path, mode: str, rng: random.Random) -> bool:
+    """Kill a while after its first output of this life; False where it had ended before."""
+    running = start(folder, mode)
+    published = folder / "published.txt"
+    before = published.stat().st_size if published.exists() else 0
+    deadline = time.monotonic() + 60
+    while running.poll() is None and time.monotonic() < deadline:
+        if published.exists() and published.stat().st_size > before:
+            break
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, 0.03))
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    return running.returncode == -signal.SIGKILL
+
+
+def lives(tmp_path: Path, mode: str, seed: int) -> Iterator[tuple[Path, str | None]]:
+    """Folders of a run after each of KILLS kills, with what it printed where it came to its end."""
+    rng, kills, run = random.Random(seed), 0, 0
+    while kills < KILLS:
+        folder = tmp_path / f"{mode} {run}"
+        folder.mkdir(exist_ok=True)
+        killed = kill_at_random(folder, mode, rng)
+        kills += killed
+        if killed and kills < KILLS and rng.random() < 0.8:
+            yield folder, None  # killed, and soon to be killed again
+        else:
+            yield folder, finish(folder, mode)
+            run += 1
+
+
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path):
+    (tmp_path / "whole").mkdir()
+    expected = finish(tmp_path / "whole", "plain")
+    ends = [printed for _, printed in lives(tmp_path, "plain", 1) if printed is not None]
+    assert ends
+    assert set(ends) == {expected}
+
+
+def test_a_killed_private_run_repeats_its_noise_and_every_release_is_in_the_ledger_once(tmp_path):
+    for folder, printed in lives(tmp_path, "private", 2):
+        check(folder, complete=printed is not None)
+
+
+def check(folder: Path, *, complete: bool) -> None:
+    published: dict[int, set[str]] = {}
+    for line in (folder / "published.txt").read_text().splitlines():
+        index, _, value = line.partition(" ")
+        if value:
+            published.setdefault(int(index), set()).add(value)
+    assert all(len(values) == 1 for values in published.values()), "a round was released with two different noises"
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    releases = [(line["round"], line["digest"]) for line in lines if line["kind"] == "release"]
+    assert len(releases) == len(set(releases)), "a release was counted twice"
+    assert {index for index, _ in releases} >= set(published), "something was published that is not in the ledger"
+    if complete:
+        assert sorted(index for index, _ in releases) == list(range(ROUNDS))
