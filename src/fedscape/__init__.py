@@ -22,6 +22,7 @@ from fedscape.estimator import Estimator
 from fedscape.federation import Federation
 from fedscape.history import History
 from fedscape.ledger import Ledger
+from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.privacy import AdaptiveClip, Gaussian, Laplace, Privacy, calibrate
 from fedscape.ragged import Ragged
 from fedscape.random import Key
@@ -51,6 +52,7 @@ __all__ = [
     "Ledger",
     "Local",
     "MissingExtraError",
+    "MixtureOfDirichletMultinomials",
     "Moments",
     "NotFittedError",
     "Poisson",
@@ -63,6 +65,7 @@ __all__ = [
     "Sampler",
     "TooFewClients",
     "calibrate",
+    "choose_components",
     "datasets",
     "rounds",
 ]

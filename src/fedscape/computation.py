@@ -39,7 +39,8 @@ class Computation:
     """What clients compute and what the server makes of the sum.
 
     A subclass gives `start`, `step`, `update` and `examples`; its constructor stores its arguments under their own
-    names. `block_clients` and `block_rows` bound how many clients, and rows, one call of `step` sees.
+    names. `block_clients` and `block_rows` bound how many clients, and rows, one call of `step` sees; `total_clients`
+    how many one call of `total`, which needs no row per client and so can take more.
 
     >>> class Rows(Computation):
     ...     def start(self, seed): return {"rows": np.zeros(())}
@@ -54,6 +55,7 @@ class Computation:
     reveals: ClassVar[tuple[str, ...]] = ()
     block_clients: ClassVar[int] = 512
     block_rows: ClassVar[int] = 2**18
+    total_clients: ClassVar[int | None] = None
 
     def start(self, seed: int) -> Arrays:
         """The first state."""

@@ -148,7 +148,10 @@ class Local:
         cohort = self._in_order_of_id(cohort)
         task = Task(computation, key, measure, release, measure_release)
         work = partial(self._block, task, computation.prepare(state), own_row_numbers(state, self.federation))
-        blocks = cut(self.federation.sizes[cohort], computation.block_clients, computation.block_rows)
+        size = computation.block_clients
+        if release is None and not computation.reveals and computation.total_clients is not None:
+            size = computation.total_clients
+        blocks = cut(self.federation.sizes[cohort], size, computation.block_rows)
         parts = [as_slice(cohort[begin:end]) for begin, end in blocks]
         answers = _Sum()
         with self._libraries.limit(limits=1):

@@ -59,6 +59,7 @@ def test_block_size_does_not_change_the_sum(computation, fed, monkeypatch):
     whole = run(computation, fed, state)
     for clients in (1, 3, 7):
         monkeypatch.setattr(type(computation), "block_clients", clients)
+        monkeypatch.setattr(type(computation), "total_clients", clients)
         cut = run(computation, fed, state)
         assert_close(whole.total, cut.total)
         assert_close(whole.metrics, cut.metrics)
@@ -67,6 +68,7 @@ def test_block_size_does_not_change_the_sum(computation, fed, monkeypatch):
 @every
 def test_threads_give_the_same_bytes(computation, fed, monkeypatch):
     monkeypatch.setattr(type(computation), "block_clients", 4)
+    monkeypatch.setattr(type(computation), "total_clients", 4)
     state = state_after(computation, fed)
     one = run(computation, fed, state, threads=1)
     for threads in (2, 4):

@@ -1,0 +1,9 @@
+"""Mixtures: which kinds of clients there are."""
+
+from __future__ import annotations
+
+from fedscape.mixtures.choose import Choice, choose_components
+from fedscape.mixtures.dirichlet_multinomial import MixtureOfDirichletMultinomials
+from fedscape.mixtures.size_laws import SizeLaws
+
+__all__ = ["Choice", "MixtureOfDirichletMultinomials", "SizeLaws", "choose_components"]

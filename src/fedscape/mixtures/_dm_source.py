@@ -1,0 +1,65 @@
+"""The clients a mixture is fitted to or asked about, however they were given."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse
+
+from fedscape.engine import Engine, as_engine
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.random import Array
+
+
+class Source(NamedTuple):
+    """An engine and how its clients' counts are read."""
+
+    engine: Engine
+    column: str
+    times: str | None
+    n_categories: int
+    names: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, data: Any, column: str, count: str | None, n_categories: int | None) -> Source:
+        """A Federation, an Engine, or counts [clients, C], dense or sparse."""
+        if scipy.sparse.issparse(data):
+            return cls(as_engine(_from_sparse(data)), "category", "count", int(data.shape[1]), None)
+        if not isinstance(data, Federation) and not hasattr(data, "run"):
+            fed = _from_dense(np.asarray(data))
+            return cls(as_engine(fed), "counts", None, int(fed["counts"].shape[1]), None)
+        engine = as_engine(data)
+        clients = engine.clients
+        known = clients if isinstance(clients, Federation) else None
+        if n_categories is None and known is None:
+            raise DataError(
+                "n_categories must be given where the clients' data cannot be looked at: pass n_categories="
+            )
+        number = known.categories(column) if n_categories is None and known is not None else n_categories
+        if not number or number < 1:
+            raise DataError(f"column {column!r} has no categories: it has no rows; pass n_categories=")
+        return cls(engine, column, count, int(number), known.names.get(column) if known is not None else None)
+
+    @property
+    def clients(self) -> Federation:
+        clients = self.engine.clients
+        if not isinstance(clients, Federation):
+            raise DataError("this needs the clients' own data: pass a Federation or counts, not an engine elsewhere")
+        return clients
+
+
+def _from_dense(counts: Array) -> Federation:
+    if counts.ndim != 2 or counts.dtype.kind not in "biuf":
+        raise DataError(
+            f"counts must be whole numbers [clients, categories], not {counts.dtype}{list(counts.shape)}; "
+            "for rows of categories pass a Federation"
+        )
+    return Federation({"counts": counts}, np.arange(len(counts) + 1))
+
+
+def _from_sparse(counts: Any) -> Federation:
+    rows = scipy.sparse.csr_array(counts)
+    rows.sum_duplicates()
+    return Federation({"category": rows.indices, "count": rows.data}, rows.indptr.astype(np.int64))

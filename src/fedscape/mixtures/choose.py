@@ -1,0 +1,140 @@
+"""How many components a mixture should have, judged by clients it was not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedscape.computation import rounds
+from fedscape.errors import DataError
+from fedscape.estimator import Fit
+from fedscape.history import History
+from fedscape.mixtures._dm_judge import Compare
+from fedscape.mixtures.dirichlet_multinomial import Data, MixtureOfDirichletMultinomials, Models
+from fedscape.random import Array, HasKeys, Key
+from fedscape.sampling import All, Sampler
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The outcome of `choose_components`, one entry per candidate.
+
+    `scores` are mean log-likelihoods of the validation clients; `behind` is how far each lies behind the best, and
+    `errors` the standard error of that difference, client by client. `n_components` is the smallest candidate that is
+    no further behind than one standard error; `model` is the mixture fitted with it, `models` are all of them.
+    """
+
+    n_components: int
+    candidates: tuple[int, ...]
+    scores: Array
+    behind: Array
+    errors: Array
+    models: tuple[MixtureOfDirichletMultinomials, ...]
+    history: History
+
+    @property
+    def model(self) -> MixtureOfDirichletMultinomials:
+        """The mixture with the chosen number of components."""
+        return self.models[self.candidates.index(self.n_components)]
+
+
+def choose_components(
+    mixture: MixtureOfDirichletMultinomials,
+    data: Data,
+    *,
+    candidates: Iterable[int] = range(1, 7),
+    validation: Data | None = None,
+    test: float = 0.2,
+    column: str | None = None,
+    sampler: Sampler | None = None,
+    progress: bool | None = None,
+) -> Choice:
+    """Choose the number of components by the log-likelihood of unseen clients (Appendix A.1).
+
+    All candidates and all their starts run in the same rounds; one more round compares them on the validation clients.
+    The choice is the smallest candidate within one standard error of the best, the error being that of the paired
+    difference: clients differ far more from each other than two models do on one client.
+
+    Parameters
+    ----------
+    mixture
+        Its parameters are used for all candidates; it stays as it is.
+    data
+        A Federation, an Engine, or counts [clients, C].
+    candidates
+        Numbers of components.
+    validation
+        Clients to compare on; by default a share `test` of the clients in `data`, which are then not fitted to.
+
+    >>> counts = np.random.default_rng(0).multinomial(20, [0.5, 0.3, 0.2], 200)
+    >>> choose_components(MixtureOfDirichletMultinomials(), counts, candidates=(1, 2)).n_components
+    1
+    """
+    tried = tuple(sorted(set(candidates)))
+    if not tried or tried[0] < 1:
+        raise DataError(f"candidates must be numbers of components from 1 on, got {tried}")
+    if mixture.warm_start is not None:
+        raise DataError("choose_components starts anew: use a mixture without warm_start")
+    work = _copy(mixture, tried[-1])
+    source = work._source(data, column)
+    train = sampler
+    if validation is None:
+        if not 0 < test < 1:
+            raise DataError(f"test must be a share between 0 and 1, not {test}")
+        train = Part(All() if sampler is None else sampler, test, mixture.seed, inside=False)
+    models = tuple(k for k in tried for _ in range(work._starts(k)))
+    full = sampler is None or isinstance(sampler, All)
+    fitted = work._fit_models(models, source, Fit(train, progress=progress), full=full)
+    best = [max((r for r, m in enumerate(models) if m == k), key=lambda r: fitted.log_likelihood[r]) for k in tried]
+    held_out = source if validation is None else work._source(validation, column)
+    judge = Part(All(), test, mixture.seed, inside=True) if validation is None else All()
+    compare = Compare(
+        tried, fitted.computation.reach, sizes=mixture.sizes, column=held_out.column, count=held_out.times
+    )
+    state = _only(fitted, best)
+    final = next(rounds(compare, held_out.engine, n_rounds=1, sampler=judge, seed=mixture.seed, state=state))
+    work.history_.add(final)
+    scores = final.state["log_likelihood"]
+    leader = int(np.argmax(scores))
+    behind, errors = scores[leader] - scores, final.state["errors"][leader]
+    chosen = tried[int(np.argmax(behind <= errors))]
+    kept = []
+    for k, model in zip(tried, best, strict=True):
+        one = _copy(mixture, k)
+        one.history_ = work.history_
+        one._take(fitted, model, source)
+        kept.append(one)
+    return Choice(chosen, tried, scores, behind, errors, tuple(kept), work.history_)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cohort of another sampler, without the clients set aside for validation, or only those."""
+
+    sampler: Sampler
+    share: float
+    seed: int
+    inside: bool
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        """The positions of the cohort, rising."""
+        aside = Key(self.seed, purpose="validation clients").uniform(clients) < self.share
+        drawn = self.sampler.draw(clients, key)
+        part: Array = drawn[aside[drawn] == self.inside]
+        if not len(part):
+            raise DataError(f"a share of {self.share} leaves no clients on one side: there are {len(clients.keys)}")
+        return part
+
+
+def _copy(mixture: MixtureOfDirichletMultinomials, n_components: int) -> MixtureOfDirichletMultinomials:
+    copy = MixtureOfDirichletMultinomials(**{**mixture.get_params(), "n_components": n_components})
+    copy.history_ = History()
+    return copy
+
+
+def _only(fitted: Models, chosen: Sequence[int]) -> dict[str, Array]:
+    ends = np.cumsum((0, *fitted.computation.models))
+    rows = np.concatenate([np.arange(ends[r], ends[r + 1]) for r in chosen])
+    return {name: fitted.state[name][rows] for name in ("weights", "mean", "dispersion", "sizes")}
