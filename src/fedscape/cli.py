@@ -105,6 +105,62 @@ def study(
 
 
 @app.command()
+def fit(
+    source: Source,
+    column: Annotated[str, typer.Option("--column", help="The column to model: categories or ready counts.")] = "y",
+    components: Annotated[str, typer.Option(help="How many kinds of clients: 3, or 1-6 to choose among them.")] = "1-6",
+    out: Annotated[Path | None, typer.Option(help="Where the population goes: a .json file.")] = None,
+    client: Client = None,
+    solver: Annotated[str, typer.Option(help="exact, newton or fixed_point.")] = "exact",
+    starts: Annotated[int, typer.Option(help="How many starts run side by side.")] = 4,
+    rounds: Annotated[int, typer.Option(help="At most this many rounds.")] = 30,
+    force: Force = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Model the population of clients as a mixture of Dirichlet-multinomials, and save it."""
+    from fedscape.study import population
+
+    if out is not None and out.exists() and not force:
+        raise DataError(f"{out} is there already: pass --force to replace it")
+    fed = datasets.read(source, client=client)
+    made, about = population(
+        fed,
+        column,
+        candidates=_numbers(components),
+        solver=solver,
+        n_init=starts,
+        rounds=rounds,
+        seed=seed,
+        progress=False if quiet else None,
+    )
+    if out is not None:
+        made.save(out)
+    _show(about, json_, _population_for_people)
+
+
+@app.command()
+def sample(
+    population: Annotated[Path, typer.Argument(help="A .json file that 'fedscape fit' wrote.")],
+    clients: Annotated[int, typer.Option(help="How many clients to draw.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="Where their counts go: .parquet, .json (LEAF) or a folder.")] = None,
+    force: Force = False,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Draw new clients from a fitted population: their counts, one row a client."""
+    from fedscape.study import draw
+
+    fed = draw(population, clients, seed=seed)
+    if out is not None:
+        datasets.write(fed, out, overwrite=force)
+    from fedscape.description import describe as described
+
+    _show(described(fed, column="y", seed=seed), json_, _describe_for_people)
+
+
+@app.command()
 def doctor(json_: Json = False) -> None:
     """Python, packages, extras, GPU and data folder: what is here and what is missing."""
     from fedscape.doctor import examine
@@ -167,6 +223,18 @@ def privacy_calibrate(
     multiplier = calibrate(epsilon, delta, rounds=rounds, sampler=sampler, n_clients=clients)
     about = {"multiplier": multiplier, "epsilon": epsilon, "delta": delta, "rounds": rounds, "sampler": repr(sampler)}
     _show(about, json_, lambda found: _pairs("calibration", _flat(found)))
+
+
+def _numbers(text: str) -> list[int]:
+    """3 is [3], 1-6 is [1, ..., 6]."""
+    low, dash, high = text.partition("-")
+    try:
+        found = list(range(int(low), int(high if dash else low) + 1))
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise DataError(f"--components must be a number such as 3 or a range such as 1-6, not {text!r}")
+    return found
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------
@@ -244,6 +312,16 @@ def _study_for_people(result: dict[str, Any]) -> None:
     )
     largest = sorted(zip(census["names"], census["exact"], census["private"], strict=True), key=lambda row: -row[1])
     _table(title, ["category", "exact share", "private share"], [list(row) for row in largest[:10]])
+    _population_for_people(result["population"])
     if "clusters" in result:
         _pairs("clusters of the features, by sums alone", _flat(result["clusters"]))
     typer.echo(f"done in {result['seconds']:.1f} s")
+
+
+def _population_for_people(about: dict[str, Any]) -> None:
+    if len(about["candidates"]) > 1:
+        names = ["components", "held-out log-likelihood", "behind the best", "standard error"]
+        _table("how many kinds of clients", names, [list(row.values()) for row in about["candidates"]])
+    rows = [[c["weight"], c["scale"], c["mean_size"], c["most"]] for c in about["components"]]
+    title = f"{len(rows)} kinds of clients, found in {about['rounds']} rounds of {about['bytes_up']:,} bytes per client"
+    _table(title, ["share of clients", "alpha_0 (large: alike)", "mean size", "most frequent categories"], rows)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from fedscape.description import describe
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
+from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+from fedscape.mixtures._dm_rounds import Solver
 from fedscape.privacy import Gaussian, calibrate
 from fedscape.random import Array
 from fedscape.sampling import All
@@ -32,7 +35,7 @@ def study(
     seed: int = 0,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Describe a federation, measure how its clients differ, and count its categories privately.
+    """Describe a federation, count its categories privately, and model which kinds of clients there are.
 
     Parameters
     ----------
@@ -49,7 +52,7 @@ def study(
 
     Returns
     -------
-    A dict of plain numbers, lists and texts: describe, census, clusters (where there are features), seconds.
+    A dict of plain numbers, lists and texts: describe, census, population, clusters (given features), seconds.
 
     >>> from fedscape import datasets
     >>> result = study(datasets.load("acs-race"))
@@ -57,12 +60,12 @@ def study(
     0.22
     """
     if len(federation) < 2:
-        raise DataError(
-            f"a study needs at least two clients, there is {len(federation)}: the clients are what it compares"
-        )
+        raise DataError(f"a study compares clients and needs at least two of them, there is {len(federation)}")
     started = time.perf_counter()
     result: dict[str, Any] = {"describe": describe(federation, column=column, seed=seed)}
     result["census"] = census(federation, column, epsilon=epsilon, delta=delta)
+    candidates = range(1, min(4, len(federation) // 5) + 1) or [1]
+    result["population"] = population(federation, column, candidates=candidates, seed=seed, progress=progress)[1]
     wanted = features or ("x" if "x" in federation else None)
     if wanted is not None:
         result["clusters"] = clusters(federation, wanted, column, seed=seed, progress=progress)
@@ -96,6 +99,73 @@ def census(federation: Federation, column: str, *, epsilon: float, delta: float)
         "delta": delta,
         "unit": "client",
     }
+
+
+def population(
+    federation: Federation,
+    column: str,
+    *,
+    candidates: Sequence[int],
+    solver: str = "exact",
+    n_init: int = 4,
+    rounds: int = 30,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> tuple[MixtureOfDirichletMultinomials, dict[str, Any]]:
+    """Model the kinds of clients, choosing how many by clients held out: the mixture, and what it says.
+
+    >>> from fedscape import datasets
+    >>> made, about = population(datasets.load("acs-race"), "y", candidates=[2])
+    >>> len(about["components"])
+    2
+    """
+    mixture = MixtureOfDirichletMultinomials(
+        candidates[0], solver=cast(Solver, solver), n_init=n_init, rounds=rounds, column=column, seed=seed
+    )
+    tried = []
+    if len(candidates) > 1:
+        choice = choose_components(mixture, federation, candidates=candidates, progress=progress)
+        mixture = MixtureOfDirichletMultinomials(**{**mixture.get_params(), "n_components": choice.n_components})
+        tried = [
+            {"components": k, "score": round(float(s), 4), "behind": round(float(b), 4), "error": round(float(e), 4)}
+            for k, s, b, e in zip(choice.candidates, choice.scores, choice.behind, choice.errors, strict=True)
+        ]
+    mixture.fit(federation, progress=progress)
+    names = federation.names.get(column) or [str(i) for i in range(mixture.concentrations_.shape[1])]
+    sizes = federation.counts(column).sum(axis=1)
+    shares = mixture.predict_proba(federation)
+    about = {
+        "candidates": tried,
+        "components": [
+            _component(mixture, k, names, float(shares[:, k] @ sizes / max(shares[:, k].sum(), 1e-9)))
+            for k in range(mixture.n_components)
+        ],
+        "log_likelihood": round(float(mixture.log_likelihood_), 4),
+        "rounds": len(mixture.history_),
+        "bytes_up": int(max(mixture.history_["bytes_up"])),
+    }
+    return mixture, about
+
+
+def _component(mixture: MixtureOfDirichletMultinomials, k: int, names: Sequence[str], size: float) -> dict[str, Any]:
+    alpha = mixture.concentrations_[k]
+    mean = alpha / alpha.sum()
+    top = np.argsort(-mean)[:5]
+    return {
+        "weight": round(float(mixture.weights_[k]), 4),
+        "scale": "multinomial" if alpha.sum() > 1e9 else float(f"{alpha.sum():.4g}"),
+        "mean_size": round(size, 1),
+        "most": ", ".join(f"{names[j]} {mean[j]:.1%}" for j in top),
+    }
+
+
+def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Federation:
+    """New clients from a saved population: one row of counts each, in the column y."""
+    if n_clients < 1:
+        raise DataError(f"at least one client must be drawn, not {n_clients}")
+    made = MixtureOfDirichletMultinomials.load(path)
+    names = None if made.category_names_ is None else {"y": made.category_names_}
+    return Federation({"y": made.sample(n_clients, seed=seed)}, np.arange(n_clients + 1), names=names)
 
 
 def clusters(

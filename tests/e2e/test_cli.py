@@ -17,6 +17,8 @@ COMMANDS = [
     [],
     ["study"],
     ["describe"],
+    ["fit"],
+    ["sample"],
     ["doctor"],
     ["data"],
     ["data", "info"],
@@ -113,6 +115,20 @@ def test_study_runs_and_writes_its_result(tmp_path):
     assert result["census"]["error"] < 0.05
 
 
+def test_fit_and_sample_a_population(tmp_path):
+    out = tmp_path / "population.json"
+    about = json.loads(ok("fit", "acs-race", "--components", "2-3", "--out", out, "--quiet", "--json"))
+    assert [row["components"] for row in about["candidates"]] == [2, 3]
+    assert sum(c["weight"] for c in about["components"]) == pytest.approx(1, abs=0.001)
+    drawn = json.loads(ok("sample", out, "--clients", 300, "--out", tmp_path / "drawn.parquet", "--json"))
+    assert drawn["clients"] == 300
+    again = datasets.read(tmp_path / "drawn.parquet")
+    assert again.names["y"] == datasets.load("acs-race").names["y"]
+    ok("sample", out, "--clients", 300, "--out", tmp_path / "again.parquet")
+    assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "drawn.parquet").read_bytes()
+    assert "--force" in refused(2, "fit", "acs-race", "--components", "1", "--out", out)
+
+
 def test_privacy_commands(tmp_path):
     fed = Federation({"y": [0, 1, 1]}, [0, 1, 3])
     path = tmp_path / "ledger.jsonl"
@@ -138,7 +154,10 @@ BAD = {
     ),
     "a bad rate": (["privacy", "calibrate", "--epsilon", "1", "--rounds", "1", "--rate", "2"], 2, "not 2.0"),
     "no such option": (["describe", "femnist-mini", "--zzz"], 2, "No such option"),
-    "one client": (["study", "{one}"], 2, "at least two clients"),
+    "components that are no number": (["fit", "acs-race", "--components", "many"], 2, "such as 1-6, not 'many'"),
+    "an unknown solver": (["fit", "acs-race", "--components", "1", "--solver", "magic"], 2, "not 'magic'"),
+    "no population": (["sample", "{text}"], 2, "notes.txt"),
+    "one client": (["study", "{one}"], 2, "needs at least two"),
     "a broken Parquet file": (["describe", "{broken}"], 2, "broken.parquet"),
     "a file of another kind": (["describe", "{text}"], 2, "no data this version can read"),
     "a folder that cannot be made": (["study", "acs-race", "--quiet", "--out", "{text}/sub"], 2, "cannot be made"),

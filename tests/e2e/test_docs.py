@@ -49,4 +49,6 @@ def test_links_point_somewhere():
 def test_every_command_line_in_the_readme_exists():
     for page in PAGES:
         for line in re.findall(r"`fedscape ([a-z]+)", page.read_text()):
-            assert line in {"study", "describe", "doctor", "data", "privacy"}, f"{page.name} speaks of fedscape {line}"
+            assert line in {"study", "describe", "fit", "sample", "doctor", "data", "privacy"}, (
+                f"{page.name} speaks of fedscape {line}"
+            )
