@@ -32,7 +32,7 @@ def finish(folder: Path, mode: str) -> str:
     return out.strip()
 
 
-def kill_at_random(folder: Path, mode: str, rng: random.Random) -> bool:
+def kill_at_random(folder: Path, mode: str, rng: random.Random, how: int = signal.SIGKILL) -> bool:
     """Kill a while after its first output of this life; False where it had ended before."""
     running = start(folder, mode)
     published = folder / "published.txt"
@@ -43,9 +43,9 @@ def kill_at_random(folder: Path, mode: str, rng: random.Random) -> bool:
             break
         time.sleep(0.002)
     time.sleep(rng.uniform(0, 0.03))
-    running.send_signal(signal.SIGKILL)
+    running.send_signal(how)
     running.communicate()
-    return running.returncode == -signal.SIGKILL
+    return running.returncode == -how
 
 
 def lives(tmp_path: Path, mode: str, seed: int) -> Iterator[tuple[Path, str | None]]:
@@ -69,6 +69,14 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path):
     ends = [printed for _, printed in lives(tmp_path, "plain", 1) if printed is not None]
     assert ends
     assert set(ends) == {expected}
+
+
+def test_ctrl_c_in_the_middle_of_a_round_leaves_a_run_that_goes_on(tmp_path):
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    expected = finish(tmp_path / "whole", "plain")
+    assert kill_at_random(tmp_path / "stopped", "plain", random.Random(3), signal.SIGINT)
+    assert finish(tmp_path / "stopped", "plain") == expected
 
 
 def test_a_killed_private_run_repeats_its_noise_and_every_release_is_in_the_ledger_once(tmp_path):

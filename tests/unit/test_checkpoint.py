@@ -154,6 +154,21 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line(tmp_path):
         write(tmp_path, {}, {})
 
 
+def test_a_read_only_folder_is_said_in_one_line_and_nothing_is_left(tmp_path, monkeypatch):
+    write(tmp_path / "c", {"x": np.arange(3)}, {"round": 1})
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(
+        "fedscape.checkpoint.tempfile.mkstemp", refuse
+    )  # root may write anywhere: the system's answer is made
+    with pytest.raises(CheckpointError, match="cannot be written: Read-only file system; what was there is unchanged"):
+        write(tmp_path / "c", {}, {})
+    assert read(tmp_path / "c")[1] == {"round": 1}
+    assert os.listdir(tmp_path) == ["c"]
+
+
 def test_a_secret_is_for_its_owner_alone(tmp_path):
     write(tmp_path / "s", {}, {}, secret=True)
     write(tmp_path / "open", {}, {})
