@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from fedscape import datasets
 from fedscape.clustering import FederatedKMeans
@@ -17,19 +21,44 @@ from fedscape.errors import (
     NotFittedError,
     PrivacyError,
     TooFewClients,
+    require,
 )
 from fedscape.estimator import Estimator
 from fedscape.federation import Federation
 from fedscape.history import History
 from fedscape.ledger import Ledger
-from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.privacy import AdaptiveClip, Gaussian, Laplace, Privacy, calibrate
 from fedscape.ragged import Ragged
 from fedscape.random import Key
 from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
-__version__ = _version("fedscape")
+if _TYPE_CHECKING:
+    from fedscape import learning, mixtures
+    from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
+    from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+
+try:
+    __version__ = _version("fedscape")
+except _PackageNotFoundError:  # run from the source tree
+    __version__ = "0.1.0+source"
+
+# loaded when first asked for: they need SciPy and torch
+_LATER = {
+    "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
+    "mixtures": ("MixtureOfDirichletMultinomials", "choose_components"),
+}
+
+
+def __getattr__(name: str) -> _Any:
+    for module, names in _LATER.items():
+        if name == module or name in names:
+            if module == "learning":
+                require("torch", extra="learn")
+            found = _import_module(f"fedscape.{module}")
+            return found if name == module else getattr(found, name)
+    raise AttributeError(f"module 'fedscape' has no attribute {name!r}")
+
 
 __all__ = [
     "AdaptiveClip",
@@ -40,6 +69,9 @@ __all__ = [
     "Engine",
     "EngineError",
     "Estimator",
+    "FedAdam",
+    "FedAvg",
+    "FedProx",
     "FederatedKMeans",
     "Federation",
     "FedscapeError",
@@ -51,6 +83,7 @@ __all__ = [
     "Laplace",
     "Ledger",
     "Local",
+    "LocalSGD",
     "MissingExtraError",
     "MixtureOfDirichletMultinomials",
     "Moments",
@@ -67,5 +100,7 @@ __all__ = [
     "calibrate",
     "choose_components",
     "datasets",
+    "learning",
+    "mixtures",
     "rounds",
 ]

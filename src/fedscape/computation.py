@@ -38,6 +38,8 @@ Kept = Mapping[str, "Array | Ragged"]
 class Computation:
     """What clients compute and what the server makes of the sum.
 
+    State whose name begins with `server.` is the server's own (momenta, running averages): clients are not sent it.
+
     A subclass gives `start`, `step`, `update` and `examples`; its constructor stores its arguments under their own
     names. `block_clients` and `block_rows` bound how many clients, and rows, one call of `step` sees; `total_clients`
     how many one call of `total`, which needs no row per client and so can take more.
@@ -53,16 +55,16 @@ class Computation:
 
     #: Names of sent arrays that the server sees client by client; all others it sees only as a sum.
     reveals: ClassVar[tuple[str, ...]] = ()
-    block_clients: ClassVar[int] = 512
-    block_rows: ClassVar[int] = 2**18
-    total_clients: ClassVar[int | None] = None
+    block_clients: int = 512
+    block_rows: int = 2**18
+    total_clients: int | None = None
 
     def start(self, seed: int) -> Arrays:
         """The first state."""
         raise TypeError(f"{type(self).__name__} must define start(seed)")
 
     def prepare(self, state: Arrays) -> Arrays:
-        """What every client would first make of the state, before it looks at a row: tables, factorisations.
+        """What every client would first make of what it is sent, before it looks at a row: tables, factorisations.
 
         Made once per round and process, never sent; `step`, `total` and `measure` get it as their state.
         """

@@ -6,12 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError, EngineError, TooFewClients
@@ -113,7 +113,6 @@ class Local:
         self.threads = threads or len(os.sched_getaffinity(0))
         self.min_clients = min_clients
         self._store = Store(len(federation))
-        self._libraries = ThreadpoolController()
         self._pool = None if self.threads == 1 else ThreadPoolExecutor(self.threads, thread_name_prefix="fedscape")
 
     @property
@@ -147,14 +146,15 @@ class Local:
             raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {self.min_clients}")
         cohort = self._in_order_of_id(cohort)
         task = Task(computation, key, measure, release, measure_release)
-        work = partial(self._block, task, computation.prepare(state), own_row_numbers(state, self.federation))
+        sent = broadcast(state)
+        work = partial(self._block, task, computation.prepare(sent), own_row_numbers(sent, self.federation))
         size = computation.block_clients
         if release is None and not computation.reveals and computation.total_clients is not None:
             size = computation.total_clients
         blocks = cut(self.federation.sizes[cohort], size, computation.block_rows)
         parts = [as_slice(cohort[begin:end]) for begin, end in blocks]
         answers = _Sum()
-        with self._libraries.limit(limits=1):
+        with one_library_thread():
             for answer in in_order(work, parts, self._pool, self.threads):
                 answers.add(answer)
         self._store.put(answers.kept)
@@ -162,7 +162,7 @@ class Local:
         if computation.reveals:
             total["ids"] = self.federation.ids[cohort]
         total["clients"] = np.asarray(len(cohort))
-        return Reply(total, answers.metrics, len(cohort), bytes_down(state), answers.bytes_up)
+        return Reply(total, answers.metrics, len(cohort), bytes_down(sent), answers.bytes_up)
 
     def _in_order_of_id(self, cohort: Array) -> Array:
         order = self.federation.order
@@ -182,6 +182,21 @@ class Local:
         except DataError as error:
             first, last = clients.ids[0], clients.ids[-1]
             raise DataError(f"{error} (among the clients {first!s} to {last!s}, rows counted from the first)") from None
+
+
+@cache
+def _libraries() -> Any:
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:  # a machine with NumPy and torch alone
+        return None
+    return ThreadpoolController()
+
+
+def one_library_thread() -> AbstractContextManager[Any]:
+    """Within it BLAS uses one thread: a block is the work of one thread, and the threads are ours."""
+    found = _libraries()
+    return nullcontext() if found is None else found.limit(limits=1)
 
 
 def as_engine(data: Engine | Federation) -> Engine:
@@ -282,6 +297,11 @@ def _checked(computation: Computation, sent: Mapping[str, Array], clients: Feder
 def as_ragged(kept: Kept, n: int) -> dict[str, Ragged]:
     """Kept arrays in one form: [clients, ...] is one row per client."""
     return {name: v if isinstance(v, Ragged) else Ragged(np.asarray(v), np.arange(n + 1)) for name, v in kept.items()}
+
+
+def broadcast(state: Arrays) -> Arrays:
+    """What clients are sent of a state: all but the server's own."""
+    return {name: values for name, values in state.items() if not name.startswith("server.")}
 
 
 def own_row_numbers(state: Arrays, clients: Federation) -> Array | None:

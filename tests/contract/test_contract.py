@@ -11,7 +11,7 @@ import pytest
 
 from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, TooFewClients, rounds
 from fedscape.computation import frozen
-from fedscape.engine import Reply
+from fedscape.engine import Reply, broadcast
 from fedscape.privacy import Release
 
 _spec = importlib.util.spec_from_file_location("computations", Path(__file__).with_name("computations.py"))
@@ -96,17 +96,17 @@ def test_sum_over_a_union_is_the_sum_of_sums(computation, fed):
 @every
 def test_a_client_alone_sends_its_row_of_the_block(computation, fed):
     state = state_after(computation, fed)
-    rows, _ = computation.step(computation.prepare(state), fed, Key(0, 3))
+    rows, _ = computation.step(computation.prepare(broadcast(state)), fed, Key(0, 3))
     for i in {0, len(fed) // 2, len(fed) - 1}:
-        alone, _ = computation.step(computation.prepare(state), fed.take([i]), Key(0, 3))
+        alone, _ = computation.step(computation.prepare(broadcast(state)), fed.take([i]), Key(0, 3))
         assert_close({n: v[0] for n, v in alone.items()}, {n: v[i] for n, v in rows.items()})
 
 
 @every
 def test_total_equals_the_sum_of_what_clients_send(computation, fed):
     state = state_after(computation, fed)
-    fast = computation.total(computation.prepare(state), fed, Key(0, 3))
-    rows, kept = computation.step(computation.prepare(state), fed, Key(0, 3))
+    fast = computation.total(computation.prepare(broadcast(state)), fed, Key(0, 3))
+    rows, kept = computation.step(computation.prepare(broadcast(state)), fed, Key(0, 3))
     if fast is not None:
         assert not kept
         assert not computation.reveals
@@ -146,7 +146,7 @@ def test_results_are_finite_and_the_state_is_not_changed(computation, fed):
 @every
 def test_metrics_have_one_row_per_client(computation, fed):
     state = state_after(computation, fed)
-    for name, values in computation.measure(computation.prepare(state), fed).items():
+    for name, values in computation.measure(computation.prepare(broadcast(state)), fed).items():
         assert len(values) == len(fed), name
         assert np.isfinite(values).all(), name
 
@@ -175,7 +175,7 @@ def test_a_resumed_run_ends_in_the_same_bytes(computation, fed, tmp_path):
 @every
 def test_no_client_moves_a_private_sum_by_more_than_the_clip(computation, fed):
     state = state_after(computation, fed)
-    rows, _ = computation.step(computation.prepare(state), fed, Key(0, 3))
+    rows, _ = computation.step(computation.prepare(broadcast(state)), fed, Key(0, 3))
     sent = {name: values for name, values in rows.items() if name not in computation.reveals}
     length = np.sqrt(sum((values.reshape(len(fed), -1).astype(float) ** 2).sum(axis=1) for values in sent.values()))
     clip = float(np.median(length[length > 0]))

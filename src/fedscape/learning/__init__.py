@@ -1,0 +1,47 @@
+"""Train a whole cohort at once, with the same numbers on every path, and every client's result on record."""
+
+from __future__ import annotations
+
+from fedscape.learning import models
+from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
+from fedscape.learning.export import load_model, module_of, save_model
+from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
+from fedscape.learning.layers import initialised
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import cross_entropy, logistic, squared_error
+from fedscape.learning.schedules import CosineDecay, StepDecay
+from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
+from fedscape.learning.strategies import measure_strategies
+from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
+
+__all__ = [
+    "Adagrad",
+    "Adam",
+    "ClientAccuracy",
+    "CosineDecay",
+    "Evaluation",
+    "FedAdam",
+    "FedAvg",
+    "FedProx",
+    "LocalSGD",
+    "Mean",
+    "Momentum",
+    "Rule",
+    "Setting",
+    "StepDecay",
+    "Sweep",
+    "Trial",
+    "Yogi",
+    "cross_entropy",
+    "evaluate",
+    "grid",
+    "initialised",
+    "load_model",
+    "logistic",
+    "measure_strategies",
+    "models",
+    "module_of",
+    "save_model",
+    "squared_error",
+    "sweep",
+]

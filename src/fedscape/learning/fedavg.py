@@ -1,0 +1,169 @@
+"""FedAvg and its kin: clients train, the server moves by the mean of their moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
+from fedscape.learning.layers import initialised
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import cross_entropy
+from fedscape.learning.server import Adam, Mean, Rule
+from fedscape.learning.training import Tensors, deltas
+from fedscape.random import Array, Key
+
+WEIGHTINGS = ("samples", "equal")
+_MEAN = Mean()
+
+
+class FedAvg(Computation):
+    """Every client trains from the broadcast weights; the server moves by the mean of their moves.
+
+    The state holds `model.<parameter>` and what the server rule remembers as `server.<name>`. Clients send
+    `delta.<parameter>`, and with weighting="samples" their number of rows as `weight`, which the delta is multiplied by
+    (McMahan et al. 2017, algorithm 1). With weighting="equal" the sum is divided by the number of clients that reported
+    and nothing but the delta is sent: the one to use with privacy, where a clip bounds all that is sent.
+
+    Metrics: `loss` and `accuracy`, means over a client's rows, 0 for a client without rows; `with_rows` is the share of
+    clients that have some, to divide by.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    server
+        The server's rule: Mean, Momentum, Adam, Yogi or Adagrad.
+    weighting
+        "samples" or "equal".
+    initial
+        "given": the first weights are the model's own. "seed": they are drawn anew from the run's seed.
+
+    >>> from fedscape import rounds
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> loss = [float(r.metrics["loss"]) for r in rounds(FedAvg(step, initial="seed"), fed, n_rounds=9)]
+    >>> loss[-1] < loss[0]
+    True
+    """
+
+    block_rows = 2**14  # rows may be images
+
+    def __init__(
+        self, local: LocalSGD, *, server: Rule = _MEAN, weighting: str = "samples", initial: str = "given"
+    ) -> None:
+        self.local = local
+        self.server = server
+        self.weighting = weighting
+        self.initial = initial
+        if not isinstance(local, LocalSGD):
+            raise DataError(f"local must be a LocalSGD, which says how a client trains, not {type(local).__name__}")
+        if weighting not in WEIGHTINGS:
+            raise DataError(f"weighting must be one of {WEIGHTINGS}, not {weighting!r}")
+        if initial not in ("given", "seed"):
+            raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
+
+    @property
+    def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
+        """As many clients as are trained side by side: a block holds every client's parameters."""
+        return self.local.chunk
+
+    def start(self, seed: int) -> Arrays:
+        model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
+        params = self.local.parameters(model)
+        memory = self.server.memory(params)
+        return {**{f"model.{n}": p for n, p in params.items()}, **{f"server.{n}": v for n, v in memory.items()}}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        params = model_arrays(state)
+        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
+        for positions, moved in self._moves(params, clients, key):
+            for name, rows in moved.items():
+                sent[f"delta.{name}"][positions] = rows.cpu().numpy()
+        return {**sent, **self._weights(clients)}, {}
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
+        return None if torch.device(self.local.device).type == "cpu" else self.sums(state, clients, key)
+
+    def sums(self, state: Arrays, clients: Federation, key: Key) -> Arrays:
+        """What these clients send, added in float64 where they trained: on a device their rows need not cross."""
+        params = model_arrays(state)
+        sums = {f"delta.{n}": np.zeros(p.shape) for n, p in params.items()}
+        for _, moved in self._moves(params, clients, key):
+            for name, rows in moved.items():
+                sums[f"delta.{name}"] += rows.sum(dim=0, dtype=torch.float64).cpu().numpy()
+        return {**sums, **{n: np.asarray(w.sum()) for n, w in self._weights(clients).items()}}
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        weight = float(total["weight" if self.weighting == "samples" else "clients"])
+        if weight < 1:  # nobody had a row, or noise says so
+            return dict(state)
+        params = model_arrays(state)
+        mean = {n: np.asarray(total[f"delta.{n}"], dtype=np.float64) / weight for n in params}
+        memory = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
+        moves, after = self.server.move(memory, mean)
+        new = {f"model.{n}": (p + moves[n]).astype(p.dtype) for n, p in params.items()}
+        return {**new, **{f"server.{n}": np.asarray(v).astype(memory[n].dtype) for n, v in after.items()}}
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        loss, right, rows = sums_of_clients(self.local, state, clients)
+        shares = {"loss": loss} if right is None else {"loss": loss, "accuracy": right}
+        return {**{n: v / np.maximum(rows, 1) for n, v in shares.items()}, "with_rows": rows > 0}
+
+    def _moves(self, params: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
+        """Groups of clients and their moves, times their weights."""
+        for positions, moved in deltas(self.local, tensors_of(self.local, params), clients, key):
+            if self.weighting == "samples":
+                weight = torch.from_numpy(clients.sizes[positions]).to(self.local.device)
+                for rows in moved.values():
+                    rows.mul_(weight.to(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1)))
+            yield positions, moved
+
+    def _weights(self, clients: Federation) -> Arrays:
+        return {"weight": clients.sizes} if self.weighting == "samples" else {}
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:
+        rng = np.random.default_rng(3)
+        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 14))))
+        fed = Federation({"x": rng.normal(size=(offsets[-1], 4)), "y": rng.integers(0, 3, offsets[-1])}, offsets)
+        linear = initialised(nn.Linear(4, 3, dtype=torch.float64), 0)
+        deep = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.25), nn.Linear(5, 3)).to(torch.float64)
+        one = LocalSGD(linear, cross_entropy, lr=0.3, epochs=2, batch_size=3, proximal=0.1)
+        two = LocalSGD(
+            initialised(deep, 1), cross_entropy, lr=0.1, steps=3, batch_size=4, momentum=0.5, strategy="sequential"
+        )
+        return [
+            (cls(one), fed),
+            (cls(replace(two, strategy="vmap"), server=Adam(), weighting="equal", initial="seed"), fed),
+            (cls(two, server=Adam(correction="bias"), weighting="equal"), fed),
+        ]
+
+
+def FedProx(local: LocalSGD, *, proximal: float, server: Rule = _MEAN, weighting: str = "samples") -> FedAvg:
+    """FedAvg whose clients are held near the broadcast weights: (proximal / 2) |w - w_broadcast|^2 joins their loss.
+
+    Li et al. 2020, equation 2; the same as FedAvg(LocalSGD(..., proximal=...)).
+
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> FedProx(step, proximal=0.1).local.proximal
+    0.1
+    """
+    return FedAvg(replace(local, proximal=proximal), server=server, weighting=weighting)
+
+
+def FedAdam(local: LocalSGD, *, lr: float = 0.1, epsilon: float = 1e-3, weighting: str = "samples") -> FedAvg:
+    """FedAvg whose server rule is Adam with the constants of Reddi et al. 2021.
+
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> FedAdam(step, lr=0.01).server
+    Adam(lr=0.01, beta1=0.9, beta2=0.99, epsilon=0.001, floor=0.0, correction='none', steps_before=0)
+    """
+    return FedAvg(local, server=Adam(lr, epsilon=epsilon), weighting=weighting)

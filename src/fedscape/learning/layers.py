@@ -1,0 +1,156 @@
+"""What a network must be to be trained by clients, and dropout that is a function of the client."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape.errors import DataError
+from fedscape.learning.losses import Tensor
+from fedscape.random import Array, HasKeys, Key
+
+Module = Any
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+_BITS = 24
+
+
+def check_module(model: Module) -> Module:
+    """The model, or a DataError that names the layer that cannot be trained by clients and its replacement.
+
+    >>> check_module(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))
+    Traceback (most recent call last):
+    fedscape.errors.DataError: model layer '1' is BatchNorm2d, ...: use torch.nn.GroupNorm(16, 48)
+    """
+    if not isinstance(model, nn.Module):
+        raise DataError(f"model must be a torch.nn.Module, not {type(model).__name__}")
+    for path, layer in model.named_modules():
+        what = f"model layer {path or '(itself)'!r} is {type(layer).__name__}"
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and (
+            isinstance(layer, nn.modules.batchnorm._BatchNorm) or layer.track_running_stats
+        ):
+            raise DataError(
+                f"{what}, whose statistics over a batch or over time are no mean of clients: use {_group_norm(layer)}"
+            )
+        if isinstance(layer, _RANDOM) or (not isinstance(layer, _DROPOUTS) and _inner_dropout(layer) > 0):
+            raise DataError(
+                f"{what} with random numbers that no client can repeat: set it to 0 and use torch.nn.Dropout"
+            )
+    if not any(p.requires_grad for p in model.parameters()):
+        raise DataError("model must have a parameter with requires_grad=True, it has none: there is nothing to train")
+    return model
+
+
+def _group_norm(layer: Module) -> str:
+    number = layer.num_features
+    if not number:
+        return "torch.nn.GroupNorm"
+    return f"torch.nn.GroupNorm({math.gcd(number, 32)}, {number})"
+
+
+def _inner_dropout(layer: Module) -> float:
+    inner = getattr(layer, "dropout", 0.0)
+    return float(inner) if isinstance(inner, float | int) else 0.0
+
+
+class KeyedDropout(nn.Module):  # type: ignore[misc]
+    """Dropout whose mask is a function of `key` and of the place in the input, the batch being its first axis.
+
+    The bits are those of a 32-bit integer hash (two multiplications and three shifted exclusive ors) of place x stride
+    + offset, with (offset, stride) = `key`. It is plain arithmetic, so one client alone, many under `vmap`, and any
+    device get the same mask.
+
+    >>> layer = KeyedDropout(0.5)
+    >>> bool((layer(torch.ones(4)) == layer(torch.ones(6))[:4]).all())
+    True
+    """
+
+    def __init__(self, p: float, *, channels: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.channels = channels
+        self.register_buffer("key", torch.tensor([1, 1], dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape)
+        place = torch.arange(math.prod(shape), dtype=torch.int32, device=x.device)
+        bits = _hashed(place * self.key[1] + self.key[0]) & (2**_BITS - 1)
+        keep = bits.reshape(shape) >= round(self.p * 2**_BITS)
+        return torch.where(keep, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _hashed(h: Tensor) -> Tensor:
+    h = h ^ ((h >> 16) & 0xFFFF)
+    h = h * 0x21F0AAAD
+    h = h ^ ((h >> 15) & 0x1FFFF)
+    h = h * (0xD35A2D97 - 2**32)
+    return h ^ ((h >> 15) & 0x1FFFF)
+
+
+def trainable_copy(model: Module, *, channels_last: bool = False) -> Module:
+    """A copy in training mode whose dropout layers are keyed; the model itself is left as it is."""
+    twin = copy.deepcopy(model)
+    for parent in list(twin.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _DROPOUTS):
+                setattr(parent, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
+    if isinstance(twin, _DROPOUTS):
+        raise DataError("model is a dropout layer alone: there is nothing to train")
+    twin.train()
+    return twin.to(memory_format=torch.channels_last) if channels_last else twin
+
+
+def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:
+    """The paths and layers of the keyed dropout in a `trainable_copy`."""
+    return ((path, layer) for path, layer in module.named_modules() if isinstance(layer, KeyedDropout))
+
+
+def dropout_keys(key: Key, clients: HasKeys, path: str, step: int) -> Array:
+    """Offset and stride of the hash for each client, at one layer and local step: [clients, 2], int32."""
+    bits = (key.to(f"dropout {path} {step}").uniform(clients) * 2.0**53).astype(np.uint64)
+    offset, stride = bits >> np.uint64(22), ((bits & np.uint64(0x3FFFFF)) * np.uint64(1021)) | np.uint64(1)
+    words = np.stack([offset & np.uint64(0xFFFFFFFF), stride], axis=1).astype(np.uint32)
+    return words.view(np.int32)
+
+
+def initialised(model: Module, seed: int) -> Module:
+    """A copy of the model with fresh weights drawn from this seed; the global generator is left as it was.
+
+    A module that has `reset_parameters` draws its own and its children's; others ask their children.
+
+    >>> a, b = (initialised(nn.Linear(3, 2), 7).weight for _ in range(2))
+    >>> bool((a == b).all())
+    True
+    """
+    fresh = copy.deepcopy(model)
+    with drawing(seed):
+        _reset(fresh)
+    return fresh
+
+
+@contextmanager
+def drawing(seed: int) -> Iterator[None]:
+    """Weights drawn inside come from this seed; the global generator is afterwards as it was before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _reset(module: Module) -> None:
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+        return
+    if hasattr(module, "_reset_parameters"):
+        module._reset_parameters()
+    for child in module.children():
+        _reset(child)

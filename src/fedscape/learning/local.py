@@ -1,0 +1,222 @@
+"""How a client trains."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.layers import Module, check_module, trainable_copy
+from fedscape.learning.losses import Loss, Tensor
+from fedscape.learning.plan import Timing
+from fedscape.random import Array
+
+STRATEGIES = ("auto", "sequential", "vmap")
+SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LocalSGD:
+    """How a client trains: mini-batch steps from the broadcast weights on its own rows.
+
+    Per step, with g the mean over the batch of the gradients of `loss` (times the sample weights, if any),
+    g <- g + weight_decay w + proximal (w - w_broadcast), then `optimiser`. A positive `proximal` is FedProx (Li et al.
+    2020, equation 2). Batches are keyed shuffles, a function of (seed, round, client); the last of an epoch may be
+    smaller. Dropout is keyed in the same way. Clients without rows send zeros.
+
+    Parameters
+    ----------
+    model
+        Any module without running statistics. Its weights are the first state unless the method draws them anew;
+        parameters with requires_grad=False stay as they are on every client.
+    loss
+        A callable of (output, target) that gives one number per sample.
+    lr
+        The learning rate.
+    epochs, steps
+        How often a client goes through its rows, or how many steps it makes: one of the two.
+    batch_size
+        Rows per step.
+    momentum
+        Of the client's own steps; begins at zero in every round. Only for "sgd".
+    weight_decay
+        Pulls weights to zero.
+    proximal
+        Pulls weights to the broadcast ones.
+    optimiser
+        "sgd" or "adam" (betas and epsilon as given here; its memory begins at zero in every round).
+    schedule
+        A factor on `lr` as a function of the round, for instance `CosineDecay(100)`.
+    features, target, weights
+        Names of columns; bytes (uint8) are scaled to [0, 1] unless the model begins with an embedding.
+    strategy
+        "sequential": one client after the other. "vmap": all clients of a group at once. "auto": by a rule on model
+        and device, never by a clock, so that a run can be repeated; `measure_strategies` tells which is faster here.
+        The two agree to rounding: 1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned model.
+    device
+        Where to train.
+
+    >>> step = LocalSGD(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), lr=0.1, epochs=1, batch_size=10)
+    >>> step.n_parameters, step.chosen
+    (10, 'vmap')
+    """
+
+    model: Module = field(kw_only=False)
+    loss: Loss = field(kw_only=False)
+    lr: float
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    optimiser: str = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    schedule: Callable[[int], float] | None = None
+    features: str = "x"
+    target: str = "y"
+    weights: str | None = None
+    strategy: str = "auto"
+    device: str = "cpu"
+    _spare: deque[Module] = field(default_factory=deque, init=False)
+
+    def __post_init__(self) -> None:
+        check_module(self.model)
+        if not callable(self.loss):
+            raise DataError(f"loss must be a callable of (output, target), not {self.loss!r}")
+        if (self.epochs is None) == (self.steps is None):
+            raise DataError(f"give one of epochs and steps, not epochs={self.epochs} and steps={self.steps}")
+        for name in ("epochs", "steps", "batch_size"):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
+                raise DataError(f"{name} must be a whole number of at least 1, not {number!r}")
+        for name in ("lr", "weight_decay", "proximal", "momentum"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise DataError(f"{name} must be a number of at least 0, not {getattr(self, name)!r}")
+        if self.momentum >= 1 or (self.momentum and self.optimiser == "adam"):
+            raise DataError(f"momentum must be below 1, and 0 with adam (its betas say it), not {self.momentum}")
+        if self.optimiser not in ("sgd", "adam"):
+            raise DataError(f"optimiser must be 'sgd' or 'adam', not {self.optimiser!r}")
+        if self.strategy not in STRATEGIES:
+            raise DataError(f"strategy must be one of {STRATEGIES}, not {self.strategy!r}")
+
+    # -- what is trained -----------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters that are trained."""
+        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+
+    @property
+    def n_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the model's numbers."""
+        return next(p.dtype for p in self.model.parameters() if p.requires_grad)
+
+    @property
+    def chosen(self) -> str:
+        """The strategy in use.
+
+        On a CPU many small clients at once win while per-call overhead rules: up to 2**17 parameters, no convolution
+        and no recurrence. Beyond that arithmetic or memory bounds the work and one client at a time is faster. On other
+        devices vmap wins throughout.
+        """
+        if self.strategy != "auto":
+            return self.strategy
+        if torch.device(self.device).type != "cpu":
+            return "vmap"
+        heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
+        small = self.n_parameters <= SMALL_MODEL and not any(isinstance(m, heavy) for m in self.model.modules())
+        return "vmap" if small else "sequential"
+
+    @property
+    def chunk(self) -> int:
+        """How many clients are trained side by side: as many as fit a fixed number of weights."""
+        cpu = torch.device(self.device).type == "cpu"
+        return int(min(max((2**20 if cpu else 2**27) // self.n_parameters, 1), 256 if cpu else 4096))
+
+    @property
+    def timing(self) -> Timing:
+        """How long a client trains."""
+        return Timing(self.epochs, self.steps, self.batch_size)
+
+    def rate(self, index: int) -> float:
+        """The learning rate of this round."""
+        return self.lr if self.schedule is None else self.lr * self.schedule(index)
+
+    def parameters(self, model: Module | None = None) -> dict[str, Array]:
+        """The trained parameters of the model (or of another of its kind) as arrays."""
+        named = dict((self.model if model is None else model).named_parameters())
+        return {name: named[name].detach().cpu().numpy().copy() for name in self.names}
+
+    # -- what clients have ---------------------------------------------------------------------------------------------
+
+    def inputs(self, clients: Federation, rows: Array | slice) -> Tensor:
+        """The features of these rows as the model takes them."""
+        values = torch.from_numpy(np.array(clients[self.features][rows])).to(self.device)
+        if values.dtype.is_floating_point:
+            return values.to(self.dtype)
+        if any(isinstance(layer, nn.Embedding) for layer in self.model.modules()):
+            return values.to(torch.int64)
+        return values.to(self.dtype) / 255 if values.dtype == torch.uint8 else values.to(self.dtype)
+
+    def targets(self, clients: Federation, rows: Array | slice) -> Tensor:
+        """The targets of these rows."""
+        values = torch.from_numpy(np.array(clients[self.target][rows])).to(self.device)
+        return values.to(self.dtype if values.dtype.is_floating_point else torch.int64)
+
+    def sample_weights(self, clients: Federation, rows: Array | slice) -> Tensor | None:
+        """The weights of these rows; None where all are one."""
+        if self.weights is None:
+            return None
+        values = np.array(clients[self.weights][rows], dtype=np.float64)
+        if values.ndim != 1 or not (np.isfinite(values).all() and (values >= 0).all()):
+            raise DataError(f"the column {self.weights!r} must hold one number of at least 0 per row: sample weights")
+        return torch.from_numpy(values).to(self.device, self.dtype)
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Module]:
+        """A copy of the model that no other thread uses; one that failed is not used again."""
+        try:
+            module = self._spare.pop()
+        except IndexError:
+            flat = torch.device(self.device).type == "cpu" and self.chosen == "sequential"
+            module = trainable_copy(self.model, channels_last=flat).to(self.device)
+        yield module
+        self._spare.append(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_spare": deque()}
+
+    def __repr__(self) -> str:
+        shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
+        given = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
+        return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *given])})"
+
+
+def _module_text(model: Module) -> str:
+    """The same in every process, and different for another architecture."""
+    shapes = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
+    digest = hashlib.sha256(f"{model!r} {shapes}".encode()).hexdigest()[:12]
+    return f"{type(model).__qualname__} {digest}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        return f"{_text(value.func)}{value.args}{sorted(value.keywords.items())}"
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)

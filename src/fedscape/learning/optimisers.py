@@ -1,0 +1,99 @@
+"""One local step of many parameters at once: SGD with momentum, and Adam."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import Tensor
+
+Rate = float | Tensor  # one for all, or one for each row of a group
+
+
+class Rates(NamedTuple):
+    """The numbers that may differ from one row of work to the next."""
+
+    lr: Rate
+    proximal: Rate
+
+    def rows(self, end: int) -> Rates:
+        """Those of the first rows."""
+        return Rates(*(r[:end] if isinstance(r, torch.Tensor) else r for r in self))
+
+    def row(self, place: int) -> Rates:
+        """Those of one row."""
+        return Rates(*(float(r[place]) if isinstance(r, torch.Tensor) else r for r in self))
+
+
+class Memory(NamedTuple):
+    """What an optimiser remembers between the steps of one round: one list of tensors for each of its moments."""
+
+    moments: tuple[list[Tensor], ...]
+
+    def rows(self, end: int) -> Memory:
+        """That of the first rows."""
+        return Memory(tuple([m[:end] for m in moment] for moment in self.moments))
+
+
+def new_memory(local: LocalSGD, params: list[Tensor]) -> Memory:
+    """An optimiser that remembers nothing yet."""
+    number = 2 if local.optimiser == "adam" else int(local.momentum > 0)
+    return Memory(tuple([torch.zeros_like(p) for p in params] for _ in range(number)))
+
+
+def update(
+    local: LocalSGD,
+    params: list[Tensor],
+    grads: list[Tensor],
+    start: list[Tensor],
+    memory: Memory,
+    step: int,
+    rates: Rates,
+) -> None:
+    """Move the parameters, in place, as torch.optim.SGD and torch.optim.Adam would; steps count from 1."""
+    if local.weight_decay:
+        grads = torch._foreach_add(grads, params, alpha=local.weight_decay)
+    if isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0:
+        away = torch._foreach_sub(params, start)
+        grads = _plus(grads, away, rates.proximal)
+    if local.optimiser == "adam":
+        _adam(local, params, grads, memory, step, rates.lr)
+        return
+    if local.momentum:
+        (velocity,) = memory.moments
+        torch._foreach_mul_(velocity, local.momentum)
+        torch._foreach_add_(velocity, grads)
+        grads = velocity
+    _move(params, grads, rates.lr)
+
+
+def _adam(local: LocalSGD, params: list[Tensor], grads: list[Tensor], memory: Memory, step: int, lr: Rate) -> None:
+    first, second = memory.moments
+    torch._foreach_lerp_(first, grads, 1 - local.betas[0])
+    torch._foreach_mul_(second, local.betas[1])
+    torch._foreach_addcmul_(second, grads, grads, 1 - local.betas[1])
+    size = torch._foreach_sqrt(second)
+    torch._foreach_div_(size, math.sqrt(1 - local.betas[1] ** step))
+    torch._foreach_add_(size, local.epsilon)
+    _move(params, torch._foreach_div(first, size), lr / (1 - local.betas[0] ** step))
+
+
+def _move(params: list[Tensor], updates: list[Tensor], rate: Rate) -> None:
+    if isinstance(rate, torch.Tensor):
+        torch._foreach_sub_(params, torch._foreach_mul(updates, _per_row(rate, params)))
+    else:
+        torch._foreach_add_(params, updates, alpha=-rate)
+
+
+def _plus(grads: list[Tensor], away: list[Tensor], rate: Rate) -> list[Tensor]:
+    if isinstance(rate, torch.Tensor):
+        away, rate = torch._foreach_mul(away, _per_row(rate, grads)), 1.0
+    summed: list[Tensor] = torch._foreach_add(grads, away, alpha=rate)
+    return summed
+
+
+def _per_row(rate: Tensor, like: list[Tensor]) -> list[Tensor]:
+    return [rate.reshape(-1, *[1] * (p.ndim - 1)) for p in like]

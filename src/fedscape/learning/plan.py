@@ -1,0 +1,133 @@
+"""Which rows a client uses in which local step: keyed shuffles, and clients of like size side by side."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedscape.random import Array, Key
+
+
+class Rows(NamedTuple):
+    """Clients' keys and where their rows begin and end: all that a shuffle needs to know."""
+
+    keys: Array
+    offsets: Array
+
+
+class Plan(NamedTuple):
+    """The rows of every local step.
+
+    `rows` [clients, steps, width] are positions of rows; `counts` [clients, steps] says how many of them are real, the
+    rest repeat the client's first row. Clients are in falling order of size, so those that still train are the first.
+    """
+
+    rows: Array
+    counts: Array
+
+    def active(self, step: int) -> tuple[int, int]:
+        """How many clients take this step, and the largest batch among them."""
+        here = self.counts[:, step]
+        return int((here > 0).sum()), int(here.max())
+
+    @property
+    def padding(self) -> float:
+        """Rows computed in vain, as a share of the real ones."""
+        steps = range(self.counts.shape[1])
+        computed = sum(int(np.prod(self.active(t))) for t in steps)
+        return float(computed / max(self.counts.sum(), 1) - 1)
+
+
+class Timing(NamedTuple):
+    """How long clients train: so many epochs, or so many steps, in batches of this size."""
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+
+    def batches(self, sizes: Array) -> Array:
+        """Batches of one epoch."""
+        return np.asarray(-(-sizes // self.batch_size))
+
+    def all_steps(self, sizes: Array) -> Array:
+        """Steps of the whole training."""
+        if self.epochs is not None:
+            return self.batches(sizes) * self.epochs
+        return np.where(sizes > 0, self.steps or 0, 0)
+
+    def counts(self, size: int) -> Array:
+        """How many rows a client of this size uses in each step.
+
+        >>> Timing(2, None, 3).counts(5).tolist()
+        [3, 2, 3, 2]
+        """
+        whole, rest = divmod(size, self.batch_size)
+        epoch = [self.batch_size] * whole + [rest] * int(rest > 0)
+        return np.resize(epoch, int(self.all_steps(np.asarray(size)))).astype(np.int64)
+
+
+def groups(sizes: Array, timing: Timing, *, most: int, padding: float = 0.2) -> list[Array]:
+    """Positions of clients in falling order of size, cut so that rows computed in vain stay below this share.
+
+    Clients without rows are in no group; no group has more than `most` clients.
+
+    >>> [g.tolist() for g in groups(np.array([10, 3, 0, 9, 10]), Timing(1, None, 10), most=8)]
+    [[0, 4, 3], [1]]
+    """
+    order = np.argsort(-sizes, kind="stable")
+    order = order[sizes[order] > 0]
+    made: list[list[int]] = []
+    known: dict[int, Array] = {}
+    width = active = np.zeros(0, dtype=np.int64)  # of each step: the largest batch, and the clients that take it
+    real = 0
+    for client in order.tolist():
+        size = int(sizes[client])
+        counts = known.setdefault(size, timing.counts(size))
+        if made and len(made[-1]) < most:
+            wider, more = width.copy(), active.copy()
+            wider[: len(counts)] = np.maximum(width[: len(counts)], counts)
+            more[: len(counts)] += 1
+            if wider @ more <= (1 + padding) * (real + counts.sum()):
+                made[-1].append(client)
+                width, active, real = wider, more, real + counts.sum()
+                continue
+        made.append([client])
+        width, active, real = counts.copy(), np.ones_like(counts), counts.sum()
+    return [np.array(group) for group in made]
+
+
+def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:
+    """Cut each client's rows, shuffled anew in every epoch, into batches; the last of an epoch may be smaller.
+
+    A shuffle is a function of (seed, round, client, epoch). With `steps` a client goes through its rows again and again
+    until it has made that many.
+
+    >>> plan = make_plan(Rows(np.array([7], np.uint64), np.array([0, 5])), Key(0), Timing(1, None, 3))
+    >>> plan.counts.tolist(), sorted(plan.rows[0, 0].tolist() + plan.rows[0, 1, :2].tolist())
+    ([[3, 2]], [0, 1, 2, 3, 4])
+    """
+    begin, sizes = clients.offsets[:-1], np.diff(clients.offsets)
+    batches, wanted = timing.batches(sizes), timing.all_steps(sizes)
+    longest, width = int(wanted.max(initial=0)), int(min(timing.batch_size, sizes.max(initial=0)))
+    rows = np.broadcast_to(begin[:, None, None], (len(sizes), longest, width)).copy()
+    counts = np.zeros((len(sizes), longest), dtype=np.int64)
+    for epoch in range(int((-(-wanted // np.maximum(batches, 1))).max(initial=0))):
+        going = np.flatnonzero(batches * epoch < wanted)
+        part = Rows(clients.keys[going], np.concatenate(([0], np.cumsum(sizes[going]))))
+        client, place, order = _shuffled(part, key.to(f"shuffle {epoch}"))
+        step = batches[going][client] * epoch + place // timing.batch_size
+        inside = step < wanted[going][client]
+        client, step, slot = going[client[inside]], step[inside], place[inside] % timing.batch_size
+        rows[client, step, slot] = begin[client] + order[inside]
+        np.maximum.at(counts, (client, step), slot + 1)
+    return Plan(rows, counts)
+
+
+def _shuffled(clients: Rows, key: Key) -> tuple[Array, Array, Array]:
+    """For every row of the shuffled clients: its client, its place after the shuffle, and its place before."""
+    sizes = np.diff(clients.offsets)
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    order = np.lexsort((key.uniform_rows(clients), client))
+    first = np.repeat(clients.offsets[:-1], sizes)
+    return client, np.arange(len(client)) - first, order - first

@@ -1,0 +1,278 @@
+"""Many settings of one training as one run: one more batch dimension, and successive halving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedscape.computation import Arrays, Computation, Kept, rounds
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
+from fedscape.learning.fedavg import WEIGHTINGS, FedAvg
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.optimisers import Rates
+from fedscape.learning.plan import Plan, groups
+from fedscape.learning.server import Mean, Rule
+from fedscape.learning.training import Work, train, work_of
+from fedscape.random import Array, HasKeys, Key
+from fedscape.sampling import All, Sampler
+
+_MEAN = Mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What may differ between the runs of a sweep: numbers that change no shape.
+
+    `lr` and `proximal` are the client's, `server` is a factor on the server's learning rate, and `seed` draws shuffles,
+    dropout and (with initial="seed") the first weights.
+
+    >>> Setting(lr=0.1, seed=3)
+    Setting(lr=0.1, proximal=0.0, server=1.0, seed=3)
+    """
+
+    lr: float
+    proximal: float = 0.0
+    server: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= v < np.inf for v in (self.lr, self.proximal, self.server)):
+            raise DataError(f"lr, proximal and server must be numbers of at least 0: {self!r}")
+
+
+class Sweep(Computation):
+    """FedAvg under several settings at once, on the same cohorts.
+
+    The state holds `model.<parameter>` [settings, ...]; setting s goes through the numbers of
+    `FedAvg(LocalSGD(..., lr, proximal), server=...)` run with its seed on these cohorts.
+
+    Parameters
+    ----------
+    local
+        How a client trains; `lr` and `proximal` are the settings' own.
+    settings
+        What differs.
+    server, weighting, initial
+        As for FedAvg.
+    begin
+        The number of the first round, where an earlier sweep is gone on with.
+
+    >>> from fedscape.learning import cross_entropy, models
+    >>> local = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> Sweep(local, [Setting(lr=0.1), Setting(lr=0.2)]).start(0)["model.1.weight"].shape
+    (2, 2, 4)
+    """
+
+    block_rows = 2**14
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        settings: Sequence[Setting],
+        *,
+        server: Rule = _MEAN,
+        weighting: str = "samples",
+        initial: str = "given",
+        begin: int = 0,
+    ) -> None:
+        self.local = local
+        self.settings = tuple(settings)
+        self.server = server
+        self.weighting = weighting
+        self.initial = initial
+        self.begin = begin
+        if not self.settings:
+            raise DataError("settings must name at least one Setting, got none")
+        if weighting not in WEIGHTINGS:
+            raise DataError(f"weighting must be one of {WEIGHTINGS}, not {weighting!r}")
+
+    @property
+    def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
+        """As many clients as are trained side by side under all settings."""
+        return max(1, self.local.chunk // len(self.settings))
+
+    def start(self, seed: int) -> Arrays:
+        one = FedAvg(self.local, server=self.server, weighting=self.weighting, initial=self.initial)
+        states = [one.start(setting.seed) for setting in self.settings]
+        shared = {n for n in states[0] if n == "server.t"}  # the count of rounds is the same for all
+        return {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        params, number = model_arrays(state), len(self.settings)
+        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
+        start = {n: torch.tensor(np.asarray(params[n]), device=self.local.device) for n in self.local.names}
+        for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
+            rows = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in start.items()}  # setting within client
+            work = self._work(clients, positions, key.at(key.round + self.begin))
+            moved = train(self.local, rows, work, self._rates(key.round + self.begin, len(positions)))
+            weight = clients.sizes[positions] if self.weighting == "samples" else np.ones(len(positions))
+            for n, delta in moved.items():
+                by_client = delta.cpu().numpy().reshape(len(positions), number, *delta.shape[1:])
+                sent[f"delta.{n}"][positions] = by_client * weight.reshape(-1, *[1] * delta.ndim)
+        return {**sent, **({"weight": clients.sizes} if self.weighting == "samples" else {})}, {}
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        one = FedAvg(self.local, server=self.server, weighting=self.weighting)
+        new = one.update(state, total)  # server rules work number by number
+        factors = np.array([setting.server for setting in self.settings])
+        for n in new:
+            if n.startswith("model."):
+                factor = factors.reshape(-1, *[1] * (new[n].ndim - 1))
+                new[n] = (state[n] + factor * (new[n].astype(np.float64) - state[n])).astype(new[n].dtype)
+        return new
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]
+        rows = np.maximum(clients.sizes, 1)[:, None]
+        made = {"loss": np.stack([s[0] for s in sums], axis=1) / rows, "with_rows": clients.sizes > 0}
+        right = [s[1] for s in sums if s[1] is not None]
+        return {**made, "accuracy": np.stack(right, axis=1) / rows} if right else made
+
+    def state_of(self, state: Arrays, place: int) -> Arrays:
+        """The state of one setting, as FedAvg has it."""
+        return {n: v if n == "server.t" else v[place] for n, v in state.items()}
+
+    def _rates(self, index: int, clients: int) -> Rates:
+        factor = self.local.rate(index) / self.local.lr if self.local.lr else 1.0
+        columns = [[s.lr * factor for s in self.settings], [s.proximal for s in self.settings]]
+        both = [torch.tensor(c * clients, dtype=self.local.dtype, device=self.local.device) for c in columns]
+        return Rates(both[0], both[1] if any(columns[1]) else 0.0)
+
+    def _work(self, clients: Federation, positions: Array, key: Key) -> Work:
+        """The work of each client under each setting; settings of one seed share their shuffles."""
+        seeds = [setting.seed for setting in self.settings]
+        works = {s: work_of(self.local, clients, positions, replace(key, seed=s)) for s in dict.fromkeys(seeds)}
+        plans = [works[s].plan for s in seeds]
+        rows = np.stack([p.rows for p in plans], axis=1)  # [clients, settings, steps, width]
+        counts = np.repeat(plans[0].counts, len(seeds), axis=0)
+
+        def dropout(path: str, step: int) -> Array:
+            return np.stack([works[s].dropout(path, step) for s in seeds], axis=1).reshape(-1, 2)
+
+        return works[seeds[0]]._replace(plan=Plan(rows.reshape(-1, *rows.shape[2:]), counts), dropout=dropout)
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Sweep, Federation]]:
+        computation, fed = FedAvg.examples()[1]
+        settings = [Setting(lr=0.1), Setting(lr=0.2, seed=1), Setting(lr=0.1, proximal=0.3, server=0.5)]
+        return [(cls(computation.local, settings, initial="seed"), fed)]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of a sweep: how long it ran, and how it then did on the validation rows."""
+
+    setting: Setting
+    rounds: int
+    evaluation: Evaluation
+    state: Arrays
+
+    @property
+    def loss(self) -> float:
+        """Pooled over the validation rows."""
+        return self.evaluation.summary()["loss_pooled"]
+
+    def __repr__(self) -> str:
+        return f"Trial({self.setting}, rounds={self.rounds}, loss={self.loss:.4g})"
+
+
+@dataclass(frozen=True)
+class _Later:
+    """A sampler whose first round is a later one of another."""
+
+    sampler: Sampler
+    begin: int
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        return self.sampler.draw(clients, key.at(key.round + self.begin))
+
+
+def sweep(
+    local: LocalSGD,
+    federation: Federation,
+    settings: Sequence[Setting],
+    *,
+    n_rounds: int,
+    validation: Federation,
+    rungs: int = 1,
+    keep: float = 1 / 3,
+    sampler: Sampler | None = None,
+    server: Rule = _MEAN,
+    weighting: str = "samples",
+    initial: str = "given",
+    seed: int = 0,
+) -> list[Trial]:
+    """Try settings side by side, dropping the worse ones on the way; the best comes first.
+
+    Successive halving (Jamieson and Talwalkar 2016): with R = `rungs`, the settings still in the race after rung i have
+    trained for n_rounds keep^(R - 1 - i) rounds, and the best `keep` of them by pooled validation loss go on.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    federation
+        The clients that train.
+    settings
+        What to try.
+    n_rounds
+        Rounds of the settings that stay to the end.
+    validation
+        Clients with the rows to compare on: never those reported on in the end.
+    rungs
+        How often settings are compared; 1 lets all run to the end.
+    keep
+        The share of settings that goes on.
+    sampler, server, weighting, initial, seed
+        As for FedAvg and `rounds`; the seed draws the cohorts, which all settings share.
+
+    >>> from fedscape.learning import cross_entropy, models
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
+    >>> local = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> tried = sweep(local, fed, [Setting(lr=0.01), Setting(lr=1.0)], n_rounds=4, validation=fed, rungs=2, keep=0.5)
+    >>> [(t.setting.lr, t.rounds) for t in tried]
+    [(1.0, 4), (0.01, 2)]
+    """
+    if rungs < 1 or not 0 < keep <= 1 or n_rounds < 1:
+        raise DataError(
+            f"rungs and n_rounds must be at least 1, keep above 0 and at most 1: {rungs}, {n_rounds}, {keep}"
+        )
+    racing, done = list(settings), 0
+    state: Arrays | None = None
+    out: list[Trial] = []
+    for rung in range(rungs):
+        until = max(done, round(n_rounds * keep ** (rungs - 1 - rung)), 1)
+        made = Sweep(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
+        state = made.start(seed) if state is None else state
+        later = _Later(All() if sampler is None else sampler, done)
+        for r in rounds(made, federation, n_rounds=until - done, sampler=later, seed=seed, state=state, measure=0):
+            state = r.state
+        done = until
+        each = [made.state_of(state, s) for s in range(len(racing))]
+        trials = [Trial(s, done, evaluate(local, e, validation), e) for s, e in zip(racing, each, strict=True)]
+        best = sorted(range(len(racing)), key=lambda s: trials[s].loss)
+        stay = len(racing) if rung == rungs - 1 else max(1, round(len(racing) * keep))
+        out.extend(trials[s] for s in reversed(best[stay:]))
+        on = sorted(best[:stay])
+        racing, state = [racing[s] for s in on], {n: v if n == "server.t" else v[on] for n, v in state.items()}
+    return [trials[s] for s in best[:stay]] + out[::-1]
+
+
+def grid(
+    *,
+    lr: Sequence[float],
+    proximal: Sequence[float] = (0.0,),
+    server: Sequence[float] = (1.0,),
+    seeds: Sequence[int] = (0,),
+) -> list[Setting]:
+    """All combinations.
+
+    >>> len(grid(lr=[0.1, 0.2], seeds=[0, 1, 2]))
+    6
+    """
+    return [Setting(lr=a, proximal=b, server=c, seed=d) for a in lr for b in proximal for c in server for d in seeds]

@@ -1,0 +1,194 @@
+"""What comes out of training: every client's result, sweeps, and files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedscape import DataError, Federation, FixedSize, rounds
+from fedscape.learning import (
+    Adam,
+    ClientAccuracy,
+    FedAvg,
+    LocalSGD,
+    Setting,
+    Sweep,
+    cross_entropy,
+    evaluate,
+    grid,
+    load_model,
+    measure_strategies,
+    models,
+    module_of,
+    save_model,
+    squared_error,
+    sweep,
+)
+
+
+def federation(sizes, *, seed=0, d=4, n_classes=3) -> Federation:
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate(([0], np.cumsum(np.array(sizes, dtype=int))))
+    x = rng.normal(size=(offsets[-1], d))
+    return Federation({"x": x, "y": x[:, :n_classes].argmax(axis=1)}, offsets)
+
+
+def local_step(**changed) -> LocalSGD:
+    given = {"lr": 0.2, "epochs": 1, "batch_size": 3, **changed}
+    return LocalSGD(models.linear(4, 3, seed=1).double(), cross_entropy, **given)
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_that_of_each_client_alone_and_names_both_averages():
+    fed, local = federation([4, 0, 7, 1, 30]), local_step()
+    state = FedAvg(local).start(0)
+    found = evaluate(local, state, fed, threads=2)
+    model = module_of(local.model, state)
+    for i in range(len(fed)):
+        one = fed.take([i])
+        if one.n_rows == 0:
+            assert np.isnan([found.loss[i], found.accuracy[i]]).all()
+            continue
+        output, y = model(torch.tensor(one["x"])).detach(), torch.tensor(one["y"])
+        assert found.loss[i] == pytest.approx(float(cross_entropy(output, y).mean()))
+        assert found.accuracy[i] == pytest.approx(float((output.argmax(1) == y).double().mean()))
+    known, said = found.rows > 0, found.summary()
+    assert said["accuracy_of_clients"] == pytest.approx(found.accuracy[known].mean())
+    assert said["accuracy_pooled"] == pytest.approx(np.average(found.accuracy[known], weights=found.rows[known]))
+    assert said["accuracy_worst_decile"] == pytest.approx(found.accuracy[known].min())
+    assert said["loss_worst_decile"] == pytest.approx(found.loss[known].max())
+    assert said["accuracy_p50"] == pytest.approx(np.median(found.accuracy[known]))
+    assert said["accuracy_spread"] == pytest.approx(found.accuracy[known].std())
+    assert set(found.table()) == {"client", "rows", "loss", "accuracy"}
+    assert "accuracy_pooled" in repr(found)
+
+
+def test_metrics_of_a_round_are_those_of_evaluation():
+    fed, local = federation([4, 0, 7, 1]), local_step()
+    (done,) = rounds(FedAvg(local), fed, n_rounds=1)
+    found = evaluate(local, FedAvg(local).start(0), fed).summary()
+    share = float(done.metrics["with_rows"])
+    assert share == 0.75
+    assert float(done.metrics["loss"]) / share == pytest.approx(found["loss_of_clients"])
+    assert float(done.metrics["accuracy"]) / share == pytest.approx(found["accuracy_of_clients"])
+
+
+def test_regression_has_a_loss_and_no_accuracy():
+    fed = federation([3, 2]).with_column("y", np.arange(5.0))
+    local = LocalSGD(models.linear(4, 1), squared_error, lr=0.1, epochs=1, batch_size=2)
+    found = evaluate(local, FedAvg(local).start(0), fed)
+    assert found.accuracy is None
+    assert "accuracy_pooled" not in found.summary()
+    assert set(FedAvg(local).measure(FedAvg(local).start(0), fed)) == {"loss", "with_rows"}
+    with pytest.raises(DataError, match="holds no classes"):
+        ClientAccuracy(local).step(FedAvg(local).start(0), fed, None)
+
+
+def test_a_histogram_of_clients_says_what_the_table_says():
+    fed, local = federation([4, 0, 7, 1, 9, 5]), local_step()
+    state = FedAvg(local).start(0)
+    (done,) = rounds(ClientAccuracy(local, bins=5), fed, n_rounds=1, state=state)
+    found = evaluate(local, state, fed)
+    right = np.rint(found.accuracy * found.rows)[found.rows > 0].astype(int)
+    bins = [min(5 * hits // rows, 4) for hits, rows in zip(right, found.rows[found.rows > 0], strict=True)]
+    assert done.state["histogram"].tolist() == np.bincount(bins, minlength=5).tolist()
+    assert done.state["correct"] / done.state["rows"] == pytest.approx(found.summary()["accuracy_pooled"])
+
+
+def test_evaluation_of_nobody_and_of_a_foreign_state_is_refused():
+    local = local_step()
+    with pytest.raises(DataError, match="must have a client to evaluate"):
+        evaluate(local, FedAvg(local).start(0), federation([]))
+    with pytest.raises(DataError, match=r"holds no model\.<parameter>"):
+        evaluate(local, {"w": np.zeros(2)}, federation([2]))
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_sweep_is_its_runs_one_by_one(strategy, optimiser):
+    fed = federation([4, 0, 7, 1, 5])
+    local = local_step(strategy=strategy, optimiser=optimiser)
+    settings = grid(lr=[0.05, 0.3], proximal=[0.0, 0.4], seeds=[2, 3])
+    made = Sweep(local, settings, server=Adam(0.05), initial="seed")
+    *_, last = rounds(made, fed, n_rounds=3)
+    for place, s in enumerate(settings):
+        one = FedAvg(replace(local, lr=s.lr, proximal=s.proximal), server=Adam(0.05), initial="seed")
+        *_, alone = rounds(one, fed, n_rounds=3, seed=s.seed)
+        for name, values in alone.state.items():
+            np.testing.assert_allclose(made.state_of(last.state, place)[name], values, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(last.metrics["loss"][place], alone.metrics["loss"], rtol=1e-9)
+
+
+def test_a_factor_on_the_server_is_a_server_rate():
+    fed, local = federation([4, 3]), local_step()
+    *_, both = rounds(Sweep(local, [Setting(lr=0.2, server=0.5)], server=Adam(0.1)), fed, n_rounds=3)
+    *_, alone = rounds(FedAvg(local, server=Adam(0.05)), fed, n_rounds=3)
+    np.testing.assert_allclose(both.state["model.1.weight"][0], alone.state["model.1.weight"], rtol=1e-9, atol=1e-12)
+
+
+def test_halving_drops_the_worse_and_the_rest_end_as_if_never_stopped():
+    fed, held_out = federation([6] * 20), federation([6] * 10, seed=1)
+    settings = grid(lr=[0.001, 0.01, 0.1, 1.0])
+    kwargs = {"n_rounds": 8, "validation": held_out, "sampler": FixedSize(5), "seed": 3}
+    all_of_them = sweep(local_step(), fed, settings, **kwargs)
+    halved = sweep(local_step(), fed, settings, rungs=3, keep=0.5, **kwargs)
+    assert [t.rounds for t in halved] == [8, 4, 2, 2]
+    assert [t.loss for t in all_of_them] == sorted(t.loss for t in all_of_them)
+    (same,) = (t for t in all_of_them if t.setting == halved[0].setting)
+    for name, values in halved[0].state.items():
+        np.testing.assert_allclose(values, same.state[name], rtol=1e-9, atol=1e-12)
+    assert "loss=" in repr(halved[0])
+
+
+def test_a_wrong_sweep_is_refused():
+    with pytest.raises(DataError, match="at least one Setting"):
+        Sweep(local_step(), [])
+    with pytest.raises(DataError, match="numbers of at least 0"):
+        Setting(lr=-1.0)
+    with pytest.raises(DataError, match="keep above 0"):
+        sweep(local_step(), federation([2]), grid(lr=[0.1]), n_rounds=1, validation=federation([2]), keep=0.0)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_model_predicts_as_the_state_does(tmp_path):
+    local = local_step()
+    *_, last = rounds(FedAvg(local, server=Adam(0.1)), federation([4, 5]), n_rounds=2)
+    save_model(tmp_path / "m.safetensors", local.model, last.state, about={"rounds": 2})
+    x = torch.ones(2, 4, dtype=torch.float64)
+    again = load_model(tmp_path / "m.safetensors", local.model)
+    assert torch.equal(again(x), module_of(local.model, last.state)(x))
+    assert not torch.equal(again(x), local.model(x))
+
+
+def test_a_torn_missing_or_foreign_file_is_refused(tmp_path):
+    local = local_step()
+    path = tmp_path / "m.safetensors"
+    save_model(path, local.model, FedAvg(local).start(0))
+    with pytest.raises(DataError, match=r"is of another model: '1\.\w+' is"):
+        load_model(path, models.linear(5, 3))
+    with pytest.raises(DataError, match="it lacks 3"):
+        load_model(path, models.mlp(4, 3, 3))
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DataError, match="no whole safetensors file"):
+        load_model(path, local.model)
+    with pytest.raises(DataError, match="cannot be read"):
+        load_model(tmp_path / "none", local.model)
+
+
+def test_strategies_are_timed_and_the_choice_needs_no_clock():
+    assert set(measure_strategies(local_step(), federation([2, 3]), repeats=1)) == {"sequential", "vmap"}
+    chosen = {"linear": models.linear(4, 3), "mlp": models.mlp(), "cnn": models.cnn((1, 8, 8), 3)}
+    found = {n: LocalSGD(m, cross_entropy, lr=0.1, epochs=1, batch_size=2).chosen for n, m in chosen.items()}
+    assert found == {"linear": "vmap", "mlp": "sequential", "cnn": "sequential"}
+    with pytest.raises(DataError, match="repeats must be at least 1"):
+        measure_strategies(local_step(), federation([2]), repeats=0)
