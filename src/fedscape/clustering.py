@@ -116,6 +116,7 @@ class FederatedKMeans(Estimator):
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = reading(self, column)
+        how.check_scales("n_rows", "first", "second", "sums", "sizes")
         self.moments_ = Moments(column=work.column, bound=self.bound)
         self.moments_.history_ = self.history_
         self.moments_._fit(engine, None, how.phase(".moments").sending("n_rows", "first", "second"))

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from fedscape.computation import Arrays, Computation, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import NotFittedError
+from fedscape.errors import NotFittedError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.history import History
 from fedscape.ledger import Ledger
@@ -37,6 +37,12 @@ class Fit:
     def phase(self, name: str) -> Fit:
         """The same with a checkpoint file of its own for one phase of the fit."""
         return self if self.checkpoint is None else replace(self, checkpoint=f"{os.fspath(self.checkpoint)}{name}")
+
+    def check_scales(self, *names: str) -> None:
+        """Refuse scales for arrays that no phase sends."""
+        unknown = set() if self.privacy is None else set(self.privacy.scales) - set(names)
+        if unknown:
+            raise PrivacyError(f"scales name {sorted(unknown)}, but these phases send {sorted(names)}")
 
     def sending(self, *names: str) -> Fit:
         """The same for a phase that sends these arrays: scales of other phases' arrays are left out."""

@@ -110,6 +110,8 @@ class Privacy:
             raise PrivacyError(f"unit must be 'client' or 'row', not {self.unit!r}")
         if self.place not in _PLACES or (self.place != "central" and self.unit == "row"):
             raise PrivacyError(f"place must be one of {_PLACES}, and 'central' for rows, not {self.place!r}")
+        if self.unit == "row" and self.scales:
+            raise PrivacyError("scales go with unit='client': what one row can change is bounded without them")
         if not 0 < self.count_share < 1 or any(not s > 0 for s in self.scales.values()):
             raise PrivacyError("scales must be positive and count_share between 0 and 1")
 

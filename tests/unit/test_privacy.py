@@ -305,6 +305,10 @@ BAD = {
     "epsilon must be a positive number, not -1": lambda: Laplace(clip=1.0, epsilon=-1),
     "unit must be 'client' or 'row', not 'user'": lambda: Gaussian(clip=1.0, multiplier=1.0, unit="user"),
     "place must be one of": lambda: Gaussian(clip=1.0, multiplier=1.0, place="moon"),
+    "scales go with unit='client'": lambda: Gaussian(clip=1.0, multiplier=1.0, unit="row", scales={"counts": 0.01}),
+    "scales name ['zz'], but these phases send": lambda: FederatedKMeans(2, n_init=1).fit(
+        people(), privacy=Gaussian(clip=1.0, multiplier=1.0, scales={"zz": 2.0})
+    ),
     "scales must be positive": lambda: Gaussian(clip=1.0, multiplier=1.0, scales={"a": 0}),
     "cannot be made up of parts": lambda: Laplace(clip=1.0, epsilon=1.0, place="distributed"),
     "an adaptive clip needs": lambda: Gaussian(clip=AdaptiveClip(1.0), multiplier=1.0, unit="row"),

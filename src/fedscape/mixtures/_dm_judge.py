@@ -8,6 +8,7 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.federation import Federation
+from fedscape.mixtures._dm_private import shortened
 from fedscape.mixtures._dm_rounds import Maximise
 from fedscape.mixtures._dm_start import example
 from fedscape.mixtures.size_laws import Kind
@@ -62,6 +63,72 @@ class Compare(Computation):
     @classmethod
     def examples(cls) -> Sequence[tuple[Compare, Federation]]:
         return [(cls((1, 2, 3), np.array([128, 64, 32, 32, 320])), example())]
+
+
+class Contrast(Computation):
+    """How the log-likelihood differs from model to model, in few and bounded numbers: what a private fit can afford.
+
+    Clients send how far each model is above the mean of all, in nats, shortened to the L2 norm `bound`, and the squares
+    of that divided by `bound`: together a norm of sqrt(2) bound at most. Of a single model they send the likelihood's
+    logarithm itself.
+
+    Parameters
+    ----------
+    bound
+        The longest vector of differences, in nats.
+    noise
+        The standard deviation of the noise on a sum; it is part of the standard errors.
+    """
+
+    def __init__(
+        self,
+        models: tuple[int, ...],
+        reach: Array,
+        *,
+        bound: float,
+        noise: float = 0.0,
+        sizes: Kind | None = "bins",
+        column: str = "y",
+        count: str | None = None,
+    ) -> None:
+        self.models = models
+        self.reach = reach
+        self.bound = bound
+        self.noise = noise
+        self.sizes = sizes
+        self.column = column
+        self.count = count
+        self._like = Maximise(models, reach, sizes=sizes, column=column, count=count)
+
+    def start(self, seed: int) -> Arrays:
+        return self._like.start(seed)
+
+    def prepare(self, state: Arrays) -> Arrays:
+        return self._like.prepare(state)
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        likelihood = self._like.measure(state, clients)["log_likelihood"]  # [clients, models]
+        if len(self.models) == 1:
+            return {"log_likelihood": likelihood}, {}
+        above = shortened(likelihood - likelihood.mean(axis=1, keepdims=True), self.bound)
+        return {"above": above, "squares": above**2 / self.bound}, {}
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        n = max(float(total["clients"]), 1.0)
+        mean = total.get("above", total.get("log_likelihood", np.zeros(1))) / n
+        spread = np.zeros(len(mean))
+        if "squares" in total:
+            spread = np.maximum(total["squares"] * self.bound / n - mean**2, 0.0)
+        # a difference of two varies at most twice as much as both together; the noise is on top
+        errors = np.sqrt(2 * (spread[:, None] + spread) / n + 2 * (self.noise / n) ** 2)
+        np.fill_diagonal(errors, 0.0)
+        kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
+        return {**kept, "log_likelihood": mean, "errors": errors, "clients": np.asarray(n)}
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Contrast, Federation]]:
+        reach = np.array([128, 64, 32, 32, 320])
+        return [(cls((1, 2, 3), reach, bound=3.0), example()), (cls((2,), reach, bound=3.0), example())]
 
 
 class Information(Computation):

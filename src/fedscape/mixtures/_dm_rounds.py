@@ -50,7 +50,7 @@ class Maximise(Computation):
         the server takes one step. "fixed_point": first derivatives and eq. (49).
     average
         Where each round sees other clients: from the sixth round on sums are averaged over rounds, with the step
-        (t + 2)^-average.
+        (t + 2)^-average; "newton" takes smaller steps instead.
     """
 
     block_clients = 128  # a client sends G numbers for each cell of counts
@@ -130,27 +130,10 @@ class Maximise(Computation):
             sums["tails"] = self._cells[0].tails(counts, shares, owner, n, g)
             sums["totals"] = self._cells[1].tails(n_total, shares, owner, n, g)
             return sums
-        sums["first"], sums["first_total"] = self._looked_up(state, counts, shares, owner, n, 1)
+        sums["first"], sums["first_total"] = looked_up(state, counts, shares, owner, n, self.reach, 1)
         if self.solver == "newton":
-            sums["second"], sums["second_total"] = self._looked_up(state, counts, shares, owner, n, 2)
+            sums["second"], sums["second_total"] = looked_up(state, counts, shares, owner, n, self.reach, 2)
         return sums
-
-    def _looked_up(
-        self, state: Arrays, counts: Counts, shares: Array, owner: Array, n: int, kind: int
-    ) -> tuple[Array, Array]:
-        """Shares times alpha^kind times differences of digamma (1) or trigamma (2): [n, C, G] and [n, G]."""
-        tables = tables_of(state, self.reach, kind)
-        g = int(self._ends[-1])
-        out = np.zeros((n, len(self.reach) - 1, g))
-        first, cap = rows_of_entries(counts, tables.first, tables.cap)
-        add_looked_up(*counts[:3], shares, owner, first, cap, counts.stride, tables.rows, out)
-        over, excess = tables.beyond(counts)
-        if len(over):
-            client = counts.client[over]
-            np.add.at(out, (owner[client], counts.categories[over]), shares[client, :g] * excess)
-        weighted = shares * tables.of_total(counts.total)
-        total = _added(weighted, owner, np.zeros(len(owner), dtype=np.int64), (n, 1, g))
-        return out * state["mean"].T ** kind, total[:, 0]
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         """The log-likelihood of each model, multinomial coefficient included."""
@@ -162,15 +145,18 @@ class Maximise(Computation):
         if total["clients"] < 1:
             return dict(state)
         sums = {name: values / total["clients"] for name, values in total.items() if name != "clients"}
-        running = {}
+        running, rate = {}, 1.0
         if self.average is not None:
             t = int(state["rounds"]) - ALONE  # shares of the first rounds are far off: nothing of them is kept
             rate = (t + 2.0) ** -self.average if t >= 0 else 1.0
-            sums = {name: rate * new + (1 - rate) * state.get(f"running.{name}", 0.0) for name, new in sums.items()}
-            running = {f"running.{name}": values for name, values in sums.items()}
+            # slopes and curvatures of earlier rounds were taken elsewhere: there the step is made smaller instead
+            kept = [name for name in sums if self.solver != "newton" or not name.startswith(("first", "second"))]
+            past = {name: state.get(f"server.running.{name}", 0.0) for name in kept}
+            sums |= {name: rate * sums[name] + (1 - rate) * past[name] for name in kept}
+            running = {f"server.running.{name}": sums[name] for name in kept}
         weights = self._weights(sums["shares"])
         sizes, rise = self._size_laws(state, sums)
-        mean, dispersion, gain = self._components(state, sums)
+        mean, dispersion, gain = self._components(state, sums, rate)
         with np.errstate(divide="ignore"):
             gain = gain + rise + np.maximum(sums["shares"], 0.0) * np.log(weights / state["weights"])
         return {
@@ -196,7 +182,7 @@ class Maximise(Computation):
         laws = most_likely(found, FLOOR * background(self._edges))
         return laws, (np.maximum(found, 0.0) * np.log(laws / state["sizes"])).sum(axis=1)
 
-    def _components(self, state: Arrays, sums: Arrays) -> tuple[Array, Array, Array]:
+    def _components(self, state: Arrays, sums: Arrays, rate: float) -> tuple[Array, Array, Array]:
         """The M-step of means and dispersions, and what Q gained (for one step: is expected to gain)."""
         mean, dispersion = state["mean"].T, state["dispersion"]
         if self.solver == "exact":
@@ -208,7 +194,7 @@ class Maximise(Computation):
         second = np.maximum(sums.get("second", first), 0.0)
         slopes = Slopes(first, second, sums["first_total"], sums.get("second_total", sums["first_total"]))
         if self.solver == "newton":  # no other point of Q is known: the step is limited instead of searched
-            direction = np.clip(newton_direction(mean, slopes), -1.5, 1.5)
+            direction = rate * np.clip(newton_direction(mean, slopes), -1.5, 1.5)
         else:
             direction = fixed_point_direction(mean, slopes)
         new = moved(mean, dispersion, direction)
@@ -234,6 +220,24 @@ class Maximise(Computation):
             (cls((2,), reach, solver="fixed_point"), example()),
             (cls((2,), reach, average=0.7), example()),
         ]
+
+
+def looked_up(
+    state: Arrays, counts: Counts, shares: Array, owner: Array, n: int, reach: Array, kind: int
+) -> tuple[Array, Array]:
+    """Shares times alpha^kind times differences of digamma (1) or trigamma (2): [n, C, G] and [n, G]."""
+    tables = tables_of(state, reach, kind)
+    g = len(state["weights"])
+    out = np.zeros((n, len(reach) - 1, g))
+    first, cap = rows_of_entries(counts, tables.first, tables.cap)
+    add_looked_up(*counts[:3], shares, owner, first, cap, counts.stride, tables.rows, out)
+    over, excess = tables.beyond(counts)
+    if len(over):
+        client = counts.client[over]
+        np.add.at(out, (owner[client], counts.categories[over]), shares[client, :g] * excess)
+    weighted = shares * tables.of_total(counts.total)
+    total = _added(weighted, owner, np.zeros(len(owner), dtype=np.int64), (n, 1, g))
+    return out * state["mean"].T ** kind, total[:, 0]
 
 
 def _added(values: Array, owner: Array, row: Array, shape: tuple[int, int, int]) -> Array:

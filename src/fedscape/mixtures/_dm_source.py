@@ -21,6 +21,7 @@ class Source(NamedTuple):
     times: str | None
     n_categories: int
     names: tuple[str, ...] | None
+    declared: bool = True  # the number of categories follows from names, a parameter or the shape, not from rows
 
     @classmethod
     def of(cls, data: Any, column: str, count: str | None, n_categories: int | None) -> Source:
@@ -40,7 +41,9 @@ class Source(NamedTuple):
         number = known.categories(column) if n_categories is None and known is not None else n_categories
         if not number or number < 1:
             raise DataError(f"column {column!r} has no categories: it has no rows; pass n_categories=")
-        return cls(engine, column, count, int(number), known.names.get(column) if known is not None else None)
+        names = known.names.get(column) if known is not None else None
+        declared = n_categories is not None or names is not None or (known is not None and known[column].ndim == 2)
+        return cls(engine, column, count, int(number), names, declared)
 
     @property
     def clients(self) -> Federation:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import gammaln
 
-from fedscape.mixtures._dm_kernels import Counts, add_ends, fill_rising, tails_of
+from fedscape.mixtures._dm_kernels import Counts, add_ends, add_shares, fill_rising, tails_of
 from fedscape.random import Array
 
 COUNTS = (64, 8)  # cells of counts: one for each up to 64, then an eighth wider each
@@ -168,7 +168,12 @@ class Cells(NamedTuple):
         ends = np.zeros((n, self.number + len(self.first), shares.shape[1]))
         first, length = rows_of_entries(counts, self.first, self.length)
         grid = edges(self.grid)
-        add_ends(counts.offsets, counts.number, shares, owner, first, length, counts.stride, grid, self.grid[0], ends)
+        if len(self.first) == 1 and counts.number.max(initial=0) <= min(self.grid[0], int(self.length[0])):
+            add_shares(shares, owner, counts.number, ends)  # one number a client, none in a wide cell
+        else:
+            add_ends(
+                counts.offsets, counts.number, shares, owner, first, length, counts.stride, grid, self.grid[0], ends
+            )
         tails = np.empty((n, self.number, components))
         tails_of(ends, self.first, self.length, tails)
         return tails

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedscape.computation import rounds
+from fedscape.computation import Computation, rounds
 from fedscape.errors import DataError
 from fedscape.estimator import Fit
 from fedscape.history import History
+from fedscape.ledger import Ledger
 from fedscape.mixtures._dm_judge import Compare
-from fedscape.mixtures.dirichlet_multinomial import Data, MixtureOfDirichletMultinomials, Models
+from fedscape.mixtures._dm_private import Ascend
+from fedscape.mixtures._dm_private_fit import contrast_of
+from fedscape.mixtures.dirichlet_multinomial import Data, MixtureOfDirichletMultinomials, Models, known
+from fedscape.privacy import Privacy
 from fedscape.random import Array, HasKeys, Key
 from fedscape.sampling import All, Sampler
 
@@ -50,6 +54,9 @@ def choose_components(
     column: str | None = None,
     sampler: Sampler | None = None,
     progress: bool | None = None,
+    privacy: Privacy | None = None,
+    ledger: Ledger | None = None,
+    measure_privacy: Privacy | None = None,
 ) -> Choice:
     """Choose the number of components by the log-likelihood of unseen clients (Appendix A.1).
 
@@ -67,6 +74,11 @@ def choose_components(
         Numbers of components.
     validation
         Clients to compare on; by default a share `test` of the clients in `data`, which are then not fitted to.
+    privacy, ledger
+        How sums are clipped and noised, and where releases are written, as for `fit`.
+    measure_privacy
+        How comparisons are, with a clip in nats; a private choice needs it. Scores are then relative to the mean of all
+        candidates, and their standard errors an upper estimate with the noise in it.
 
     >>> counts = np.random.default_rng(0).multinomial(20, [0.5, 0.3, 0.2], 200)
     >>> choose_components(MixtureOfDirichletMultinomials(), counts, candidates=(1, 2)).n_components
@@ -86,15 +98,33 @@ def choose_components(
         train = Part(All() if sampler is None else sampler, test, mixture.seed, inside=False)
     models = tuple(k for k in tried for _ in range(work._starts(k)))
     full = sampler is None or isinstance(sampler, All)
-    fitted = work._fit_models(models, source, Fit(train, progress=progress), full=full)
-    best = [max((r for r, m in enumerate(models) if m == k), key=lambda r: fitted.log_likelihood[r]) for k in tried]
+    if privacy is not None and ledger is None:
+        ledger = Ledger()
+    how = Fit(train, progress=progress, privacy=privacy, ledger=ledger, measure_privacy=measure_privacy)
+    fitted = work._fit_models(models, source, how, full=full, judged=1)
+    scored = np.nan_to_num(fitted.log_likelihood)
+    best = [max((r for r, m in enumerate(models) if m == k), key=lambda r: scored[r]) for k in tried]
     held_out = source if validation is None else work._source(validation, column)
     judge = Part(All(), test, mixture.seed, inside=True) if validation is None else All()
-    compare = Compare(
-        tried, fitted.computation.reach, sizes=mixture.sizes, column=held_out.column, count=held_out.times
+    compare: Computation
+    if isinstance(fitted.computation, Ascend):
+        compare, how = contrast_of(fitted.computation, tried, held_out, how)
+    else:
+        compare = Compare(
+            tried, fitted.computation.reach, sizes=mixture.sizes, column=held_out.column, count=held_out.times
+        )
+    final = next(
+        rounds(
+            compare,
+            held_out.engine,
+            n_rounds=1,
+            sampler=judge,
+            seed=mixture.seed,
+            state=_only(fitted, best),
+            privacy=how.privacy,
+            ledger=how.ledger,
+        )
     )
-    state = _only(fitted, best)
-    final = next(rounds(compare, held_out.engine, n_rounds=1, sampler=judge, seed=mixture.seed, state=state))
     work.history_.add(final)
     scores = final.state["log_likelihood"]
     leader = int(np.argmax(scores))
@@ -105,6 +135,7 @@ def choose_components(
         one = _copy(mixture, k)
         one.history_ = work.history_
         one._take(fitted, model, source)
+        one.ledger_ = ledger
         kept.append(one)
     return Choice(chosen, tried, scores, behind, errors, tuple(kept), work.history_)
 
@@ -137,4 +168,4 @@ def _copy(mixture: MixtureOfDirichletMultinomials, n_components: int) -> Mixture
 def _only(fitted: Models, chosen: Sequence[int]) -> dict[str, Array]:
     ends = np.cumsum((0, *fitted.computation.models))
     rows = np.concatenate([np.arange(ends[r], ends[r + 1]) for r in chosen])
-    return {name: fitted.state[name][rows] for name in ("weights", "mean", "dispersion", "sizes")}
+    return {name: values[rows] for name, values in known(fitted.state).items()}

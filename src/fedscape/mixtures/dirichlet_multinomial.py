@@ -22,9 +22,11 @@ from fedscape.federation import Federation
 from fedscape.history import History
 from fedscape.ledger import Ledger
 from fedscape.mixtures._dm_files import read_population, write_population
-from fedscape.mixtures._dm_judge import Compare, Information
+from fedscape.mixtures._dm_judge import Compare, Contrast, Information
 from fedscape.mixtures._dm_kernels import counts_of
 from fedscape.mixtures._dm_posterior import shares_and_likelihood, with_tables
+from fedscape.mixtures._dm_private import Ascend, Differ, Outline
+from fedscape.mixtures._dm_private_fit import ascend_privately, contrast_of, plan, releases
 from fedscape.mixtures._dm_rounds import Maximise, Solver, check_solver
 from fedscape.mixtures._dm_source import Source
 from fedscape.mixtures._dm_start import Initialise, Survey, matched, with_broad
@@ -40,7 +42,7 @@ Data = Engine | Federation | npt.ArrayLike
 class Models(NamedTuple):
     """Models that were fitted side by side."""
 
-    computation: Maximise
+    computation: Maximise | Ascend
     state: Arrays
     log_likelihood: Array  # [models]
     clients: int
@@ -58,16 +60,21 @@ class MixtureOfDirichletMultinomials(Estimator):
     All starts run in the same rounds and the most likely is kept. A fit has one round that surveys the clients, one
     that starts the components (Algorithm 1), the rounds of EM, and one that measures the result.
 
+    With `privacy` a fit has other rounds, `n_releases` of them: where clients are, how they differ, and then `rounds`
+    rounds of scores whitened by what the model itself expects, so that clip=1.5 suits any data. Starts are compared
+    only with `measure_privacy`, whose clip is in nats; without it use n_init=1.
+
     Parameters
     ----------
     n_components
         K, how many kinds of clients; `choose_components` finds it.
     solver
-        "exact", "newton" (derivatives: fewer bytes where counts are very large) or "fixed_point" (the paper's).
+        "exact" (by default), "newton" (derivatives: fewer bytes where counts are very large) or "fixed_point" (the
+        paper's). A private fit has a solver of its own.
     n_init
         How many starts run side by side.
     rounds
-        At most this many rounds of EM.
+        At most this many rounds of EM; exactly this many rounds of scores in a private fit, where 5 are plenty.
     tol
         Stop when a round gained no more than this, in nats per client, in any start (not where a sampler is given).
     init
@@ -88,8 +95,8 @@ class MixtureOfDirichletMultinomials(Estimator):
         C, where it cannot be read off the data.
 
     Learns `weights_` [K] (tau, falling), `concentrations_` [K, C] (alpha), `size_laws_`, `log_likelihood_` (mean over
-    clients), `n_rounds_` (of EM), `history_`. The scale alpha_0 of a component is at most 10**10, the multinomial law;
-    a category never seen has a hundred-millionth of it.
+    clients; NaN where it was not measured), `n_rounds_` (of EM), `history_`. The scale alpha_0 of a component is at
+    most 10**10, the multinomial law; a category never seen has a hundred-millionth of it.
 
     >>> counts = np.array([[9, 1], [8, 2], [1, 9], [2, 8], [9, 1], [1, 9]])
     >>> mdm = MixtureOfDirichletMultinomials(2).fit(counts)
@@ -101,7 +108,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         self,
         n_components: int = 1,
         *,
-        solver: Solver = "exact",
+        solver: Solver | None = None,
         n_init: int = 4,
         rounds: int = 30,
         tol: float = 1e-4,
@@ -168,7 +175,7 @@ class MixtureOfDirichletMultinomials(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         source: Source = self.__dict__.pop("_given", None) or self._source(engine, column)
         fitted = self._fit_models((self.n_components,) * self._starts(self.n_components), source, how)
-        self._take(fitted, int(np.argmax(fitted.log_likelihood)), source)
+        self._take(fitted, int(np.argmax(np.nan_to_num(fitted.log_likelihood))), source)
 
     def _source(self, data: Data, column: str | None = None) -> Source:
         return Source.of(data, column or self.column, self.count, self.n_categories)
@@ -176,9 +183,16 @@ class MixtureOfDirichletMultinomials(Estimator):
     def _starts(self, n_components: int) -> int:
         return 1 if n_components == 1 or self.warm_start is not None else self.n_init
 
-    def _fit_models(self, models: tuple[int, ...], source: Source, how: Fit, *, full: bool | None = None) -> Models:
-        """Fit models of these numbers of components in the same rounds; `full` says that cohorts are all alike."""
+    def _fit_models(
+        self, models: tuple[int, ...], source: Source, how: Fit, *, full: bool | None = None, judged: int = 0
+    ) -> Models:
+        """Fit models of these numbers of components in the same rounds.
+
+        `full` says that cohorts are all alike; `judged`, how many comparisons will follow.
+        """
         self._check()
+        if how.privacy is not None:
+            return self._fit_privately(models, source, how, judged)
         if full is None:
             full = how.sampler is None or isinstance(how.sampler, All)
         where, column, count = source.engine, source.column, source.times
@@ -188,7 +202,7 @@ class MixtureOfDirichletMultinomials(Estimator):
             models,
             np.array(found["reach"]),
             sizes=self.sizes,
-            solver=self.solver,
+            solver=self.solver or "exact",
             average=None if full else self.average,
             column=column,
             count=count,
@@ -207,8 +221,33 @@ class MixtureOfDirichletMultinomials(Estimator):
         final = self._run(compare, where, how.phase(".final"), n_rounds=1, seed=self.seed, state=state)
         return Models(work, state, final["log_likelihood"], int(final["clients"]), int(state["rounds"]))
 
+    def _fit_privately(self, models: tuple[int, ...], source: Source, how: Fit, judged: int) -> Models:
+        several = len(set(models)) < len(models)  # starts of the same number of components
+        measured = several or (how.measure_privacy is not None and not judged)
+        plan(self, models, source, how, here=int(measured), after=judged)
+        work, state, clients = ascend_privately(self, models, source, how)
+        likelihood = np.full(len(models), np.nan)
+        if measured:
+            contrast, judging = contrast_of(work, models, source, how.phase(".final"))
+            final = self._run(contrast, source.engine, judging, n_rounds=1, seed=self.seed, state=known(state))
+            likelihood = final["log_likelihood"]
+        return Models(work, state, likelihood, clients, int(state["rounds"]))
+
+    def n_releases(self, n_components: int | None = None) -> int:
+        """How many releases a private fit makes, without comparisons: what `calibrate` needs as `rounds`.
+
+        Parameters
+        ----------
+        n_components
+            Instead of the constructor's; the largest candidate where several are tried.
+
+        >>> MixtureOfDirichletMultinomials(3, rounds=5).n_releases()
+        7
+        """
+        return releases(self, (self.n_components if n_components is None else n_components,))
+
     def _check(self) -> None:
-        check_solver(self.solver)
+        check_solver(self.solver or "exact")
         if self.n_components < 1 or self.n_init < 1 or self.rounds < 1:
             raise DataError(
                 "n_components, n_init and rounds must be at least 1, "
@@ -236,16 +275,20 @@ class MixtureOfDirichletMultinomials(Estimator):
             with_broad(mean, dispersion, joined, found["mean"], work.models)
         return work.begin(mean, dispersion)
 
-    def _warm_state(self, work: Maximise, old: MixtureOfDirichletMultinomials, source: Source) -> Arrays:
+    def _warm_components(self, old: MixtureOfDirichletMultinomials, source: Source) -> tuple[Array, Array, Array]:
         old._check_fitted("weights_")
         shape = (self.n_components, source.n_categories)
         if old.concentrations_.shape != shape:
             raise DataError(f"warm_start has components {old.concentrations_.shape}, this fit needs {shape}")
         scale = old.concentrations_.sum(axis=1)
+        return old.concentrations_ / scale[:, None], 1 / scale, old.weights_
+
+    def _warm_state(self, work: Maximise, old: MixtureOfDirichletMultinomials, source: Source) -> Arrays:
+        mean, dispersion, weights = self._warm_components(old, source)
         laws, edges = old.size_laws_, work.size_edges
         same = laws is not None and edges is not None and np.array_equal(laws.edges, edges)
         sizes = laws.probabilities if laws is not None and same else None
-        return work.begin(old.concentrations_ / scale[:, None], 1 / scale, weights=old.weights_, sizes=sizes)
+        return work.begin(mean, dispersion, weights=weights, sizes=sizes)
 
     def _take(self, fitted: Models, model: int, source: Source) -> None:
         """Keep what one of the models learned."""
@@ -257,7 +300,8 @@ class MixtureOfDirichletMultinomials(Estimator):
         edges = fitted.computation.size_edges
         self.size_laws_ = None if edges is None else SizeLaws(edges, state["sizes"][order])
         self.reach_ = fitted.computation.reach
-        self.log_likelihood_ = float(fitted.log_likelihood[model])
+        absolute = isinstance(fitted.computation, Maximise) or len(fitted.computation.models) == 1
+        self.log_likelihood_ = float(fitted.log_likelihood[model]) if absolute else float("nan")
         self.n_clients_, self.n_rounds_, self.category_names_ = fitted.clients, fitted.rounds, source.names
 
     # -- asking --------------------------------------------------------------------------------------------------------
@@ -429,6 +473,8 @@ class MixtureOfDirichletMultinomials(Estimator):
         self._check_fitted("weights_")
         params = {n: v for n, v in self.get_params().items() if n != "warm_start"}
         learned = {n: getattr(self, n) for n in ("log_likelihood_", "n_clients_", "n_rounds_", "category_names_")}
+        if np.isnan(self.log_likelihood_):
+            learned["log_likelihood_"] = None  # JSON knows no NaN
         arrays = {"weights": self.weights_, "concentrations": self.concentrations_, "reach": self.reach_}
         if self.size_laws_ is not None:
             arrays["size_edges"], arrays["size_probabilities"] = self.size_laws_.edges, self.size_laws_.probabilities
@@ -446,6 +492,8 @@ class MixtureOfDirichletMultinomials(Estimator):
             mixture.size_laws_ = SizeLaws(arrays["size_edges"], arrays["size_probabilities"])
         for name, value in header["learned"].items():
             setattr(mixture, name, value)
+        if header["learned"]["log_likelihood_"] is None:
+            mixture.log_likelihood_ = float("nan")
         names: Any = header["learned"]["category_names_"]
         mixture.category_names_ = None if names is None else tuple(names)
         mixture.history_ = History()
@@ -454,5 +502,10 @@ class MixtureOfDirichletMultinomials(Estimator):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        phases = (Survey, Initialise, Maximise, Compare, Information)
+        phases = (Survey, Initialise, Maximise, Compare, Information, Outline, Differ, Ascend, Contrast)
         return [pair for phase in phases for pair in phase.examples()]
+
+
+def known(state: Arrays) -> Arrays:
+    """The part of a state that says what the models are."""
+    return {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
