@@ -47,11 +47,10 @@ def scipy_round(counts: np.ndarray, tau: np.ndarray, alpha: np.ndarray) -> tuple
 
 
 def against_scipy(n: int) -> None:
-    counts = draw(n, 0)
+    counts = draw(n, 0).astype(np.int32)
     fed = Federation({"y": counts}, np.arange(n + 1))
-    survey, some = Survey((K,), C), fed.take(slice(0, 20_000))
-    found = Local(some).run(survey, survey.start(0), np.arange(len(some)), Key(0)).total
-    reach = np.maximum(survey.update(survey.start(0), found)["reach"], 64)
+    survey = Survey((K,), C)
+    reach = survey.update(survey.start(0), Local(fed).run(survey, survey.start(0), np.arange(n), Key(0)).total)["reach"]
     rows = []
     state, times = None, {}
     for solver in ("exact", "newton", "fixed_point"):

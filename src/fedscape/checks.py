@@ -34,14 +34,14 @@ def check_categories(values: Array, n_categories: int, column: str) -> Array:
         )
     if values.size == 0:
         return values.astype(np.int64)
-    low, high = int(values.min()), int(values.max())
+    low = 0 if values.dtype.kind in "bu" else int(values.min())
     if low < 0:
         what = "count" if values.ndim == 2 else "category"
         hint = "; -1 marks a missing text: drop those rows with where()" if low == -1 and values.ndim == 1 else ""
         raise DataError(
             f"column {column!r} holds the {what} {low} in row {int(np.argwhere(values == low)[0][0]):,}{hint}"
         )
-    if values.ndim == 1 and high >= n_categories:
+    if values.ndim == 1 and (high := int(values.max())) >= n_categories:
         row = int(np.argmax(values))
         raise DataError(
             f"column {column!r} holds the category {high} in row {row:,}, but n_categories={n_categories} allows 0 to "

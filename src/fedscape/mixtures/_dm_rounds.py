@@ -54,7 +54,7 @@ class Maximise(Computation):
     """
 
     block_clients = 128  # a client sends G numbers for each cell of counts
-    total_clients = 4096
+    total_clients = 2**14
 
     def __init__(
         self,
