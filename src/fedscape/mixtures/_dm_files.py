@@ -32,9 +32,13 @@ def write_population(path: str | os.PathLike[str], header: Mapping[str, Any], ar
     digest = hashlib.sha256(content).hexdigest()
     shown = {name: np.round(values, 6).tolist() for name, values in arrays.items() if name == "weights"}
     about = {"format": FORMAT, "arrays": target.with_suffix(".npz").name, "sha256": digest, **shown, **header}
-    text = json.dumps(about, indent=2).encode()
+    text = json.dumps({**about, "checksum": _checksum(about)}, indent=2).encode()
     for name, body in ((target.with_suffix(".npz"), content), (target, text)):
         replace_file(name, partial(_put, body))
+
+
+def _checksum(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def _put(body: bytes, file: IO[bytes]) -> None:
@@ -48,10 +52,12 @@ def read_population(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
         header = json.loads(source.read_bytes())
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise CheckpointError(f"{source} is not a population that this version of fedscape can read")
+        if header.pop("checksum", None) != _checksum(header):
+            raise CheckpointError(f"{source} was changed or damaged after it was saved: its checksum does not match")
         content = source.with_suffix(".npz").read_bytes()
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from None
     if hashlib.sha256(content).hexdigest() != header.get("sha256"):
         raise CheckpointError(f"{source.with_suffix('.npz')} does not belong to {source}: save the population again")
