@@ -10,19 +10,9 @@ from typing import Any as _Any
 
 from fedscape import datasets
 from fedscape.clustering import FederatedKMeans
-from fedscape.computation import Computation, Round, Rounds, rounds
-from fedscape.engine import Engine, Local, Reply
-from fedscape.errors import (
-    CheckpointError,
-    DataError,
-    EngineError,
-    FedscapeError,
-    MissingExtraError,
-    NotFittedError,
-    PrivacyError,
-    TooFewClients,
-    require,
-)
+from fedscape.computation import Computation, Round, rounds
+from fedscape.engine import Engine, Local
+from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError, require
 from fedscape.estimator import Estimator
 from fedscape.federation import Federation
 from fedscape.history import History
@@ -63,7 +53,6 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     "AdaptiveClip",
     "All",
-    "CheckpointError",
     "Computation",
     "DataError",
     "Engine",
@@ -84,7 +73,6 @@ __all__ = [
     "Ledger",
     "Local",
     "LocalSGD",
-    "MissingExtraError",
     "MixtureOfDirichletMultinomials",
     "Moments",
     "NotFittedError",
@@ -92,11 +80,8 @@ __all__ = [
     "Privacy",
     "PrivacyError",
     "Ragged",
-    "Reply",
     "Round",
-    "Rounds",
     "Sampler",
-    "TooFewClients",
     "calibrate",
     "choose_components",
     "datasets",

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, TooFewClients, rounds
+from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
 from fedscape.computation import frozen
 from fedscape.engine import Reply, broadcast
+from fedscape.errors import TooFewClients
 from fedscape.privacy import Release
 
 _spec = importlib.util.spec_from_file_location("computations", Path(__file__).with_name("computations.py"))

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from fedscape.cli import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,6 +52,4 @@ def test_links_point_somewhere():
 def test_every_command_line_in_the_readme_exists():
     for page in PAGES:
         for line in re.findall(r"`fedscape ([a-z]+)", page.read_text()):
-            assert line in {"study", "describe", "fit", "sample", "doctor", "data", "privacy"}, (
-                f"{page.name} speaks of fedscape {line}"
-            )
+            assert line in get_command(app).commands, f"{page.name} speaks of fedscape {line}"

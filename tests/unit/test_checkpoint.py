@@ -12,8 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from fedscape import CheckpointError, Federation, Histogram, rounds
+from fedscape import Federation, Histogram, rounds
 from fedscape.checkpoint import read, replace_file, write
+from fedscape.errors import CheckpointError
 
 FUZZ = int(os.environ.get("FEDSCAPE_FUZZ", "500"))
 ARRAYS = {
@@ -134,7 +135,7 @@ def test_a_write_that_the_system_cuts_off_leaves_the_old_file(tmp_path):
     write(tmp_path / "c", {"x": np.arange(3)}, {"round": 1})
     code = (
         "import resource, signal, sys, numpy as np\n"
-        "from fedscape import CheckpointError\n"
+        "from fedscape.errors import CheckpointError\n"
         "from fedscape.checkpoint import write\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, {resource.RLIM_INFINITY}))\n"

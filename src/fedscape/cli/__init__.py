@@ -1,0 +1,70 @@
+"""The command line: each command is one library call, printed for people or, with --json, for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import fedscape
+from fedscape.cli.data import data
+from fedscape.cli.options import Json
+from fedscape.cli.population import describe, fit, sample, study
+from fedscape.cli.privacy import privacy
+from fedscape.cli.show import flat, pairs, show
+from fedscape.errors import CheckpointError, DataError, FedscapeError
+
+app = typer.Typer(
+    name="fedscape",
+    help="Measure, model, simulate and learn the landscape of client data in federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (study, describe, fit, sample):
+    app.command()(command)
+for name, group in {"data": data, "privacy": privacy}.items():
+    app.add_typer(group, name=name)
+
+
+def main() -> None:
+    """Run the command line: exit 0 on success, 2 for bad input, 1 for any other failure."""
+    try:
+        app()
+    except FedscapeError as error:
+        sys.stderr.write(f"fedscape: {error}\n")
+        sys.exit(2 if isinstance(error, DataError | CheckpointError) else 1)
+    except KeyboardInterrupt:
+        sys.stderr.write("fedscape: stopped\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except OSError as error:
+        sys.stderr.write(f"fedscape: {error.filename or ''}: {error.strerror or error}\n")
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedscape {fedscape.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """Python, packages, extras, GPU and data folder: what is here and what is missing."""
+    from fedscape.doctor import examine
+
+    show(examine(), json_, lambda found: pairs("fedscape doctor", flat(found)))

@@ -1,0 +1,48 @@
+"""Commands that look at and convert data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Client, Force, Json, Source
+from fedscape.cli.show import flat, pairs, show, table
+
+data = typer.Typer(help="Look at and convert data.", no_args_is_help=True)
+
+
+@data.command("info")
+def data_info(
+    name: Annotated[str | None, typer.Argument(help="A name; none lists all.")] = None, json_: Json = False
+) -> None:
+    """List the data sets, or say what is known about one."""
+    if name is not None:
+        show(datasets.info(name), json_, lambda about: pairs(str(about["name"]), flat(about)))
+        return
+    show([datasets.info(each) for each in datasets.names()], json_, _names_for_people)
+
+
+@data.command("convert")
+def data_convert(
+    source: Source,
+    target: Annotated[Path, typer.Argument(help="Ends in .parquet, .csv, .json (LEAF), or is a folder to make.")],
+    client: Client = None,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Write data in another format."""
+    fed = datasets.read(source, client=client)
+    datasets.write(fed, target, overwrite=force)
+    done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
+    show(done, json_, lambda about: typer.echo(f"{target}: {len(fed):,} clients, {fed.n_rows:,} rows"))
+
+
+def _names_for_people(sets: list[dict[str, Any]]) -> None:
+    rows = []
+    for about in sets:
+        where = "embedded" if about["embedded"] else "found" if about["size"] is not None else "needs FEDSCAPE_DATA"
+        rows.append([about["name"], about["clients"], about["rows"], where, about["description"]])
+    table("data sets", ["name", "clients", "rows", "where", "what"], rows)

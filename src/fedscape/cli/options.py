@@ -1,0 +1,36 @@
+"""What several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedscape.errors import DataError
+
+Source = Annotated[str, typer.Argument(help="A name (see 'fedscape data info'), a file or a folder.")]
+Client = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
+Column = Annotated[str | None, typer.Option("--column", help="The column to model: categories or ready counts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Seed = Annotated[int, typer.Option("--seed", help="Everything random is a function of it.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, no remarks.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+
+
+def free(path: Path | None, force: bool) -> None:
+    """Refuse to write over what is there unless told so."""
+    if path is not None and path.exists() and not force:
+        raise DataError(f"{path} is there already: pass --force to replace it")
+
+
+def numbers(text: str) -> list[int]:
+    """3 is [3], 1-6 is [1, ..., 6]."""
+    low, dash, high = text.partition("-")
+    try:
+        found = list(range(int(low), int(high if dash else low) + 1))
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise DataError(f"--components must be a number such as 3 or a range such as 1-6, not {text!r}")
+    return found
