@@ -7,6 +7,7 @@ import functools
 import pickle
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from fedscape.learning import (
     models,
     squared_error,
 )
-from fedscape.learning.layers import KeyedDropout, dropout_keys, trainable_copy
+from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.training import one_thread
 
@@ -192,12 +193,104 @@ def test_dropout_keeps_the_stated_share_and_differs_between_clients_steps_and_la
 def test_dropout_is_off_in_evaluation_and_the_model_given_is_left_alone():
     model = with_dropout()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    twin = trainable_copy(model)
+    twin = trainable_copy(model, "vmap")
     assert [type(layer).__name__ for layer in twin] == ["Conv2d", "KeyedDropout", "Flatten", "KeyedDropout", "Linear"]
     assert twin.eval()(torch.ones(1, 1, 6, 6, dtype=torch.float64)).shape == (1, 3)
     trained(LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2), federation([3], (1, 6, 6), 3))
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     assert type(model[1]).__name__ == "Dropout2d"
+
+
+class Tied(nn.Module):
+    """Uses one linear layer twice, the weights of another beside the layer, and a third not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.beside, self.once, self.never = (nn.Linear(3, 3, dtype=torch.float64) for _ in range(4))
+        self.shared = nn.Linear(3, 3, dtype=torch.float64)
+        self.shared.weight = self.once.weight
+
+    def forward(self, x):
+        x = self.twice(torch.tanh(self.twice(x)))
+        x = self.beside(x) + x @ self.beside.weight
+        return self.shared(torch.tanh(self.once(x)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"momentum": 0.5}, {"proximal": 0.2}])
+def test_layers_move_their_own_weights_only_where_that_is_the_same(settings):
+    fed = federation([5, 3, 4], (3,), 3)
+    for model in (initialised(Tied(), 0), models.mlp(3, 4, 3).double()):
+        local = LocalSGD(model, cross_entropy, lr=0.3, epochs=2, batch_size=2, strategy="sequential", **settings)
+        assert_agree(trained(local, fed), trained(replace(local, strategy="vmap"), fed), 1e-9)
+
+
+def test_layers_that_move_by_themselves_are_found_and_left_as_they_were():
+    twin = trainable_copy(initialised(Tied(), 0), "sequential")
+    before = {n: p.detach().clone() for n, p in twin.named_parameters()}
+    assert self_moving(twin, lambda: twin(torch.ones(2, 3, dtype=torch.float64)).sum().backward()) == []
+    assert all(torch.equal(p, before[n]) and p.grad is None for n, p in twin.named_parameters())
+    twin = trainable_copy(models.mlp(3, 4, 3), "sequential")
+    assert len(self_moving(twin, lambda: twin(torch.ones(2, 3)).sum().backward())) == 2
+    watched = models.mlp(3, 4, 3)
+    watched[1].register_forward_hook(lambda *_: None)
+    assert [type(m).__name__ for m in trainable_copy(watched, "sequential")][1::2] == ["Linear", "FusedLinear"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 2)),
+        nn.Conv2d(3, 4, 1, bias=False),
+        nn.Conv2d(3, 2, 5, stride=3),
+    ],
+)
+def test_a_convolution_is_a_product_of_patches(layer):
+    layer, x = layer.double(), torch.randn(2, 3, 9, 11, dtype=torch.float64, requires_grad=True)
+    for made, want in zip(_with_gradients(ProductConv2d(layer), x), _with_gradients(layer, x), strict=True):
+        assert torch.allclose(made, want, atol=1e-12)
+
+
+def _with_gradients(layer, x):
+    made = layer(x)
+    return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
+
+
+@pytest.mark.parametrize(
+    "odd", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}]
+)
+def test_other_convolutions_stay_what_they_are(odd):
+    assert isinstance(trainable_copy(nn.Sequential(nn.Conv2d(3, 3, 3, **odd)), "compiled")[0], nn.Conv2d)
+
+
+@pytest.mark.parametrize("make", [lambda: models.mlp(6, 8, 3), lambda: models.cnn((1, 8, 8), 3)], ids=["mlp", "cnn"])
+def test_compiled_training_gives_the_same_numbers(make, monkeypatch):
+    """The graph as it is traced; code generation takes minutes, benchmarks/training_equality.py has it, on a GPU."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    fed = federation([7, 3, 4, 4], (6,) if make().state_dict().get("1.weight") is not None else (1, 8, 8), 3)
+    local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy="compiled")
+    assert_agree(trained(local, fed), trained(replace(local, strategy="sequential"), fed), 1e-9)
+
+
+def test_a_client_stops_after_an_epoch_that_is_no_better():
+    fed = federation([6, 5, 3, 0, 1], (3,), 2)
+    local = LocalSGD(models.linear(3, 2).double(), cross_entropy, lr=0.4, epochs=6, batch_size=2)
+    for least in (0.0, 0.01, 0.1):
+        early = replace(local, early_stopping=least)
+        states = [trained(replace(early, strategy=s), fed) for s in ("sequential", "vmap")]
+        assert_agree(*states, 1e-9)
+        adam = replace(early, optimiser="adam", lr=0.01)
+        assert_agree(*(trained(replace(adam, strategy=s), fed) for s in ("sequential", "vmap")), 1e-9)
+    whole = replace(local, batch_size=8, lr=0.1)  # every step is better
+    assert_agree(trained(replace(whole, early_stopping=0.0), fed), trained(whole, fed), 1e-12)
+    two = trained(replace(local, early_stopping=1e9), fed)
+    assert_agree(two, trained(replace(local, epochs=2), fed), 1e-9)  # the second epoch never is
+    with pytest.raises(DataError, match="goes with epochs"):
+        replace(local, epochs=None, steps=3, early_stopping=0.1)
+
+
+def test_reduced_precision_is_refused_where_there_is_no_gpu():
+    with pytest.raises(DataError, match="precision must be 'exact' on the device 'cpu', not 'tf32'"):
+        LocalSGD(nn.Linear(3, 2), cross_entropy, lr=0.1, epochs=1, batch_size=2, precision="tf32")
 
 
 def test_sample_weights_scale_gradients_on_both_paths():
@@ -276,8 +369,7 @@ def test_sums_made_on_the_device_are_the_sums_of_what_clients_send():
     for weighting in ("samples", "equal"):
         computation = FedAvg(local, weighting=weighting)
         rows, _ = computation.step(computation.start(0), fed, Key(0, 1))
-        assert computation.total(computation.start(0), fed, Key(0, 1)) is None  # on a CPU rows are cheap
-        sums = computation.sums(computation.start(0), fed, Key(0, 1))
+        sums = computation.total(computation.start(0), fed, Key(0, 1))
         assert_agree({n: v.sum(axis=0) for n, v in rows.items()}, sums, 1e-9)
 
 

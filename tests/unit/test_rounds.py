@@ -7,7 +7,6 @@ import pyarrow.parquet
 import pytest
 
 from fedscape import (
-    CheckpointError,
     Computation,
     DataError,
     EngineError,
@@ -21,6 +20,7 @@ from fedscape import (
     rounds,
 )
 from fedscape.engine import cut, in_order
+from fedscape.errors import CheckpointError
 
 
 def people(n: int = 40, seed: int = 0) -> Federation:

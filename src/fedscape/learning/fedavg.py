@@ -14,7 +14,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, shared
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
 from fedscape.learning.training import Tensors, deltas
@@ -82,52 +82,31 @@ class FedAvg(Computation):
         return {**{f"model.{n}": p for n, p in params.items()}, **{f"server.{n}": v for n, v in memory.items()}}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        params = model_arrays(state)
-        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
-        for positions, moved in self._moves(params, clients, key):
-            for name, rows in moved.items():
-                sent[f"delta.{name}"][positions] = rows.cpu().numpy()
-        return {**sent, **self._weights(clients)}, {}
+        return rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting), {}
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
-        return None if torch.device(self.local.device).type == "cpu" else self.sums(state, clients, key)
-
-    def sums(self, state: Arrays, clients: Federation, key: Key) -> Arrays:
-        """What these clients send, added in float64 where they trained: on a device their rows need not cross."""
-        params = model_arrays(state)
-        sums = {f"delta.{n}": np.zeros(p.shape) for n, p in params.items()}
-        for _, moved in self._moves(params, clients, key):
-            for name, rows in moved.items():
-                sums[f"delta.{name}"] += rows.sum(dim=0, dtype=torch.float64).cpu().numpy()
-        return {**sums, **{n: np.asarray(w.sum()) for n, w in self._weights(clients).items()}}
+        moves = self._moves(state, clients, key)
+        return sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
         if weight < 1:  # nobody had a row, or noise says so
             return dict(state)
-        params = model_arrays(state)
-        mean = {n: np.asarray(total[f"delta.{n}"], dtype=np.float64) / weight for n in params}
-        memory = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
+        params = {n: shared(p).to(self.local.device) for n, p in model_arrays(state).items()}
+        known = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
+        memory = {n: shared(v).to(self.local.device, torch.float64) if v.ndim else v for n, v in known.items()}
+        mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
         moves, after = self.server.move(memory, mean)
-        new = {f"model.{n}": (p + moves[n]).astype(p.dtype) for n, p in params.items()}
-        return {**new, **{f"server.{n}": np.asarray(v).astype(memory[n].dtype) for n, v in after.items()}}
+        new = {f"model.{n}": (p + moves[n]).to(p.dtype).cpu().numpy() for n, p in params.items()}
+        return {**new, **{f"server.{n}": _array(v).astype(known[n].dtype) for n, v in after.items()}}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right, rows = sums_of_clients(self.local, state, clients)
         shares = {"loss": loss} if right is None else {"loss": loss, "accuracy": right}
         return {**{n: v / np.maximum(rows, 1) for n, v in shares.items()}, "with_rows": rows > 0}
 
-    def _moves(self, params: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
-        """Groups of clients and their moves, times their weights."""
-        for positions, moved in deltas(self.local, tensors_of(self.local, params), clients, key):
-            if self.weighting == "samples":
-                weight = torch.from_numpy(clients.sizes[positions]).to(self.local.device)
-                for rows in moved.values():
-                    rows.mul_(weight.to(rows.dtype).reshape(-1, *[1] * (rows.ndim - 1)))
-            yield positions, moved
-
-    def _weights(self, clients: Federation) -> Arrays:
-        return {"weight": clients.sizes} if self.weighting == "samples" else {}
+    def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
+        return deltas(self.local, tensors_of(self.local, model_arrays(state)), clients, key)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:
@@ -145,6 +124,39 @@ class FedAvg(Computation):
             (cls(replace(two, strategy="vmap"), server=Adam(), weighting="equal", initial="seed"), fed),
             (cls(two, server=Adam(correction="bias"), weighting="equal"), fed),
         ]
+
+
+def rows_of_moves(
+    moves: Iterator[tuple[Array, Tensors]], params: Arrays, clients: Federation, weighting: str
+) -> Arrays:
+    """What each client sends: its moves, times its rows where they are the weight."""
+    sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
+    for positions, moved in moves:
+        weight = clients.sizes[positions] if weighting == "samples" else None
+        for name, rows in moved.items():
+            made = rows.cpu().numpy()
+            sent[f"delta.{name}"][positions] = (
+                made if weight is None else made * weight.astype(made.dtype).reshape(-1, *[1] * (made.ndim - 1))
+            )
+    return {**sent, **({"weight": clients.sizes} if weighting == "samples" else {})}
+
+
+def sum_of_moves(
+    moves: Iterator[tuple[Array, Tensors]], local: LocalSGD, params: Arrays, clients: Federation, weighting: str
+) -> Arrays:
+    """The sum of what clients send, in float64, made where they trained: no client's row need cross."""
+    sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
+    for positions, moved in moves:
+        weight = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
+        factor = torch.as_tensor(weight, device=local.device, dtype=torch.float64)
+        for name, rows in moved.items():
+            sums[name] += (factor @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(rows.shape[1:])
+    made = {f"delta.{n}": s if local.on_gpu else s.numpy() for n, s in sums.items()}  # an engine only adds
+    return {**made, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
+
+
+def _array(values: Array | Tensors) -> Array:
+    return values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
 def FedProx(local: LocalSGD, *, proximal: float, server: Rule = _MEAN, weighting: str = "samples") -> FedAvg:

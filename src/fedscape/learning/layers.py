@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from fedscape.errors import DataError
 from fedscape.learning.losses import Tensor
@@ -97,22 +99,132 @@ def _hashed(h: Tensor) -> Tensor:
     return h ^ ((h >> 15) & 0x1FFFF)
 
 
-def trainable_copy(model: Module, *, channels_last: bool = False) -> Module:
-    """A copy in training mode whose dropout layers are keyed; the model itself is left as it is."""
-    twin = copy.deepcopy(model)
+def trainable_copy(model: Module, strategy: str) -> Module:
+    """A copy in training mode whose dropout layers are keyed; the model itself is left as it is.
+
+    One client after the other trains with linear layers that move their own weights; compiled training with
+    convolutions as matrix products.
+    """
+    twin = nn.Sequential(copy.deepcopy(model))  # so that the model itself may be such a layer
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _DROPOUTS):
                 setattr(parent, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
-    if isinstance(twin, _DROPOUTS):
-        raise DataError("model is a dropout layer alone: there is nothing to train")
-    twin.train()
-    return twin.to(memory_format=torch.channels_last) if channels_last else twin
+            elif strategy == "sequential" and _is_plain(child, nn.Linear):
+                setattr(parent, name, FusedLinear(child))
+            elif strategy == "compiled" and _is_plain(child, nn.Conv2d) and ProductConv2d.can_stand_for(child):
+                setattr(parent, name, ProductConv2d(child))
+    return twin[0].train()
+
+
+def _is_plain(layer: Module, kind: type) -> bool:
+    """Exactly of this class, and nobody looks at what goes through it."""
+    watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+    return type(layer) is kind and not watched
+
+
+class FusedLinear(nn.Module):  # type: ignore[misc]
+    """A linear layer that, given a `rate`, moves its weights by itself as gradients pass: w <- keep w - rate g.
+
+    The gradient of a weight matrix is as large as the matrix; so it is never written and read again. Only for plain
+    SGD, and only where a step uses the layer exactly once: see `self_moving`.
+
+    >>> layer = FusedLinear(nn.Linear(2, 1, bias=False))
+    >>> layer.rate, layer.weight.data[:] = 0.5, 1.0
+    >>> layer(torch.tensor([[1.0, 3.0]])).sum().backward()
+    >>> layer.weight.tolist()
+    [[0.5, -0.5]]
+    """
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.rate: float | None = None
+        self.keep = 1.0
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.rate is None:
+            return functional.linear(x, self.weight, self.bias)
+        return _Fused.apply(x, self.weight, self.bias, self)
+
+
+class _Fused(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: FusedLinear) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        down = grad @ layer.weight if ctx.needs_input_grad[0] else None  # before the weights move
+        rows = grad.reshape(-1, grad.shape[-1])
+        layer.weight.addmm_(rows.t(), x.reshape(-1, x.shape[-1]), beta=layer.keep, alpha=-layer.rate)
+        if layer.bias is not None:
+            layer.bias.mul_(layer.keep).sub_(rows.sum(dim=0), alpha=layer.rate)
+        return down, None, None, None
+
+
+def self_moving(module: Module, backward: Callable[[], None]) -> list[FusedLinear]:
+    """The layers that may move their own weights: used once in a step, their weights by nobody else.
+
+    `backward` makes one pass there and back; no weight is changed.
+    """
+    users = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+    layers = [m for m in module.modules() if isinstance(m, FusedLinear)]
+    for layer in layers:
+        layer.calls, layer.rate = 0, 0.0
+    backward()
+    found = []
+    for layer in layers:
+        mine = list(layer.parameters())
+        alone = all(users[id(p)] == 1 and p.grad is None and p.requires_grad for p in mine)
+        found += [layer] if alone and layer.calls == 1 else []
+        layer.rate = None
+    for p in module.parameters():
+        p.grad = None
+    return found
+
+
+class ProductConv2d(nn.Module):  # type: ignore[misc]
+    """A convolution as one matrix product over patches, channels last: over many clients, a batch of products.
+
+    >>> layer, x = nn.Conv2d(2, 3, 3, stride=2, padding=1), torch.arange(50.0).reshape(1, 2, 5, 5)
+    >>> torch.allclose(ProductConv2d(layer)(x), layer(x), atol=1e-4)
+    True
+    """
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.stride, self.padding = layer.stride, layer.padding
+
+    @staticmethod
+    def can_stand_for(layer: Module) -> bool:
+        """Whether this convolution has nothing that products leave out."""
+        plain = layer.groups == 1 and layer.padding_mode == "zeros" and tuple(layer.dilation) == (1, 1)
+        return plain and not isinstance(layer.padding, str)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (up, left), (down, right) = self.padding, self.stride
+        out, channels, high, wide = self.weight.shape
+        x = functional.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up))  # [batch, H, W, channels]
+        h, w = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
+        corners = [(i, j) for i in range(high) for j in range(wide)]
+        parts = [x[:, i : i + down * (h - 1) + 1 : down, j : j + right * (w - 1) + 1 : right] for i, j in corners]
+        patches = torch.cat(parts, dim=-1).reshape(len(x), h * w, high * wide * channels)
+        made = patches @ self.weight.permute(2, 3, 1, 0).reshape(-1, out)
+        made = made if self.bias is None else made + self.bias
+        return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
 
 
 def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:
-    """The paths and layers of the keyed dropout in a `trainable_copy`."""
-    return ((path, layer) for path, layer in module.named_modules() if isinstance(layer, KeyedDropout))
+    """The paths and layers of the keyed dropout in a `trainable_copy` that drop anything."""
+    found = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, KeyedDropout))
+    return ((path, layer) for path, layer in found if layer.p > 0)
 
 
 def dropout_keys(key: Key, clients: HasKeys, path: str, step: int) -> Array:

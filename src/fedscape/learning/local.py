@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,17 @@ from fedscape.learning.losses import Loss, Tensor
 from fedscape.learning.plan import Timing
 from fedscape.random import Array
 
-STRATEGIES = ("auto", "sequential", "vmap")
+STRATEGIES = ("auto", "sequential", "vmap", "compiled")
+PRECISIONS = ("exact", "tf32", "bf16")
 SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
+
+
+class Data(NamedTuple):
+    """Rows of some clients as tensors: features as they are stored, targets, and sample weights if there are any."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor | None
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -57,12 +66,20 @@ class LocalSGD:
         "sgd" or "adam" (betas and epsilon as given here; its memory begins at zero in every round).
     schedule
         A factor on `lr` as a function of the round, for instance `CosineDecay(100)`.
+    early_stopping
+        With `epochs`: a client stops after an epoch whose mean loss, as its batches had it, is not this much below that
+        of the epoch before; None never stops.
     features, target, weights
         Names of columns; bytes (uint8) are scaled to [0, 1] unless the model begins with an embedding.
     strategy
-        "sequential": one client after the other. "vmap": all clients of a group at once. "auto": by a rule on model
-        and device, never by a clock, so that a run can be repeated; `measure_strategies` tells which is faster here.
-        The two agree to rounding: 1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned model.
+        "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": the same through
+        torch.compile, with convolutions as matrix products; the first round takes some seconds longer. "auto": by a
+        rule on model and device, never by a clock, so that a run can be repeated; `measure_strategies` tells which is
+        faster here. They agree to rounding: 1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned
+        model.
+    precision
+        On a GPU: "exact" computes in the model's own type; "tf32" lets products round their factors to 10 bits of
+        mantissa; "bf16" runs the network in bfloat16, weights and updates staying in their own type.
     device
         Where to train.
 
@@ -84,10 +101,12 @@ class LocalSGD:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     schedule: Callable[[int], float] | None = None
+    early_stopping: float | None = None
     features: str = "x"
     target: str = "y"
     weights: str | None = None
     strategy: str = "auto"
+    precision: str = "exact"
     device: str = "cpu"
     _spare: deque[Module] = field(default_factory=deque, init=False)
 
@@ -110,6 +129,15 @@ class LocalSGD:
             raise DataError(f"optimiser must be 'sgd' or 'adam', not {self.optimiser!r}")
         if self.strategy not in STRATEGIES:
             raise DataError(f"strategy must be one of {STRATEGIES}, not {self.strategy!r}")
+        if self.precision not in PRECISIONS:
+            raise DataError(f"precision must be one of {PRECISIONS}, not {self.precision!r}")
+        if self.precision != "exact" and not self.on_gpu:
+            raise DataError(f"precision must be 'exact' on the device {self.device!r}, not {self.precision!r}")
+        if self.early_stopping is not None and (self.epochs is None or not 0 <= self.early_stopping < np.inf):
+            raise DataError(
+                f"early_stopping must be at least 0 and goes with epochs=, it is {self.early_stopping!r}: "
+                "a client compares an epoch with the one before"
+            )
 
     # -- what is trained -----------------------------------------------------------------------------------------------
 
@@ -129,15 +157,22 @@ class LocalSGD:
         return next(p.dtype for p in self.model.parameters() if p.requires_grad)
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a CUDA one."""
+        return bool(torch.device(self.device).type == "cuda")
+
+    @property
     def chosen(self) -> str:
         """The strategy in use.
 
         On a CPU many small clients at once win while per-call overhead rules: up to 2**17 parameters, no convolution
-        and no recurrence. Beyond that arithmetic or memory bounds the work and one client at a time is faster. On other
-        devices vmap wins throughout.
+        and no recurrence. Beyond that arithmetic or memory bounds the work and one client at a time is faster. On a
+        CUDA device compiled training wins throughout.
         """
         if self.strategy != "auto":
             return self.strategy
+        if self.on_gpu:
+            return "compiled"
         if torch.device(self.device).type != "cpu":
             return "vmap"
         heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
@@ -166,22 +201,25 @@ class LocalSGD:
 
     # -- what clients have ---------------------------------------------------------------------------------------------
 
-    def inputs(self, clients: Federation, rows: Array | slice) -> Tensor:
-        """The features of these rows as the model takes them."""
-        values = torch.from_numpy(np.array(clients[self.features][rows])).to(self.device)
+    def inputs(self, values: Tensor) -> Tensor:
+        """Rows of the features as the model takes them."""
         if values.dtype.is_floating_point:
             return values.to(self.dtype)
-        if any(isinstance(layer, nn.Embedding) for layer in self.model.modules()):
+        if self._embeds:
             return values.to(torch.int64)
         return values.to(self.dtype) / 255 if values.dtype == torch.uint8 else values.to(self.dtype)
 
-    def targets(self, clients: Federation, rows: Array | slice) -> Tensor:
-        """The targets of these rows."""
-        values = torch.from_numpy(np.array(clients[self.target][rows])).to(self.device)
-        return values.to(self.dtype if values.dtype.is_floating_point else torch.int64)
+    def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
+        """These rows of the clients where they are trained on: features as stored, targets, sample weights."""
+        x = shared(clients[self.features][rows]).to(self.device)
+        y = shared(clients[self.target][rows]).to(self.device)
+        return Data(x, y.to(self.dtype if y.dtype.is_floating_point else torch.int64), self._weights(clients, rows))
 
-    def sample_weights(self, clients: Federation, rows: Array | slice) -> Tensor | None:
-        """The weights of these rows; None where all are one."""
+    @functools.cached_property
+    def _embeds(self) -> bool:
+        return any(isinstance(layer, nn.Embedding) for layer in self.model.modules())
+
+    def _weights(self, clients: Federation, rows: slice) -> Tensor | None:
         if self.weights is None:
             return None
         values = np.array(clients[self.weights][rows], dtype=np.float64)
@@ -195,8 +233,9 @@ class LocalSGD:
         try:
             module = self._spare.pop()
         except IndexError:
-            flat = torch.device(self.device).type == "cpu" and self.chosen == "sequential"
-            module = trainable_copy(self.model, channels_last=flat).to(self.device)
+            module = trainable_copy(self.model, self.chosen).to(self.device)
+            if torch.device(self.device).type == "cpu" and self.chosen == "sequential":
+                module = module.to(memory_format=torch.channels_last)
         yield module
         self._spare.append(module)
 
@@ -207,6 +246,26 @@ class LocalSGD:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
         given = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
         return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *given])})"
+
+
+class _Writable:
+    """Says that an array may be written to: torch warns of any that may not, though nothing here writes."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values  # keeps the memory alive
+        self.__array_interface__ = {**values.__array_interface__, "data": (values.ctypes.data, False)}
+
+
+def shared(values: Array) -> Tensor:
+    """A tensor on the same memory; it must not be written to.
+
+    >>> shared(np.arange(3)).tolist()
+    [0, 1, 2]
+    """
+    whole = np.ascontiguousarray(values)
+    if whole.size == 0 or not whole.dtype.isnative:
+        return torch.from_numpy(np.array(whole, dtype=whole.dtype.newbyteorder("=")))
+    return torch.from_numpy(np.asarray(_Writable(whole)))
 
 
 def _module_text(model: Module) -> str:

@@ -54,6 +54,8 @@ def update(
     rates: Rates,
 ) -> None:
     """Move the parameters, in place, as torch.optim.SGD and torch.optim.Adam would; steps count from 1."""
+    if not params:
+        return
     if local.weight_decay:
         grads = torch._foreach_add(grads, params, alpha=local.weight_decay)
     if isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0:

@@ -80,20 +80,27 @@ def groups(sizes: Array, timing: Timing, *, most: int, padding: float = 0.2) -> 
     made: list[list[int]] = []
     known: dict[int, Array] = {}
     width = active = np.zeros(0, dtype=np.int64)  # of each step: the largest batch, and the clients that take it
-    real = 0
+    real, same = 0, -1
     for client in order.tolist():
         size = int(sizes[client])
-        counts = known.setdefault(size, timing.counts(size))
+        if size not in known:
+            known[size] = timing.counts(size)
+        counts = known[size]
         if made and len(made[-1]) < most:
+            if size == same:  # a group of one size so far has no padding
+                made[-1].append(client)
+                active += 1
+                real += counts.sum()
+                continue
             wider, more = width.copy(), active.copy()
             wider[: len(counts)] = np.maximum(width[: len(counts)], counts)
             more[: len(counts)] += 1
             if wider @ more <= (1 + padding) * (real + counts.sum()):
                 made[-1].append(client)
-                width, active, real = wider, more, real + counts.sum()
+                width, active, real, same = wider, more, real + counts.sum(), -1
                 continue
         made.append([client])
-        width, active, real = counts.copy(), np.ones_like(counts), counts.sum()
+        width, active, real, same = counts.copy(), np.ones_like(counts), counts.sum(), size
     return [np.array(group) for group in made]
 
 

@@ -1,7 +1,8 @@
 """What the server makes of the mean of the clients' moves (Reddi et al. 2021, algorithm 2).
 
 With d the mean move: Mean x += lr d; Momentum m = beta m + d, x += lr m; the adaptive rules
-m = beta1 m + (1 - beta1) d, x += lr m / (sqrt(v) + epsilon), and differ in v.
+m = beta1 m + (1 - beta1) d, x += lr m / (sqrt(v) + epsilon), and differ in v. Rules use operators only, so they take
+arrays as well as tensors on any device.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ class _Adaptive:
         moves, new = {}, {}
         for name, d in mean.items():
             m = self.beta1 * memory[f"m.{name}"] + (1 - self.beta1) * d
-            v = self._second(np.asarray(memory[f"v.{name}"], dtype=np.float64), d * d)
-            moves[name] = self.lr * m / (np.sqrt(v) + self.epsilon)
+            v = self._second(memory[f"v.{name}"], d * d)
+            moves[name] = self.lr * m / (v**0.5 + self.epsilon)
             new[f"m.{name}"], new[f"v.{name}"] = m, v
         return moves, new
 
@@ -151,7 +152,8 @@ class Yogi(_Adaptive):
     """
 
     def _second(self, v: Array, square: Array) -> Array:
-        return np.asarray(v - (1 - self.beta2) * square * np.sign(v - square))
+        sign = (v > square) * 1.0 - (v < square) * 1.0
+        return v - (1 - self.beta2) * square * sign
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3
         raise DataError(
             f"repeats must be at least 1 and clients must have rows, not {repeats} and {clients.n_rows} rows"
         )
-    return {name: _seconds(replace(local, strategy=name), clients, repeats) for name in ("sequential", "vmap")}
+    names = ("sequential", "vmap", "compiled") if local.on_gpu else ("sequential", "vmap")
+    return {name: _seconds(replace(local, strategy=name), clients, repeats) for name in names}
 
 
 def _seconds(local: LocalSGD, clients: Federation, repeats: int) -> float:

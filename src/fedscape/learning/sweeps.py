@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +12,12 @@ from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
-from fedscape.learning.fedavg import WEIGHTINGS, FedAvg
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_moves
+from fedscape.learning.local import Data, LocalSGD, shared
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.training import Work, train, work_of
+from fedscape.learning.training import Tensors, Work, train, work_of
 from fedscape.random import Array, HasKeys, Key
 from fedscape.sampling import All, Sampler
 
@@ -103,18 +103,21 @@ class Sweep(Computation):
         return {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        params, number = model_arrays(state), len(self.settings)
-        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
-        start = {n: torch.tensor(np.asarray(params[n]), device=self.local.device) for n in self.local.names}
+        return rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting), {}
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
+        moves = self._moves(state, clients, key)
+        return sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+
+    def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
+        """Groups of clients, and how far each moves each parameter under each setting."""
+        start = {n: shared(p).to(self.local.device) for n, p in model_arrays(state).items()}
+        data, index = self.local.data(clients), key.round + self.begin
         for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
             rows = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in start.items()}  # setting within client
-            work = self._work(clients, positions, key.at(key.round + self.begin))
-            moved = train(self.local, rows, work, self._rates(key.round + self.begin, len(positions)))
-            weight = clients.sizes[positions] if self.weighting == "samples" else np.ones(len(positions))
-            for n, delta in moved.items():
-                by_client = delta.cpu().numpy().reshape(len(positions), number, *delta.shape[1:])
-                sent[f"delta.{n}"][positions] = by_client * weight.reshape(-1, *[1] * delta.ndim)
-        return {**sent, **({"weight": clients.sizes} if self.weighting == "samples" else {})}, {}
+            work = self._work(data, clients, positions, key.at(index))
+            moved = train(self.local, rows, work, self._rates(index, len(positions)))
+            yield positions, {n: d.reshape(len(positions), len(self.settings), *d.shape[1:]) for n, d in moved.items()}
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
@@ -143,10 +146,10 @@ class Sweep(Computation):
         both = [torch.tensor(c * clients, dtype=self.local.dtype, device=self.local.device) for c in columns]
         return Rates(both[0], both[1] if any(columns[1]) else 0.0)
 
-    def _work(self, clients: Federation, positions: Array, key: Key) -> Work:
+    def _work(self, data: Data, clients: Federation, positions: Array, key: Key) -> Work:
         """The work of each client under each setting; settings of one seed share their shuffles."""
         seeds = [setting.seed for setting in self.settings]
-        works = {s: work_of(self.local, clients, positions, replace(key, seed=s)) for s in dict.fromkeys(seeds)}
+        works = {s: work_of(self.local, data, clients, positions, replace(key, seed=s)) for s in dict.fromkeys(seeds)}
         plans = [works[s].plan for s in seeds]
         rows = np.stack([p.rows for p in plans], axis=1)  # [clients, settings, steps, width]
         counts = np.repeat(plans[0].counts, len(seeds), axis=0)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad_and_value, vmap
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.learning.layers import Module, dropout_keys, keyed_layers
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.layers import Module, dropout_keys, keyed_layers, self_moving
+from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
+from fedscape.learning.stopping import Stop, StopRows
 from fedscape.ragged import rows_of
 from fedscape.random import Array, Key
 
@@ -29,36 +30,30 @@ _RANDOM = (
 
 
 class Work(NamedTuple):
-    """The data rows of a group of clients, which of them each takes when, and each one's key for a dropout layer.
+    """The rows of a block of clients, which of them each member of a group takes when, and its keys for dropout.
 
     A row of work is one training: a client, or in a sweep a client under one of the settings.
     """
 
-    x: Tensor
-    y: Tensor
-    weights: Tensor | None
+    data: Data
     plan: Plan
     dropout: Callable[[str, int], Array]  # (path of the layer, step) -> [rows, 2]
 
 
 def deltas(local: LocalSGD, start: Tensors, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
     """Train all clients, group by group: positions of the clients, and how far each moves each parameter."""
-    rates = Rates(local.rate(key.round), local.proximal)
+    rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        yield positions, train(local, start, work_of(local, clients, positions, key), rates)
+        yield positions, train(local, start, work_of(local, data, clients, positions, key), rates)
 
 
-def work_of(local: LocalSGD, clients: Federation, positions: Array, key: Key) -> Work:
-    """The work of these clients, which must be in falling order of size."""
+def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, key: Key) -> Work:
+    """The work of these clients, which must be in falling order of size; `data` is `local.data(clients)`."""
     rows, offsets = rows_of(clients.offsets, positions)
     members = Rows(clients.keys[positions], offsets)
-    return Work(
-        local.inputs(clients, rows),
-        local.targets(clients, rows),
-        local.sample_weights(clients, rows),
-        make_plan(members, key, local.timing),
-        lambda path, step: dropout_keys(key, members, path, step),
-    )
+    plan = make_plan(members, key, local.timing)
+    whose = np.arange(clients.n_rows)[rows]  # rows of the group among those of the block
+    return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, step: dropout_keys(key, members, path, step))
 
 
 def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
@@ -75,16 +70,16 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
     rates
         Learning rate and proximal weight, for all rows or for each.
     """
-    with one_thread(), local.borrowed() as module:
+    with one_thread(), precise(local), local.borrowed() as module:
         keys = {path: _keys_of_steps(work, path) for path, _ in keyed_layers(module)}
-        run = _sequential if local.chosen == "sequential" else _vmapped
+        run = _sequential if local.chosen == "sequential" else _side_by_side
         return run(local, module, start, work, keys, rates)
 
 
 def _keys_of_steps(work: Work, path: str) -> Tensor:
     """The keys of one dropout layer: [steps, rows, 2]."""
     steps = range(work.plan.counts.shape[1])
-    return torch.from_numpy(np.stack([work.dropout(path, t) for t in steps])).to(work.y.device)
+    return torch.from_numpy(np.stack([work.dropout(path, t) for t in steps])).to(work.data.y.device)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
@@ -94,86 +89,165 @@ def _sequential(local: LocalSGD, module: Module, start: Tensors, work: Work, key
     named = dict(module.named_parameters())
     params = [named[name] for name in local.names]
     rows = len(work.plan.rows)
-    out = {name: torch.empty((rows, *named[name].shape), dtype=p.dtype, device=p.device) for name, p in named.items()}
+    out = {name: torch.empty((rows, *p.shape), dtype=p.dtype, device=p.device) for name, p in named.items()}
     for row in range(rows):
-        first = [start[name][row if len(start[name]) > 1 else 0] for name in local.names]
+        first = {name: start[name][row if len(start[name]) > 1 else 0] for name in local.names}
         with torch.no_grad():
-            torch._foreach_copy_(params, first)
-        _steps_of_one(local, module, first, work, keys, row, rates.row(row))
+            torch._foreach_copy_(params, list(first.values()))
+        _steps_of_one(local, module, first, work, {path: k[:, row] for path, k in keys.items()}, row, rates.row(row))
         with torch.no_grad():
-            for name, p, begin in zip(local.names, params, first, strict=True):
+            for p, (name, begin) in zip(params, first.items(), strict=True):
                 torch.sub(p, begin, out=out[name][row])
     return {name: out[name] for name in local.names}
 
 
 def _steps_of_one(
-    local: LocalSGD, module: Module, first: list[Tensor], work: Work, keys: Tensors, row: int, rates: Rates
+    local: LocalSGD, module: Module, first: Tensors, work: Work, keys: Tensors, row: int, rates: Rates
 ) -> None:
-    named, random_layers = dict(module.named_parameters()), list(keyed_layers(module))
-    params = [named[name] for name in local.names]
-    memory = new_memory(local, params)
-    index = torch.from_numpy(work.plan.rows[row]).to(work.y.device)
-    for t, count in enumerate(work.plan.counts[row].tolist()):
-        if count == 0:
-            break
+    data, random_layers = work.data, list(keyed_layers(module))
+    index = torch.from_numpy(work.plan.rows[row]).to(data.y.device)
+    counts = work.plan.counts[row].tolist()
+
+    def loss_of(t: int) -> Tensor:
         for path, layer in random_layers:
-            layer.key.copy_(keys[path][t, row])
-        batch = index[t, :count]
-        losses = checked_loss(local.loss, _forward(module, work.x[batch]), work.y[batch])
-        weighted = losses if work.weights is None else losses * work.weights[batch]
-        grads = torch.autograd.grad(weighted.sum() / count, params, allow_unused=True, materialize_grads=True)
-        with torch.no_grad():
-            update(local, params, list(grads), first, memory, t + 1, rates)
+            layer.key.copy_(keys[path][t])
+        batch = index[t, : counts[t]]
+        losses = checked_loss(local.loss, _output(local, module, data.x[batch]), data.y[batch])
+        return (losses if data.weights is None else losses * data.weights[batch]).sum() / counts[t]
+
+    with _self_moving(local, module, rates, lambda: loss_of(0).backward()) as moving:
+        named = {n: p for n, p in module.named_parameters() if n in first and id(p) not in moving}
+        params, begin = list(named.values()), [first[name] for name in named]
+        memory = new_memory(local, params)
+        stop = Stop(local, counts)
+        for t in range(len(stop.counts)):
+            loss = loss_of(t)
+            grads = _gradients(loss, params, bool(moving))
+            with torch.no_grad():
+                update(local, params, grads, begin, memory, t + 1, rates)
+            if stop.after(t, loss.detach()):
+                break
 
 
-def _forward(module: Module, x: Tensor) -> Tensor:
-    """The output; at the first call it is made sure that nothing was drawn from the global generator."""
-    if getattr(module, "_keyed", False):
-        return module(x)
-    before = torch.default_generator.get_state()
-    output = module(x)
-    if not torch.equal(before, torch.default_generator.get_state()):
-        torch.default_generator.set_state(before)
-        raise DataError(_RANDOM)
-    module._keyed = True
-    return output
+def _gradients(loss: Tensor, params: list[Tensor], moving: bool) -> list[Tensor]:
+    if not moving:
+        return list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
+    loss.backward()  # reaches the layers that move by themselves, too
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    for p in params:
+        p.grad = None
+    return grads
+
+
+@contextmanager
+def _self_moving(
+    local: LocalSGD, module: Module, rates: Rates, backward: Callable[[], None]
+) -> Iterator[frozenset[int]]:
+    """Within it linear layers move their own weights, where plain SGD allows it; the ids of those weights."""
+    if not hasattr(module, "_moving"):
+        module._moving = self_moving(module, _drawing_nothing(backward))
+    plain = local.optimiser == "sgd" and not local.momentum and rates.proximal == 0
+    layers = module._moving if plain else []
+    for layer in layers:
+        layer.rate, layer.keep = rates.lr, 1 - rates.lr * local.weight_decay
+    try:
+        yield frozenset(id(p) for layer in layers for p in layer.parameters())
+    finally:
+        for layer in layers:
+            layer.rate = None
+
+
+def _drawing_nothing(run: Callable[[], None]) -> Callable[[], None]:
+    """The same, made sure that nothing is drawn from the global generator."""
+
+    def checked() -> None:
+        before = torch.default_generator.get_state()
+        run()
+        if not torch.equal(before, torch.default_generator.get_state()):
+            torch.default_generator.set_state(before)
+            raise DataError(_RANDOM)
+
+    return checked
+
+
+def _output(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Tensor:
+    """The model's output for rows as they are stored."""
+    if local.precision != "bf16":
+        return functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
+    with torch.autocast("cuda", torch.bfloat16):
+        made = functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
+    return made.to(local.dtype)
 
 
 # -- all at once -------------------------------------------------------------------------------------------------------
 
 
-def _vmapped(local: LocalSGD, module: Module, start: Tensors, work: Work, keys: Tensors, rates: Rates) -> Tensors:
-    plan, names = work.plan, local.names
+def _side_by_side(local: LocalSGD, module: Module, start: Tensors, work: Work, keys: Tensors, rates: Rates) -> Tensors:
+    plan, data, names = work.plan, work.data, local.names
     rows = len(plan.rows)
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
     memory = new_memory(local, list(params.values()))
-    gradient = vmap(grad(_batch_loss(local, module)))
-    index = torch.from_numpy(plan.rows).to(work.y.device)
-    counts = torch.from_numpy(plan.counts).to(work.y.device)
+    gradient = _gradient_of(local, module)
+    index, counts = (torch.from_numpy(a).to(data.y.device) for a in plan)
+    stop = StopRows(local, counts)
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
         batch, number = index[:end, t, :width], counts[:end, t, None]
         share = (torch.arange(width, device=number.device) < number).to(local.dtype) / number
-        if work.weights is not None:
-            share = share * work.weights[batch]
+        if data.weights is not None:
+            share = share * data.weights[batch]
         part = {name: p[:end] for name, p in params.items()}
         random = {f"{path}.key": k[t, :end] for path, k in keys.items()}
         try:
-            grads = gradient(part, random, work.x[batch], work.y[batch], share)
+            grads, loss = gradient(part, random, data.x[batch], data.y[batch], share)
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
         begin = [start[name][:end] for name in names]
-        now = [part[name] for name in names]
-        update(local, now, [grads[name] for name in names], begin, memory.rows(end), t + 1, rates.rows(end))
+        now = stop.slowed(rates.rows(end), end)
+        update(local, list(part.values()), [grads[n] for n in names], begin, memory.rows(end), t + 1, now)
+        stop.after(t, loss)
     return {name: params[name].sub_(start[name]) for name in names}
 
 
-def _batch_loss(local: LocalSGD, module: Module) -> Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], Tensor]:
-    def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        output = functional_call(module, (params, random), (x,))
-        return (checked_loss(local.loss, output, y) * share).sum()
+def _gradient_of(local: LocalSGD, module: Module) -> Callable[..., tuple[Tensors, Tensor]]:
+    """Gradients and losses of a batch of each client."""
 
-    return batch_loss
+    def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        return (checked_loss(local.loss, _output(local, module, x, params, random), y) * share).sum()
+
+    plain = vmap(grad_and_value(batch_loss))
+    if local.chosen != "compiled":
+        return plain  # type: ignore[no-any-return]
+    if hasattr(module, "_compiled"):
+        return module._compiled  # type: ignore[no-any-return]
+    compiled = torch.compile(plain)
+
+    def first(*arguments: Any) -> tuple[Tensors, Tensor]:
+        plain(*arguments)  # its errors are readable
+        module._compiled = compiled
+        return compiled(*arguments)  # type: ignore[no-any-return]
+
+    return first
+
+
+# -- how exact ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def precise(local: LocalSGD) -> Iterator[None]:
+    """Within it products on a GPU are as exact as `local.precision` says."""
+    if not local.on_gpu:
+        yield
+        return
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = local.precision != "exact"
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
 
 
 # -- one thread per block ----------------------------------------------------------------------------------------------
