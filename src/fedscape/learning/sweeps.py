@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.training import Tensors, Work, train, work_of
+from fedscape.progress import shown
 from fedscape.random import Array, HasKeys, Key
 from fedscape.sampling import All, Sampler
 
@@ -209,6 +211,8 @@ def sweep(
     weighting: str = "samples",
     initial: str = "given",
     seed: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool | None = False,
 ) -> list[Trial]:
     """Try settings side by side, dropping the worse ones on the way; the best comes first.
 
@@ -233,6 +237,10 @@ def sweep(
         The share of settings that goes on.
     sampler, server, weighting, initial, seed
         As for FedAvg and `rounds`; the seed draws the cohorts, which all settings share.
+    checkpoint
+        Files that begin with this are written, one per rung; a sweep that finds them goes on to the same result.
+    progress
+        Whether a bar is shown; None shows one on a terminal.
 
     >>> from fedscape.learning import cross_entropy, models
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
@@ -253,8 +261,7 @@ def sweep(
         made = Sweep(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
         state = made.start(seed) if state is None else state
         later = _Later(All() if sampler is None else sampler, done)
-        for r in rounds(made, federation, n_rounds=until - done, sampler=later, seed=seed, state=state, measure=0):
-            state = r.state
+        state = _race(made, federation, until - done, later, seed, state, _file(checkpoint, rung), progress)
         done = until
         each = [made.state_of(state, s) for s in range(len(racing))]
         trials = [Trial(s, done, evaluate(local, e, validation), e) for s, e in zip(racing, each, strict=True)]
@@ -264,6 +271,28 @@ def sweep(
         on = sorted(best[:stay])
         racing, state = [racing[s] for s in on], {n: v if n == "server.t" else v[on] for n, v in state.items()}
     return [trials[s] for s in best[:stay]] + out[::-1]
+
+
+def _race(
+    made: Sweep,
+    federation: Federation,
+    n_rounds: int,
+    sampler: Sampler,
+    seed: int,
+    state: Arrays,
+    file: str | None,
+    progress: bool | None,
+) -> Arrays:
+    """The rounds of one rung; with a file, a rung that was stopped goes on, a finished one is not repeated."""
+    loop = rounds(made, federation, n_rounds=n_rounds, sampler=sampler, seed=seed, state=state, measure=0, resume=file)
+    for r in shown(loop, n_rounds=n_rounds, label=f"{len(made.settings)} settings", progress=progress):
+        if file is not None:
+            r.save(file)
+    return loop.state
+
+
+def _file(checkpoint: str | os.PathLike[str] | None, rung: int) -> str | None:
+    return None if checkpoint is None else f"{os.fspath(checkpoint)}.{rung}"
 
 
 def grid(

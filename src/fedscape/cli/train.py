@@ -1,0 +1,249 @@
+"""Commands that train networks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Client, Force, Json, Quiet, Seed, Source, free
+from fedscape.cli.show import show, table
+from fedscape.errors import DataError, require
+from fedscape.federation import Federation
+
+if TYPE_CHECKING:
+    from fedscape.learning import LocalSGD
+
+Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
+Features = Annotated[str, typer.Option(help="The column of features, or several names with commas between.")]
+Target = Annotated[str, typer.Option(help="The column of classes.")]
+Epochs = Annotated[int, typer.Option(help="How often a client goes through its rows in a round.")]
+BatchSize = Annotated[int, typer.Option(help="Rows of a step.")]
+Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
+Standardise = Annotated[bool, typer.Option("--standardise", help="Give every feature mean 0 and deviation 1.")]
+Test = Annotated[float, typer.Option(help="The share of each client's rows that is held out.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap or compiled.")]
+
+
+def train(
+    source: Source,
+    model: Model = "mlp",
+    method: Annotated[str, typer.Option(help="fedavg, fedprox or fedadam.")] = "fedavg",
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
+    cohort: Cohort = 10,
+    lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
+    epochs: Epochs = 1,
+    batch_size: BatchSize = 10,
+    proximal: Annotated[float, typer.Option(help="fedprox: how strongly clients are held to the model sent.")] = 0.0,
+    server_lr: Annotated[float | None, typer.Option(help="The server's learning rate.")] = None,
+    features: Features = "x",
+    target: Target = "y",
+    standardise: Standardise = False,
+    test: Test = 0.2,
+    every: Annotated[int, typer.Option(help="Evaluate and save after so many rounds.")] = 5,
+    epsilon: Annotated[float | None, typer.Option(help="Train privately within this budget, with --clip.")] = None,
+    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-6,
+    clip: Annotated[float, typer.Option(help="Private: the longest move of a client that counts whole.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for checkpoint, model, clients and table.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in --out.")] = False,
+    client: Client = None,
+    device: Device = "cpu",
+    strategy: Strategy = "auto",
+    force: Force = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Train a network over cohorts of clients and evaluate every client; a run that was stopped can go on."""
+    require("torch", extra="learn")
+    from fedscape.learning.running import method_for, training
+
+    if not resume:
+        free(out, force)
+    elif out is None:
+        raise DataError("--resume goes with --out, the folder of the run to go on with")
+    learners, held_out, local = _parts(
+        source, client, model, features, target, standardise, test, seed,
+        lr=lr, epochs=epochs, batch_size=batch_size, proximal=proximal, device=device, strategy=strategy,
+    )  # fmt: skip
+    weighting = "samples" if epsilon is None else "equal"
+    computation = method_for(method, local, server_lr=server_lr, weighting=weighting)
+    folder = _folder(out, resume)
+    sampler = _sampler(cohort, len(learners))
+    how = _private(epsilon, delta, clip, rounds, sampler, len(learners), folder)
+    said: list[dict[str, Any]] = []
+    for r, found, rows in training(
+        computation, learners, test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
+        checkpoint=folder and folder / "checkpoint", **how,
+    ):  # fmt: skip
+        _say(rows[len(said) :], quiet or json_, first=not said)
+        said = list(rows)
+        if folder is not None:
+            _write(folder, model, local, r.state, found, rows)
+    if not said:
+        raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
+    result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
+    if how:
+        result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
+    show(result, json_, lambda about: _finish(about, found, folder, quiet))
+
+
+def sweep(
+    source: Source,
+    model: Model = "mlp",
+    lr: Annotated[str, typer.Option(help="Learning rates to try, with commas between.")] = "0.01,0.03,0.1,0.3",
+    proximal: Annotated[str, typer.Option(help="Proximal weights to try.")] = "0",
+    server: Annotated[str, typer.Option(help="Factors on the server's learning rate to try.")] = "1",
+    seeds: Annotated[str, typer.Option(help="Seeds of shuffles and first weights.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Rounds of the settings that stay to the end.")] = 20,
+    rungs: Annotated[int, typer.Option(help="How often the worse two thirds leave; 1: all stay.")] = 1,
+    cohort: Cohort = 10,
+    epochs: Epochs = 1,
+    batch_size: BatchSize = 10,
+    features: Features = "x",
+    target: Target = "y",
+    standardise: Standardise = False,
+    test: Test = 0.2,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table and what a stopped sweep needs.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that is in --out.")] = False,
+    client: Client = None,
+    device: Device = "cpu",
+    strategy: Strategy = "auto",
+    force: Force = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Try many settings of a training as one run, on the same cohorts; the best by held-out loss comes first."""
+    require("torch", extra="learn")
+    from fedscape.learning import grid
+    from fedscape.learning import sweep as swept
+
+    if not resume:
+        free(out, force)
+    learners, held_out, local = _parts(
+        source, client, model, features, target, standardise, test, seed,
+        lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
+    )  # fmt: skip
+    lists = {name: _list(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
+    whole = [int(s) for s in _list(seeds, "seeds")]
+    folder = _folder(out, resume)
+    trials = swept(
+        local, learners, grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
+        sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
+        checkpoint=folder and folder / "checkpoint", progress=False if quiet or json_ else None,
+    )  # fmt: skip
+    result = [{**asdict(t.setting), "rounds": t.rounds, **t.evaluation.summary()} for t in trials]
+    if folder is not None:
+        (folder / "table.json").write_text(json.dumps(result, indent=1) + "\n")
+    show(result, json_, _sweep_for_people)
+
+
+def _parts(
+    source: str,
+    client: str | None,
+    model: str,
+    features: str,
+    target: str,
+    standardise: bool,
+    test: float,
+    seed: int,
+    **how: Any,
+) -> tuple[Federation, Federation, LocalSGD]:
+    from fedscape.learning import LocalSGD, cross_entropy
+    from fedscape.learning.running import model_for, standardised, with_features
+
+    names = features.split(",")
+    fed = with_features(datasets.read(source, client=client), names)
+    column = names[0] if len(names) == 1 else "x"
+    learners, held_out = fed.split(test=test, seed=seed)
+    if standardise:
+        learners, held_out = standardised(learners, held_out, column)
+    network = model_for(model, fed, features=column, target=target, seed=seed)
+    return learners, held_out, LocalSGD(network, cross_entropy, features=column, target=target, **how)
+
+
+def _sampler(cohort: int, n_clients: int) -> Any:
+    from fedscape import All, FixedSize
+
+    if cohort < 0:
+        raise DataError(f"--cohort must be at least 1, or 0 for all clients, not {cohort}")
+    return All() if cohort == 0 or cohort >= n_clients else FixedSize(cohort)
+
+
+def _private(
+    epsilon: float | None, delta: float, clip: float, rounds: int, sampler: Any, n_clients: int, folder: Path | None
+) -> dict[str, Any]:
+    if epsilon is None:
+        return {}
+    from fedscape import Gaussian, Ledger, calibrate
+
+    multiplier = calibrate(epsilon, delta, rounds=rounds, sampler=sampler, n_clients=n_clients)
+    ledger = Ledger(None if folder is None else folder / "ledger.jsonl", epsilon=epsilon, delta=delta)
+    return {"privacy": Gaussian(clip=clip, multiplier=multiplier), "ledger": ledger}
+
+
+def _list(text: str, name: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise DataError(f"--{name} must be numbers with commas between, such as 0.01,0.1, not {text!r}") from None
+
+
+def _folder(out: Path | None, resume: bool) -> Path | None:
+    if out is None:
+        return None
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        for old in out.glob("checkpoint*"):
+            old.unlink()
+    return out
+
+
+def _write(folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    from fedscape.checkpoint import replace_file
+    from fedscape.learning import save_model
+
+    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
+    clients = pa.table(found.table())
+    replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file))
+    replace_file(folder / "table.json", lambda file: file.write((json.dumps(rows, indent=1) + "\n").encode()))
+
+
+def _say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
+    from fedscape.learning.running import SHOWN
+
+    if quiet:
+        return
+    if first:
+        typer.echo("  ".join(f"{name:>15}" for name in SHOWN))
+    for row in rows:
+        typer.echo("  ".join(f"{tell(row):>15}" for tell in SHOWN.values()))
+
+
+def _finish(about: dict[str, Any], found: Any, folder: Path | None, quiet: bool) -> None:
+    last = about["table"][-1]
+    names = ("p5", "p25", "p50", "p75", "p95", "worst_decile", "spread")
+    if not quiet:
+        columns = ["of clients", *names]
+        lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in ("accuracy", "loss")]
+        table(f"{last['clients_with_rows']:,} clients after {last['round']:,} rounds", columns, lines)
+    for group, spent in about.get("epsilon", {}).items():
+        typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
+    if folder is not None:
+        typer.echo(f"{folder}: model.safetensors, clients.csv, table.json, checkpoint")
+
+
+def _sweep_for_people(rows: list[dict[str, Any]]) -> None:
+    names = ["lr", "proximal", "server", "seed", "rounds"]
+    shown = {"loss": "loss_pooled", "accuracy": "accuracy_pooled", "worst tenth": "accuracy_worst_decile"}
+    lines = [[*[f"{row[n]:g}" for n in names], *[f"{row[key]:.4f}" for key in shown.values()]] for row in rows]
+    table("settings, best first", [*names, *shown], lines)

@@ -1,0 +1,193 @@
+"""From a federation to a trained model, step by step as the command line does it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedscape.computation import Round, rounds
+from fedscape.engine import Engine
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning import models
+from fedscape.learning.evaluation import Evaluation, evaluate
+from fedscape.learning.fedavg import FedAvg
+from fedscape.learning.layers import Module
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.server import Adam, Mean
+from fedscape.ledger import Ledger
+from fedscape.privacy import Privacy
+from fedscape.sampling import Sampler
+
+IMAGE_MODELS = {
+    "cnn": models.cnn,
+    "lenet5": models.lenet5,
+    "resnet18": models.resnet18,
+    "mobilenet_v2": models.mobilenet_v2,
+}
+MODELS = ("linear", "mlp", *IMAGE_MODELS, "char_lstm")
+METHODS = ("fedavg", "fedprox", "fedadam")
+
+
+def with_features(federation: Federation, names: Sequence[str]) -> Federation:
+    """One column of features: the only one named, or several columns of numbers side by side as "x".
+
+    >>> fed = Federation({"a": [1.0, 3.0], "b": [0, 4], "y": [0, 1]}, [0, 1, 2])
+    >>> with_features(fed, ["a", "b"])["x"].tolist()
+    [[1.0, 0.0], [3.0, 4.0]]
+    """
+    if len(names) == 1:
+        federation[names[0]]  # says so if it is not there
+        return federation
+    columns = []
+    for name in names:
+        values = federation[name].astype(np.float64)
+        if values.ndim != 1 or not np.isfinite(values).all():
+            raise DataError(
+                f"the column {name!r} must hold one finite number a row to be a feature among others: it has the shape "
+                f"{list(values.shape[1:])} and {int((~np.isfinite(values)).sum()):,} missing values"
+            )
+        columns.append(values)
+    return federation.with_column("x", np.stack(columns, axis=1).astype(np.float32))
+
+
+def standardised(train: Federation, test: Federation, column: str = "x") -> tuple[Federation, Federation]:
+    """Both with the training rows' mean taken off and divided by their standard deviation, number by number.
+
+    Images with a white ground, or columns on other scales, need it: without it plain SGD on a linear model barely moves
+    or diverges. Numbers that are the same in all training rows become 0. Mean and deviation are sums over clients.
+
+    >>> fed = Federation({"x": [[1.0, 7.0], [3.0, 7.0]]}, [0, 1, 2])
+    >>> standardised(fed, fed)[1]["x"].tolist()
+    [[-1.0, 0.0], [1.0, 0.0]]
+    """
+    mean, spread = (np.asarray(f(train[column], axis=0, dtype=np.float64)) for f in (np.mean, np.std))
+    scale = np.where(spread > 1e-9 * (np.abs(mean) + 1), spread, np.inf)
+    made = [fed.with_column(column, ((fed[column] - mean) / scale).astype(np.float32)) for fed in (train, test)]
+    return made[0], made[1]
+
+
+def model_for(name: str, federation: Federation, *, features: str = "x", target: str = "y", seed: int = 0) -> Module:
+    """A reference model that fits the columns: input shape from the features, classes from the target.
+
+    >>> fed = Federation({"x": np.zeros((2, 28, 28), np.uint8), "y": [0, 9]}, [0, 2])
+    >>> sum(p.numel() for p in model_for("lenet5", fed).parameters())
+    61706
+    """
+    if name not in MODELS:
+        raise DataError(f"model must be one of {', '.join(MODELS)}, not {name!r}")
+    if federation[target].dtype.kind not in "biu" or federation[target].ndim != 1:
+        raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {federation[target].dtype}")
+    shape, n_classes = federation[features].shape[1:], max(2, federation.categories(target))
+    if name in ("linear", "mlp"):
+        return getattr(models, name)(int(np.prod(shape)), n_classes=n_classes, seed=seed)
+    if name == "char_lstm":
+        if federation[features].dtype.kind not in "iu" or len(shape) != 1:
+            raise DataError(f"char_lstm reads rows of character codes, not {features!r} of shape {list(shape)}")
+        return models.char_lstm(max(n_classes, int(federation[features].max(initial=0)) + 1), seed=seed)
+    if len(shape) == 2:
+        shape = (1, *shape)
+    elif len(shape) == 3 and shape[0] not in (1, 3) and shape[2] in (1, 3):
+        shape = (shape[2], *shape[:2])
+    if len(shape) != 3:
+        raise DataError(f"{name} reads images, [H, W] or [H, W, channels], not {features!r} of shape {list(shape)}")
+    return IMAGE_MODELS[name](shape, n_classes, seed=seed)
+
+
+def method_for(name: str, local: LocalSGD, *, server_lr: float | None = None, weighting: str = "samples") -> FedAvg:
+    """FedAvg under the name of one of its kin; `local` says the proximal weight.
+
+    >>> from fedscape.learning import cross_entropy
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> method_for("fedadam", step, server_lr=0.01).server.lr
+    0.01
+    """
+    if name not in METHODS:
+        raise DataError(f"method must be one of {', '.join(METHODS)}, not {name!r}")
+    if name == "fedprox" and local.proximal == 0:
+        raise DataError("fedprox needs proximal above 0, such as 0.1: with 0 it is fedavg")
+    if name != "fedprox" and local.proximal:
+        raise DataError(f"proximal goes with fedprox, not with {name}")
+    if name == "fedadam":
+        return FedAvg(local, server=Adam(0.1 if server_lr is None else server_lr), weighting=weighting)
+    return FedAvg(local, server=Mean(1.0 if server_lr is None else server_lr), weighting=weighting)
+
+
+def training(
+    method: FedAvg,
+    engine: Engine | Federation,
+    *,
+    test: Federation,
+    n_rounds: int,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    every: int = 1,
+    checkpoint: str | os.PathLike[str] | None = None,
+    privacy: Privacy | None = None,
+    ledger: Ledger | None = None,
+) -> Iterator[tuple[Round, Evaluation, list[dict[str, Any]]]]:
+    """Train, and every so many rounds evaluate every client: the round, the evaluation, and the table so far.
+
+    A run that finds its checkpoint goes on from there to the same bytes; leaving the loop is stopping.
+
+    Parameters
+    ----------
+    method
+        What to run.
+    engine
+        Who trains.
+    test
+        The clients' rows to evaluate on.
+    n_rounds
+        How many rounds.
+    sampler, seed, privacy, ledger
+        As for `rounds`.
+    every
+        Evaluate, and save, after so many rounds and after the last.
+    checkpoint
+        A file to save to, and to go on from.
+
+    >>> from fedscape.learning import cross_entropy
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> [r.index for r, _, _ in training(FedAvg(step), fed, test=fed, n_rounds=5, every=2)]
+    [1, 3, 4]
+    """
+    if every < 1:
+        raise DataError(f"every must be at least 1, not {every}")
+    loop = rounds(
+        method,
+        engine,
+        n_rounds=n_rounds,
+        sampler=sampler,
+        seed=seed,
+        measure=0,
+        privacy=privacy,
+        ledger=ledger,
+        resume=checkpoint,
+    )
+    table, seconds = list(loop.notes.get("table", [])), 0.0
+    for r in loop:
+        seconds += r.seconds
+        if (r.index + 1) % every and r.index + 1 < n_rounds:
+            continue
+        found = evaluate(method.local, r.state, test)
+        table.append({"round": r.index + 1, "cohort": r.clients, "seconds": seconds, **found.summary()})
+        if checkpoint is not None:
+            r.save(checkpoint, notes={"table": table})
+        seconds = 0.0
+        yield r, found, table
+
+
+SHOWN: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "round": lambda row: f"{row['round']:,}",
+    "cohort": lambda row: f"{row['cohort']:,}",
+    "seconds": lambda row: f"{row['seconds']:.1f}",
+    "loss": lambda row: f"{row['loss_pooled']:.4f}",
+    "accuracy": lambda row: f"{row['accuracy_pooled']:.4f}",
+    "mean of clients": lambda row: f"{row['accuracy_of_clients']:.4f}",
+    "worst tenth": lambda row: f"{row['accuracy_worst_decile']:.4f}",
+}
