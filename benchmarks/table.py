@@ -6,7 +6,7 @@ import argparse
 import json
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,17 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
     if note:
         print(f"\n{note}")
     RESULTS.mkdir(exist_ok=True)
-    versions = {package: version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow")}
+    versions = {package: _version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")}
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     content = {"name": name, "command": " ".join(sys.argv), "versions": about, "rows": rows, "note": note}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _text(value: Any) -> str:

@@ -173,7 +173,7 @@ class Local:
         return cohort[np.argsort(rank[cohort])]
 
     def _block(self, task: Task, state: Arrays, own: Array | None, where: Array | slice) -> _Answer:
-        clients = self.federation.take(where)
+        clients = self.federation.borrow(where)
         if self._store.arrays:
             clients = clients.with_kept({name: arrays.take(where) for name, arrays in self._store.arrays.items()})
         try:

@@ -24,7 +24,7 @@ from fedscape.checks import (
     read_only,
 )
 from fedscape.errors import DataError
-from fedscape.ragged import Ragged, group_rows, rows_of, segment_count, segment_sum
+from fedscape.ragged import Gathered, Ragged, group_rows, rows_of, segment_count, segment_sum
 from fedscape.random import Array, Key, client_keys
 
 
@@ -84,14 +84,14 @@ class Federation:
 
     def _set(
         self,
-        columns: dict[str, Array],
+        columns: Mapping[str, Array],
         offsets: Array,
         ids: Array,
         names: Mapping[str, tuple[str, ...]],
         kept: Mapping[str, Ragged],
     ) -> None:
         put = object.__setattr__
-        put(self, "columns", MappingProxyType(columns))
+        put(self, "columns", MappingProxyType(columns) if isinstance(columns, dict) else columns)
         put(self, "offsets", read_only(offsets))
         put(self, "ids", read_only(ids))
         put(self, "names", names)
@@ -102,7 +102,7 @@ class Federation:
 
     def _derive(
         self,
-        columns: dict[str, Array] | None = None,
+        columns: Mapping[str, Array] | None = None,
         offsets: Array | None = None,
         ids: Array | None = None,
         *,
@@ -112,7 +112,7 @@ class Federation:
         """A Federation from parts that are known to be sound."""
         fed = object.__new__(Federation)
         fed._set(
-            dict(self.columns) if columns is None else columns,
+            self.columns if columns is None else columns,
             self.offsets if offsets is None else offsets,
             self.ids if ids is None else ids,
             self.names if names is None else names,
@@ -313,9 +313,19 @@ class Federation:
         >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).take([1])["y"].tolist()
         [2, 3]
         """
+        part = self.borrow(clients)
+        object.__setattr__(part, "columns", MappingProxyType({name: part[name] for name in self.columns}))
+        return part
+
+    def borrow(self, clients: npt.ArrayLike | slice) -> Federation:
+        """The same as `take`, but a column is read when it is first asked for: until then these rows stay here.
+
+        >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).borrow([1])["y"].tolist()
+        [2, 3]
+        """
         where = clients if isinstance(clients, slice) else positions(clients, len(self))
         rows, offsets = rows_of(self.offsets, where)
-        columns = {name: values[rows] for name, values in self.columns.items()}
+        columns = Gathered(self.columns, rows)
         kept = {name: arrays.take(where) for name, arrays in self.kept.items()}
         part = self._derive(columns, offsets, self.ids[where], kept=kept)
         if "keys" in self.__dict__.get("_store", {}):

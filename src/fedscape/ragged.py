@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,31 @@ class Ragged(NamedTuple):
         """The arrays of these clients, in this order."""
         rows, offsets = rows_of(self.offsets, positions)
         return Ragged(self.flat[rows], offsets)
+
+
+class Gathered(Mapping[str, Array]):
+    """Rows of columns, read when a column is first asked for.
+
+    >>> part = Gathered({"y": np.array([5, 6, 7])}, np.array([2, 0]))
+    >>> part["y"]
+    array([7, 5])
+    """
+
+    def __init__(self, source: Mapping[str, Array], rows: Array | slice) -> None:
+        self.source = source
+        self.rows = rows
+        self._read: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._read:
+            self._read[name] = self.source[name][self.rows]
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source)
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 def segment_sum(rows: Array, offsets: Array) -> Array:

@@ -178,7 +178,7 @@ def test_dropout_keeps_the_stated_share_and_differs_between_clients_steps_and_la
     for name, path, step in (("a", "1", 0), ("b", "1", 1), ("c", "2", 0)):
         layer = KeyedDropout(0.25)
         kept = []
-        for key in dropout_keys(Key(0), clients, path, step):
+        for key in dropout_keys(Key(0), clients, path, 3)[step]:
             layer.key.copy_(torch.from_numpy(key))
             kept.append((layer(torch.ones(400)) > 0).numpy())
         masks[name] = np.array(kept).astype(float)

@@ -207,4 +207,4 @@ def tensors_of(local: LocalSGD, params: Mapping[str, Any]) -> Tensors:
     missing = sorted(set(local.names) ^ set(params))
     if missing:
         raise DataError(f"the state is of another model: {', '.join(missing[:3])} is in one of the two only")
-    return {n: torch.tensor(np.asarray(params[n])[None], device=local.device) for n in local.names}
+    return {n: local.tensor(n, np.asarray(params[n]))[None] for n in local.names}

@@ -92,12 +92,12 @@ class FedAvg(Computation):
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
         if weight < 1:  # nobody had a row, or noise says so
             return dict(state)
-        params = {n: shared(p).to(self.local.device) for n, p in model_arrays(state).items()}
+        params = {n: self.local.tensor(n, p) for n, p in model_arrays(state).items()}
         known = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
         memory = {n: shared(v).to(self.local.device, torch.float64) if v.ndim else v for n, v in known.items()}
         mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
         moves, after = self.server.move(memory, mean)
-        new = {f"model.{n}": (p + moves[n]).to(p.dtype).cpu().numpy() for n, p in params.items()}
+        new = {f"model.{n}": self.local.array(n, (p + moves[n]).to(p.dtype)) for n, p in params.items()}
         return {**new, **{f"server.{n}": _array(v).astype(known[n].dtype) for n, v in after.items()}}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:

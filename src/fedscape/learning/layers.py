@@ -227,12 +227,21 @@ def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:
     return ((path, layer) for path, layer in found if layer.p > 0)
 
 
-def dropout_keys(key: Key, clients: HasKeys, path: str, step: int) -> Array:
-    """Offset and stride of the hash for each client, at one layer and local step: [clients, 2], int32."""
-    bits = (key.to(f"dropout {path} {step}").uniform(clients) * 2.0**53).astype(np.uint64)
-    offset, stride = bits >> np.uint64(22), ((bits & np.uint64(0x3FFFFF)) * np.uint64(1021)) | np.uint64(1)
-    words = np.stack([offset & np.uint64(0xFFFFFFFF), stride], axis=1).astype(np.uint32)
-    return words.view(np.int32)
+def dropout_keys(key: Key, clients: HasKeys, path: str, steps: int) -> Array:
+    """Offset and stride of the hash for each client, at one layer and every local step: [steps, clients, 2], int32."""
+    bits = (key.to(f"dropout {path}").uniform(clients) * 2.0**53).astype(np.uint64)
+    stride = (((bits & np.uint64(0x3FFFFF)) * np.uint64(1021)) | np.uint64(1)).astype(np.uint32)
+    golden = np.uint32(0x9E3779B9)
+    begin = (bits >> np.uint64(22)).astype(np.uint32) + golden * np.arange(steps, dtype=np.uint32)[:, None]
+    words = np.stack([_mixed(begin), np.broadcast_to(stride, begin.shape)], axis=-1)
+    return np.ascontiguousarray(words).view(np.int32)
+
+
+def _mixed(h: Array) -> Array:
+    """The same hash on whole numbers: neighbouring steps get offsets that have nothing in common."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0xD35A2D97)):
+        h = (h ^ (h >> np.uint32(shift))) * np.uint32(factor)
+    return np.asarray(h ^ (h >> np.uint32(15)))
 
 
 def initialised(model: Module, seed: int) -> Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,10 +20,12 @@ from fedscape.federation import Federation
 from fedscape.learning.layers import Module, check_module, trainable_copy
 from fedscape.learning.losses import Loss, Tensor
 from fedscape.learning.plan import Timing
+from fedscape.ragged import Gathered
 from fedscape.random import Array
 
 STRATEGIES = ("auto", "sequential", "vmap", "compiled")
 PRECISIONS = ("exact", "tf32", "bf16")
+RESIDENT = 2**33  # bytes of a column up to which all of it is kept on a GPU
 SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
 
 
@@ -109,6 +112,7 @@ class LocalSGD:
     precision: str = "exact"
     device: str = "cpu"
     _spare: deque[Module] = field(default_factory=deque, init=False)
+    _held: dict[str, tuple[Array, Tensor]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         check_module(self.model)
@@ -211,9 +215,29 @@ class LocalSGD:
 
     def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
         """These rows of the clients where they are trained on: features as stored, targets, sample weights."""
-        x = shared(clients[self.features][rows]).to(self.device)
-        y = shared(clients[self.target][rows]).to(self.device)
+        x, y = (self._column(clients, name, rows) for name in (self.features, self.target))
         return Data(x, y.to(self.dtype if y.dtype.is_floating_point else torch.int64), self._weights(clients, rows))
+
+    def _column(self, clients: Federation, name: str, rows: slice) -> Tensor:
+        columns = clients.columns
+        if self.on_gpu and isinstance(columns, Gathered) and columns.source[name].nbytes <= RESIDENT:
+            where = columns.rows if isinstance(columns.rows, slice) else shared(columns.rows).to(self.device)
+            return resident(columns.source[name], self.device)[where][rows]
+        return shared(clients[name][rows]).to(self.device)
+
+    def tensor(self, name: str, values: Array) -> Tensor:
+        """An array of the state where it is trained on; it must not be written to."""
+        held = self._held.get(name)
+        if held is not None and _is_same_memory(held[0], values):
+            return held[1]
+        return shared(values).to(self.device)
+
+    def array(self, name: str, values: Tensor) -> Array:
+        """A tensor as an array of the state; on a GPU the tensor stays there for the next round."""
+        made: Array = values.cpu().numpy()
+        if self.on_gpu:
+            self._held[name] = (made, values)
+        return made
 
     @functools.cached_property
     def _embeds(self) -> bool:
@@ -240,7 +264,7 @@ class LocalSGD:
         self._spare.append(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spare": deque()}
+        return {**self.__dict__, "_spare": deque(), "_held": {}}
 
     def __repr__(self) -> str:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
@@ -266,6 +290,24 @@ def shared(values: Array) -> Tensor:
     if whole.size == 0 or not whole.dtype.isnative:
         return torch.from_numpy(np.array(whole, dtype=whole.dtype.newbyteorder("=")))
     return torch.from_numpy(np.asarray(_Writable(whole)))
+
+
+def _is_same_memory(a: Array, b: Array) -> bool:
+    there = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    return there and a.shape == b.shape and a.dtype == b.dtype
+
+
+_ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
+
+
+def resident(values: Array, device: str) -> Tensor:
+    """A column of a Federation on a device: taken there once, and kept as long as the column lives."""
+    key = (id(values), device)
+    found = _ON_DEVICE.get(key)
+    if found is None or found[0]() is not values:
+        forget = weakref.ref(values, lambda _: _ON_DEVICE.pop(key, None))
+        found = _ON_DEVICE[key] = (forget, shared(values).to(device))
+    return found[1]
 
 
 def _module_text(model: Module) -> str:

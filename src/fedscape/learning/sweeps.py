@@ -156,8 +156,8 @@ class Sweep(Computation):
         rows = np.stack([p.rows for p in plans], axis=1)  # [clients, settings, steps, width]
         counts = np.repeat(plans[0].counts, len(seeds), axis=0)
 
-        def dropout(path: str, step: int) -> Array:
-            return np.stack([works[s].dropout(path, step) for s in seeds], axis=1).reshape(-1, 2)
+        def dropout(path: str, steps: int) -> Array:
+            return np.stack([works[s].dropout(path, steps) for s in seeds], axis=2).reshape(steps, -1, 2)
 
         return works[seeds[0]]._replace(plan=Plan(rows.reshape(-1, *rows.shape[2:]), counts), dropout=dropout)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.layers import Module, dropout_keys, keyed_layers, self_moving
-from fedscape.learning.local import Data, LocalSGD
+from fedscape.learning.local import Data, LocalSGD, shared
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
@@ -23,6 +23,8 @@ from fedscape.ragged import rows_of
 from fedscape.random import Array, Key
 
 Tensors = dict[str, Tensor]
+
+_COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
 
 _RANDOM = (
     "model draws random numbers outside of torch.nn.Dropout, which no client can repeat: use torch.nn.Dropout layers"
@@ -37,7 +39,7 @@ class Work(NamedTuple):
 
     data: Data
     plan: Plan
-    dropout: Callable[[str, int], Array]  # (path of the layer, step) -> [rows, 2]
+    dropout: Callable[[str, int], Array]  # (path of the layer, steps) -> [steps, rows, 2]
 
 
 def deltas(local: LocalSGD, start: Tensors, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
@@ -53,7 +55,7 @@ def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, 
     members = Rows(clients.keys[positions], offsets)
     plan = make_plan(members, key, local.timing)
     whose = np.arange(clients.n_rows)[rows]  # rows of the group among those of the block
-    return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, step: dropout_keys(key, members, path, step))
+    return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, steps: dropout_keys(key, members, path, steps))
 
 
 def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
@@ -70,16 +72,12 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
     rates
         Learning rate and proximal weight, for all rows or for each.
     """
-    with one_thread(), precise(local), local.borrowed() as module:
-        keys = {path: _keys_of_steps(work, path) for path, _ in keyed_layers(module)}
+    alone = _COMPILING if local.chosen == "compiled" else nullcontext()
+    with one_thread(), alone, precise(local), local.borrowed() as module:
+        steps = work.plan.counts.shape[1]
+        keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         run = _sequential if local.chosen == "sequential" else _side_by_side
         return run(local, module, start, work, keys, rates)
-
-
-def _keys_of_steps(work: Work, path: str) -> Tensor:
-    """The keys of one dropout layer: [steps, rows, 2]."""
-    steps = range(work.plan.counts.shape[1])
-    return torch.from_numpy(np.stack([work.dropout(path, t) for t in steps])).to(work.data.y.device)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
@@ -187,7 +185,7 @@ def _side_by_side(local: LocalSGD, module: Module, start: Tensors, work: Work, k
     rows = len(plan.rows)
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
     memory = new_memory(local, list(params.values()))
-    gradient = _gradient_of(local, module)
+    gradient = _gradient_of(local, module, bool((plan.counts != plan.counts[0, 0]).any()))
     index, counts = (torch.from_numpy(a).to(data.y.device) for a in plan)
     stop = StopRows(local, counts)
     for t in range(plan.counts.shape[1]):
@@ -209,8 +207,8 @@ def _side_by_side(local: LocalSGD, module: Module, start: Tensors, work: Work, k
     return {name: params[name].sub_(start[name]) for name in names}
 
 
-def _gradient_of(local: LocalSGD, module: Module) -> Callable[..., tuple[Tensors, Tensor]]:
-    """Gradients and losses of a batch of each client."""
+def _gradient_of(local: LocalSGD, module: Module, ragged: bool) -> Callable[..., tuple[Tensors, Tensor]]:
+    """Gradients and losses of a batch of each client; a ragged group has fewer clients from step to step."""
 
     def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         return (checked_loss(local.loss, _output(local, module, x, params, random), y) * share).sum()
@@ -220,10 +218,21 @@ def _gradient_of(local: LocalSGD, module: Module) -> Callable[..., tuple[Tensors
         return plain  # type: ignore[no-any-return]
     if hasattr(module, "_compiled"):
         return module._compiled  # type: ignore[no-any-return]
-    compiled = torch.compile(plain)
+
+    def gradients(*arguments: Any) -> tuple[Tensors, Tensor]:
+        return plain(*arguments)  # type: ignore[no-any-return]
+
+    # torch counts how often a code object was compiled and gives up after a few times: let each model have its own
+    gradients.__code__ = gradients.__code__.replace(co_name=f"gradients_{id(module)}")
+    compiled = torch.compile(gradients)
 
     def first(*arguments: Any) -> tuple[Tensors, Tensor]:
         plain(*arguments)  # its errors are readable
+        if ragged:  # one program for all numbers of clients and rows
+            for tensor in torch.utils._pytree.tree_leaves(arguments):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            for tensor in arguments[2:]:
+                torch._dynamo.maybe_mark_dynamic(tensor, 1)
         module._compiled = compiled
         return compiled(*arguments)  # type: ignore[no-any-return]
 
