@@ -202,8 +202,10 @@ def curves(args: Any) -> Iterator[dict[str, Any]]:
     letters = fs.datasets.load("femnist-mini" if args.quick else "femnist")
     tasks: list[tuple[str, Any, Any, int, int, list[int]]] = []
     if test is not None:
-        tasks.append(("CIFAR-10 (JPEG), 1,000 x 50", models.cnn((3, 32, 32), 10), (photographs, test), 50, 600, [50, 100, 200, 400, 600]))  # fmt: skip
-    tasks.append(("FEMNIST, 360 writers", models.cnn(), letters.split(test=0.2, seed=args.seed), 20, 200, [25, 50, 100, 150, 200]))  # fmt: skip
+        images, marks = models.cnn((3, 32, 32), 10), [50, 100, 200, 400, 600]
+        tasks.append(("CIFAR-10 (JPEG), 1,000 x 50", images, (photographs, test), 50, 600, marks))
+    halves = letters.split(test=0.2, seed=args.seed)
+    tasks.append(("FEMNIST, 360 writers", models.cnn(), halves, 20, 200, [25, 50, 100, 150, 200]))
     for name, model, (train, held_out), cohort, n_rounds, marks in tasks:
         n_rounds, marks = (2, [1, 2]) if args.quick else (n_rounds, marks)
         step = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=10, device=DEVICE)

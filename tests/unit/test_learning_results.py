@@ -192,3 +192,18 @@ def test_strategies_are_timed_and_the_choice_needs_no_clock():
     assert found == {"linear": "vmap", "mlp": "sequential", "cnn": "sequential"}
     with pytest.raises(DataError, match="repeats must be at least 1"):
         measure_strategies(local_step(), federation([2]), repeats=0)
+
+
+def test_a_setting_that_diverges_stops_alone_and_comes_last():
+    fed = federation([6, 8, 5], d=3, n_classes=2)
+    local = LocalSGD(models.mlp(3, 4, 2), squared, lr=1.0, epochs=2, batch_size=2)
+    trials = sweep(local, fed, [Setting(lr=1e6), Setting(lr=0.05)], n_rounds=4, validation=fed)
+    alone = sweep(local, fed, [Setting(lr=0.05)], n_rounds=4, validation=fed)
+    assert [(t.setting.lr, t.diverged) for t in trials] == [(0.05, False), (1e6, True)]
+    assert trials[0].loss == pytest.approx(alone[0].loss, abs=1e-6)
+    assert trials[1].loss == float("inf")
+    assert all(np.isfinite(v).all() for v in trials[1].state.values())
+
+
+def squared(output, target):
+    return (output.sum(dim=1) - target).square()

@@ -138,7 +138,9 @@ def sweep(
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
         checkpoint=folder and folder / "checkpoint", progress=False if quiet or json_ else None,
     )  # fmt: skip
-    result = [{**asdict(t.setting), "rounds": t.rounds, **t.evaluation.summary()} for t in trials]
+    result = [
+        {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
+    ]
     if folder is not None:
         (folder / "table.json").write_text(json.dumps(result, indent=1) + "\n")
     show(result, json_, _sweep_for_people)
@@ -245,5 +247,8 @@ def _finish(about: dict[str, Any], found: Any, folder: Path | None, quiet: bool)
 def _sweep_for_people(rows: list[dict[str, Any]]) -> None:
     names = ["lr", "proximal", "server", "seed", "rounds"]
     shown = {"loss": "loss_pooled", "accuracy": "accuracy_pooled", "worst tenth": "accuracy_worst_decile"}
-    lines = [[*[f"{row[n]:g}" for n in names], *[f"{row[key]:.4f}" for key in shown.values()]] for row in rows]
+    lines = [
+        [*[f"{row[n]:g}" for n in names], *["diverged" if row["diverged"] else f"{row[k]:.4f}" for k in shown.values()]]
+        for row in rows
+    ]
     table("settings, best first", [*names, *shown], lines)

@@ -102,7 +102,8 @@ class Sweep(Computation):
         one = FedAvg(self.local, server=self.server, weighting=self.weighting, initial=self.initial)
         states = [one.start(setting.seed) for setting in self.settings]
         shared = {n for n in states[0] if n == "server.t"}  # the count of rounds is the same for all
-        return {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
+        made = {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
+        return {**made, "server.diverged": np.zeros(len(self.settings), dtype=bool)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         return rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting), {}
@@ -129,7 +130,17 @@ class Sweep(Computation):
             if n.startswith("model."):
                 factor = factors.reshape(-1, *[1] * (new[n].ndim - 1))
                 new[n] = (state[n] + factor * (new[n].astype(np.float64) - state[n])).astype(new[n].dtype)
-        return new
+        return self._stopped(state, new)
+
+    def _stopped(self, state: Arrays, new: Arrays) -> Arrays:
+        """A setting whose numbers run away stays where it last was and is marked; the others go on."""
+        own = [n for n in new if n != "server.t"]
+        gone = state["server.diverged"].copy()
+        for n in own:
+            gone |= ~np.isfinite(new[n]).reshape(len(gone), -1).all(axis=1)
+        for n in own if gone.any() else []:
+            new[n] = np.where(gone.reshape(-1, *[1] * (new[n].ndim - 1)), state[n], new[n])
+        return {**new, "server.diverged": gone}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]
@@ -140,7 +151,7 @@ class Sweep(Computation):
 
     def state_of(self, state: Arrays, place: int) -> Arrays:
         """The state of one setting, as FedAvg has it."""
-        return {n: v if n == "server.t" else v[place] for n, v in state.items()}
+        return {n: v if n == "server.t" else v[place] for n, v in state.items() if n != "server.diverged"}
 
     def _rates(self, index: int, clients: int) -> Rates:
         factor = self.local.rate(index) / self.local.lr if self.local.lr else 1.0
@@ -170,17 +181,21 @@ class Sweep(Computation):
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of a sweep: how long it ran, and how it then did on the validation rows."""
+    """One setting of a sweep: how long it ran, and how it then did on the validation rows.
+
+    A setting that diverged is evaluated where its weights were last finite, and comes last.
+    """
 
     setting: Setting
     rounds: int
     evaluation: Evaluation
     state: Arrays
+    diverged: bool = False
 
     @property
     def loss(self) -> float:
-        """Pooled over the validation rows."""
-        return self.evaluation.summary()["loss_pooled"]
+        """Pooled over the validation rows; infinite for a setting that diverged."""
+        return float("inf") if self.diverged else self.evaluation.summary()["loss_pooled"]
 
     def __repr__(self) -> str:
         return f"Trial({self.setting}, rounds={self.rounds}, loss={self.loss:.4g})"
@@ -264,7 +279,9 @@ def sweep(
         state = _race(made, federation, until - done, later, seed, state, _file(checkpoint, rung), progress)
         done = until
         each = [made.state_of(state, s) for s in range(len(racing))]
-        trials = [Trial(s, done, evaluate(local, e, validation), e) for s, e in zip(racing, each, strict=True)]
+        gone = state["server.diverged"].tolist()
+        found = [evaluate(local, e, validation) for e in each]
+        trials = [Trial(s, done, f, e, g) for s, f, e, g in zip(racing, found, each, gone, strict=True)]
         best = sorted(range(len(racing)), key=lambda s: trials[s].loss)
         stay = len(racing) if rung == rungs - 1 else max(1, round(len(racing) * keep))
         out.extend(trials[s] for s in reversed(best[stay:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -182,33 +183,56 @@ def _output(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Te
 
 def _side_by_side(local: LocalSGD, module: Module, start: Tensors, work: Work, keys: Tensors, rates: Rates) -> Tensors:
     plan, data, names = work.plan, work.data, local.names
-    rows = len(plan.rows)
+    rows, ragged = len(plan.rows), bool((plan.counts != plan.counts[0, 0]).any())
+    few = local.chosen == "compiled" and ragged  # shapes, because every one is compiled
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
-    memory = new_memory(local, list(params.values()))
-    gradient = _gradient_of(local, module, bool((plan.counts != plan.counts[0, 0]).any()))
     index, counts = (torch.from_numpy(a).to(data.y.device) for a in plan)
-    stop = StopRows(local, counts)
+    room = _rounded(rows, rows) if few else rows
+    wide = {name: _padded(p, room) for name, p in params.items()}
+    index, counts, keys = _padded(index, room), _padded(counts, room), {p: _padded(k, room, 1) for p, k in keys.items()}
+    memory = new_memory(local, list(wide.values()))
+    gradient, stop = _gradient_of(local, module), StopRows(local, counts[:rows])
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
-        batch, number = index[:end, t, :width], counts[:end, t, None]
-        share = (torch.arange(width, device=number.device) < number).to(local.dtype) / number
+        upto, width = (_rounded(end, rows), plan.rows.shape[2]) if few else (end, width)
+        batch, number = index[:upto, t, :width], counts[:upto, t, None]
+        share = (torch.arange(width, device=number.device) < number).to(local.dtype) / number.clamp(min=1)
         if data.weights is not None:
             share = share * data.weights[batch]
-        part = {name: p[:end] for name, p in params.items()}
-        random = {f"{path}.key": k[t, :end] for path, k in keys.items()}
+        part = {name: p[:upto] for name, p in wide.items()}
+        random = {f"{path}.key": k[t, :upto] for path, k in keys.items()}
         try:
             grads, loss = gradient(part, random, data.x[batch], data.y[batch], share)
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
-        begin = [start[name][:end] for name in names]
-        now = stop.slowed(rates.rows(end), end)
-        update(local, list(part.values()), [grads[n] for n in names], begin, memory.rows(end), t + 1, now)
-        stop.after(t, loss)
-    return {name: params[name].sub_(start[name]) for name in names}
+        now, begin = [p[:end] for p in wide.values()], [start[name][:end] for name in names]
+        steps = [grads[name][:end] for name in names]
+        update(local, now, steps, begin, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
+        stop.after(t, loss[:end])
+    return {name: wide[name][:rows].sub_(start[name]) for name in names}
 
 
-def _gradient_of(local: LocalSGD, module: Module, ragged: bool) -> Callable[..., tuple[Tensors, Tensor]]:
-    """Gradients and losses of a batch of each client; a ragged group has fewer clients from step to step."""
+def _rounded(number: int, of: int) -> int:
+    """A number of clients rounded up so that up to four numbers come of all up to `of`.
+
+    >>> sorted({_rounded(n, 50) for n in range(1, 51)})
+    [16, 32, 48, 64]
+    """
+    part = max(8, (1 << math.ceil(math.log2(of))) // 4)
+    return -(-number // part) * part
+
+
+def _padded(values: Tensor, room: int, axis: int = 0) -> Tensor:
+    """Zeros behind, up to this many along the axis."""
+    if values.shape[axis] == room:
+        return values
+    shape = list(values.shape)
+    shape[axis] = room - shape[axis]
+    return torch.cat([values, values.new_zeros(shape)], dim=axis)
+
+
+def _gradient_of(local: LocalSGD, module: Module) -> Callable[..., tuple[Tensors, Tensor]]:
+    """Gradients and losses of a batch of each client."""
 
     def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
         return (checked_loss(local.loss, _output(local, module, x, params, random), y) * share).sum()
@@ -228,11 +252,6 @@ def _gradient_of(local: LocalSGD, module: Module, ragged: bool) -> Callable[...,
 
     def first(*arguments: Any) -> tuple[Tensors, Tensor]:
         plain(*arguments)  # its errors are readable
-        if ragged:  # one program for all numbers of clients and rows
-            for tensor in torch.utils._pytree.tree_leaves(arguments):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
-            for tensor in arguments[2:]:
-                torch._dynamo.maybe_mark_dynamic(tensor, 1)
         module._compiled = compiled
         return compiled(*arguments)  # type: ignore[no-any-return]
 
