@@ -31,7 +31,7 @@ def setting(name: str, seed: int, device: str) -> dict:
         x, y, _ = images("mnist", 60_000, seed)
         fed = federation(sketch_by_class(y, 100, twins=name.endswith("twins"), seed=seed), x, y)
         warm = np.arange(50) if name.endswith("twins") else np.sort(np.random.default_rng(seed).permutation(100)[:50])
-        local = LocalSGD(models.mlp(784, 128, 10), cross_entropy, lr=1e-3, epochs=2, **adam)
+        local = LocalSGD(models.mlp(784, 128, 10), cross_entropy, lr=1e-3, epochs=5, **{**adam, "batch_size": 10})
         return {"fed": fed, "warm": warm, "local": local, "k": 10, "rounds": 100, "sketch": srp, "components": 15}
     if name == "shakespeare":
         fed = fs.datasets.load("shakespeare-mini")
@@ -50,7 +50,7 @@ def setting(name: str, seed: int, device: str) -> dict:
 def tuned(local: LocalSGD, state: dict, clients: fs.Federation, seed: int) -> list[dict]:
     """Each client's own model: the global one, tuned on its rows."""
     own = [dict(state) for _ in range(len(clients))]
-    work = FedAvg(replace(local, epochs=5), weighting="equal")
+    work = FedAvg(replace(local, epochs=10), weighting="equal")
     for begin in range(0, len(clients), 16):
         part = slice(begin, begin + 16)
         sent, _ = work.step(state, clients.take(part), fs.Key(seed, 10_000))
