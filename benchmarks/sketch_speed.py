@@ -47,6 +47,7 @@ def hashing(n: int, times: int) -> list[dict]:
     out = np.empty((2048, R * BITS), dtype=np.float32)
     dense = fs.DistributionSketch(R, bits=BITS)
     centred = fs.DistributionSketch(R, bits=BITS, centre=128.0)
+    structured = fs.DistributionSketch(R, bits=BITS, family="hadamard")
 
     def product() -> None:
         for begin in range(0, n, 2048):
@@ -56,10 +57,12 @@ def hashing(n: int, times: int) -> list[dict]:
         "float32 product alone, blocks of 2,048": product,
         "sketch of float32 rows": lambda: dense.count(x),
         "sketch of bytes, centred": lambda: centred.count(bytes_),
+        "sketch by structured projections": lambda: structured.count(x),
         "NumPy: product, signs, codes, bincount": lambda: plain(x, directions),
     }
     with threadpool_limits(1):
         dense.count(x[:1024])
+        structured.count(x[:16])
         taken: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(times):  # in turn, so that all meet the same neighbours on the machine
             for way, work in ways.items():

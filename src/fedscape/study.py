@@ -26,6 +26,8 @@ from fedscape.sampling import All
 from fedscape.sketches import DistributionSketch, heterogeneity
 from fedscape.statistics import Histogram
 
+_CELLS = 2**25
+
 
 def study(
     federation: Federation,
@@ -165,13 +167,15 @@ def _component(mixture: MixtureOfDirichletMultinomials, k: int, names: Sequence[
 
 def measure(federation: Federation, features: str, *, seed: int = 0) -> dict[str, Any]:
     """How far clients are apart in their features, by sketches: one number, its interval, and the IID reference."""
-    sketch = DistributionSketch(column=features, centre="mean", seed=seed).fit(federation, progress=False)
-    sketches = sketch.transform(federation)
     if (federation.sizes >= 2).sum() < 2:
         return {"clients": int((federation.sizes >= 2).sum())}
+    bits, most = 4, _CELLS // (16 * len(federation))  # all clients' sketches are in memory at once
+    rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), 1000, most))
+    sketch = DistributionSketch(rows, bits=bits, column=features, centre="mean", seed=seed)
+    sketches = sketch.fit(federation, progress=False).transform(federation)
     found = heterogeneity(sketches, federation.sizes)
-    rows = {"rows": sketches.shape[1], "cells": sketches.shape[2]}
-    return {**{name: round(value, 6) for name, value in asdict(found).items()}, **rows}
+    shape = {"rows": rows, "cells": 2**bits}
+    return {**{name: round(value, 6) for name, value in asdict(found).items()}, **shape}
 
 
 def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Federation:

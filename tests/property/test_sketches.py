@@ -14,10 +14,17 @@ ROWS = hnp.arrays(
     st.tuples(st.integers(0, 12), st.integers(1, 4)),
     elements=st.integers(0, 200),
 )
+FAMILIES = st.sampled_from(["srp", "hadamard", "pstable"])
 
 
 @settings(max_examples=60, deadline=None)
-@given(ROWS, st.integers(0, 12), st.sampled_from(["srp", "pstable"]), st.integers(1, 6), st.integers(0, 2**64 - 1))
+@given(
+    ROWS,
+    st.integers(0, 12),
+    st.sampled_from(["srp", "hadamard", "pstable"]),
+    st.integers(1, 6),
+    st.integers(0, 2**64 - 1),
+)
 def test_the_sketch_of_a_and_b_is_the_sum_of_theirs(x, cut, family, bits, seed):
     sketch = DistributionSketch(9, bits=bits, family=family, seed=seed)
     cut = min(cut, len(x))

@@ -38,6 +38,13 @@ def test_kernels_equal_their_twins():
     _kernels.count_codes(one, owner, 7, 4, fast)
     _kernels.count_codes_twin(one, owner, 7, 4, slow)
     assert np.array_equal(fast, slow)
+    x = RNG.normal(size=(5, 13)).astype(np.float32)
+    made = [RNG.choice([-1, 1], (3, 16)).astype(np.float32), RNG.permuted(np.tile(np.arange(16), (3, 1)), axis=1)]
+    made.append(RNG.normal(size=(3, 16)).astype(np.float32))
+    one, two = np.zeros((2, 5, 11), dtype=np.uint16)
+    _kernels.hadamard_signs(x, *made, 4, one)
+    _kernels.hadamard_signs_twin(x, *made, 4, two)
+    assert np.array_equal(one, two)
     tokens, ends = RNG.integers(0, 50, 30).astype(np.uint64), np.array([0, 4, 4, 5, 30])
     salts = RNG.integers(0, 2**64, 9, dtype=np.uint64)
     one, two = np.zeros((2, 4, 9), dtype=np.uint16)
@@ -49,7 +56,7 @@ def test_kernels_equal_their_twins():
 # -- sums --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["srp", "pstable"])
+@pytest.mark.parametrize("family", ["srp", "hadamard", "pstable"])
 @pytest.mark.parametrize("d", [3, 784])
 def test_a_sketch_is_the_same_to_the_bit_however_the_rows_are_cut(family, d):
     x = RNG.normal(size=(2500, d)).astype(np.float32)
@@ -130,12 +137,26 @@ def within_five_errors(found, law, n):
 
 
 @pytest.mark.parametrize("bits", [1, 4, 6])
-def test_signs_collide_as_the_angle_says(bits):
-    sketch = DistributionSketch(4000, bits=bits, seed=3)
+@pytest.mark.parametrize("family", ["srp", "hadamard"])
+def test_signs_collide_as_the_angle_says(bits, family):
+    sketch = DistributionSketch(4000, bits=bits, family=family, seed=3)
     angle = np.linspace(0, np.pi, 9)
     x, y = np.tile([2.0, 0.0, 0.0], (9, 1)), 0.3 * np.stack([np.cos(angle), np.sin(angle), 0 * angle], axis=1)
     assert np.allclose(sketch.collision(x, y), (1 - angle / np.pi) ** bits, atol=1e-6)
     within_five_errors(shared(sketch, x, y), (1 - angle / np.pi) ** bits, 4000)
+
+
+@pytest.mark.parametrize("d", [3, 100, 784])
+def test_structured_projections_keep_the_law_for_dense_and_sparse_rows(d):
+    rng = np.random.default_rng(d)
+    x, y = rng.normal(size=(2, 6, d))
+    y[:3] = x[:3] + 0.5 * y[:3]
+    x[5], y[5] = 0, 0
+    x[5, 0] = y[5, [0, 1]] = 1.0  # one coordinate, and two
+    found = np.mean(
+        [shared(DistributionSketch(1000, bits=4, family="hadamard", seed=s), x, y) for s in range(8)], axis=0
+    )
+    within_five_errors(found, DistributionSketch(1000, bits=4, family="hadamard").collision(x, y), 8000)
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
@@ -273,7 +294,9 @@ def test_private_sketches_want_few_rows():
 
 ONE = Federation({"x": np.ones((2, 3)), "y": [0, 1]}, [0, 2])
 BAD = {
-    "family must be one of srp, minhash, pstable, not 'lsh'": lambda: DistributionSketch(3, family="lsh").fit(ONE),
+    "family must be one of srp, hadamard, minhash, pstable, not 'lsh'": lambda: DistributionSketch(3, family="lsh").fit(
+        ONE
+    ),
     "rows must be at least 1 and bits 1 to 16": lambda: DistributionSketch(0).fit(ONE),
     "bits=17": lambda: DistributionSketch(2, bits=17).fit(ONE),
     "width must be a positive number": lambda: DistributionSketch(2, family="pstable", width=0).fit(ONE),
@@ -315,3 +338,14 @@ def test_what_only_fit_can_know_is_asked_for():
         DistributionSketch(5).fit(ONE, privacy=privacy)
     with pytest.raises(PrivacyError, match="relation must be one of"):
         Laplace(clip=4.0, epsilon=1.0, relation="replace-one")
+
+
+def test_the_study_measures_features_in_bounded_memory():
+    from fedscape.study import measure
+
+    found = measure(federation(30), "x")
+    assert found["low"] < 0 < found["high"]
+    assert found["rows"] == int(np.ceil(np.sqrt(federation(30).n_rows)))
+    many = Federation({"x": RNG.normal(size=(300_000, 2))}, np.arange(0, 300_001, 2))
+    assert measure(many.take(slice(0, 100_000)), "x")["rows"] == 20
+    assert measure(Federation({"x": [[1.0], [2.0]]}, [0, 1, 2]), "x") == {"clients": 0}

@@ -38,6 +38,57 @@ def pack_signs_twin(products: Array, n: int, codes: Array) -> None:
 
 
 @kernel
+def hadamard_signs(x: Array, signs: Array, order: Array, normals: Array, bits: int, codes: Array) -> None:
+    """codes[i, r] from the signs of H G P H D x, one transform after the other, bit by bit over the rows.
+
+    H is the Walsh-Hadamard matrix, D a diagonal of random signs, P a permutation, G a diagonal of normal numbers.
+    """
+    rows, size = codes.shape[1], signs.shape[1]
+    work, other = np.empty(size, dtype=np.float32), np.empty(size, dtype=np.float32)
+    for i in range(x.shape[0]):
+        for r in range(rows):
+            codes[i, r] = 0
+        for t in range(signs.shape[0]):
+            for j in range(x.shape[1]):
+                work[j] = x[i, j] * signs[t, j]
+            for j in range(x.shape[1], size):
+                work[j] = 0
+            for k in range(2):
+                h = 1
+                while h < size:
+                    for begin in range(0, size, 2 * h):
+                        for j in range(begin, begin + h):
+                            u, v = work[j], work[j + h]
+                            work[j] = u + v
+                            work[j + h] = u - v
+                    h *= 2
+                if k == 0:
+                    for j in range(size):
+                        other[j] = work[order[t, j]] * normals[t, j]
+                    work, other = other, work
+            place = t * size  # among all rows x bits projections
+            last = min(place + size, rows * bits)
+            while place < last:
+                b = place // rows
+                end = min(last, (b + 1) * rows)
+                for q in range(place, end):
+                    codes[i, q - b * rows] |= np.uint16(work[q - t * size] > 0) << np.uint16(b)
+                place = end
+
+
+def hadamard_signs_twin(x: Array, signs: Array, order: Array, normals: Array, bits: int, codes: Array) -> None:
+    """The plain NumPy twin of `hadamard_signs`, by the matrix itself."""
+    size, rows = signs.shape[1], codes.shape[1]
+    h = np.ones((1, 1))
+    while len(h) < size:
+        h = np.block([[h, h], [h, -h]])
+    padded = np.pad(x.astype(float), ((0, 0), (0, size - x.shape[1])))
+    made = [((padded * d) @ h)[:, p] * g @ h for d, p, g in zip(signs, order, normals, strict=True)]
+    positive = np.concatenate(made, axis=1)[:, : rows * bits].reshape(len(x), bits, rows) > 0
+    codes[:] = (positive * (1 << np.arange(bits))[:, None]).sum(axis=1)
+
+
+@kernel
 def pack_buckets(products: Array, n: int, shifts: Array, codes: Array, buckets: int) -> None:
     """codes[i, r] = floor(products[i, r] + shifts[r]) modulo the number of buckets."""
     for i in range(n):

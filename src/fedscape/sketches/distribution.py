@@ -19,12 +19,12 @@ from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 from fedscape.sketches._kernels import count_codes
 from fedscape.sketches.distances import normalise
-from fedscape.sketches.families import MinHashes, SignProjections, StableProjections
+from fedscape.sketches.families import HadamardProjections, MinHashes, SignProjections, StableProjections
 from fedscape.sketches.features import Features, Spread
 from fedscape.sketches.private import noise_variance
 from fedscape.sketches.tokens import token_sets
 
-FAMILIES = ("srp", "minhash", "pstable")
+FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000
 _MOST_BITS = 16
 _MOST_CELLS = 2**28
@@ -47,8 +47,9 @@ class DistributionSketch(Estimator):
     bits
         Each histogram has 2**bits cells; more bits look closer, and need more data.
     family
-        "srp": the angle between rows of numbers; "pstable": their Euclidean distance; "minhash": how much sets of
-        tokens overlap (texts, sequences of codes, indicators).
+        "srp": the angle between rows of numbers; "hadamard": the same by structured projections, faster in many
+        dimensions; "pstable": their Euclidean distance; "minhash": how much sets of tokens overlap (texts, sequences of
+        codes, indicators).
     column
         The column to read.
     centre, scale
@@ -264,7 +265,8 @@ class DistributionSketch(Estimator):
             return MinHashes(rows, self.bits, self.seed)
         if self.family == "pstable":
             return StableProjections(rows, self.bits, self.seed, self.width)
-        return SignProjections(rows, self.bits, self.seed)
+        kind = HadamardProjections if self.family == "hadamard" else SignProjections
+        return kind(rows, self.bits, self.seed)
 
     def _prepared(self, clients: Federation) -> Features | Ragged:
         values = clients[self.column] if self.embed is None else np.asarray(self.embed(clients[self.column]))
@@ -293,6 +295,7 @@ class DistributionSketch(Estimator):
             (centred, fed),
             (cls(5, bits=4, family="pstable", width=0.5), fed),
             (codes, fed),
+            (cls(8, bits=3, family="hadamard"), fed),
             (cls(4, family="minhash", column="s", shingle=2), texts),
         ]
 
