@@ -64,6 +64,8 @@ def test_a_sketch_is_the_same_to_the_bit_however_the_rows_are_cut(family, d):
     whole = sketch.count(x)
     for cuts in ([1], [1, 2, 3], [1024], [1023, 1025], [17, 900, 2400]):
         assert np.array_equal(sum(sketch.count(part) for part in np.split(x, cuts)), whole)
+    tall = DistributionSketch(1100, bits=4, family=family)
+    assert np.array_equal(tall.count(x[:1]) + tall.count(x[1:]), tall.count(x))
     order = RNG.permutation(len(x))
     assert np.array_equal(sketch.count(x[order]), whole)
     assert (whole.sum(axis=1) == len(x)).all()

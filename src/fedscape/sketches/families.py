@@ -19,9 +19,10 @@ from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 from fedscape.sketches._kernels import hadamard_signs, hash_sets, pack_buckets, pack_signs
 
-#: Products are made of whole tiles of this many rows, padded with zeros: a BLAS may round the product of another shape
-#: otherwise, and a bit must not depend on how many rows are hashed together.
-TILE = 1024
+# Products are made of whole tiles, padded with zeros: a BLAS may round the product of another shape otherwise, and a
+# bit must not depend on how many rows are hashed together. So the height is a function of the sketch alone: tall where
+# there are many directions, which are packed anew for each tile; low where padding would cost more.
+_TALL, _LOW, _MANY = 2048, 512, 4096
 _COLUMNS = 1536  # of one product: it then stays in the cache until its bits are packed
 _SETS = 256
 
@@ -184,15 +185,16 @@ def _transforms(seed: int, projections: int, d: int) -> tuple[Array, Array, Arra
 
 def _products(x: Rows, parts: tuple[tuple[int, Array], ...]) -> Iterator[tuple[int, int, int, Array, int]]:
     """x times the directions, tile by tile: (first row, last row, first column, product, its columns)."""
-    tile = np.zeros((TILE, x.shape[1]), dtype=np.float32)
-    out = np.empty(TILE * max((p.shape[1] for _, p in parts), default=0), dtype=np.float32)
-    for begin in range(0, x.shape[0], TILE):
-        end = min(begin + TILE, x.shape[0])
+    widths = [directions.shape[1] for _, directions in parts]
+    height = _TALL if sum(widths) >= _MANY else _LOW
+    tile, out = np.zeros((height, x.shape[1]), dtype=np.float32), np.empty(height * max(widths), dtype=np.float32)
+    for begin in range(0, x.shape[0], height):
+        end = min(begin + height, x.shape[0])
         tile[: end - begin] = x[begin:end]
         tile[end - begin :] = 0
         for first, directions in parts:
             width = directions.shape[1]
-            product = np.matmul(tile, directions, out=out[: TILE * width].reshape(TILE, width))
+            product = np.matmul(tile, directions, out=out[: height * width].reshape(height, width))
             yield begin, end, first, product, width
 
 

@@ -31,8 +31,8 @@ def choose_rows(
     epsilon: float,
     bits: int = 4,
     relation: str = "add-remove",
-    separation: float = 0.1,
-    spread: float = 1.0,
+    separation: float = 0.05,
+    spread: float = 0.6,
     most: int = 1000,
 ) -> int:
     """How many rows a private sketch of n rows of data should have, for distances.
@@ -54,14 +54,15 @@ def choose_rows(
     relation
         "add-remove" or "replace-one".
     separation
-        D^2: the squared distance, for one row of the sketch, that should be told from 0.
+        D^2: the squared distance, for one row of the sketch, that should be told from 0. By default about that of two
+        Gaussians at the total variation distance 0.7.
     spread
         How much that differs from row to row of the sketch, relative to itself.
     most
         Never more than this many.
 
     >>> choose_rows(500, epsilon=1.0), choose_rows(5000, epsilon=1.0)
-    (20, 203)
+    (11, 106)
     """
     if not (n_rows > 0 and epsilon > 0 and separation > 0 and spread >= 0 and most >= 1 and bits >= 1):
         raise DataError(
