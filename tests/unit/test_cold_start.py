@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedscape import DataError, DistributionSketch, Federation, NotFittedError
+from fedscape import DataError, DistributionSketch, Federation, Laplace, NotFittedError
 from fedscape.personal.cold_start import ColdStart, Match, NearestComponent
+from fedscape.sketches import noise_variance
 
 SKETCH = DistributionSketch(60, bits=3, seed=2)
 
@@ -29,6 +30,17 @@ def test_a_new_client_is_given_its_twins_model():
     assert (found.nearest == np.arange(12)).mean() > 0.9
     models = found.models([f"m{i}" for i in range(12)], fallback="global")
     assert models[3] in ("m3", "global")
+
+
+def test_counts_are_enough_and_may_be_private():
+    means = kinds(6)
+    warm, new = clients(means, 900), clients(means, 900, seed=1, first=100)
+    few = DistributionSketch(8, bits=3)
+    own = Laplace(clip=8.0, epsilon=4.0, unit="row", place="local")
+    noisy = ColdStart(few, alpha=0.0, noise=noise_variance(own)).fit(few.counts(warm, privacy=own))
+    assert (noisy.match(few.counts(new, privacy=own)).index == np.arange(6)).mean() > 0.6
+    exact = ColdStart(few).fit(few.counts(warm)).match(few.counts(new))
+    assert np.array_equal(exact.index, ColdStart(few).fit(warm).match(new).index)
 
 
 def test_a_client_that_belongs_is_turned_away_no_more_often_than_alpha():

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 import fedscape as fs
-from fedscape import DataError, DistributionSketch, Federation, Laplace, Ledger, Local, NotFittedError, PrivacyError
+from fedscape import (
+    DataError,
+    DistributionSketch,
+    EngineError,
+    Federation,
+    Laplace,
+    Ledger,
+    Local,
+    NotFittedError,
+    PrivacyError,
+)
 from fedscape.sketches import _kernels, choose_rows, noise_variance, query, tvd
 from fedscape.sketches.distances import sizes
 
@@ -75,7 +85,7 @@ def test_the_sum_of_the_clients_is_the_sketch_of_all():
     fed = federation()
     sketch = DistributionSketch(20).fit(fed)
     assert np.array_equal(sketch.counts(fed).sum(axis=0), sketch.counts_)
-    assert np.array_equal(sketch.counts(Local(fed)), sketch.counts(fed))
+    assert np.array_equal(sketch.counts(Local(fed), allow=("counts",)), sketch.counts(fed))
     assert np.array_equal(sketch.counts_, sketch.count(fed["x"]))
     assert sketch.n_rows_ == fed.n_rows
     assert np.allclose(sketch.total_, sketch.counts_ / fed.n_rows)
@@ -86,7 +96,9 @@ def test_counts_follow_the_order_of_the_federation_not_of_the_ids():
     fed = Federation({"x": RNG.normal(size=(6, 3))}, [0, 1, 3, 6], ids=["c", "a", "b"])
     sketch = DistributionSketch(20)
     privacy = Laplace(clip=20.0, epsilon=1e9, unit="row", place="local")  # hardly any noise
-    assert np.array_equal(sketch.counts(Local(fed)), sketch.counts(fed))
+    assert np.array_equal(sketch.counts(Local(fed), allow=("counts",)), sketch.counts(fed))
+    with pytest.raises(EngineError, match="client by client: counts"):
+        sketch.counts(Local(fed))
     assert np.allclose(sketch.counts(fed, privacy=privacy), sketch.counts(fed), atol=1e-3)
 
 

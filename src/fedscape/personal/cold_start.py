@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedscape.clustering import FederatedKMeans
-from fedscape.engine import Engine
 from fedscape.errors import DataError, NotFittedError
 from fedscape.federation import Federation
 from fedscape.random import Array, Key
@@ -58,6 +58,8 @@ class ColdStart:
         How often a client that belongs may be turned away; 0 never abstains.
     debias
         Whether small clients' sampling noise is subtracted. Off, this is the paper's distance.
+    noise
+        The variance of the noise in a count, where clients protect their counts.
 
     >>> rng = np.random.default_rng(0)
     >>> x = np.concatenate([rng.normal(m, 1.0, (50, 2)) for m in ([5, 0], [0, 5], [5, 0.0])])
@@ -67,16 +69,19 @@ class ColdStart:
     array([0])
     """
 
-    def __init__(self, sketch: DistributionSketch, *, alpha: float = 0.05, debias: bool = True) -> None:
+    def __init__(
+        self, sketch: DistributionSketch, *, alpha: float = 0.05, debias: bool = True, noise: float = 0.0
+    ) -> None:
         if not 0 <= alpha < 1:
             raise DataError(f"alpha must be at least 0 and below 1, not {alpha}")
         self.sketch = sketch
         self.alpha = alpha
         self.debias = debias
+        self.noise = noise
 
-    def fit(self, warm: Engine | Federation) -> ColdStart:
-        """Take the sketches of the warm clients, at least two of them with rows."""
-        counts = self.sketch.counts(warm)
+    def fit(self, warm: Federation | npt.ArrayLike) -> ColdStart:
+        """Take the warm clients, or their counts as `DistributionSketch.counts` gives them."""
+        counts = self._counts(warm)
         self.sketches_, self.sizes_ = normalise(counts), sizes(counts)
         squares = self._squares(self.sketches_, self.sizes_)
         np.fill_diagonal(squares, np.nan)
@@ -86,11 +91,11 @@ class ColdStart:
         self.apart_ = _least(squares)  # of each warm client to its nearest other
         return self
 
-    def match(self, new: Engine | Federation) -> Match:
-        """The nearest warm client of each new client."""
+    def match(self, new: Federation | npt.ArrayLike) -> Match:
+        """The nearest warm client of each new client; of the new ones, too, counts are enough."""
         if not hasattr(self, "apart_"):
             raise NotFittedError("this ColdStart has no warm clients yet: call fit() first")
-        counts = self.sketch.counts(new)
+        counts = self._counts(new)
         squares = self._squares(normalise(counts), sizes(counts), others=True)  # [new, warm]
         own = _least(squares)
         known = ~np.isnan(self.apart_)
@@ -100,11 +105,14 @@ class ColdStart:
         p = np.where(np.isnan(own), 0.0, p)
         return Match(np.where((p < self.alpha) | (nearest < 0), -1, nearest), nearest, own, p)
 
+    def _counts(self, data: Federation | npt.ArrayLike) -> Array:
+        return self.sketch.counts(data) if isinstance(data, Federation) else np.asarray(data)
+
     def _squares(self, s: Array, n: Array, *, others: bool = False) -> Array:
         if not others:
-            return pairwise(s, sizes=n if self.debias else None, squared=True)
+            return pairwise(s, sizes=n if self.debias else None, noise=self.noise, squared=True)
         mine, theirs = (n, self.sizes_) if self.debias else (None, None)
-        return pairwise(s, self.sketches_, sizes=mine, other_sizes=theirs, squared=True)
+        return pairwise(s, self.sketches_, sizes=mine, other_sizes=theirs, noise=self.noise, squared=True)
 
 
 class NearestComponent:

@@ -137,7 +137,12 @@ class DistributionSketch(Estimator):
         return np.asarray(found["counts"]) if found is not None else np.empty(0)
 
     def counts(
-        self, data: Engine | Federation, *, privacy: Privacy | None = None, ledger: Ledger | None = None
+        self,
+        data: Engine | Federation,
+        *,
+        allow: Sequence[str] = (),
+        privacy: Privacy | None = None,
+        ledger: Ledger | None = None,
     ) -> Array:
         """The counts of each client, [clients, rows, 2**bits], in the order of the clients.
 
@@ -148,6 +153,8 @@ class DistributionSketch(Estimator):
         ----------
         data
             A Federation, or an Engine where the clients live.
+        allow
+            For an Engine: ("counts",), to say that the server may see these client by client.
         privacy
             How clients protect their counts: unit "row" with clip=rows (Laplace) protects each row of data.
         ledger
@@ -160,7 +167,8 @@ class DistributionSketch(Estimator):
         if privacy is not None and privacy.place != "local":
             raise PrivacyError(f"the server sees counts client by client: use place='local', not {privacy.place!r}")
         seen = ClientSketches(work)
-        loop = rounds(seen, engine, n_rounds=1, allow=seen.reveals, privacy=privacy, ledger=ledger, measure=0)
+        allow = seen.reveals if isinstance(data, Federation) else allow
+        loop = rounds(seen, engine, n_rounds=1, allow=allow, privacy=privacy, ledger=ledger, measure=0)
         state = next(loop).state
         loop.close()
         ids = np.asarray(getattr(engine.clients, "ids", state["server.ids"]))
@@ -168,7 +176,12 @@ class DistributionSketch(Estimator):
         return np.asarray(state["server.counts"][[place[client] for client in ids.tolist()]])
 
     def transform(
-        self, data: Engine | Federation, *, privacy: Privacy | None = None, ledger: Ledger | None = None
+        self,
+        data: Engine | Federation,
+        *,
+        allow: Sequence[str] = (),
+        privacy: Privacy | None = None,
+        ledger: Ledger | None = None,
     ) -> Array:
         """The sketch of each client, [clients, rows, 2**bits]: counts divided by the number of rows, 0 without rows.
 
@@ -176,7 +189,7 @@ class DistributionSketch(Estimator):
         >>> DistributionSketch(rows=2, bits=1).transform(fed)[:, 0].tolist()
         [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
         """
-        return normalise(self.counts(data, privacy=privacy, ledger=ledger))
+        return normalise(self.counts(data, allow=allow, privacy=privacy, ledger=ledger))
 
     def codes(self, data: Federation | npt.ArrayLike) -> Array:
         """The code of each row of data in each row of the sketch, [rows of data, rows]."""
