@@ -105,6 +105,7 @@ def one(name: str, seed: int, device: str) -> dict[str, float]:
         "with abstention": np.where(found.index >= 0, by_model[found.nearest, columns], global_).mean(),
         "abstained": float((found.index < 0).mean()),
         "component (sums)": by_part[mine, columns].mean(),
+        "raw match among the 3 largest": float(np.isin(raw, np.argsort(-warm.sizes)[:3]).mean()),
         "random": by_model[pick, columns].mean(),
         "best": by_model.max(axis=0).mean(),
     }
