@@ -24,9 +24,10 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures
+    from fedscape import learning, mixtures, sketches
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
     from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+    from fedscape.sketches import DistributionSketch
 
 try:
     __version__ = _version("fedscape")
@@ -37,6 +38,7 @@ except _PackageNotFoundError:  # run from the source tree
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
     "mixtures": ("MixtureOfDirichletMultinomials", "choose_components"),
+    "sketches": ("DistributionSketch",),
 }
 
 
@@ -55,6 +57,7 @@ __all__ = [
     "All",
     "Computation",
     "DataError",
+    "DistributionSketch",
     "Engine",
     "EngineError",
     "Estimator",
@@ -88,4 +91,5 @@ __all__ = [
     "learning",
     "mixtures",
     "rounds",
+    "sketches",
 ]

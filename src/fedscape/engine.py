@@ -264,8 +264,11 @@ def answer_of(task: Task, state: Arrays, clients: Federation, where: Array | sli
     sent, kept = computation.step(state, clients, task.key)
     sent = _checked(computation, sent, clients)
     up = sum(v.itemsize * int(np.prod(v.shape[1:])) for v in sent.values())
+    if task.release is not None and sent:
+        sent = task.release.on_clients(sent, clients)  # before anything is revealed
     revealed = {name: sent.pop(name) for name in computation.reveals}
-    return _Answer(_summed(sent, clients, task.release), revealed, metrics, where, as_ragged(kept, len(clients)), up)
+    sums = {name: add_up(values) for name, values in sent.items()}
+    return _Answer(sums, revealed, metrics, where, as_ragged(kept, len(clients)), up)
 
 
 def _summed(rows: Arrays, clients: Federation, release: Release | None) -> Arrays:

@@ -115,8 +115,10 @@ class Guard:
         """Write the releases down, then make them: the noisy total, and the means of the noisy metrics."""
         if self.privacy.place not in _ENTRIES_AHEAD:
             self._write(opened)
-        sums = {n: v for n, v in reply.total.items() if n != "clients"}
+        sums = {n: v for n, v in reply.total.items() if n not in ("clients", "ids")}
         total = opened.sum.on_total(sums, reply.clients)
+        if "ids" in reply.total:
+            total["ids"] = reply.total["ids"]
         if isinstance(self.privacy.clip, AdaptiveClip) and opened.sum.inside is not None:
             self.clip = self.privacy.clip.next(self.clip, share=opened.sum.inside)
         if opened.metrics is None or not reply.metrics:

@@ -27,6 +27,7 @@ Arrays = dict[str, Array]
 _INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
 _PLACES = ("central", "distributed", "local")
+_RELATIONS = ("add-remove", "replace-one")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class Privacy:
         unless the size of the cohort is fixed.
     noise_seed
         For tests: noise that can be foretold. Ledger and reports then say NOT PRIVATE.
+    relation
+        For unit "row", which two sets of rows must look alike: "add-remove" (one row more or less: how many rows there
+        are is secret) or "replace-one" (one row exchanged: their number is public). Exchanging moves a sum by twice the
+        clip, which the ledger counts.
 
     >>> isinstance(Gaussian(clip=1.0, multiplier=1.0), Privacy)
     True
@@ -97,6 +102,7 @@ class Privacy:
     scales: Mapping[str, float] = field(default_factory=dict)
     count_share: float = 0.1
     noise_seed: int | None = None
+    relation: str = "add-remove"
 
     norm: ClassVar[int]
 
@@ -108,8 +114,13 @@ class Privacy:
             raise PrivacyError(f"clip must be a positive number, not {self.clip}")
         if self.unit not in ("client", "row"):
             raise PrivacyError(f"unit must be 'client' or 'row', not {self.unit!r}")
-        if self.place not in _PLACES or (self.place != "central" and self.unit == "row"):
-            raise PrivacyError(f"place must be one of {_PLACES}, and 'central' for rows, not {self.place!r}")
+        if self.place not in _PLACES or (self.place == "distributed" and self.unit == "row"):
+            raise PrivacyError(f"place must be one of {_PLACES}, not 'distributed' for rows: it is {self.place!r}")
+        if self.relation not in _RELATIONS or (self.relation != _RELATIONS[0] and self.unit == "client"):
+            raise PrivacyError(
+                f"relation must be one of {_RELATIONS} for rows; for clients it follows from sampler and place: "
+                f"it is {self.relation!r}"
+            )
         if self.unit == "row" and self.scales:
             raise PrivacyError("scales go with unit='client': what one row can change is bounded without them")
         if not 0 < self.count_share < 1 or any(not s > 0 for s in self.scales.values()):
@@ -139,7 +150,9 @@ class Privacy:
 
     def entries(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
         """For each mechanism of a round, what the ledger must know of it."""
-        replace = isinstance(sampler, FixedSize) or self.place == "local"
+        replace = isinstance(sampler, FixedSize) or self.relation == "replace-one"
+        if self.place == "local":
+            replace = self.unit == "client" or self.relation == "replace-one"
         group = {
             "unit": self.unit,
             "relation": "replace-one" if replace else "add-remove",

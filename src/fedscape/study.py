@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,10 @@ from fedscape.mixtures._dm_rounds import Solver
 from fedscape.privacy import Gaussian, calibrate
 from fedscape.random import Array
 from fedscape.sampling import All
+from fedscape.sketches import DistributionSketch, heterogeneity
 from fedscape.statistics import Histogram
+
+_CELLS = 2**25
 
 
 def study(
@@ -52,7 +56,8 @@ def study(
 
     Returns
     -------
-    A dict of plain numbers, lists and texts: describe, census, population, clusters (given features), seconds.
+    A dict of plain numbers, lists and texts: describe, census, population, features and clusters (given features),
+    seconds.
 
     >>> from fedscape import datasets
     >>> result = study(datasets.load("acs-race"))
@@ -68,6 +73,7 @@ def study(
     result["population"] = population(federation, column, candidates=candidates, seed=seed, progress=progress)[1]
     wanted = features or ("x" if "x" in federation else None)
     if wanted is not None:
+        result["features"] = measure(federation, wanted, seed=seed)
         result["clusters"] = clusters(federation, wanted, column, seed=seed, progress=progress)
     result["seconds"] = round(time.perf_counter() - started, 3)
     return result
@@ -157,6 +163,19 @@ def _component(mixture: MixtureOfDirichletMultinomials, k: int, names: Sequence[
         "mean_size": round(size, 1),
         "most": ", ".join(f"{names[j]} {mean[j]:.1%}" for j in top),
     }
+
+
+def measure(federation: Federation, features: str, *, seed: int = 0) -> dict[str, Any]:
+    """How far clients are apart in their features, by sketches: one number, its interval, and the IID reference."""
+    if (federation.sizes >= 2).sum() < 2:
+        return {"clients": int((federation.sizes >= 2).sum())}
+    bits, most = 4, _CELLS // (16 * len(federation))  # all clients' sketches are in memory at once
+    rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), 1000, most))
+    sketch = DistributionSketch(rows, bits=bits, column=features, centre="mean", seed=seed)
+    sketches = sketch.fit(federation, progress=False).transform(federation)
+    found = heterogeneity(sketches, federation.sizes)
+    shape = {"rows": rows, "cells": 2**bits}
+    return {**{name: round(value, 6) for name, value in asdict(found).items()}, **shape}
 
 
 def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Federation:

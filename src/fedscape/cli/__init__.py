@@ -13,6 +13,7 @@ from fedscape.cli.options import Json
 from fedscape.cli.population import describe, fit, sample, study
 from fedscape.cli.privacy import privacy
 from fedscape.cli.show import flat, pairs, show
+from fedscape.cli.sketch import sketch
 from fedscape.cli.train import sweep, train
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 for command in (study, describe, fit, sample, train, sweep):
     app.command()(command)
-for name, group in {"data": data, "privacy": privacy}.items():
+for name, group in {"data": data, "privacy": privacy, "sketch": sketch}.items():
     app.add_typer(group, name=name)
 
 

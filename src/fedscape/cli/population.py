@@ -106,6 +106,8 @@ def _study_for_people(result: dict[str, Any]) -> None:
     largest = sorted(zip(census["names"], census["exact"], census["private"], strict=True), key=lambda row: -row[1])
     table(title, ["category", "exact share", "private share"], [list(row) for row in largest[:10]])
     population_table(result["population"])
+    if "features" in result:
+        pairs("how far clients are apart in their features (0 alike, 1 points of their own)", flat(result["features"]))
     if "clusters" in result:
         pairs("clusters of the features, by sums alone", flat(result["clusters"]))
     typer.echo(f"done in {result['seconds']:.1f} s")

@@ -4,6 +4,7 @@ from fedscape.datasets.generators.counts import dirichlet_multinomial, mdm_a2, m
 from fedscape.datasets.generators.labels import fedgmm_bayes, fedgmm_partial, fedgmm_synthetic
 from fedscape.datasets.generators.pair import gaussian_pair
 from fedscape.datasets.generators.regression import hlcr_synthetic
+from fedscape.datasets.generators.splits import sketch_by_class, sketch_dirichlet, sketch_dirichlet_uniform
 
 __all__ = [
     "dirichlet_multinomial",
@@ -14,4 +15,7 @@ __all__ = [
     "hlcr_synthetic",
     "mdm_a2",
     "mdm_table1",
+    "sketch_by_class",
+    "sketch_dirichlet",
+    "sketch_dirichlet_uniform",
 ]

@@ -1,0 +1,128 @@
+"""Which model suits a new client without labels? (sketch paper, Table 1 and Figure 3)
+
+Half of the clients are warm: they train a global model by FedAvg and tune it on their own rows. The other half are cold
+and show unlabelled rows only; their labels are used to judge. For each cold client: the global model, the personal
+model of the nearest warm client (the paper's distance, ours debiased, ours with abstention at alpha = 0.05), the model
+of the nearest component (sums alone), of a random warm client, and the best of all warm clients, which needs labels.
+Accuracy is the mean over clients, with 95% intervals over seeds.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+import fedscape as fs
+from client_selection import bag_of_last, federation, first_rows, images, mean_and_half, writers
+from fedscape.datasets.generators import sketch_by_class
+from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
+from fedscape.personal.cold_start import ColdStart, NearestComponent
+from table import arguments, report
+
+JUDGED = 40  # rows of a cold client on which all models are judged
+
+
+def setting(name: str, seed: int, device: str) -> dict:
+    adam = {"optimiser": "adam", "batch_size": 32, "device": device}
+    srp = fs.DistributionSketch(200, bits=6, centre="mean", seed=1)
+    if name.startswith("mnist"):
+        x, y, _ = images("mnist", 60_000, seed)
+        fed = federation(sketch_by_class(y, 100, twins=name.endswith("twins"), seed=seed), x, y)
+        warm = np.arange(50) if name.endswith("twins") else np.sort(np.random.default_rng(seed).permutation(100)[:50])
+        local = LocalSGD(models.mlp(784, 128, 10), cross_entropy, lr=1e-3, epochs=5, **{**adam, "batch_size": 10})
+        return {"fed": fed, "warm": warm, "local": local, "k": 10, "rounds": 100, "sketch": srp, "components": 15}
+    if name == "shakespeare":
+        fed = fs.datasets.load("shakespeare-mini")
+        fed = fed.where((np.arange(fed.n_rows) - np.repeat(fed.offsets[:-1], fed.sizes)) % 10 == 0)
+        warm = np.sort(np.random.default_rng(seed).permutation(len(fed))[:20])
+        local = LocalSGD(bag_of_last(8), cross_entropy, lr=5e-3, epochs=2, **adam)
+        sketch = fs.DistributionSketch(200, bits=6, family="minhash", shingle=3, seed=1)
+        return {"fed": fed, "warm": warm, "local": local, "k": 3, "rounds": 30, "sketch": sketch, "components": 3}
+    fed = first_rows(writers(name), 100)
+    warm = np.sort(np.random.default_rng(seed).permutation(len(fed))[: len(fed) // 2])
+    local = LocalSGD(models.mlp(784, 128, 62), cross_entropy, lr=1e-3, epochs=2, **adam)
+    k, rounds = (20, 40) if name == "femnist" else (5, 10)
+    return {"fed": fed, "warm": warm, "local": local, "k": k, "rounds": rounds, "sketch": srp, "components": 6}
+
+
+def tuned(local: LocalSGD, state: dict, clients: fs.Federation, seed: int) -> list[dict]:
+    """Each client's own model: the global one, tuned on its rows."""
+    own = [dict(state) for _ in range(len(clients))]
+    work = FedAvg(replace(local, epochs=10), weighting="equal")
+    for begin in range(0, len(clients), 16):
+        part = slice(begin, begin + 16)
+        sent, _ = work.step(state, clients.take(part), fs.Key(seed, 10_000))
+        for i in range(len(sent[next(iter(sent))])):
+            for name, rows in sent.items():
+                of = name.replace("delta.", "model.")
+                own[begin + i][of] = state[of] + rows[i]
+    return own
+
+
+def trained(local: LocalSGD, state: dict | None, clients: fs.Federation, k: int, n: int, seed: int) -> dict:
+    engine = fs.Local(clients, threads=1)
+    work = FedAvg(local, initial="given" if state else "seed")
+    sampler = fs.FixedSize(min(k, len(clients)))
+    *_, last = fs.rounds(work, engine, n_rounds=n, sampler=sampler, seed=seed, state=state, measure=0)
+    return dict(last.state)
+
+
+def one(name: str, seed: int, device: str) -> dict[str, float]:
+    about = setting(name, seed, device)
+    fed, local, chosen = about["fed"], about["local"], about["warm"]
+    cold = fed.take(np.setdiff1d(np.arange(len(fed)), chosen))
+    warm, held = fed.take(chosen).split(test=0.2, seed=seed)
+    state = trained(local, None, warm, about["k"], about["rounds"], seed)
+    own = tuned(local, state, warm, seed)
+
+    def accuracy(model: dict, clients: fs.Federation) -> np.ndarray:
+        return evaluate(local, model, clients, threads=1).accuracy
+
+    judged = first_rows(cold, JUDGED)
+    by_model = np.array([accuracy(model, judged) for model in own])  # [warm, cold]
+    global_ = accuracy(state, judged)
+    sketch = about["sketch"].fit(warm, progress=False)
+    raw = ColdStart(sketch, alpha=0.0, debias=False).fit(warm).match(cold).index
+    found = ColdStart(sketch).fit(warm).match(cold)
+    columns = np.arange(len(cold))
+
+    parts = NearestComponent(sketch, about["components"], seed=seed).fit(warm)
+    mine = parts.match(cold)
+    by_part = np.tile(global_, (about["components"], 1))
+    for k in range(about["components"]):
+        members = np.flatnonzero(parts.labels_ == k)
+        if len(members):
+            by_part[k] = accuracy(trained(local, state, warm.take(members), about["k"], 5, seed), judged)
+    pick = np.random.default_rng(seed).integers(0, len(own), len(cold))
+    return {
+        "warm global": np.nanmean(accuracy(state, held)),
+        "warm local": np.nanmean([accuracy(m, held.take([i]))[0] for i, m in enumerate(own) if held.sizes[i]]),
+        "cold global": global_.mean(),
+        "neighbour, paper's": by_model[raw, columns].mean(),
+        "neighbour, debiased": by_model[found.nearest, columns].mean(),
+        "with abstention": np.where(found.index >= 0, by_model[found.nearest, columns], global_).mean(),
+        "abstained": float((found.index < 0).mean()),
+        "component (sums)": by_part[mine, columns].mean(),
+        "raw match among the 3 largest": float(np.isin(raw, np.argsort(-warm.sizes)[:3]).mean()),
+        "random": by_model[pick, columns].mean(),
+        "best": by_model.max(axis=0).mean(),
+    }
+
+
+def main() -> None:
+    args = arguments(__doc__, device="cpu", seeds=5, data="")
+    names = ["femnist-mini"] if args.quick else ["mnist by class, twins", "mnist by class", "femnist", "shakespeare"]
+    names = args.data.split(";") if args.data else names
+    began, rows = time.perf_counter(), []
+    for name in names:
+        made = [one(name, args.seed + seed, args.device) for seed in range(3 if args.quick else args.seeds)]
+        rows.append({"data": name, **{what: mean_and_half([m[what] for m in made]) for what in made[0]}})
+        print(rows[-1], flush=True)
+    note = f"{len(made)} seeds, 95% intervals; {time.perf_counter() - began:.0f} s"
+    report("cold_start", rows, note=note)
+
+
+if __name__ == "__main__":
+    main()

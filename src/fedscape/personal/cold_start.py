@@ -1,0 +1,194 @@
+"""Cold start: a model for a new client whose data have no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.clustering import FederatedKMeans
+from fedscape.errors import DataError, NotFittedError
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.sketches.distances import normalise, pairwise, sizes
+from fedscape.sketches.distribution import DistributionSketch
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Match:
+    """For each new client the warm client (or component) it is given, and how sure that is.
+
+    `index` is -1 where nothing is near enough; `nearest` is what it would have been; `square` the squared distance to
+    it; `p_value` small where the new client is farther from everyone than warm clients are from one another.
+
+    >>> Match(np.array([1, -1]), np.array([1, 0]), np.zeros(2), np.ones(2)).models(["a", "b"], fallback="global")
+    ['b', 'global']
+    """
+
+    index: Array
+    nearest: Array
+    square: Array
+    p_value: Array
+
+    def models(self, models: Sequence[M], *, fallback: M) -> list[M]:
+        """The model of each new client, of whatever kind models are; `fallback` where the match abstains."""
+        if len(models) and self.index.max(initial=-1) >= len(models):
+            raise DataError(f"client {self.index.max()} was matched, but there are only {len(models)} models")
+        return [models[i] if i >= 0 else fallback for i in self.index]
+
+
+class ColdStart:
+    """The nearest warm client's personal model, by sketches of unlabelled data (sketch paper, Algorithm 2).
+
+    The server sees every warm client's sketch. A new client sends its own, and is given the model of the warm client at
+    the smallest squared distance (debiased, so that small clients are not far because they are small). It abstains
+    where the conformal p-value is below `alpha`: the share of clients, the new one among them, that lie at least as far
+    from their nearest other client. For a new client like the warm ones, that happens with probability at most alpha.
+
+    Parameters
+    ----------
+    sketch
+        The hash functions; fitted or ready to use.
+    alpha
+        How often a client that belongs may be turned away; 0 never abstains.
+    debias
+        Whether small clients' sampling noise is subtracted. Off, this is the paper's distance.
+    noise
+        The variance of the noise in a count, where clients protect their counts.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = np.concatenate([rng.normal(m, 1.0, (50, 2)) for m in ([5, 0], [0, 5], [5, 0.0])])
+    >>> fed = Federation({"x": x}, [0, 50, 100, 150])
+    >>> cold = ColdStart(DistributionSketch(rows=50), alpha=0.0).fit(fed.take([0, 1]))
+    >>> cold.match(fed.take([2])).index
+    array([0])
+    """
+
+    def __init__(
+        self, sketch: DistributionSketch, *, alpha: float = 0.05, debias: bool = True, noise: float = 0.0
+    ) -> None:
+        if not 0 <= alpha < 1:
+            raise DataError(f"alpha must be at least 0 and below 1, not {alpha}")
+        self.sketch = sketch
+        self.alpha = alpha
+        self.debias = debias
+        self.noise = noise
+
+    def fit(self, warm: Federation | npt.ArrayLike) -> ColdStart:
+        """Take the warm clients, or their counts as `DistributionSketch.counts` gives them."""
+        counts = self._counts(warm)
+        self.sketches_, self.sizes_ = normalise(counts), sizes(counts)
+        squares = self._squares(self.sketches_, self.sizes_)
+        np.fill_diagonal(squares, np.nan)
+        if (~np.isnan(squares)).sum() < 2:
+            found = int((self.sizes_ > (1 if self.debias else 0)).sum())
+            raise DataError(f"a cold start needs at least two warm clients with two or more rows, there are {found}")
+        self.apart_ = _least(squares)  # of each warm client to its nearest other
+        return self
+
+    def match(self, new: Federation | npt.ArrayLike) -> Match:
+        """The nearest warm client of each new client; of the new ones, too, counts are enough."""
+        if not hasattr(self, "apart_"):
+            raise NotFittedError("this ColdStart has no warm clients yet: call fit() first")
+        counts = self._counts(new)
+        squares = self._squares(normalise(counts), sizes(counts), others=True)  # [new, warm]
+        own = _least(squares)
+        known = ~np.isnan(self.apart_)
+        others = np.fmin(self.apart_[known][None, :], squares[:, known])  # warm clients may be nearest to the new one
+        p = (1 + (others >= own[:, None]).sum(axis=1)) / (1 + known.sum())
+        nearest = np.where(np.isnan(own), -1, np.argmin(np.where(np.isnan(squares), np.inf, squares), axis=1))
+        p = np.where(np.isnan(own), 0.0, p)
+        return Match(np.where((p < self.alpha) | (nearest < 0), -1, nearest), nearest, own, p)
+
+    def _counts(self, data: Federation | npt.ArrayLike) -> Array:
+        return self.sketch.counts(data) if isinstance(data, Federation) else np.asarray(data)
+
+    def _squares(self, s: Array, n: Array, *, others: bool = False) -> Array:
+        if not others:
+            return pairwise(s, sizes=n if self.debias else None, noise=self.noise, squared=True)
+        mine, theirs = (n, self.sizes_) if self.debias else (None, None)
+        return pairwise(s, self.sketches_, sizes=mine, other_sizes=theirs, noise=self.noise, squared=True)
+
+
+class NearestComponent:
+    """The same by sums alone: components of clients by k-means of their sketches, one model for each component.
+
+    Each client turns its own sketch into a few numbers by a projection all share; `FederatedKMeans` clusters those by
+    sums. A client, warm or new, finds its component by itself: no sketch leaves it.
+
+    Parameters
+    ----------
+    sketch
+        The hash functions; fitted or ready to use.
+    n_components
+        How many components, each with a model of its own to be trained by its clients.
+    dimension
+        Numbers a sketch is projected to; distances are kept to about 1 / sqrt(dimension).
+    n_init, rounds, seed
+        As in `FederatedKMeans`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = np.concatenate([rng.normal(m, 1.0, (50, 2)) for m in ([5, 0], [0, 5], [5, 0.0])])
+    >>> fed = Federation({"x": x}, [0, 50, 100, 150])
+    >>> made = NearestComponent(DistributionSketch(rows=50), 2).fit(fed)
+    >>> np.array_equal(made.labels_[0], made.labels_[2]), np.array_equal(made.labels_[0], made.labels_[1])
+    (True, False)
+    """
+
+    def __init__(
+        self,
+        sketch: DistributionSketch,
+        n_components: int,
+        *,
+        dimension: int = 48,
+        n_init: int = 8,
+        rounds: int = 50,
+        seed: int = 0,
+    ) -> None:
+        if dimension < 1:
+            raise DataError(f"dimension must be at least 1, not {dimension}")
+        self.sketch = sketch
+        self.n_components = n_components
+        self.dimension = dimension
+        self.n_init = n_init
+        self.rounds = rounds
+        self.seed = seed
+
+    def fit(self, warm: Federation) -> NearestComponent:
+        """Cluster the warm clients; learns `labels_`, each client's own component (-1 without rows)."""
+        projected = self._projected(warm)
+        self.means_ = FederatedKMeans(
+            self.n_components, column="sketch", n_init=self.n_init, rounds=self.rounds, seed=self.seed
+        ).fit(projected, progress=False)
+        self.labels_ = self.match(warm)
+        return self
+
+    def match(self, new: Federation) -> Array:
+        """The component of each client, -1 for one without rows."""
+        if not hasattr(self, "means_"):
+            raise NotFittedError("this NearestComponent has no components yet: call fit() first")
+        projected = self._projected(new)
+        found = np.full(len(new), -1)
+        found[projected.sizes > 0] = self.means_.predict(projected["sketch"])
+        return found
+
+    def _projected(self, clients: Federation) -> Federation:
+        """Each client's sketch as one row of a few numbers; a client without rows has none."""
+        counts = self.sketch.counts(clients)
+        s = normalise(counts).reshape(len(clients), -1)
+        key = Key(self.seed, purpose="sketch projection")
+        directions = key.generator().standard_normal((s.shape[1], self.dimension)) / np.sqrt(self.dimension)
+        there = clients.sizes > 0
+        ends = np.concatenate(([0], np.cumsum(there)))
+        return Federation({"sketch": (s @ directions)[there]}, ends, clients.ids)
+
+
+def _least(squares: Array) -> Array:
+    """The smallest number of each row, NaN where there is none."""
+    least = np.where(np.isnan(squares), np.inf, squares).min(axis=1, initial=np.inf)
+    return np.where(np.isinf(least), np.nan, least)

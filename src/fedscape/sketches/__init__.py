@@ -1,0 +1,44 @@
+"""Sketches: a distribution as a small matrix of counts, made in one pass, added, compared."""
+
+from __future__ import annotations
+
+from fedscape.sketches.distances import (
+    Heterogeneity,
+    distance,
+    heterogeneity,
+    neighbours,
+    normalise,
+    pairwise,
+    sizes,
+    tvd_lower_bound,
+)
+from fedscape.sketches.distribution import ClientSketches, DistributionSketch
+from fedscape.sketches.files import Saved, load, save
+from fedscape.sketches.private import choose_rows, noise_variance
+from fedscape.sketches.queries import Tvd, query, tvd
+from fedscape.sketches.selection import KeyedCoin, NearTheWhole, OwnWeights, logits
+
+__all__ = [
+    "ClientSketches",
+    "DistributionSketch",
+    "Heterogeneity",
+    "KeyedCoin",
+    "NearTheWhole",
+    "OwnWeights",
+    "Saved",
+    "Tvd",
+    "choose_rows",
+    "distance",
+    "heterogeneity",
+    "load",
+    "logits",
+    "neighbours",
+    "noise_variance",
+    "normalise",
+    "pairwise",
+    "query",
+    "save",
+    "sizes",
+    "tvd",
+    "tvd_lower_bound",
+]

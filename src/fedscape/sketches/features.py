@@ -1,0 +1,125 @@
+"""Rows of numbers, prepared tile by tile: embedded, centred, scaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedscape.checks import check_finite
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+
+
+class Features:
+    """Rows (x - centre) / scale in float32, made when they are asked for.
+
+    >>> Features(np.array([[3, 5]]), "x", np.array(1.0), np.array(2.0))[:]
+    array([[1., 2.]], dtype=float32)
+    """
+
+    def __init__(self, values: Array, column: str, centre: Array, scale: Array) -> None:
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"column {column!r} must hold numbers, not {values.dtype}: texts need family='minhash'")
+        self.values = values.reshape(len(values), int(np.prod(values.shape[1:])))
+        self.column, self.centre, self.scale = column, centre.reshape(-1), scale.reshape(-1)
+        d = self.values.shape[1]
+        if d == 0:
+            raise DataError(f"column {column!r} has no features: its rows are empty")
+        for name, given in (("centre", self.centre), ("scale", self.scale)):
+            if len(given) not in (1, d) or not np.isfinite(given).all() or (name == "scale" and (given <= 0).any()):
+                raise DataError(
+                    f"{name} must be one finite number{' above 0' if name == 'scale' else ''} or {d}, one for each "
+                    f"feature of {column!r}, got {len(given)}: {np.array2string(given, threshold=4)}"
+                )
+        self.plain = not self.centre.any() and bool((self.scale == 1).all())
+        # bytes and half-words are exact in float32; the rest is centred before it is rounded
+        small = self.values.dtype.itemsize <= 2 or self.values.dtype == np.float32
+        self.kind = np.float32 if small else np.float64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.values), self.values.shape[1]
+
+    def __getitem__(self, where: slice) -> Array:
+        x: Array = self.values[where].astype(self.kind)
+        if not self.plain:
+            np.subtract(x, self.centre.astype(self.kind), out=x)
+            np.divide(x, self.scale.astype(self.kind), out=x)
+        with np.errstate(over="ignore"):
+            out = x.astype(np.float32, copy=False)
+        if not np.isfinite(out).all():
+            row = int(np.argwhere(~np.isfinite(out))[0][0]) + (where.start or 0)
+            raise DataError(
+                f"column {self.column!r} holds NaN, infinity or more than 3e38 in row {row:,}: drop such rows with "
+                "where(np.isfinite(...)) or fill them in before"
+            )
+        return np.asarray(out)
+
+
+class Spread(Computation):
+    """How many rows there are, and the mean and deviation of each feature, in one round.
+
+    A feature that never varies has the deviation 1.
+
+    Parameters
+    ----------
+    column
+        The column to read.
+    embed
+        What is done to its rows first.
+    numbers
+        Whether means and deviations are wanted; if not, the column may hold anything.
+
+    >>> fed = Federation({"x": [[0.0], [2.0]]}, [0, 1, 2])
+    >>> work = Spread(column="x")
+    >>> work.update({}, work.total({}, fed, Key(0)))["deviation"]
+    array([1.])
+    """
+
+    block_rows = 2**13  # rows become float64 all at once
+
+    def __init__(
+        self, *, column: str = "x", embed: Callable[[Array], Array] | None = None, numbers: bool = True
+    ) -> None:
+        self.column = column
+        self.embed = embed
+        self.numbers = numbers
+
+    def start(self, seed: int) -> Arrays:
+        return {"n_rows": np.zeros(()), "mean": np.zeros(1), "deviation": np.ones(1)}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        x = self._rows(clients)
+        return {
+            "n_rows": clients.sizes,
+            "first": clients.segment_sum(x),
+            "second": clients.segment_sum(x**2),
+        }, {}
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
+        x = self._rows(clients)
+        return {"n_rows": np.asarray(len(x)), "first": x.sum(axis=0), "second": np.einsum("ij,ij->j", x, x)}
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        n = max(float(total["n_rows"]), 1.0)
+        mean = total["first"] / n
+        deviation = np.sqrt(np.maximum(total["second"] / n - mean**2, 0.0))
+        varies = deviation > 1e-7 * np.maximum(np.abs(mean), 1e-300)
+        return {"n_rows": np.asarray(total["n_rows"]), "mean": mean, "deviation": np.where(varies, deviation, 1.0)}
+
+    def _rows(self, clients: Federation) -> Array:
+        values = clients[self.column]
+        if not self.numbers:
+            return np.zeros((len(values), 1))
+        values = check_finite(values if self.embed is None else np.asarray(self.embed(values)), self.column)
+        return np.asarray(values.reshape(len(values), int(np.prod(values.shape[1:]))))
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Spread, Federation]]:
+        rng = np.random.default_rng(4)
+        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 6, 20))))
+        fed = Federation({"x": rng.normal(3.0, 2.0, (offsets[-1], 2, 2))}, offsets)
+        return [(cls(), fed), (cls(numbers=False), fed)]

@@ -1,0 +1,186 @@
+"""Sketches of clients as one checksummed file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedscape import checkpoint
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.ledger import Ledger
+from fedscape.privacy import Laplace
+from fedscape.random import Array
+from fedscape.sketches.distances import distance, heterogeneity, neighbours, normalise, own_bias, sizes, tvd_lower_bound
+from fedscape.sketches.distribution import DistributionSketch
+from fedscape.sketches.private import choose_rows, noise_variance
+
+_PLAIN = ("rows", "bits", "family", "column", "width", "shingle", "seed")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The clients' counts, their ids, and the sketch that made them.
+
+    >>> model = DistributionSketch(rows=2, bits=1)
+    >>> Saved(model, np.ones((1, 2, 2)), np.array(["a"])).sizes
+    array([2.])
+    """
+
+    model: DistributionSketch
+    counts: Array
+    ids: Array
+    noise: float = 0.0
+
+    @property
+    def sketches(self) -> Array:
+        return normalise(self.counts)
+
+    @property
+    def sizes(self) -> Array:
+        return sizes(self.counts)
+
+
+def save(path: str | os.PathLike[str], saved: Saved) -> None:
+    """Write counts, ids and the sketch's parameters to one file; an embedding is code and is not saved."""
+    work = saved.model._ready()
+    if work.embed is not None:
+        raise DataError("a sketch with embed= cannot be saved: embed the column before, and leave embed out")
+    params = {name: getattr(work, name) for name in _PLAIN}
+    arrays = {"counts": saved.counts, "ids": saved.ids, "centre": np.asarray(work.centre, dtype=float)}
+    arrays["scale"] = np.asarray(work.scale, dtype=float)
+    checkpoint.write(path, arrays, {"kind": "sketches", "params": params, "noise": saved.noise})
+
+
+def load(path: str | os.PathLike[str]) -> Saved:
+    """Read what `save` wrote."""
+    arrays, header = checkpoint.read(path)
+    if header.get("kind") != "sketches":
+        raise DataError(f"{os.fspath(path)} is a fedscape file, but holds no sketches: make one with 'sketch build'")
+    try:
+        params: dict[str, Any] = {name: header["params"][name] for name in _PLAIN}
+        model = DistributionSketch(**params, centre=arrays["centre"], scale=arrays["scale"])
+        saved = Saved(model, arrays["counts"], arrays["ids"], float(header["noise"]))
+        fits = saved.counts.shape == (len(saved.ids), *model._shape())
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{os.fspath(path)} holds sketches this version cannot read: {error!r}") from None
+    if not fits:
+        raise DataError(f"{os.fspath(path)} holds counts of shape {saved.counts.shape} for {len(saved.ids)} clients")
+    return saved
+
+
+def check_alike(a: Saved, b: Saved) -> None:
+    """Refuse to compare sketches of different hash functions."""
+    mine, yours = a.model.get_params(), b.model.get_params()
+    for name in mine:
+        if name != "column" and not np.array_equal(mine[name], yours[name]):
+            raise DataError(
+                f"these sketches cannot be compared: {name} is {mine[name]} in one and {yours[name]} in the other; "
+                "build both with the same options (and --centre, --scale as numbers)"
+            )
+
+
+def build(
+    federation: Federation,
+    path: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    *,
+    epsilon: float | None = None,
+    relation: str = "add-remove",
+) -> dict[str, Any]:
+    """Sketch every client and save the sketches; with epsilon each client protects its rows first.
+
+    Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy, rows are
+    by default those that suit clients of the mean size, and "mean" and "deviation" are refused. Exchanging a row moves
+    counts twice as far as adding one: for "replace-one" the noise is doubled, so that epsilon is what is spent.
+    """
+    given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
+    ledger, privacy = Ledger(), None
+    if epsilon is not None:
+        if not epsilon > 0:
+            raise DataError(f"epsilon must be positive, not {epsilon}")
+        if given["rows"] is None:
+            size = max(federation.n_rows / max(len(federation), 1), 1.0)
+            given["rows"] = choose_rows(size, epsilon=epsilon, bits=given["bits"], relation=relation)
+        if any(isinstance(given.get(name), str) for name in ("centre", "scale")):
+            raise DataError("with --epsilon, --centre and --scale must be numbers: the data must not choose them")
+        privacy = Laplace(
+            clip=float(given["rows"]),
+            epsilon=epsilon / 2 if relation == "replace-one" else epsilon,
+            unit="row",
+            place="local",
+            relation=relation,
+        )
+    model = DistributionSketch(**given)
+    if privacy is None:
+        model.fit(federation, progress=False)
+    counts = model.counts(federation, privacy=privacy, ledger=None if privacy is None else ledger)
+    save(path, Saved(model, counts, federation.ids, noise_variance(privacy)))
+    rows, cells = model._ready()._shape()
+    done: dict[str, Any] = {"clients": len(federation), "rows": rows, "cells": cells, "bytes": counts[:1].nbytes}
+    if privacy is not None:
+        done["epsilon"] = {", ".join(group): round(spent, 4) for group, spent in ledger.spent().items()}
+    return {**done, "written": os.fspath(path)}
+
+
+def compare(path: str | os.PathLike[str], other: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """What one file says of its clients, or how far two files are apart as wholes."""
+    a = load(path)
+    if other is None:
+        found = heterogeneity(a.sketches, np.round(a.sizes), noise=a.noise)
+        return {name: round(value, 6) for name, value in asdict(found).items()}
+    b = load(other)
+    check_alike(a, b)
+    wholes = [np.asarray(each.counts.sum(axis=0)) for each in (a, b)]
+    p, q = (normalise(whole) for whole in wholes)
+    rows, square = p.shape[0], float(distance(p, q, squared=True))
+    fair = square - sum(
+        float(own_bias(s, sizes(whole), each.noise * len(each.ids)))
+        for s, whole, each in ((p, wholes[0], a), (q, wholes[1], b))
+    )
+    return {
+        "distance": round(float(np.sqrt(square / rows)), 6),
+        "debiased": round(float(np.sqrt(max(fair, 0.0) / rows)), 6),
+        "tvd_at_least": round(float(tvd_lower_bound(p, q)), 6) if a.noise == b.noise == 0 else None,
+    }
+
+
+def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[str, Any]:
+    """The clients whose sketches are nearest to this one's."""
+    saved = load(path)
+    names = [str(each) for each in saved.ids]
+    if client not in names:
+        first = f"the first of {len(names):,} is {names[0]!r}" if names else "it holds none"
+        raise DataError(f"there is no client {client!r} in {os.fspath(path)}: {first}")
+    if k < 1:
+        raise DataError(f"-k must be at least 1, not {k}")
+    i, n, s = names.index(client), saved.sizes, saved.sketches
+    found, squares = neighbours(s[i : i + 1], s, k=k + 1, sizes=(n[i : i + 1], n), noise=saved.noise)
+    rows = s.shape[1]
+    pairs = [(int(j), float(square)) for j, square in zip(found[0], squares[0], strict=True) if j not in (-1, i)][:k]
+    return {
+        "client": client,
+        "rows": round(float(n[i])),
+        "neighbours": [
+            {
+                "client": names[j],
+                "rows": round(float(n[j])),
+                "distance": round(float(distance(s[i], s[j]) / np.sqrt(rows)), 6),
+                "square": round(square / rows, 6),
+            }
+            for j, square in pairs
+        ],
+    }
+
+
+def _number(name: str, text: Any) -> Any:
+    if not isinstance(text, str) or text in ("mean", "deviation"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise DataError(f"{name} must be a number, 'mean' or 'deviation', not {text!r}") from None

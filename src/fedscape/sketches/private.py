@@ -1,0 +1,78 @@
+"""How many rows a private sketch should have, and how much noise is in it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.privacy import Laplace, Privacy
+
+
+def noise_variance(privacy: Privacy | None) -> float:
+    """The variance of the noise in a count, 0 without privacy.
+
+    The noise is a whole number: for Laplace of scale b = clip / epsilon, with q = exp(-1 / b), it is 2 q / (1 - q)^2.
+
+    >>> round(noise_variance(Laplace(clip=10.0, epsilon=1.0, unit="row")))
+    200
+    """
+    if privacy is None:
+        return 0.0
+    b = privacy.spread() * privacy.first_clip
+    if not isinstance(privacy, Laplace):
+        return float(b**2)
+    q = np.exp(-1 / b)
+    return float(2 * q / (1 - q) ** 2)
+
+
+def choose_rows(
+    n_rows: float,
+    *,
+    epsilon: float,
+    bits: int = 4,
+    relation: str = "add-remove",
+    separation: float = 0.05,
+    spread: float = 0.6,
+    most: int = 1000,
+) -> int:
+    """How many rows a private sketch of n rows of data should have, for distances.
+
+    A row of data touches every row of the sketch, so that R rows of the sketch need Laplace noise of scale R / epsilon
+    in every count (2 R / epsilon where a row is replaced). For two such sketches at the squared distance R D^2 the
+    debiased square has the relative variance
+    spread^2 / R + 8 v / (R D^2) + 14 cells v^2 / (R D^4), v = 2 (R / (epsilon n))^2:
+    the chance of the hash functions, which falls with R, and the noise, which rises like R and R^3.
+
+    Parameters
+    ----------
+    n_rows
+        Rows of data in each sketch.
+    epsilon
+        The budget of the release.
+    bits
+        The sketch has 2**bits cells in a row.
+    relation
+        "add-remove" or "replace-one".
+    separation
+        D^2: the squared distance, for one row of the sketch, that should be told from 0. By default about that of two
+        Gaussians at the total variation distance 0.7.
+    spread
+        How much that differs from row to row of the sketch, relative to itself.
+    most
+        Never more than this many.
+
+    >>> choose_rows(500, epsilon=1.0), choose_rows(5000, epsilon=1.0)
+    (11, 106)
+    """
+    if not (n_rows > 0 and epsilon > 0 and separation > 0 and spread >= 0 and most >= 1 and bits >= 1):
+        raise DataError(
+            f"n_rows, epsilon, separation, most and bits must be positive: {n_rows}, {epsilon}, {separation}, {most}, "
+            f"{bits}"
+        )
+    if relation not in ("add-remove", "replace-one"):
+        raise DataError(f"relation must be 'add-remove' or 'replace-one', not {relation!r}")
+    rows = np.arange(1, most + 1)
+    moved = rows * (2 if relation == "replace-one" else 1)
+    v = 2 * (moved / (epsilon * n_rows)) ** 2
+    variance = spread**2 / rows + 8 * v / (rows * separation) + 14 * 2**bits * v**2 / (rows * separation**2)
+    return int(rows[np.argmin(variance)])

@@ -1,0 +1,76 @@
+"""Rows as sets of tokens: indicators, sequences of codes and texts, in shingles."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.ragged import Ragged, rows_of
+from fedscape.random import Array
+from fedscape.sketches._kernels import mix
+
+
+def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ...] | None = None) -> Ragged:
+    """The tokens of each row, as 64-bit words; order and repetition of a token do not matter to MinHash.
+
+    True and False [rows, d] are indicators: token j is there where the row is True. Whole numbers [rows, length] are
+    sequences of codes, padded by negative ones; k codes that follow one another are one token (a shingle). A column of
+    texts is cut into shingles of k characters. Whole numbers [rows] without names are sets of one token.
+
+    >>> token_sets(np.array([[3, 5, 3], [7, -1, -1]]), 1, column="x").lengths
+    array([3, 1])
+    """
+    if shingle < 1:
+        raise DataError(f"shingle must be at least 1, not {shingle}")
+    if values.dtype.kind == "b" and values.ndim == 2:
+        return _indicated(values)
+    if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
+        raise DataError(
+            f"MinHash needs texts, sequences of whole numbers or indicators; column {column!r} is "
+            f"{values.dtype}{list(values.shape[1:])}: compare numbers with family='srp'"
+        )
+    if names is not None and values.ndim == 1:
+        if len(values) and values.min() < 0:
+            raise DataError(
+                f"column {column!r} holds the code {values.min()} in row {int(np.argmin(values)):,}; -1 marks a "
+                "missing text: drop those rows with where()"
+            )
+        known = _texts(names, shingle)
+        rows, ends = rows_of(known.offsets, values.astype(np.int64))
+        return Ragged(known.flat[rows], ends)
+    return _shingled(values[:, None] if values.ndim == 1 else values, shingle)
+
+
+def _indicated(values: Array) -> Ragged:
+    row, token = np.nonzero(values)
+    ends = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=len(values)))))
+    return Ragged(token.astype(np.uint64), ends.astype(np.int64))
+
+
+def _shingled(codes: Array, k: int) -> Ragged:
+    """Windows of k codes as words; a row with fewer codes than k is one window of all it has."""
+    there = codes >= 0
+    length = there.sum(axis=1)
+    k = min(k, max(codes.shape[1], 1))
+    words = codes.astype(np.int64).view(np.uint64)
+    places = codes.shape[1] - k + 1 if codes.shape[1] else 0
+    tokens, keep = np.zeros((len(codes), places), dtype=np.uint64), np.zeros((len(codes), places), dtype=bool)
+    for begin in range(places):
+        word, whole = words[:, begin], there[:, begin : begin + k].all(axis=1)
+        for step in range(1, k):
+            word = mix(word) ^ words[:, begin + step]
+        tokens[:, begin] = word
+        keep[:, begin] = whole | ((begin == 0) & (length > 0) & (length < k))
+    ends = np.concatenate(([0], np.cumsum(keep.sum(axis=1)))).astype(np.int64)
+    return Ragged(tokens[keep], ends)
+
+
+@lru_cache(maxsize=8)
+def _texts(names: tuple[str, ...], k: int) -> Ragged:
+    sets = [{text[i : i + k] for i in range(max(len(text) - k + 1, 1))} if text else set() for text in names]
+    words = {t: int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest(), "little") for s in sets for t in s}
+    flat = np.array([words[t] for s in sets for t in sorted(s)], dtype=np.uint64)
+    return Ragged(flat, np.concatenate(([0], np.cumsum([len(s) for s in sets]))).astype(np.int64))
