@@ -26,7 +26,7 @@ from fedscape.statistics import Histogram, Moments
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
-    from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+    from fedscape.mixtures import LatentClassRegression, MixtureOfDirichletMultinomials, choose_components
 
 try:
     __version__ = _version("fedscape")
@@ -36,7 +36,7 @@ except _PackageNotFoundError:  # run from the source tree
 # loaded when first asked for: they need SciPy and torch
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
-    "mixtures": ("MixtureOfDirichletMultinomials", "choose_components"),
+    "mixtures": ("LatentClassRegression", "MixtureOfDirichletMultinomials", "choose_components"),
 }
 
 
@@ -70,6 +70,7 @@ __all__ = [
     "History",
     "Key",
     "Laplace",
+    "LatentClassRegression",
     "Ledger",
     "Local",
     "LocalSGD",

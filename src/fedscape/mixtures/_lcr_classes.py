@@ -64,12 +64,22 @@ def for_agents(state: Arrays, f: int) -> Arrays:
 
 
 def learned(
-    sums: Sums, noise: float, spread: Array, *, sigma: bool, delta: bool, slopes: int, least: float, steps: int
+    sums: Sums,
+    noise: float,
+    spread: Array,
+    *,
+    sigma: bool,
+    delta: bool,
+    slopes: int,
+    least: float,
+    steps: int,
+    certain: bool = False,
 ) -> tuple[float, Array]:
     """Noise sigma^2 and the coefficients' variances delta^2 [F] that make the labelled data likelier, by EM.
 
     sigma^2 is the expected squared residual, delta^2 the expected squared coefficient, over the law of the coefficients;
-    intercepts have a variance of their own. Only what is asked for is learned.
+    intercepts have a variance of their own. `certain` takes the coefficients at their mean. Only what is asked for is
+    learned.
     """
     if not (sigma or delta) or sums.events.sum() <= 0:
         return noise, spread
@@ -77,6 +87,8 @@ def learned(
     for _ in range(steps):
         before = noise
         mean, _, covariance = classes_of(sums, noise, spread)
+        if certain:
+            covariance = np.zeros_like(covariance)
         if sigma:
             fitted = np.einsum("kf,kf->k", mean, 2 * sums.first - np.einsum("kfg,kg->kf", sums.second, mean))
             left = np.maximum(sums.square - fitted, 0.0).sum() + np.einsum("kfg,kfg->", sums.second, covariance)

@@ -269,3 +269,190 @@ def add_by_class_twin(sums: Array, offsets: Array, shares: Array, out: Array) ->
     for i in range(len(offsets) - 1):
         mine = slice(offsets[i], offsets[i + 1])
         out[i] += shares[mine].T @ rows[mine]
+
+
+@kernel
+def settle_shares(
+    log_density: Array,
+    offsets: Array,
+    old: Array,
+    counts: Array,
+    held: float,
+    alpha: float,
+    beta: float,
+    passes: int,
+    shares: Array,
+) -> None:
+    """The probabilities of each entity's class, without a draw: eq. (1) with expected labels in place of drawn ones.
+
+    Shares begin at the old labels, or at all classes' counts and the density where there is none, and each pass renews
+    them entity by entity given the expected labels of the agent's other entities.
+    """
+    k_all = len(counts)
+    total = counts.sum()
+    mine = np.zeros(k_all)
+    for i in range(len(offsets) - 1):
+        mine[:] = 0.0
+        for e in range(offsets[i], offsets[i + 1]):
+            shares[e, :] = 0.0
+            if old[e] >= 0:
+                shares[e, old[e]] = 1.0
+                mine[old[e]] += 1.0
+        for step in range(passes):
+            for e in range(offsets[i], offsets[i + 1]):
+                was = old[e]
+                gone = held if was >= 0 else 0.0
+                high = -np.inf
+                for k in range(k_all):
+                    mine[k] = max(mine[k] - shares[e, k], 0.0)
+                    everywhere = max(counts[k] - (gone if k == was else 0.0), 0.0)
+                    prior = mine[k] + beta * (everywhere + alpha / k_all) / (total - gone + alpha)
+                    shares[e, k] = log_density[e, k] + np.log(prior)
+                    high = max(high, shares[e, k])
+                mass = 0.0
+                for k in range(k_all):
+                    shares[e, k] = np.exp(shares[e, k] - high)
+                    mass += shares[e, k]
+                for k in range(k_all):
+                    shares[e, k] /= mass
+                    mine[k] += shares[e, k]
+
+
+@kernel
+def sweep_labels(
+    sums: Array,
+    offsets: Array,
+    labels: Array,
+    total: Array,
+    precision: Array,
+    mean: Array,
+    pivot: Array,
+    noise: float,
+    floor: Array,
+    psi: Array,
+    alpha: float,
+    beta: float,
+    uniform: Array,
+) -> None:
+    """One sweep of collapsed Gibbs sampling (Algorithm 2): every entity's label in turn, classes kept up to date.
+
+    `total` [K, P + F + 3] are the classes' sums; `precision` [K, P], `mean` and `pivot` (inverse) [K, F] follow from
+    them. `psi` [K] is the agents' common law of labels; where its first number is negative eq. (2) stands in for it.
+    """
+    k_all, f = mean.shape
+    p = f * (f + 1) // 2
+    weight = 1.0 / noise
+    low, b, score, mine = np.empty(p), np.empty(f), np.empty(k_all), np.zeros(k_all)
+    for i in range(len(offsets) - 1):
+        mine[:] = 0.0
+        for e in range(offsets[i], offsets[i + 1]):
+            mine[labels[e]] += 1.0
+        for e in range(offsets[i], offsets[i + 1]):
+            was, row = labels[e], sums[e]
+            mine[was] -= 1.0
+            high = -np.inf
+            for k in range(k_all):  # the density as in add_log_densities, one entity and class at a time
+                m, d = mean[k], precision[k]
+                sign = -1.0 if k == was else 1.0
+                square, logs = row[p + f], 0.0
+                q = 0
+                for r in range(f):
+                    b[r] = row[p + r] - row[q + r] * m[r]
+                    for j in range(r):
+                        b[r] -= row[q + j] * m[j]
+                        b[j] -= row[q + j] * m[r]
+                    q += r + 1
+                for r in range(f):
+                    square -= m[r] * (row[p + r] + b[r])
+                square = weight * max(square, 0.0)
+                qi = 0
+                for r in range(f):
+                    qj = 0
+                    for j in range(r + 1):
+                        a = d[qi + j] + sign * weight * row[qi + j]
+                        for t in range(j):
+                            a -= low[qi + t] * low[qj + t]
+                        if j < r:
+                            low[qi + j] = a / low[qj + j]
+                        else:
+                            a = max(a, floor[r])
+                            logs += np.log(a * pivot[k, r])
+                            low[qi + j] = np.sqrt(a)
+                        qj += j + 1
+                    u = weight * b[r]
+                    for t in range(r):
+                        u -= low[qi + t] * b[t]
+                    b[r] = u / low[qi + r]
+                    square -= sign * b[r] * b[r]
+                    qi += r + 1
+                share = psi[k]
+                if psi[0] < 0.0:
+                    share = (total[k, -1] - (1.0 if k == was else 0.0) + alpha / k_all) / (len(sums) - 1 + alpha)
+                score[k] = np.log(mine[k] + beta * share) - 0.5 * (sign * logs + square)
+                high = max(high, score[k])
+            mass = 0.0
+            for k in range(k_all):
+                score[k] = np.exp(score[k] - high)
+                mass += score[k]
+            left = uniform[e] * mass
+            now = -1
+            for k in range(k_all):
+                left -= score[k]
+                if left < 0.0 and now < 0:
+                    now = k
+            if now < 0:
+                now = int(np.argmax(score))
+            mine[now] += 1.0
+            labels[e] = now
+            if now == was:
+                continue
+            for k in (was, now):
+                step = -1.0 if k == was else 1.0
+                for j in range(p + f + 2):
+                    total[k, j] += step * row[j]
+                total[k, p + f + 2] += step
+                q = 0
+                for r in range(f):  # factorise the changed class, and solve for its mean
+                    qj = 0
+                    for j in range(r + 1):
+                        a = weight * total[k, q + j]
+                        if j == r:
+                            a += floor[r]
+                        precision[k, q + j] = a
+                        for t in range(j):
+                            a -= low[q + t] * low[qj + t]
+                        if j < r:
+                            low[q + j] = a / low[qj + j]
+                        else:
+                            a = max(a, floor[r])
+                            pivot[k, r] = 1.0 / a
+                            low[q + j] = np.sqrt(a)
+                        qj += j + 1
+                    u = weight * total[k, p + r]
+                    for t in range(r):
+                        u -= low[q + t] * b[t]
+                    b[r] = u / low[q + r]
+                    q += r + 1
+                for back in range(f):
+                    r = f - 1 - back
+                    u = b[r]
+                    for t in range(r + 1, f):
+                        u -= low[t * (t + 1) // 2 + r] * mean[k, t]
+                    mean[k, r] = u / low[r * (r + 1) // 2 + r]
+
+
+@kernel
+def count_tables(labels: Array, offsets: Array, psi: Array, beta: float, uniform: Array, tables: Array) -> None:
+    """How many labels of each class came from psi rather than from the agent's own: table counts, added to `tables`.
+
+    The n-th label k of an agent does with probability beta psi_k / (beta psi_k + n - 1) (Antoniak).
+    """
+    mine = np.zeros(len(psi))
+    for i in range(len(offsets) - 1):
+        mine[:] = 0.0
+        for e in range(offsets[i], offsets[i + 1]):
+            k = labels[e]
+            fresh = beta * psi[k]
+            if uniform[e] * (fresh + mine[k]) < fresh:
+                tables[k] += 1.0
+            mine[k] += 1.0

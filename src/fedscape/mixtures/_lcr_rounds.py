@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -85,6 +85,7 @@ class Assign(Computation):
     """
 
     block_clients = 32  # an agent sends K x (P + F + 3) numbers
+    certain: ClassVar[bool] = False  # whether coefficients are taken at their mean
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class Assign(Computation):
         groups, sums, old, log_density = self.label(state, clients)
         counts, n = state["sums"][:, -1], len(old)
         labels, shares = np.empty(n, dtype=np.int64), np.empty((n, self.n_components))
-        uniform = key.uniform_rows(_Keyed(clients.keys, groups.offsets))
+        uniform = key.uniform_rows(Keyed(clients.keys, groups.offsets))
         held, alpha, beta = float(state["held"]), float(self.alpha), float(self.beta)
         draw_labels(log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
         moved = one_hot(labels, self.n_components)
@@ -173,6 +174,7 @@ class Assign(Computation):
             slopes=self.n_features - self.table.intercept,
             least=float(state["least"]),
             steps=200 if self.n_components == 1 else 5,
+            certain=self.certain,
         )
         changed = {"sums": new, "noise": np.asarray(noise), "spread": spread}
         return {**state, **changed, "rounds": state["rounds"] + 1, "held": np.asarray(held)}
@@ -189,7 +191,9 @@ class Assign(Computation):
         ]
 
 
-class _Keyed(NamedTuple):
+class Keyed(NamedTuple):
+    """What `Key.uniform_rows` needs to give each entity its own number."""
+
     keys: Array
     offsets: Array
 
