@@ -34,9 +34,7 @@ class Sums(NamedTuple):
 def opened(sums: Array, f: int) -> Sums:
     """The rows [K, P + F + 3] that agents send, with names."""
     p = triangle(f)
-    return Sums(
-        unpacked(sums[:, :p], f), sums[:, p : p + f], sums[:, p + f], sums[:, p + f + 1], sums[:, p + f + 2]
-    )
+    return Sums(unpacked(sums[:, :p], f), sums[:, p : p + f], sums[:, p + f], sums[:, p + f + 1], sums[:, p + f + 2])
 
 
 def classes_of(sums: Sums, noise: float, spread: Array) -> Classes:
@@ -77,7 +75,7 @@ def learned(
 ) -> tuple[float, Array]:
     """Noise sigma^2 and the coefficients' variances delta^2 [F] that make the labelled data likelier, by EM.
 
-    sigma^2 is the expected squared residual, delta^2 the expected squared coefficient, over the law of the coefficients;
+    sigma^2 is the expected squared residual, delta^2 the expected squared coefficient, over the coefficients' law;
     intercepts have a variance of their own. `certain` takes the coefficients at their mean. Only what is asked for is
     learned.
     """

@@ -11,6 +11,7 @@ import numpy as np
 from fedscape.kernel import kernel
 from fedscape.random import Array
 
+
 def triangle(f: int) -> int:
     """How many numbers the lower triangle of an f x f matrix has."""
     return f * (f + 1) // 2
@@ -171,9 +172,7 @@ def add_log_densities(
                 out[begin + e, k] += 0.5 * (constant - turned - square[e])
 
 
-def log_densities_twin(
-    sums: Array, own: Array, second: Array, first: Array, prior: Array, sigma: float
-) -> Array:
+def log_densities_twin(sums: Array, own: Array, second: Array, first: Array, prior: Array, sigma: float) -> Array:
     """The plain NumPy twin of `add_log_densities`, from the classes' sums X'X [K, F, F] and X'y [K, F]: [entities, K].
 
     Reads like the digest's block form: the class's sums without the entity's own, then with them.
@@ -298,7 +297,7 @@ def settle_shares(
             if old[e] >= 0:
                 shares[e, old[e]] = 1.0
                 mine[old[e]] += 1.0
-        for step in range(passes):
+        for _ in range(passes):
             for e in range(offsets[i], offsets[i + 1]):
                 was = old[e]
                 gone = held if was >= 0 else 0.0

@@ -17,7 +17,6 @@ from fedscape.mixtures._lcr_rows import Groups, Table, groups_of
 from fedscape.random import Array, Key
 
 PASSES = 10  # of expected labels; they settle in fewer
-NO_HIERARCHY = 1e9  # a beta beside which an agent's own labels do not count
 
 
 class Places(NamedTuple):

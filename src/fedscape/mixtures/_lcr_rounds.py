@@ -13,8 +13,10 @@ from fedscape.federation import Federation
 from fedscape.mixtures._lcr_classes import FLOOR, for_agents, learned, opened, sound
 from fedscape.mixtures._lcr_kernels import add_by_class, add_log_densities, draw_labels, width
 from fedscape.mixtures._lcr_rows import Groups, Table, groups_of, sums_of
-from fedscape.ragged import Ragged
+from fedscape.ragged import Ragged, rows_of
 from fedscape.random import Array, Key
+
+NO_HIERARCHY = 1e9  # a beta beside which an agent's own labels do not count
 
 
 class Survey(Computation):
@@ -76,6 +78,9 @@ class Assign(Computation):
         With gamma: sums of a cohort are scaled up to so many agents; None leaves them.
     sigma, delta
         Standard deviations of noise and coefficients; None has the server learn them from the sums.
+    warm
+        For so many rounds a given sigma is only the least that the noise can be, which is learned: labels drawn with
+        less noise than the classes leave as yet would freeze where they are.
 
     An entity's own events are taken out of its class before its label is drawn where they are in there whole: without
     gamma, and with gamma = 1 after rounds in which all agents took part.
@@ -99,6 +104,7 @@ class Assign(Computation):
         delta: float | None = None,
         gamma: float | None = None,
         n_agents: int | None = None,
+        warm: int = 0,
     ) -> None:
         self.table = table
         self.n_features = n_features
@@ -109,6 +115,7 @@ class Assign(Computation):
         self.delta = delta
         self.gamma = gamma
         self.n_agents = n_agents
+        self.warm = warm
 
     def start(self, seed: int) -> Arrays:
         f = self.n_features - self.table.intercept
@@ -116,7 +123,7 @@ class Assign(Computation):
 
     def begin(self, centre: Array, scale: Array, *, deviation: float) -> Arrays:
         """The first state, where the target has this standard deviation: classes without data."""
-        sigma = deviation / 2 if self.sigma is None else self.sigma
+        sigma = self.sigma if self.sigma is not None and not self.warm else deviation / 2
         delta = deviation if self.delta is None else self.delta
         return {
             "sums": np.zeros((self.n_components, width(self.n_features) + 1)),
@@ -146,6 +153,8 @@ class Assign(Computation):
         labels, shares = np.empty(n, dtype=np.int64), np.empty((n, self.n_components))
         uniform = key.uniform_rows(Keyed(clients.keys, groups.offsets))
         held, alpha, beta = float(state["held"]), float(self.alpha), float(self.beta)
+        if state["rounds"] == 0:  # as in Algorithm 2, all classes alike: agents' own laws would lump entities together
+            beta = NO_HIERARCHY
         draw_labels(log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
         moved = one_hot(labels, self.n_components)
         if self.gamma is None:
@@ -165,17 +174,20 @@ class Assign(Computation):
             new = (1 - rate) * state["sums"] + rate * scale * new
             held = float(rate == 1 and everyone)
         new = sound(new, self.n_features)
+        warm = bool(state["rounds"] < self.warm)
         noise, spread = learned(
             opened(new, self.n_features),
             float(state["noise"]),
             state["spread"],
-            sigma=self.sigma is None,
+            sigma=self.sigma is None or warm,
             delta=self.delta is None,
             slopes=self.n_features - self.table.intercept,
             least=float(state["least"]),
             steps=200 if self.n_components == 1 else 5,
             certain=self.certain,
         )
+        if self.sigma is not None:
+            noise = max(noise, self.sigma**2) if warm else self.sigma**2
         changed = {"sums": new, "noise": np.asarray(noise), "spread": spread}
         return {**state, **changed, "rounds": state["rounds"] + 1, "held": np.asarray(held)}
 
@@ -186,7 +198,7 @@ class Assign(Computation):
         return [
             (cls(table, 3, 3), fed),
             (cls(table, 3, 5, gamma=1.0, n_agents=len(fed), sigma=0.5, delta=1.0), fed),
-            (cls(without, 2, 2, gamma=0.5), fed),
+            (cls(without, 2, 2, gamma=0.5, sigma=0.4, warm=2), fed),
             (cls(Table(held_out=0.3, part="train"), 3, 1), fed),
         ]
 
@@ -214,9 +226,8 @@ def old_labels(clients: Federation, groups: Groups) -> Array:
         return old
     if np.array_equal(kept.offsets, groups.offsets):
         return kept.flat.astype(np.int64)
-    lengths = np.diff(groups.offsets)
-    same = np.flatnonzero(kept.lengths == lengths)
-    entities = np.concatenate([np.arange(groups.offsets[i], groups.offsets[i + 1]) for i in same] or [[]]).astype(np.int64)
+    same = np.flatnonzero(kept.lengths == np.diff(groups.offsets))
+    entities = rows_of(groups.offsets, same)[0]
     old[entities] = kept.take(same).flat
     return old
 

@@ -114,4 +114,3 @@ def sums_of(table: Table, clients: Federation, groups: Groups, state: Arrays) ->
     out = np.zeros((len(groups.codes), width(x.shape[1] + table.intercept)))
     add_events(x, y, groups.order, groups.starts, centre, scale, out)
     return out
-

@@ -23,7 +23,6 @@ from fedscape.mixtures._lcr_central import Chain
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
 from fedscape.mixtures._lcr_predict import (
-    NO_HIERARCHY,
     Judge,
     Places,
     forecast,
@@ -33,7 +32,7 @@ from fedscape.mixtures._lcr_predict import (
     prior_shares,
     shares_of,
 )
-from fedscape.mixtures._lcr_rounds import Assign, Survey, check_parameters
+from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
 from fedscape.privacy import Privacy
 from fedscape.ragged import Ragged
@@ -41,6 +40,7 @@ from fedscape.random import Array
 from fedscape.sampling import Sampler
 
 Method = Literal["federated", "central", "central-exact", "em"]
+HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
 
 
@@ -54,12 +54,14 @@ class LatentClassRegression(Estimator):
     Parameters
     ----------
     n_components
-        K; 1 is ridge regression with penalty sigma^2 / delta^2.
+        K; 1 is ridge regression with penalty sigma^2 / delta^2. Of several numbers the smallest within one standard
+        error of the best is taken, by the likelihood of a fifth of the events held out, and fitted to all.
     alpha, beta
         How even the classes are over all agents, and how close agents are to that.
     delta, sigma
         Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
-        them from the sums (intercepts then have a variance of their own).
+        them from the sums (intercepts then have a variance of their own). A given sigma is taken from the middle of the
+        rounds on; before, noise is learned and sigma its least, so that labels do not freeze early.
     intercept
         Whether each class has one. Features and target are centred then, by sums.
     standardise
@@ -78,7 +80,7 @@ class LatentClassRegression(Estimator):
 
     Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
     standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `feature_names_`,
-    `history_`, and `labels_` where agents are in this process.
+    `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -89,7 +91,7 @@ class LatentClassRegression(Estimator):
 
     def __init__(
         self,
-        n_components: int = 4,
+        n_components: int | Sequence[int] = 4,
         *,
         alpha: float = 1.0,
         beta: float = 1.0,
@@ -150,7 +152,7 @@ class LatentClassRegression(Estimator):
         """
         if privacy is not None:
             raise PrivacyError(
-                "the sums of a regression have no bound that a clip could keep to: LatentClassRegression takes no privacy="
+                "the sums of a regression have no bound that a clip could keep: LatentClassRegression takes no privacy="
             )
         self._table = Table(
             _names(self.features if features is None else features),
@@ -161,37 +163,58 @@ class LatentClassRegression(Estimator):
         return super().fit(data, sampler=sampler, checkpoint=checkpoint, every=every, allow=allow, progress=progress)
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
-        self._learn(engine, how, self.__dict__.pop("_table"))
-
-    def _learn(self, engine: Engine, how: Fit, table: Table) -> None:
+        table: Table = self.__dict__.pop("_table")
         self._check()
-        survey = Survey(table)
-        found = self._run(survey, engine, how.phase(".survey"), n_rounds=2, seed=self.seed)
-        if found["events"] < 1:
-            raise DataError("there are no events to learn from: every agent that took part is empty")
-        work = self._work(table, len(found["centre"]) - 1 + table.intercept, len(engine.clients.keys))
-        state = self._begin(work, found)
-        kept: Ragged | None = None
-        if self.method.startswith("central"):
-            if not isinstance(engine.clients, Federation):
-                raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
-            chain = Chain(work, state, engine.clients, exact=self.method == "central-exact", seed=self.seed)
-            for state in chain.sweeps(self.rounds):
-                pass
-            kept = Ragged(chain.labels.astype(np.int32), chain.groups.offsets)
-        else:
-            state = self._run(work, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
-            kept = engine.kept().get("labels")
-        self._take(work, state)
-        self._places = None
+        k = self._candidates[0]
+        if len(self._candidates) > 1:
+            k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
+        work, state, kept = self._learn(engine, how, table, k)
         self.labels_ = kept
+        self._take(work, state)
+        self._places: Places | None = None
         if isinstance(engine.clients, Federation):
             clients = engine.clients if kept is None else engine.clients.with_kept({"labels": kept})
             self._places = place(self._placing, state, clients)
             self.feature_names_ = table.names(clients)
 
+    @property
+    def _candidates(self) -> tuple[int, ...]:
+        given = self.n_components
+        return (given,) if isinstance(given, int | np.integer) else tuple(sorted(set(given)))
+
+    def _learn(self, engine: Engine, how: Fit, table: Table, k: int) -> tuple[Assign, Arrays, Ragged | None]:
+        """The computation, its last state, and the labels that agents keep."""
+        found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
+        if found["events"] < 1:
+            raise DataError("there are no events to learn from: every agent that took part is empty")
+        work = self._work(table, k, len(found["centre"]) - 1 + table.intercept, len(engine.clients.keys))
+        state = self._begin(work, found)
+        if not self.method.startswith("central"):
+            state = self._run(work, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
+            return work, state, engine.kept().get("labels")
+        if not isinstance(engine.clients, Federation):
+            raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
+        chain = Chain(work, state, engine.clients, exact=self.method == "central-exact", seed=self.seed)
+        *_, state = chain.sweeps(self.rounds)
+        return chain.work, state, Ragged(chain.labels.astype(np.int32), chain.groups.offsets)
+
+    def _choose(self, engine: Engine, how: Fit, table: Table) -> int:
+        """The smallest number of components within one standard error of the best, by agents' held-out events."""
+        fitted = [self._learn(engine, how.phase(f".{k}"), table, k)[:2] for k in self._candidates]
+        judge = Judge([Assign(**work.get_params()) for work, _ in fitted])
+        state = judge.begin([state for _, state in fitted])
+        done = self._run(judge, engine, how.phase(".judge"), n_rounds=1, seed=self.seed, state=state, measure=0)
+        if done["events"] < 1:
+            raise DataError(f"no events were held out to choose among {self._candidates}: give one n_components")
+        self.candidates_ = compared(self._candidates, done)
+        return int(
+            self.candidates_[int(np.argmax([c["behind"] <= c["error"] for c in self.candidates_]))]["components"]
+        )
+
     def _check(self) -> None:
-        check_parameters(self.n_components, self.alpha, self.beta, delta=self.delta, sigma=self.sigma)
+        if not self._candidates:
+            raise DataError("n_components must be a number, or several to choose among; got none")
+        check_parameters(self._candidates[0], self.alpha, self.beta, delta=self.delta, sigma=self.sigma)
         if self.rounds < 1:
             raise DataError(f"rounds must be at least 1, not {self.rounds}")
         if self.method not in METHODS:
@@ -199,18 +222,19 @@ class LatentClassRegression(Estimator):
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise DataError(f"gamma must be above 0 and at most 1, or None, not {self.gamma}")
 
-    def _work(self, table: Table, n_features: int, n_agents: int) -> Assign:
+    def _work(self, table: Table, k: int, n_features: int, n_agents: int) -> Assign:
         em = self.method == "em"
         return (Share if em else Assign)(
             table,
             n_features,
-            self.n_components,
+            k,
             alpha=self.alpha,
             beta=NO_HIERARCHY if em else self.beta,
             sigma=self.sigma,
             delta=self.delta,
             gamma=1.0 if em and self.gamma is None else self.gamma,
             n_agents=n_agents,
+            warm=0 if k == 1 else self.rounds // 2,
         )
 
     def _begin(self, work: Assign, found: Arrays) -> Arrays:
@@ -300,9 +324,7 @@ class LatentClassRegression(Estimator):
         """
         return float(self.score_events(data, history=history).mean())
 
-    def _shares_of_events(
-        self, data: Federation, history: Federation | None, classes: str
-    ) -> tuple[Array, Federation]:
+    def _shares_of_events(self, data: Federation, history: Federation | None, classes: str) -> tuple[Array, Federation]:
         self._check_fitted("coefficients_")
         if classes not in ("shares", "drawn"):
             raise DataError(f"classes must be 'shares' or 'drawn', not {classes!r}")
@@ -314,7 +336,9 @@ class LatentClassRegression(Estimator):
             raise DataError("classes='drawn' needs the labels of a fit in this process in which every agent took part")
         entity = work.table.entity
         if entity is not None and entity not in data:
-            raise DataError(f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}")
+            raise DataError(
+                f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}"
+            )
         groups = groups_of(data, entity)
         prior = prior_shares(state, self.alpha)
         return shares_of(places, data, groups, entity, prior, work.beta, drawn=drawn)[groups.of_event], data
@@ -322,6 +346,19 @@ class LatentClassRegression(Estimator):
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
         return [pair for phase in (Survey, Assign, Share, Judge) for pair in phase.examples()]
+
+
+def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
+    """Mean held-out log-likelihood of an event by candidate, how far behind the best, and the error of that."""
+    scores, products, n = done["scores"], done["products"], float(done["events"])
+    best, agents = int(np.argmax(scores)), float(done["agents"])
+    rows = []
+    for i, k in enumerate(candidates):
+        squared = products[best, best] + products[i, i] - 2 * products[best, i]  # of agents' differences
+        behind = float(scores[best] - scores[i])
+        error = np.sqrt(max(float(squared) - behind**2 / agents, 0.0)) / n
+        rows.append({"components": k, "score": float(scores[i]) / n, "behind": behind / n, "error": float(error)})
+    return rows
 
 
 def _all(work: Assign) -> Assign:
