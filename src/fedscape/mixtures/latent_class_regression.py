@@ -155,7 +155,7 @@ class LatentClassRegression(Estimator):
                 "the sums of a regression have no bound that a clip could keep: LatentClassRegression takes no privacy="
             )
         self._table = Table(
-            _names(self.features if features is None else features),
+            column_names(self.features if features is None else features),
             target or column or self.target,
             entity or self.entity,
             self.intercept,
@@ -366,7 +366,8 @@ def _all(work: Assign) -> Assign:
     return Assign(**{**work.get_params(), "table": replace(work.table, part="all")})
 
 
-def _names(features: str | Sequence[str]) -> tuple[str, ...]:
+def column_names(features: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of features, from one name or several."""
     names = (features,) if isinstance(features, str) else tuple(features)
     if not names:
         raise DataError("features must name at least one column, got none")
