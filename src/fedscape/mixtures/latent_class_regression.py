@@ -40,6 +40,7 @@ from fedscape.random import Array
 from fedscape.sampling import Sampler
 
 Method = Literal["federated", "central", "central-exact", "em"]
+WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
 HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
 
@@ -60,8 +61,8 @@ class LatentClassRegression(Estimator):
         How even the classes are over all agents, and how close agents are to that.
     delta, sigma
         Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
-        them from the sums (intercepts then have a variance of their own). A given sigma is taken from the middle of the
-        rounds on; before, noise is learned and sigma its least, so that labels do not freeze early.
+        them from the sums (intercepts then have a variance of their own). A given sigma is taken from the third round on;
+        before, noise is learned and sigma its least, so that labels do not freeze early.
     intercept
         Whether each class has one. Features and target are centred then, by sums.
     standardise
@@ -234,7 +235,7 @@ class LatentClassRegression(Estimator):
             delta=self.delta,
             gamma=1.0 if em and self.gamma is None else self.gamma,
             n_agents=n_agents,
-            warm=0 if k == 1 else self.rounds // 2,
+            warm=0 if k == 1 else min(WARM, self.rounds // 2),
         )
 
     def _begin(self, work: Assign, found: Arrays) -> Arrays:
