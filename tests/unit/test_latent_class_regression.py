@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, Federation, Key, LatentClassRegression, Local, NotFittedError, Poisson, rounds
+from fedscape import (
+    DataError,
+    Federation,
+    Gaussian,
+    Key,
+    LatentClassRegression,
+    Local,
+    NotFittedError,
+    Poisson,
+    PrivacyError,
+    rounds,
+)
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.mixtures._lcr_central import Chain
 from fedscape.mixtures._lcr_classes import classes_of, opened
@@ -603,3 +614,8 @@ def test_constant_features_and_a_constant_target_are_no_trouble():
     flat = fed.with_column("x", np.ones_like(fed["x"])).with_column("y", np.full(fed.n_rows, 3.0))
     reg = LatentClassRegression(2, rounds=4).fit(flat)
     np.testing.assert_allclose(reg.predict(flat), 3.0, atol=1e-6)
+
+
+def test_privacy_is_refused_with_the_reason():
+    with pytest.raises(PrivacyError, match="no bound that a clip could keep"):
+        LatentClassRegression(2).fit(example(), privacy=Gaussian(clip=1.0, multiplier=1.0))

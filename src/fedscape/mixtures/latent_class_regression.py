@@ -61,7 +61,7 @@ class LatentClassRegression(Estimator):
         How even the classes are over all agents, and how close agents are to that.
     delta, sigma
         Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
-        them from the sums (intercepts then have a variance of their own). A given sigma is taken from the third round on;
+        them from the sums (intercepts then have a variance of their own). A given sigma holds from the third round on;
         before, noise is learned and sigma its least, so that labels do not freeze early.
     intercept
         Whether each class has one. Features and target are centred then, by sums.
