@@ -619,3 +619,11 @@ def test_constant_features_and_a_constant_target_are_no_trouble():
 def test_privacy_is_refused_with_the_reason():
     with pytest.raises(PrivacyError, match="no bound that a clip could keep"):
         LatentClassRegression(2).fit(example(), privacy=Gaussian(clip=1.0, multiplier=1.0))
+
+
+def test_counts_that_noise_made_too_small_are_no_trouble():
+    labels, shares = np.empty(1, dtype=np.int64), np.empty((1, 1))
+    one, zero = np.array([0, 1]), np.zeros((1, 1))
+    draw_labels(zero, one, np.array([0]), np.zeros(1), 1.0, 1.0, 1.0, np.array([0.5]), labels, shares)
+    assert labels.tolist() == [0]
+    assert shares.tolist() == [[1.0]]

@@ -229,7 +229,7 @@ def draw_labels(
             high = -np.inf
             for k in range(k_all):
                 everywhere = max(counts[k] - (gone if k == was else 0.0), 0.0)
-                prior = mine[k] + beta * (everywhere + alpha / k_all) / (total - gone + alpha)
+                prior = mine[k] + beta * (everywhere + alpha / k_all) / (max(total - gone, 0.0) + alpha)
                 shares[e, k] = log_density[e, k] + np.log(prior)
                 high = max(high, shares[e, k])
             mass = 0.0
@@ -305,7 +305,7 @@ def settle_shares(
                 for k in range(k_all):
                     mine[k] = max(mine[k] - shares[e, k], 0.0)
                     everywhere = max(counts[k] - (gone if k == was else 0.0), 0.0)
-                    prior = mine[k] + beta * (everywhere + alpha / k_all) / (total - gone + alpha)
+                    prior = mine[k] + beta * (everywhere + alpha / k_all) / (max(total - gone, 0.0) + alpha)
                     shares[e, k] = log_density[e, k] + np.log(prior)
                     high = max(high, shares[e, k])
                 mass = 0.0
