@@ -92,7 +92,7 @@ def regressions(name: str, seeds: int, ks: tuple[int, ...]) -> None:
             for method in ("em", "federated", "central"):
                 shown = {"em": "LCR (EM)", "federated": "FedHLCR", "central": "HLCR"}[method]
                 tried[f"{shown}, K = {k}"] = lambda a=about, k=k, m=method, s=seed: latent(*a, k=k, method=m, seed=s)
-        if train.n_rows < 100_000:  # statsmodels takes tens of minutes for more
+        if train.n_rows < 100_000:  # too slow here for more
             tried["linear mixed model"] = lambda a=about: mixed_model(*a)
         tried["gradient boosting"] = lambda a=about, s=seed: boosting(*a, s)
         for method, run in tried.items():
