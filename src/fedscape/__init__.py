@@ -26,7 +26,7 @@ from fedscape.statistics import Histogram, Moments
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures, sketches
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
-    from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+    from fedscape.mixtures import LatentClassRegression, MixtureOfDirichletMultinomials, choose_components
     from fedscape.sketches import DistributionSketch
 
 try:
@@ -37,8 +37,8 @@ except _PackageNotFoundError:  # run from the source tree
 # loaded when first asked for: they need SciPy and torch
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
-    "mixtures": ("MixtureOfDirichletMultinomials", "choose_components"),
     "sketches": ("DistributionSketch",),
+    "mixtures": ("LatentClassRegression", "MixtureOfDirichletMultinomials", "choose_components"),
 }
 
 
@@ -73,6 +73,7 @@ __all__ = [
     "History",
     "Key",
     "Laplace",
+    "LatentClassRegression",
     "Ledger",
     "Local",
     "LocalSGD",

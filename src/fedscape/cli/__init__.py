@@ -12,6 +12,7 @@ from fedscape.cli.data import data
 from fedscape.cli.options import Json
 from fedscape.cli.population import describe, fit, sample, study
 from fedscape.cli.privacy import privacy
+from fedscape.cli.regress import regress
 from fedscape.cli.show import flat, pairs, show
 from fedscape.cli.sketch import sketch
 from fedscape.cli.train import sweep, train
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (study, describe, fit, sample, train, sweep):
+for command in (study, describe, fit, sample, train, sweep, regress):
     app.command()(command)
 for name, group in {"data": data, "privacy": privacy, "sketch": sketch}.items():
     app.add_typer(group, name=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedscape.mixtures.choose import Choice, choose_components
 from fedscape.mixtures.dirichlet_multinomial import MixtureOfDirichletMultinomials
+from fedscape.mixtures.latent_class_regression import LatentClassRegression
 from fedscape.mixtures.size_laws import SizeLaws
 
-__all__ = ["Choice", "MixtureOfDirichletMultinomials", "SizeLaws", "choose_components"]
+__all__ = ["Choice", "LatentClassRegression", "MixtureOfDirichletMultinomials", "SizeLaws", "choose_components"]

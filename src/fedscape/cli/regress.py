@@ -1,0 +1,68 @@
+"""The command that regresses on nested data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Json, Quiet, Seed, Source, numbers
+from fedscape.cli.show import pairs, show, table
+
+
+def regress(
+    source: Source,
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    features: Annotated[str, typer.Option(help="The columns to predict it from, with commas between.")],
+    agent: Annotated[str | None, typer.Option(help="Column that says whose a row is (Parquet, CSV).")] = None,
+    entity: Annotated[
+        str | None, typer.Option(help="Column of an agent's entities; by default each row is one.")
+    ] = None,
+    components: Annotated[str, typer.Option(help="How many classes: 3, or 1-8 to choose among them.")] = "1-8",
+    method: Annotated[str, typer.Option(help="federated, central, central-exact or em.")] = "federated",
+    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
+    alpha: Annotated[float, typer.Option(help="How even classes are over all agents.")] = 1.0,
+    beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Sort the entities of agents into classes, each with a regression of its own; a fifth of the rows test it."""
+    from fedscape.mixtures._lcr_about import regression
+    from fedscape.mixtures.latent_class_regression import Method
+
+    fed = datasets.read(source, client=agent)
+    about = regression(
+        fed,
+        target=target,
+        features=[name.strip() for name in features.split(",") if name.strip()],
+        entity=entity,
+        candidates=numbers(components),
+        method=cast(Method, method),
+        rounds=rounds,
+        alpha=alpha,
+        beta=beta,
+        seed=seed,
+        progress=False if quiet else None,
+    )
+    show(about, json_, _for_people)
+
+
+def _for_people(about: dict[str, Any]) -> None:
+    if about["candidates"]:
+        names = ["classes", "held-out log-likelihood of a row", "behind the best", "standard error"]
+        table("how many classes", names, [[_short(v) for v in row.values()] for row in about["candidates"]])
+    names = list(about["classes"][0]["coefficients"])
+    rows = [
+        [_short(c["share"]), round(c["entities"]), round(c["events"]), _short(c["intercept"])]
+        + [f"{_short(v)} ± {_short(e)}" for v, e in zip(c["coefficients"].values(), c["errors"].values(), strict=True)]
+        for c in about["classes"]
+    ]
+    title = f"{len(rows)} classes of entities: {about['target']} by class"
+    table(title, ["share", "entities", "rows", "intercept", *names], rows)
+    pairs("how well", {name: _short(value) for name, value in about["test"].items()})
+
+
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,116 @@
+"""The rows of a regression on nested data: agents are clients, entities their groups, events their rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedscape.checks import check_finite
+from fedscape.computation import Arrays
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.mixtures._lcr_kernels import add_events, width
+from fedscape.random import Array, Key
+
+
+@dataclass(frozen=True)
+class Table:
+    """Which columns are features, target and entity, and how features are made of them.
+
+    `entity` None makes every event an entity of its own. `held_out` is a share of the events, a function of
+    `split_seed` and the event's place alone; `part` says whether the others ("train"), these ("test") or all are read.
+    """
+
+    features: tuple[str, ...] = ("x",)
+    target: str = "y"
+    entity: str | None = "entity"
+    intercept: bool = True
+    held_out: float = 0.0
+    split_seed: int = 0
+    part: str = "all"
+
+    def rows(self, clients: Federation) -> Federation:
+        """The clients with the events of this part."""
+        if self.part == "all":
+            return clients
+        test = Key(self.split_seed, purpose="held-out events").uniform_rows(clients) < self.held_out
+        return clients.where(test if self.part == "test" else ~test)
+
+    def x(self, clients: Federation) -> Array:
+        """The features [events, f] as they are."""
+        parts = []
+        for name in self.features:
+            values = check_finite(clients[name], name)
+            parts.append(values.reshape(len(values), int(np.prod(values.shape[1:]))))
+        return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+
+    def y(self, clients: Federation) -> Array:
+        """The target [events]."""
+        values = check_finite(clients[self.target], self.target)
+        if values.ndim != 1:
+            raise DataError(f"the target {self.target!r} must be one number an event, not {list(values.shape[1:])}")
+        return np.ascontiguousarray(values)
+
+    def names(self, clients: Federation) -> tuple[str, ...]:
+        """The names of the features; those of a two-dimensional column are numbered."""
+        found = []
+        for name in self.features:
+            shape = clients[name].shape[1:]
+            found += [name] if not shape else [f"{name}.{i}" for i in range(int(np.prod(shape)))]
+        return tuple(found)
+
+
+class Groups(NamedTuple):
+    """The entities of some agents: agent i owns `offsets[i]:offsets[i + 1]` of them."""
+
+    offsets: Array  # [agents + 1]
+    codes: Array  # [entities], rising within an agent
+    order: Array  # [events]: brings the events of an entity together
+    starts: Array  # [entities + 1]: where they begin in that order
+
+    @property
+    def of_event(self) -> Array:
+        """The entity of each event, in the events' own order."""
+        out = np.empty(len(self.order), dtype=np.int64)
+        out[self.order] = np.repeat(np.arange(len(self.codes)), np.diff(self.starts))
+        return out
+
+
+def groups_of(clients: Federation, entity: str | None) -> Groups:
+    """Bring the events of each agent's entities together."""
+    n = clients.n_rows
+    if entity is None:
+        place = np.arange(n) - np.repeat(clients.offsets[:-1], clients.sizes)
+        return Groups(clients.offsets, place, np.arange(n), np.arange(n + 1))
+    codes = clients[entity]
+    if codes.ndim != 1 or codes.dtype.kind not in "biu":
+        raise DataError(
+            f"the entity column {entity!r} must hold one whole number or text an event, "
+            f"not {codes.dtype}{list(codes.shape[1:])}"
+        )
+    if entity in clients.names and n and int(codes.min()) < 0:
+        row = int(np.argmin(codes))
+        raise DataError(f"the entity column {entity!r} has no value in row {row:,}: drop such rows with where()")
+    agent = clients.client_of_row
+    order = np.arange(n)
+    change = agent[1:] != agent[:-1]
+    if not np.all(change | (codes[1:] >= codes[:-1])):
+        order = np.lexsort((codes, agent))
+        codes = codes[order]  # agents' rows lie together already, and so keep their places
+    first = np.concatenate(([True], change | (codes[1:] != codes[:-1])))[:n]
+    starts = np.append(np.flatnonzero(first), n)
+    offsets = np.searchsorted(starts[:-1], clients.offsets)
+    return Groups(offsets.astype(np.int64), codes[starts[:-1]].astype(np.int64), order, starts)
+
+
+def sums_of(table: Table, clients: Federation, groups: Groups, state: Arrays) -> Array:
+    """The sums of each entity's events about the broadcast centre: [entities, P + F + 2]."""
+    x, y = table.x(clients), table.y(clients)
+    centre, scale = state["centre"], state["scale"]
+    if x.shape[1] != len(scale):
+        raise DataError(f"the features have {x.shape[1]} numbers an event, the model has {len(scale)}")
+    out = np.zeros((len(groups.codes), width(x.shape[1] + table.intercept)))
+    add_events(x, y, groups.order, groups.starts, centre, scale, out)
+    return out

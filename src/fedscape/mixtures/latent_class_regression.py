@@ -1,0 +1,375 @@
+"""Regression on nested data: which kinds of entities there are, and a line for each kind.
+
+Yang, Carette, Jimbo and Maruyama, "Federated Latent Class Regression for Hierarchical Data"; equation, theorem and
+algorithm numbers are theirs. Agents are clients, entities their groups, events their rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from fedscape.computation import Arrays, Computation
+from fedscape.engine import Engine
+from fedscape.errors import DataError, PrivacyError
+from fedscape.estimator import Estimator, Fit
+from fedscape.federation import Federation
+from fedscape.ledger import Ledger
+from fedscape.mixtures._lcr_central import Chain
+from fedscape.mixtures._lcr_classes import classes_of, opened
+from fedscape.mixtures._lcr_em import Share
+from fedscape.mixtures._lcr_predict import (
+    Judge,
+    Places,
+    forecast,
+    log_density,
+    mixed,
+    place,
+    prior_shares,
+    shares_of,
+)
+from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
+from fedscape.mixtures._lcr_rows import Table, groups_of
+from fedscape.privacy import Privacy
+from fedscape.ragged import Ragged
+from fedscape.random import Array
+from fedscape.sampling import Sampler
+
+Method = Literal["federated", "central", "central-exact", "em"]
+WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
+HELD_OUT = 0.2  # of the events, where the number of components is chosen
+METHODS = ("federated", "central", "central-exact", "em")
+
+
+class LatentClassRegression(Estimator):
+    """Entities fall into K classes, each with a linear regression; agents differ in how common classes are with them.
+
+    w_k ~ N(0, delta^2 I), psi ~ Dir(alpha / K), theta_i ~ Dir(beta psi) for agent i, z_ij ~ theta_i for its entity j,
+    y_ijn ~ N(w_{z_ij} . x_ijn, sigma^2) for each event. Labels z are drawn with all else integrated out: eq. (1), the
+    block form of Theorem 1 and eq. (2). Agents keep their labels and send sums by class.
+
+    Parameters
+    ----------
+    n_components
+        K; 1 is ridge regression with penalty sigma^2 / delta^2. Of several numbers the smallest within one standard
+        error of the best is taken, by the likelihood of a fifth of the events held out, and fitted to all.
+    alpha, beta
+        How even the classes are over all agents, and how close agents are to that.
+    delta, sigma
+        Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
+        them from the sums (intercepts then have a variance of their own). A given sigma holds from the third round on;
+        before, noise is learned and sigma its least, so that labels do not freeze early.
+    intercept
+        Whether each class has one. Features and target are centred then, by sums.
+    standardise
+        Whether features are divided by their standard deviation, by sums.
+    method
+        "federated": Algorithm 3. "central": Algorithm 2, collapsed Gibbs sampling of all data in one place.
+        "central-exact": the same with psi drawn by table counts, where eq. (2) only approximates. "em": the classical
+        mixture without agents' own laws, beta infinite, by EM.
+    gamma
+        Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. None keeps the
+        sum of every agent's latest contribution, which is the same where everyone takes part.
+    rounds
+        How many rounds, or sweeps.
+    features, target, entity
+        Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
+
+    Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
+    standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `feature_names_`,
+    `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
+
+    >>> from fedscape import datasets
+    >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
+    >>> reg = LatentClassRegression(2, seed=0).fit(fed, features="x", target="y", entity="entity")
+    >>> reg.coefficients_.shape, bool(abs(reg.sigma_ - 1) < 0.1)
+    ((2, 2), True)
+    """
+
+    def __init__(
+        self,
+        n_components: int | Sequence[int] = 4,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        delta: float | None = None,
+        sigma: float | None = None,
+        intercept: bool = True,
+        standardise: bool = True,
+        method: Method = "federated",
+        gamma: float | None = None,
+        rounds: int = 20,
+        features: str | Sequence[str] = "x",
+        target: str = "y",
+        entity: str | None = "entity",
+        seed: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.alpha = alpha
+        self.beta = beta
+        self.delta = delta
+        self.sigma = sigma
+        self.intercept = intercept
+        self.standardise = standardise
+        self.method = method
+        self.gamma = gamma
+        self.rounds = rounds
+        self.features = features
+        self.target = target
+        self.entity = entity
+        self.seed = seed
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Engine | Federation,
+        *,
+        features: str | Sequence[str] | None = None,
+        target: str | None = None,
+        entity: str | None = None,
+        column: str | None = None,
+        sampler: Sampler | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        allow: Sequence[str] = (),
+        progress: bool | None = None,
+        privacy: Privacy | None = None,
+        ledger: Ledger | None = None,
+        measure_privacy: Privacy | None = None,
+    ) -> Self:
+        """Learn the classes; `features`, `target` and `entity` stand in for the constructor's.
+
+        The other parameters are those of every `fit`; `column` is another word for `target`.
+
+        >>> fed = Federation({"a": [0.0, 1.0, 2.0], "b": [1.0, 3.0, 5.0]}, [0, 2, 3])
+        >>> ridge = LatentClassRegression(1, sigma=0.01, delta=100.0, entity=None)
+        >>> ridge.fit(fed, features=["a"], target="b").coefficients_.round(3)
+        array([[2.]])
+        """
+        if privacy is not None:
+            raise PrivacyError(
+                "the sums of a regression have no bound that a clip could keep: LatentClassRegression takes no privacy="
+            )
+        self._table = Table(
+            column_names(self.features if features is None else features),
+            target or column or self.target,
+            entity or self.entity,
+            self.intercept,
+        )
+        return super().fit(data, sampler=sampler, checkpoint=checkpoint, every=every, allow=allow, progress=progress)
+
+    def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
+        table: Table = self.__dict__.pop("_table")
+        self._check()
+        k = self._candidates[0]
+        if len(self._candidates) > 1:
+            k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
+        work, state, kept = self._learn(engine, how, table, k)
+        self.labels_ = kept
+        self._take(work, state)
+        self._places: Places | None = None
+        if isinstance(engine.clients, Federation):
+            clients = engine.clients if kept is None else engine.clients.with_kept({"labels": kept})
+            self._places = place(self._placing, state, clients)
+            self.feature_names_ = table.names(clients)
+
+    @property
+    def _candidates(self) -> tuple[int, ...]:
+        given = self.n_components
+        return (given,) if isinstance(given, int | np.integer) else tuple(sorted(set(given)))
+
+    def _learn(self, engine: Engine, how: Fit, table: Table, k: int) -> tuple[Assign, Arrays, Ragged | None]:
+        """The computation, its last state, and the labels that agents keep."""
+        found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
+        if found["events"] < 1:
+            raise DataError("there are no events to learn from: every agent that took part is empty")
+        work = self._work(table, k, len(found["centre"]) - 1 + table.intercept, len(engine.clients.keys))
+        state = self._begin(work, found)
+        if not self.method.startswith("central"):
+            state = self._run(work, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
+            return work, state, engine.kept().get("labels")
+        if not isinstance(engine.clients, Federation):
+            raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
+        chain = Chain(work, state, engine.clients, exact=self.method == "central-exact", seed=self.seed)
+        *_, state = chain.sweeps(self.rounds)
+        return chain.work, state, Ragged(chain.labels.astype(np.int32), chain.groups.offsets)
+
+    def _choose(self, engine: Engine, how: Fit, table: Table) -> int:
+        """The smallest number of components within one standard error of the best, by agents' held-out events."""
+        fitted = [self._learn(engine, how.phase(f".{k}"), table, k)[:2] for k in self._candidates]
+        judge = Judge([Assign(**work.get_params()) for work, _ in fitted])
+        state = judge.begin([state for _, state in fitted])
+        done = self._run(judge, engine, how.phase(".judge"), n_rounds=1, seed=self.seed, state=state, measure=0)
+        if done["events"] < 1:
+            raise DataError(f"no events were held out to choose among {self._candidates}: give one n_components")
+        self.candidates_ = compared(self._candidates, done)
+        return int(
+            self.candidates_[int(np.argmax([c["behind"] <= c["error"] for c in self.candidates_]))]["components"]
+        )
+
+    def _check(self) -> None:
+        if not self._candidates:
+            raise DataError("n_components must be a number, or several to choose among; got none")
+        check_parameters(self._candidates[0], self.alpha, self.beta, delta=self.delta, sigma=self.sigma)
+        if self.rounds < 1:
+            raise DataError(f"rounds must be at least 1, not {self.rounds}")
+        if self.method not in METHODS:
+            raise DataError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.gamma is not None and not 0 < self.gamma <= 1:
+            raise DataError(f"gamma must be above 0 and at most 1, or None, not {self.gamma}")
+
+    def _work(self, table: Table, k: int, n_features: int, n_agents: int) -> Assign:
+        em = self.method == "em"
+        return (Share if em else Assign)(
+            table,
+            n_features,
+            k,
+            alpha=self.alpha,
+            beta=NO_HIERARCHY if em else self.beta,
+            sigma=self.sigma,
+            delta=self.delta,
+            gamma=1.0 if em and self.gamma is None else self.gamma,
+            n_agents=n_agents,
+            warm=0 if k == 1 else min(WARM, self.rounds // 2),
+        )
+
+    def _begin(self, work: Assign, found: Arrays) -> Arrays:
+        centre, deviation = found["centre"], found["deviation"]
+        if not self.intercept:
+            deviation, centre = np.sqrt(deviation**2 + centre**2), np.zeros_like(centre)
+        scale = np.ones(len(centre) - 1)
+        if self.standardise:
+            scale = np.where(deviation[:-1] > 0, deviation[:-1], 1.0)
+        return work.begin(centre, scale, deviation=float(deviation[-1]) or 1.0)
+
+    def _take(self, work: Assign, state: Arrays) -> None:
+        """Keep what was learned, in the columns' own units."""
+        self._placing = Assign(**work.get_params())
+        self._state = dict(state)
+        sums = opened(state["sums"], work.n_features)
+        found = classes_of(sums, float(state["noise"]), state["spread"])
+        f, scale, centre = len(state["scale"]), state["scale"], state["centre"]
+        self.coefficients_ = found.mean[:, :f] / scale
+        self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
+        own = found.mean[:, f] if self.intercept else np.zeros(len(found.mean))
+        self.intercepts_ = own + centre[-1] - self.coefficients_ @ centre[:-1]
+        self.weights_ = prior_shares(state, self.alpha)
+        self.entities_, self.events_ = sums.entities, sums.events
+        self.sigma_ = float(np.sqrt(state["noise"]))
+        self.delta_ = float(np.sqrt(state["spread"][0]))
+        self.feature_names_ = tuple(f"{i}" for i in range(f))
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        data: Federation,
+        *,
+        history: Federation | None = None,
+        classes: Literal["shares", "drawn"] = "shares",
+        return_std: bool = False,
+    ) -> Any:
+        """The target of each event (Theorem 2), and with `return_std` its standard deviation, [events] both.
+
+        Parameters
+        ----------
+        data
+            Events with features; targets are not looked at. Entities that the fit saw are in the classes found there; a
+            new entity of a known agent has the agent's classes, a new agent's has psi.
+        history
+            Events with targets by which entities are placed, instead of those of the fit: new agents, later events.
+        classes
+            "shares": all classes, each with its probability. "drawn": the class last drawn in the fit, as in the paper.
+
+        >>> fed = Federation({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.0]}, [0, 2, 3])
+        >>> ridge = LatentClassRegression(1, sigma=0.01, delta=100.0, entity=None).fit(fed)
+        >>> ridge.predict(Federation({"x": [4.0]}, [0, 1])).round(2)
+        array([9.])
+        """
+        shares, rows = self._shares_of_events(data, history, classes)
+        law = forecast(self._placing.table, self._state, rows, self._placing.n_features)
+        mean, variance = mixed(law, shares)
+        return (mean, np.sqrt(variance)) if return_std else mean
+
+    def predict_proba(self, data: Federation, *, history: Federation | None = None) -> Array:
+        """The probability of each class for each event's entity: [events, K].
+
+        >>> fed = Federation({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.0]}, [0, 2, 3])
+        >>> LatentClassRegression(1, entity=None).fit(fed).predict_proba(fed)
+        array([[1.], [1.], [1.]])
+        """
+        return self._shares_of_events(data, history, "shares")[0]
+
+    def score_events(self, data: Federation, *, history: Federation | None = None) -> Array:
+        """The log predictive density of each event's target.
+
+        >>> fed = Federation({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.1]}, [0, 2, 3])
+        >>> LatentClassRegression(1, entity=None).fit(fed).score_events(fed).shape
+        (3,)
+        """
+        shares, rows = self._shares_of_events(data, history, "shares")
+        law = forecast(self._placing.table, self._state, rows, self._placing.n_features)
+        return log_density(law, shares, self._placing.table.y(rows))
+
+    def score(self, data: Federation, *, history: Federation | None = None) -> float:
+        """The mean log predictive density of the events' targets.
+
+        >>> fed = Federation({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.1]}, [0, 2, 3])
+        >>> LatentClassRegression(1, entity=None).fit(fed).score(fed) > -1
+        True
+        """
+        return float(self.score_events(data, history=history).mean())
+
+    def _shares_of_events(self, data: Federation, history: Federation | None, classes: str) -> tuple[Array, Federation]:
+        self._check_fitted("coefficients_")
+        if classes not in ("shares", "drawn"):
+            raise DataError(f"classes must be 'shares' or 'drawn', not {classes!r}")
+        work, state, places = self._placing, self._state, self._places
+        if history is not None:
+            places = place(_all(work), {**state, "held": np.zeros(())}, history)
+        drawn = classes == "drawn"
+        if drawn and (places is None or (places.labels < 0).any()):
+            raise DataError("classes='drawn' needs the labels of a fit in this process in which every agent took part")
+        entity = work.table.entity
+        if entity is not None and entity not in data:
+            raise DataError(
+                f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}"
+            )
+        groups = groups_of(data, entity)
+        prior = prior_shares(state, self.alpha)
+        return shares_of(places, data, groups, entity, prior, work.beta, drawn=drawn)[groups.of_event], data
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Computation, Federation]]:
+        return [pair for phase in (Survey, Assign, Share, Judge) for pair in phase.examples()]
+
+
+def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
+    """Mean held-out log-likelihood of an event by candidate, how far behind the best, and the error of that."""
+    scores, products, n = done["scores"], done["products"], float(done["events"])
+    best, agents = int(np.argmax(scores)), float(done["agents"])
+    rows = []
+    for i, k in enumerate(candidates):
+        squared = products[best, best] + products[i, i] - 2 * products[best, i]  # of agents' differences
+        behind = float(scores[best] - scores[i])
+        error = np.sqrt(max(float(squared) - behind**2 / agents, 0.0)) / n
+        rows.append({"components": k, "score": float(scores[i]) / n, "behind": behind / n, "error": float(error)})
+    return rows
+
+
+def _all(work: Assign) -> Assign:
+    """The same reading all events, whatever part the fit read."""
+    return Assign(**{**work.get_params(), "table": replace(work.table, part="all")})
+
+
+def column_names(features: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of features, from one name or several."""
+    names = (features,) if isinstance(features, str) else tuple(features)
+    if not names:
+        raise DataError("features must name at least one column, got none")
+    return names

@@ -1,0 +1,49 @@
+"""fedscape regress as a real process."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from shell import ok, refused
+
+FLIGHTS = ("regress", "flights-mini", "--entity", "tailnum", "--target", "arr_delay", "--quiet", "--rounds", 8)
+
+
+def test_regress_chooses_classes_and_tests_them():
+    about = json.loads(ok(*FLIGHTS, "--features", "dep_delay,distance", "--components", "1-3", "--json"))
+    assert [row["components"] for row in about["candidates"]] == [1, 2, 3]
+    shares = [found["share"] for found in about["classes"]]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1)
+    assert set(about["classes"][0]["coefficients"]) == {"dep_delay", "distance"}
+    assert 0.7 < about["test"]["R2"] < 0.95
+    assert sum(found["events"] for found in about["classes"]) + about["test"]["rows"] == 4620
+
+
+def test_regress_prints_a_table_of_classes():
+    shown = ok(*FLIGHTS, "--features", "dep_delay", "--components", 2)
+    assert "2 classes of entities: arr_delay by class" in shown
+    assert "dep_delay" in shown
+    assert "R2" in shown
+
+
+def test_regress_leaves_out_rows_without_a_number_and_says_so():
+    about = json.loads(ok(*FLIGHTS, "--features", "dep_delay,seats", "--components", 1, "--json"))
+    assert about["test"]["rows_left_out"] > 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("--features", "depdelay"), "there is no column 'depdelay'"),
+        (("--features", ","), "features must name at least one column"),
+        (("--features", "dep_delay", "--method", "gibbs"), "method must be one of"),
+        (("--features", "dep_delay", "--components", "0-2"), "--components must be"),
+        (("--features", "dep_delay", "--alpha", "-1"), "alpha must be a positive number"),
+    ],
+)
+def test_regress_refuses_with_one_line(extra, message):
+    error = refused(2, *FLIGHTS, *extra)
+    assert message in error
+    assert error.count("\n") == 1

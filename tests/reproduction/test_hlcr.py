@@ -1,0 +1,59 @@
+"""The FedHLCR paper, small: SynthHLCR is learned in a few rounds, and what its misprints would do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedscape import LatentClassRegression, Poisson
+from fedscape.datasets.generators import hlcr_synthetic
+
+MODEL = {"alpha": 16.0, "beta": 4.0, "delta": 1.0, "intercept": False, "standardise": False}
+
+
+def relative_error(sigma, seed=0, *, entities=16, events=10, sampler=None, k=16, **settings):
+    fed, _ = hlcr_synthetic(128, entities=entities, events=events + 2, sigma=sigma, seed=seed)
+    place = np.arange(fed.n_rows) % (events + 2)
+    train, test = fed.where(place < events), fed.where(place >= events)
+    reg = LatentClassRegression(k, **MODEL, sigma=sigma, seed=seed, **settings).fit(train, sampler=sampler)
+    return np.mean((reg.predict(test) - test["y"]) ** 2) / sigma**2
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.3])
+def test_enough_events_come_near_the_noise_in_twenty_rounds_where_one_line_does_not(sigma):
+    assert np.median([relative_error(sigma, seed) for seed in range(3)]) <= 1.2
+    assert relative_error(sigma, k=1, rounds=1) > 5 / sigma**2
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.3])
+def test_a_cohort_of_fifteen_percent_comes_near_it_too(sigma):
+    errors = [relative_error(sigma, seed, sampler=Poisson(0.15), gamma=0.5) for seed in range(3)]
+    assert np.median(errors) <= 1.4
+
+
+def test_fewer_events_than_features_are_not_enough():
+    assert np.median([relative_error(1.0, seed, entities=4, events=5) for seed in range(3)]) > 1.2
+
+
+def test_eq_4_and_the_order_of_algorithm_1_are_misprinted():
+    """The digest's figures: exact -8.4076, by eq. (4) and by updating first other numbers."""
+    rng = np.random.default_rng(0)
+    x, sigma = rng.normal(size=(5, 2)), 0.8
+    y = x @ [1.0, -1.0] + sigma * rng.normal(size=5)
+    exact = stats.multivariate_normal.logpdf(y, np.zeros(5), sigma**2 * np.eye(5) + x @ x.T)
+
+    def sequential(variance, *, first):
+        inverse, b, total = np.eye(2), np.zeros(2), 0.0
+        for row, target in zip(x, y, strict=True):
+            old = inverse, b
+            move = inverse @ row
+            inverse = inverse - np.outer(move, move) / (sigma**2 + row @ move)
+            b = b + row * target / sigma**2
+            used = (inverse, b) if first else old
+            total += stats.norm.logpdf(target, used[1] @ used[0] @ row, np.sqrt(variance(row @ used[0] @ row)))
+        return total
+
+    assert sequential(lambda v: sigma**2 + v, first=False) == pytest.approx(exact, rel=1e-10)
+    assert abs(sequential(lambda v: sigma**2 + v / sigma**2, first=False) - exact) > 0.01
+    assert sequential(lambda v: sigma**2 + v, first=True) > exact + 0.5
