@@ -24,7 +24,7 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures
+    from fedscape import learning, mixtures, simulate
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
     from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 
@@ -37,6 +37,7 @@ except _PackageNotFoundError:  # run from the source tree
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
     "mixtures": ("MixtureOfDirichletMultinomials", "choose_components"),
+    "simulate": (),
 }
 
 
@@ -88,4 +89,5 @@ __all__ = [
     "learning",
     "mixtures",
     "rounds",
+    "simulate",
 ]
