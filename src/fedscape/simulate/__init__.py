@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedscape.errors import require
 from fedscape.simulate.columns import Binned, Cells, Labels, SignCodes, with_codes
+from fedscape.simulate.fidelity import Fidelity, Measure, fidelity
 from fedscape.simulate.plan import Feasibility, Plan, clients, feasibility, plan
 from fedscape.simulate.recipes import (
     ConditionallyIID,
@@ -17,7 +18,9 @@ from fedscape.simulate.recipes import (
     Recipe,
     Shards,
 )
+from fedscape.simulate.self_score import SelfScore, SelfScores, self_score
 from fedscape.simulate.shifted import Shifted
+from fedscape.simulate.training import TrainingFidelity, compare_training, training_fidelity
 
 if TYPE_CHECKING:
     from fedscape.simulate.partitioner import PopulationPartitioner
@@ -28,20 +31,29 @@ __all__ = [
     "ConditionallyIID",
     "Dirichlet",
     "Feasibility",
+    "Fidelity",
     "FromMixture",
     "FullyIID",
     "Labels",
+    "Measure",
     "Pathological",
     "Plan",
     "PopulationPartitioner",
     "Quantity",
     "Recipe",
+    "SelfScore",
+    "SelfScores",
     "Shards",
     "Shifted",
     "SignCodes",
+    "TrainingFidelity",
     "clients",
+    "compare_training",
     "feasibility",
+    "fidelity",
     "plan",
+    "self_score",
+    "training_fidelity",
     "with_codes",
 ]
 
