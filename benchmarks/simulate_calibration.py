@@ -2,8 +2,9 @@
 
 Truth: a mixture of three Dirichlet-multinomials (the concentrations of the MDM paper's appendix A.2) with sizes that
 vary. In each run `--held-out` clients that no model was fitted to score themselves under six models (`self_score`,
-sums alone), for three of them also with noise (epsilon 1, unit client); and a classifier compares them with as many simulated clients
-(`fidelity`'s AUC). Counted is how often p < 0.05; the misfit is the median of the largest over the statistics.
+sums alone), under three of them also with noise (epsilon 1, unit client); and a classifier compares them with as many
+simulated clients (`fidelity`'s AUC). Counted is how often p < 0.05; the misfit is the median of the largest over the
+statistics.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from fedscape.cli.options import Json
 from fedscape.cli.population import describe, fit, sample, study
 from fedscape.cli.privacy import privacy
 from fedscape.cli.show import flat, pairs, show
+from fedscape.cli.simulate import fidelity, simulate
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 
 app = typer.Typer(
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (study, describe, fit, sample):
+for command in (study, describe, fit, sample, simulate, fidelity):
     app.command()(command)
 for name, group in {"data": data, "privacy": privacy}.items():
     app.add_typer(group, name=name)

@@ -35,13 +35,23 @@ def features(counts: Array, seed: int = 0) -> Array:
     )
     roots = np.sqrt(shares)
     roots = roots - roots.mean(axis=0)
-    _, vectors = np.linalg.eigh(roots.T @ roots)
-    core = _standard(np.column_stack([about, roots @ vectors[:, ::-1][:, :_LEADING]]))
+    core = _standard(np.column_stack([about, _leading(roots)]))
     rng = Key(seed, purpose="classifier waves").generator()
     width = np.repeat([0.5, 1.5], _WAVES // 2) / np.sqrt(core.shape[1]) * 2
     angles = core @ (rng.standard_normal((core.shape[1], _WAVES)) * width) + rng.uniform(0, 2 * np.pi, _WAVES)
     linear = roots if roots.shape[1] <= 256 else np.empty((len(roots), 0))
     return _standard(np.column_stack([core, core**2, linear, np.cos(angles)]))
+
+
+def _leading(x: Array) -> Array:
+    """The positions along the directions of largest spread."""
+    if max(x.shape) <= 512 or x.shape[1] <= 2 * _LEADING or len(x) <= 2 * _LEADING:
+        left, values, _ = np.linalg.svd(x, full_matrices=False)
+        return np.asarray(left[:, :_LEADING] * values[:_LEADING])
+    from scipy.sparse.linalg import svds
+
+    left, values, _ = svds(x, k=_LEADING, v0=np.ones(min(x.shape)))
+    return np.asarray((left * values)[:, ::-1])
 
 
 def _standard(x: Array) -> Array:
