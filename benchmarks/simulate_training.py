@@ -8,7 +8,8 @@ ones. Beside the mean difference in accuracy stands the noise floor: true agains
     python benchmarks/simulate_training.py --data FOLDER        # needs NumPy, SciPy and torch alone
 
 All runs of one experiment (kinds of clients x seeds x settings x cohort) are trained side by side, as batched matrix
-products. Parts that are in the results folder already are not run again; --minutes stops before the next part.
+products. Experiments that are in the results folder (--out) already are not run again; --only names some of them;
+--minutes ends the rounds of an experiment, for all its clients alike.
 """
 
 from __future__ import annotations
@@ -224,8 +225,8 @@ def cohort_batches(plans: list[tuple[Array, Array]], seeds: list[int], index: in
     return out, np.array(sizes)
 
 
-def train(name: str, data: dict, made: dict, args, device: str) -> dict[str, list]:
-    """Final accuracies {kind: [settings, seeds]} of one experiment."""
+def train(name: str, data: dict, made: dict, args, device: str) -> tuple[dict[str, list], int]:
+    """Final accuracies {kind: [settings, seeds]} of one experiment, and after how many rounds."""
     kinds = sorted({key.split("|")[0] for key in made if "|" in key})
     runs = [(k, int(s)) for k in kinds for s in sorted({key.split("|")[1] for key in made if key.startswith(f"{k}|")})]
     plans = [(made[f"{k}|{s}|rows"], made[f"{k}|{s}|offsets"]) for k, s in runs]
@@ -258,8 +259,12 @@ def train(name: str, data: dict, made: dict, args, device: str) -> dict[str, lis
         weight = sizes[client] / sizes.reshape(len(runs), -1).sum(axis=1)[client // cohort]
         weight = torch.tensor(weight, dtype=torch.float32, device=device)[:, None, None]
         world = [torch.zeros_like(w).index_add_(0, owner, p * weight) for w, p in zip(world, params, strict=True)]
+        seconds = time.perf_counter() - began
         if index in (0, 1, 4, 19) or (index + 1) % 50 == 0:
-            print(f"  {name}: round {index + 1}, {time.perf_counter() - began:.1f} s", flush=True)
+            print(f"  {name}: round {index + 1}, {seconds:.1f} s", flush=True)
+        if seconds > 60 * args.minutes:
+            print(f"  {name}: stopped after round {index + 1} by --minutes, for all clients alike", flush=True)
+            break
     test = torch.from_numpy(np.asarray(made["test"]).astype(np.int64)).to(device)[: args.test]
     right = torch.zeros(len(runs) * n, device=device)
     with torch.no_grad():
@@ -269,21 +274,20 @@ def train(name: str, data: dict, made: dict, args, device: str) -> dict[str, lis
                 logits = forward([p[part] for p in world], images.expand(len(part), *images.shape))
                 right[part] += (logits.argmax(dim=2) == y[rows]).sum(dim=1)
     accuracy = (right / len(test)).cpu().numpy().reshape(len(runs), n)
-    return {
-        k: np.array([a for (kind, _), a in zip(runs, accuracy, strict=True) if kind == k]).T.tolist() for k in kinds
-    }
+    columns = {k: [a for (kind, _), a in zip(runs, accuracy, strict=True) if kind == k] for k in kinds}
+    return {k: np.array(v).T.tolist() for k, v in columns.items()}, index + 1
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
 
 
-def rows_of(name: str, found: dict[str, list]) -> list[dict]:
+def rows_of(name: str, found: dict[str, list], rounds: int) -> list[dict]:
     compared = compare_training(found["true"], {k: v for k, v in found.items() if k != "true"})
     iid, made = compared["iid"].excess, []
     for kind, about in compared.items():
         made.append(
             {
-                "experiment": name,
+                "experiment": f"{name}, {rounds} rounds",
                 "clients": kind,
                 "difference": f"{100 * about.difference:.2f} [{_pair(about.difference_interval)}]",
                 "floor": f"{100 * about.floor:.2f}",
@@ -303,7 +307,7 @@ def _pair(interval: tuple[float, float]) -> str:
 
 def main() -> None:
     args = arguments(
-        __doc__, prepare="", data="", out="", only="", rounds=150, cohort=20, batch=10, seeds=3, test=4000, minutes=60.0
+        __doc__, prepare="", data="", out="", only="", rounds=150, cohort=20, batch=10, seeds=3, test=4000, minutes=8.0
     )
     if args.prepare:
         prepare(Path(args.prepare), quick=args.quick, seeds=args.seeds)
@@ -325,23 +329,21 @@ def main() -> None:
         if name.endswith("_data") or args.only not in name:
             continue
         if not done.exists() or args.quick:
-            if time.perf_counter() - began > 60 * args.minutes:
-                continue
             with np.load(folder / f"{name.split('_')[0]}_data.npz") as data, np.load(path) as made:
                 at = time.perf_counter()
-                found = train(name, dict(data), dict(made), args, device)
+                found, rounds = train(name, dict(data), dict(made), args, device)
             about = {"command": " ".join(sys.argv), "device": _device(device), "torch": torch.__version__}
-            about |= {"rounds": args.rounds, "cohort": args.cohort, "seconds": time.perf_counter() - at}
+            about |= {"rounds": rounds, "cohort": args.cohort, "seconds": time.perf_counter() - at}
             done.write_text(json.dumps({**about, "accuracy": found}, indent=1) + "\n")
-        lines += rows_of(name, json.loads(done.read_text())["accuracy"])
+        known = json.loads(done.read_text())
+        lines += rows_of(name, known["accuracy"], known["rounds"])
     if not lines:
         print("nothing to show: give --data, or --quick")
         return
     print(f"| {' | '.join(lines[0])} |\n|{' --- |' * len(lines[0])}")
     for line in lines:
         print(f"| {' | '.join(line.values())} |")
-    how = f"{args.rounds} rounds (CIFAR-10 four times as many), cohort {args.cohort}"
-    print(f"\n{how}, {time.perf_counter() - began:.0f} s on {_device(device)}")
+    print(f"\ncohort {args.cohort}, {time.perf_counter() - began:.0f} s on {_device(device)}")
 
 
 def _device(device: str) -> str:
