@@ -213,7 +213,7 @@ def likeness(
     made: dict[str, Any] = {}
     for name, recipe in recipes.items():
         sim = plan(recipe, proxy, n_clients=n, column=Labels("y", most), seed=seed, policy="replace").federation()
-        made[name] = fidelity(true, sim, draws=100, seed=seed).table()
+        made[name] = fidelity(true, sim, draws=100, most=1000, seed=seed).table()
     return made
 
 

@@ -309,7 +309,7 @@ def test_training_differences_stand_beside_the_noise_floor():
     truth = np.linspace(0.3, 0.8, 12)[:, None]
     true = truth + 0.01 * rng.normal(size=(12, 6))
     same = truth + 0.01 * rng.normal(size=(12, 3))
-    found = compare_training(true, {"same": same, "higher": same + 0.05, "reversed": same[::-1]}, draws=200)
+    found = compare_training(true, {"same": same, "higher": same + 0.05, "reversed": same[::-1]}, draws=40)
     assert found["same"].difference == pytest.approx(found["same"].floor, abs=0.006)
     assert found["same"].excess < 0.01
     assert found["higher"].excess == pytest.approx(0.05, abs=0.01)

@@ -42,7 +42,8 @@ class Measure:
 class Fidelity:
     """What `fidelity` found. With thousands of clients every model is rejected: read the values, not the p-values.
 
-    `auc`: how well a classifier tells true from simulated clients, 0.5 if not at all. `distance`: Wasserstein distance
+    `auc`: how well a classifier tells true from simulated clients, 0.5 if not at all, far below it where simulated
+    clients are copies of true ones. `distance`: Wasserstein distance
     between the laws of a client's total variation distance to all clients together. `size`: that between the laws of
     sizes, in mean true sizes. `pool`: total variation distance between all true and all simulated rows. `sketch`: the
     energy distance between given representations, unbiased and so sometimes below zero.

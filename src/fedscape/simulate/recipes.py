@@ -168,8 +168,8 @@ class Quantity:
     least
         Rows every client has at least.
 
-    >>> Quantity(0.5, least=1).draw(np.array([100]), 10, Key(0)).sum()
-    np.int32(100)
+    >>> int(Quantity(0.5, least=1).draw(np.array([100]), 10, Key(0)).sum())
+    100
     """
 
     alpha: float

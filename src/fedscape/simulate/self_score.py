@@ -318,7 +318,7 @@ def self_score(
 
     >>> from fedscape import MixtureOfDirichletMultinomials
     >>> counts = np.random.default_rng(0).multinomial(20, np.random.default_rng(0).dirichlet([2, 3], 300))
-    >>> mdm = MixtureOfDirichletMultinomials().fit(counts[:200])
+    >>> mdm = MixtureOfDirichletMultinomials(sizes=None).fit(counts[:200])
     >>> self_score(mdm, Federation({"y": counts[200:]}, np.arange(101))).p_all > 1e-6
     True
     """
