@@ -1,8 +1,8 @@
 """How well does a fitted mixture represent real clients that it was not fitted to, and in what does it fail?
 
 FEMNIST writers and census regions (race, income): a mixture of K components and IID clients, both fitted to 70% of the
-clients, judged by the other 30%: the AUC of a classifier (`fidelity`) and the clients' self-scores (`self_score`), whose
-misfit is a total variation distance with its 95% interval.
+clients, judged by the other 30%: the AUC of a classifier (`fidelity`) and the clients' self-scores (`self_score`);
+their misfit is a total variation distance with its 95% interval.
 """
 
 from __future__ import annotations

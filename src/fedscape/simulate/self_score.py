@@ -197,7 +197,9 @@ class SelfScore:
 
     `misfit` is the total variation distance between the scores and uniform ones, less what chance and noise explain:
     the share of clients that would have to score otherwise. `interval` is its 95% interval, from that of the squared
-    distance, which is unbiased. `p` is the chi-square p-value (`p_all`: the smallest of them, times how many
+    distance, which is unbiased. The model was itself learned from `fitted` clients: its error moves a histogram by no
+    more than n / fitted times what chance does (the scores know no more of the parameters than the clients do), which
+    is allowed for. `p` is the chi-square p-value (`p_all`: the smallest of them, times how many
     there are). `unlikely` [K] says, for the clients of each component, which share has a likelihood below the
     1 / bins quantile of the model's own: 1 / bins if represented.
 
@@ -209,25 +211,29 @@ class SelfScore:
     histograms: dict[str, Array]
     noise: float
     components: Array
+    fitted: float = np.inf
 
-    def _parts(self, name: str) -> tuple[Array, float, float]:
+    def _parts(self, name: str) -> tuple[Array, float, float, float]:
+        """The histogram, how many clients it has, the variance of its noise, and the factor on that of chance."""
         histogram = self.histograms[name]
+        n = max(float(histogram.sum()), 1.0)
         noise = self.noise**2 * (len(self.components) if name == "likelihood" else 1)
-        return histogram, max(float(histogram.sum()), 1.0), noise
+        return histogram, n, noise, 1 + n / self.fitted
 
     def _square(self, name: str) -> tuple[float, float]:
         """The squared L2 distance to equal shares without bias, and its standard deviation."""
-        histogram, n, noise = self._parts(name)
+        histogram, n, noise, factor = self._parts(name)
         bins = len(histogram)
         share = np.maximum(histogram, 0.0) / max(float(np.maximum(histogram, 0.0).sum()), 1.0)
         off = (histogram - histogram.mean()) / n
-        spread = (np.diag(share) - np.outer(share, share)) / n + noise / n**2 * (np.eye(bins) - 1 / bins)
+        chance = (np.diag(share) - np.outer(share, share)) / n
+        spread = factor * chance + noise / n**2 * (np.eye(bins) - 1 / bins)
         variance = 4 * off @ spread @ off + 2 * np.sum(spread**2)
         return float(off @ off - np.trace(spread)), float(np.sqrt(max(variance, 0.0)))
 
     def _length(self, name: str, square: float) -> float:
         """A squared distance as a total variation distance: scaled as the two are for this histogram."""
-        histogram, n, _ = self._parts(name)
+        histogram, n, _, _ = self._parts(name)
         off = (histogram - histogram.mean()) / n
         longest = float(np.sqrt(off @ off))
         scale = 0.5 * float(np.abs(off).sum()) / longest if longest > 0 else 0.5 * np.sqrt(len(off))
@@ -251,9 +257,9 @@ class SelfScore:
 
         made = {}
         for name, histogram in self.histograms.items():
-            _, n, noise = self._parts(name)
+            _, n, noise, factor = self._parts(name)
             off = histogram - histogram.mean()
-            made[name] = float(chdtrc(len(histogram) - 1, off @ off / (n / len(histogram) + noise)))
+            made[name] = float(chdtrc(len(histogram) - 1, off @ off / (factor * n / len(histogram) + noise)))
         return made
 
     @property
@@ -332,4 +338,4 @@ def self_score(
         noise = privacy.spread() * privacy.with_count(clip) * (np.sqrt(2.0) if isinstance(privacy, Laplace) else 1.0)
     wanted = [name for name in STATISTICS if name != "size" or state["size_probabilities"].shape[1]]
     histograms = {name: state[name].sum(axis=0) if name == "likelihood" else state[name] for name in wanted}
-    return SelfScore(histograms, float(noise), state["likelihood"])
+    return SelfScore(histograms, float(noise), state["likelihood"], float(population.n_clients_ or np.inf))
