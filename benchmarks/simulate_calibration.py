@@ -33,7 +33,9 @@ def truth_of(seed: int) -> MixtureOfDirichletMultinomials:
     rng = np.random.default_rng(seed)
     sizes = np.maximum(rng.lognormal(3.6, 0.5, 5000).astype(int), 1)
     fed, _ = dirichlet_multinomial(5000, weights=[0.2, 0.5, 0.3], concentrations=ALPHA, sizes=sizes, seed=seed)
-    return fit(fed.counts("y"), 3)
+    made = fit(fed.counts("y"), 3)
+    made.n_clients_ = 0  # no error of a fit to allow for
+    return made
 
 
 def iid_of(model: MixtureOfDirichletMultinomials, counts: np.ndarray) -> MixtureOfDirichletMultinomials:
