@@ -24,7 +24,7 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures, sketches
+    from fedscape import learning, mixtures, simulate, sketches
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
     from fedscape.mixtures import LatentClassRegression, MixtureOfDirichletMultinomials, choose_components
     from fedscape.sketches import DistributionSketch
@@ -39,6 +39,7 @@ _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
     "sketches": ("DistributionSketch",),
     "mixtures": ("LatentClassRegression", "MixtureOfDirichletMultinomials", "choose_components"),
+    "simulate": (),
 }
 
 
@@ -92,5 +93,6 @@ __all__ = [
     "learning",
     "mixtures",
     "rounds",
+    "simulate",
     "sketches",
 ]

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedscape import datasets
 from fedscape.checkpoint import replace_file
 from fedscape.clustering import FederatedKMeans
 from fedscape.description import describe
@@ -23,6 +24,8 @@ from fedscape.mixtures._dm_rounds import Solver
 from fedscape.privacy import Gaussian, calibrate
 from fedscape.random import Array
 from fedscape.sampling import All
+from fedscape.simulate import FromMixture, FullyIID, Labels, Recipe, fidelity, plan
+from fedscape.simulate.plan import Policy, as_proxy
 from fedscape.sketches import DistributionSketch, heterogeneity
 from fedscape.statistics import Histogram
 
@@ -39,7 +42,7 @@ def study(
     seed: int = 0,
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Describe a federation, count its categories privately, and model which kinds of clients there are.
+    """Describe a federation, count its categories privately, model its kinds of clients, and simulate them.
 
     Parameters
     ----------
@@ -56,8 +59,8 @@ def study(
 
     Returns
     -------
-    A dict of plain numbers, lists and texts: describe, census, population, features and clusters (given features),
-    seconds.
+    A dict of plain numbers, lists and texts: describe, census, population, simulated (fidelity of clients of the
+    mixture and of IID clients, given 20 clients), features and clusters (given features), seconds.
 
     >>> from fedscape import datasets
     >>> result = study(datasets.load("acs-race"))
@@ -70,7 +73,9 @@ def study(
     result: dict[str, Any] = {"describe": describe(federation, column=column, seed=seed)}
     result["census"] = census(federation, column, epsilon=epsilon, delta=delta)
     candidates = range(1, min(4, len(federation) // 5) + 1) or [1]
-    result["population"] = population(federation, column, candidates=candidates, seed=seed, progress=progress)[1]
+    mixture, result["population"] = population(federation, column, candidates=candidates, seed=seed, progress=progress)
+    if len(federation) >= 20:
+        result["simulated"] = likeness(federation, column, mixture, seed=seed)
     wanted = features or ("x" if "x" in federation else None)
     if wanted is not None:
         result["features"] = measure(federation, wanted, seed=seed)
@@ -185,6 +190,49 @@ def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Fede
     made = MixtureOfDirichletMultinomials.load(path)
     names = None if made.category_names_ is None else {"y": made.category_names_}
     return Federation({"y": made.sample(n_clients, seed=seed)}, np.arange(n_clients + 1), names=names)
+
+
+def simulated(
+    proxy: str | os.PathLike[str],
+    population: str | os.PathLike[str],
+    *,
+    n_clients: int,
+    column: str = "y",
+    policy: str = "refuse",
+    client: str | None = None,
+    seed: int = 0,
+) -> tuple[Federation, dict[str, Any]]:
+    """Clients of a saved population cut from the rows of a name, file or folder: the clients, and what was done.
+
+    A Parquet file needs no client column unless `client` names one.
+    """
+    made = MixtureOfDirichletMultinomials.load(population)
+    bare = Path(proxy).suffix == ".parquet" and client is None
+    rows = as_proxy(proxy) if bare else datasets.read(proxy, client=client)
+    modelled = Labels(column, made.concentrations_.shape[1])
+    recipe = FromMixture(made)
+    cut = plan(recipe, rows, n_clients=n_clients, column=modelled, seed=seed, policy=cast(Policy, policy))
+    fed = cut.federation()
+    about = describe(fed)
+    return fed, {"feasibility": str(cut.feasibility), **about}
+
+
+def likeness(
+    federation: Federation, column: str, mixture: MixtureOfDirichletMultinomials, *, seed: int
+) -> dict[str, Any]:
+    """Clients of the mixture and fully IID clients, both cut from all rows together, compared with the true ones."""
+    rows = federation[column]
+    counts = federation.counts(column)
+    if rows.ndim == 2:  # ready counts: as many rows of each category
+        rows = np.repeat(np.arange(counts.shape[1]), counts.sum(axis=0))
+    proxy, n, most = Federation({"y": rows}, [0, len(rows)]), len(federation), mixture.concentrations_.shape[1]
+    recipes: dict[str, Recipe] = {"mixture": FromMixture(mixture), "iid": FullyIID(counts.sum(axis=1))}
+    true = Federation({"y": counts}, np.arange(n + 1), ids=federation.ids)
+    made: dict[str, Any] = {}
+    for name, recipe in recipes.items():
+        sim = plan(recipe, proxy, n_clients=n, column=Labels("y", most), seed=seed, policy="replace").federation()
+        made[name] = fidelity(true, sim, draws=100, most=1000, seed=seed).table()
+    return made
 
 
 def clusters(

@@ -14,6 +14,7 @@ from fedscape.cli.population import describe, fit, sample, study
 from fedscape.cli.privacy import privacy
 from fedscape.cli.regress import regress
 from fedscape.cli.show import flat, pairs, show
+from fedscape.cli.simulate import fidelity, simulate
 from fedscape.cli.sketch import sketch
 from fedscape.cli.train import sweep, train
 from fedscape.errors import CheckpointError, DataError, FedscapeError
@@ -26,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (study, describe, fit, sample, train, sweep, regress):
+for command in (study, describe, fit, sample, train, sweep, regress, simulate, fidelity):
     app.command()(command)
 for name, group in {"data": data, "privacy": privacy, "sketch": sketch}.items():
     app.add_typer(group, name=name)

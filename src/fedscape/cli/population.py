@@ -10,6 +10,7 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import Client, Column, Force, Json, Quiet, Seed, Source, free, numbers
 from fedscape.cli.show import description, flat, pairs, population_table, show, table
+from fedscape.cli.simulate import fidelity_table
 
 
 def describe(source: Source, column: Column = None, client: Client = None, seed: Seed = 0, json_: Json = False) -> None:
@@ -108,6 +109,9 @@ def _study_for_people(result: dict[str, Any]) -> None:
     population_table(result["population"])
     if "features" in result:
         pairs("how far clients are apart in their features (0 alike, 1 points of their own)", flat(result["features"]))
+    for name, about in result.get("simulated", {}).items():
+        typer.echo(f"clients simulated by the {name}:" if name != "iid" else "clients simulated as IID:")
+        fidelity_table(about)
     if "clusters" in result:
         pairs("clusters of the features, by sums alone", flat(result["clusters"]))
     typer.echo(f"done in {result['seconds']:.1f} s")

@@ -60,8 +60,10 @@ class SizeLaws:
         seen = self.probabilities > FLOOR * background(self.edges) * (1 + 1e-9)
         running = np.cumsum(np.where(seen, self.probabilities, 0.0), axis=1)
         draw = rng.random(len(which)) * running[which, -1]
-        chosen = np.array([np.searchsorted(running[k], u, side="right") for k, u in zip(which, draw, strict=True)])
-        chosen = chosen.astype(np.int64)
+        chosen = np.zeros(len(which), dtype=np.int64)
+        for k in range(len(running)):
+            mine = which == k
+            chosen[mine] = np.searchsorted(running[k], draw[mine], side="right")
         return np.asarray(rng.integers(self.edges[chosen], self.edges[chosen + 1]))
 
 

@@ -1,0 +1,83 @@
+"""Commands that cut clients from server data, and compare them with true ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Client, Force, Json, Seed, free
+from fedscape.cli.show import show, table
+
+Label = Annotated[str, typer.Option("--column", help="The column of categories that is modelled.")]
+
+
+def simulate(
+    proxy: Annotated[str, typer.Argument(help="The server's rows: a name, a file or a folder; clients are ignored.")],
+    population: Annotated[Path, typer.Option(help="A .json file that 'fedscape fit' wrote.")],
+    clients: Annotated[int, typer.Option(help="How many clients to cut.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="Where they go: .parquet, .json (LEAF) or a folder.")] = None,
+    column: Label = "y",
+    policy: Annotated[
+        str, typer.Option(help="Where a category has too few rows: refuse, replace, scale, or independent.")
+    ] = "refuse",
+    client: Client = None,
+    force: Force = False,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Cut clients like the true ones from data without clients."""
+    from fedscape.study import simulated
+
+    free(out, force)
+    fed, about = simulated(proxy, population, n_clients=clients, column=column, policy=policy, client=client, seed=seed)
+    if out is not None:
+        datasets.write(fed, out, overwrite=force)
+    show(about, json_, _clients_for_people)
+
+
+def fidelity(
+    true: Annotated[str, typer.Argument(help="The true clients: a name, a file or a folder.")],
+    simulated: Annotated[str, typer.Argument(help="The simulated clients: a name, a file or a folder.")],
+    column: Label = "y",
+    client: Client = None,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """How alike true and simulated clients are: the size of the misfit with its interval, then a p-value."""
+    from fedscape.simulate import fidelity as compared
+
+    both = [datasets.read(source, client=client) for source in (true, simulated)]
+    show(compared(both[0], both[1], column=column, seed=seed).table(), json_, fidelity_table)
+
+
+def _clients_for_people(about: dict[str, Any]) -> None:
+    typer.echo(f"rows: {about['feasibility']}")
+    sizes = about["rows_per_client"]
+    names = ["clients", "rows", "smallest", "median", "largest"]
+    row = [about["clients"], about["rows"], sizes["min"], sizes["median"], sizes["max"]]
+    table("simulated clients", names, [row])
+
+
+def fidelity_table(about: dict[str, Any]) -> None:
+    """The measures, the size of the misfit first."""
+    said = {
+        "auc": "classifier AUC (0.5: not told apart)",
+        "distance": "laws of the distance to all clients",
+        "size": "laws of sizes, in mean sizes",
+        "pool": "all rows together, total variation",
+        "sketch": "sketches, energy distance",
+    }
+    rows = [
+        [said[name], *(f"{m[part]:.4g}" for part in ("value", "low", "high", "alike", "p"))]
+        for name, m in about.items()
+        if name in said
+    ]
+    table("true against simulated clients", ["misfit", "value", "from", "to", "if alike", "p"], rows)
+    missing = ", ".join(map(str, about["missing_ids"][:5])) or "none"
+    typer.echo(
+        f"not represented: {about['missing']:.1%} of the true clients ({missing}); "
+        f"invented: {about['invented']:.1%} of the simulated"
+    )

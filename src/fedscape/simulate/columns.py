@@ -1,0 +1,183 @@
+"""What is modelled: a label, a binned number, several columns crossed, or a code learned from the features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedscape.checks import check_categories, check_finite
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+
+
+class Codes(NamedTuple):
+    """One category for each row, how many there are, and what they are called."""
+
+    values: Array
+    number: int
+    names: tuple[str, ...] | None
+
+
+class Code(Protocol):
+    """Anything that gives each row of a Federation a category."""
+
+    def codes(self, federation: Federation) -> Codes: ...
+
+
+Column = str | Code | Sequence["str | Code"]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A column of categories whose number is declared, so that it is the same for all data.
+
+    Parameters
+    ----------
+    column
+        The column.
+    n_categories
+        Categories are 0 to n_categories - 1; by default what names or the largest code say.
+
+    >>> Labels("y", 3).codes(Federation({"y": [1, 0]}, [0, 2])).number
+    3
+    """
+
+    column: str
+    n_categories: int | None = None
+
+    def codes(self, federation: Federation) -> Codes:
+        number = federation.categories(self.column) if self.n_categories is None else self.n_categories
+        values = check_categories(federation[self.column], number, self.column)
+        if values.ndim == 2:
+            raise DataError(
+                f"column {self.column!r} holds ready counts: clients are cut from rows, one category each; "
+                "give the proxy's rows"
+            )
+        return Codes(values, number, federation.names.get(self.column))
+
+
+@dataclass(frozen=True)
+class Binned:
+    """A number cut at these edges, as `Federation.bin` does.
+
+    >>> Binned("income", (0, 50, np.inf)).codes(Federation({"income": [10.0, 70.0]}, [0, 2])).values.tolist()
+    [0, 1]
+    """
+
+    column: str
+    edges: Sequence[float]
+
+    def codes(self, federation: Federation) -> Codes:
+        cut = federation.select([self.column]).bin(self.column, self.edges)
+        return Codes(cut[self.column], len(self.edges) - 1, cut.names[self.column])
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cell of a fitted model that a row's features fall into: k-means cells, components of a mixture.
+
+    Parameters
+    ----------
+    model
+        Anything fitted with `predict(rows)`, such as FederatedKMeans.
+    number
+        How many cells it has.
+    column
+        The column of features.
+
+    >>> from fedscape import FederatedKMeans
+    >>> fed = Federation({"x": [[0.0], [0.1], [9.0]]}, [0, 1, 3])
+    >>> Cells(FederatedKMeans(2).fit(fed), 2).codes(fed).values.tolist()
+    [0, 0, 1]
+    """
+
+    model: Any
+    number: int
+    column: str = "x"
+
+    def codes(self, federation: Federation) -> Codes:
+        x = _flat(federation, self.column)
+        found = [np.asarray(self.model.predict(x[a : a + 65536])) for a in range(0, len(x), 65536)]
+        values = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        return Codes(check_categories(values, self.number, self.column), self.number, None)
+
+
+@dataclass(frozen=True)
+class SignCodes:
+    """The signs of a few random projections of the features: 2**bits codes, near rows often share one.
+
+    Features are centred first at `centre` (by default at the mean of 0 and the largest value of their type, or at 0 for
+    fractions), because signs see directions from the origin only. The same seed gives the same projections.
+
+    >>> fed = Federation({"x": [[1.0, 2.0], [1.1, 2.1], [-1.0, -2.0]]}, [0, 1, 3])
+    >>> first, second, third = SignCodes(3).codes(fed).values
+    >>> bool(first == second), bool(first == third)
+    (True, False)
+    """
+
+    bits: int
+    column: str = "x"
+    centre: float | None = None
+    seed: int = 0
+
+    def codes(self, federation: Federation) -> Codes:
+        if not 1 <= self.bits <= 20:
+            raise DataError(f"bits must be from 1 to 20, not {self.bits}")
+        x = _flat(federation, self.column)
+        kind = federation[self.column].dtype
+        middle = (np.iinfo(kind).max / 2 if kind.kind == "u" else 0.0) if self.centre is None else self.centre
+        directions = Key(self.seed, purpose="sign codes").generator().standard_normal((x.shape[1], self.bits))
+        values = np.zeros(len(x), dtype=np.int64)
+        for begin in range(0, len(x), 65536):
+            part = slice(begin, begin + 65536)
+            above = (check_finite(x[part], self.column) - middle) @ directions > 0
+            values[part] = above @ (1 << np.arange(self.bits))
+        return Codes(values, 2**self.bits, None)
+
+
+def codes_of(federation: Federation, column: Column) -> Codes:
+    """The modelled category of each row; several columns are crossed, the last one running fastest.
+
+    >>> codes_of(Federation({"a": [0, 1], "b": [2, 0]}, [0, 2]), ["a", "b"]).values.tolist()
+    [2, 3]
+    """
+    parts = [column] if isinstance(column, str) or hasattr(column, "codes") else list(column)
+    if not parts:
+        raise DataError("column must name at least one column")
+    found = [(Labels(part) if isinstance(part, str) else part).codes(federation) for part in parts]
+    number = int(np.prod([part.number for part in found]))
+    if number > 2**24:
+        raise DataError(f"the columns cross to {number:,} categories, at most {2**24:,} are sensible: use fewer bins")
+    values = np.zeros(federation.n_rows, dtype=np.int64)
+    for part in found:
+        values = values * part.number + part.values
+    return Codes(values, number, _crossed(found))
+
+
+def with_codes(federation: Federation, column: Column, *, name: str = "code") -> Federation:
+    """The same clients with the modelled category as a column: what a mixture is fitted to.
+
+    >>> fed = Federation({"y": [0, 1, 1], "g": [0, 0, 1]}, [0, 1, 3])
+    >>> with_codes(fed, ["y", "g"])["code"].tolist()
+    [0, 2, 3]
+    """
+    found = codes_of(federation, column)
+    names = found.names or [str(code) for code in range(found.number)]
+    return federation.with_column(name, found.values.astype(np.int32), names=names)
+
+
+def _crossed(parts: list[Codes]) -> tuple[str, ...] | None:
+    if len(parts) == 1:
+        return parts[0].names
+    named = [part.names or tuple(map(str, range(part.number))) for part in parts]
+    return tuple(" x ".join(names) for names in product(*named))
+
+
+def _flat(federation: Federation, column: str) -> Array:
+    values = federation[column]
+    return values.reshape(len(values), -1) if len(values) else values.reshape(0, int(np.prod(values.shape[1:])))

@@ -1,0 +1,249 @@
+"""How alike true and simulated clients are: sizes of the misfit with intervals, then p-values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.simulate.classifier import classify
+from fedscape.simulate.columns import Column, with_codes
+
+Population = Federation | npt.ArrayLike
+CERTAIN = 0.9  # a client is not represented where it is at least nine times as common in the other population
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number about the misfit: its 95% interval, what equal laws would give, and the p-value of equal laws.
+
+    >>> str(Measure(0.61, 0.57, 0.65, 0.5, 0.003))
+    '0.61 [0.57, 0.65], 0.5 if alike, p = 0.003'
+    """
+
+    value: float
+    low: float
+    high: float
+    alike: float
+    p: float
+
+    def __str__(self) -> str:
+        p = f"p = {self.p:.2g}" if self.p >= 1e-4 else "p < 0.0001"
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}], {self.alike:.3g} if alike, {p}"
+
+
+@dataclass(frozen=True, eq=False)
+class Fidelity:
+    """What `fidelity` found. With thousands of clients every model is rejected: read the values, not the p-values.
+
+    `auc`: how well a classifier tells true from simulated clients, 0.5 if not at all, far below it where simulated
+    clients are copies of true ones. `distance`: Wasserstein distance
+    between the laws of a client's total variation distance to all clients together. `size`: that between the laws of
+    sizes, in mean true sizes. `pool`: total variation distance between all true and all simulated rows. `sketch`: the
+    energy distance between given representations, unbiased and so sometimes below zero.
+
+    `missing` is the share of true clients at least nine times as common among true clients as among simulated ones,
+    `missing_ids` who they are, the most extreme first; `invented` is the share of simulated clients the other way.
+    """
+
+    auc: Measure
+    distance: Measure
+    size: Measure
+    pool: Measure
+    sketch: Measure | None
+    missing: float
+    missing_ids: tuple[Any, ...]
+    invented: float
+    clients: tuple[int, int]
+
+    def table(self) -> dict[str, Any]:
+        """Plain numbers and lists, for JSON."""
+        measures = {n: m for n in ("auc", "distance", "size", "pool", "sketch") if (m := getattr(self, n)) is not None}
+        return {
+            **{name: asdict(measure) for name, measure in measures.items()},
+            "missing": self.missing,
+            "missing_ids": list(self.missing_ids[:20]),
+            "invented": self.invented,
+            "clients": {"true": self.clients[0], "simulated": self.clients[1]},
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"classifier AUC: {self.auc}",
+            f"laws of the distance to all: {self.distance}",
+            f"laws of sizes: {self.size}",
+            f"all rows together: {self.pool}",
+        ]
+        lines += [] if self.sketch is None else [f"sketches: {self.sketch}"]
+        lines += [f"not represented: {self.missing:.1%} of the true clients; invented: {self.invented:.1%}"]
+        return "\n".join(lines)
+
+
+def fidelity(
+    true: Population,
+    simulated: Population,
+    *,
+    column: Column = "y",
+    sketches: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    draws: int = 200,
+    most: int = 5000,
+    seed: int = 0,
+) -> Fidelity:
+    """Compare true with simulated clients, where both can be looked at; `self_score` needs only sums.
+
+    Parameters
+    ----------
+    true, simulated
+        Federations, or counts [clients, C].
+    column
+        What is compared: as for `clients`.
+    sketches
+        Any representation of each client, true and simulated: [clients, ...] twice, such as distribution sketches.
+    draws
+        Bootstraps for the intervals, and permutations for what equal laws would give.
+    most
+        At most this many clients of each are looked at, chosen by the seed.
+
+    >>> rng = np.random.default_rng(0)
+    >>> a, b = rng.multinomial(30, [0.3, 0.7], 200), rng.multinomial(30, rng.dirichlet([3, 7], 200))
+    >>> fidelity(a, b).auc.value > 0.6
+    True
+    """
+    counts, other, ids = _both(true, simulated, column)
+    if min(len(counts), len(other)) < 20:
+        raise DataError(f"fidelity compares laws and needs 20 clients of each, got {len(counts)} and {len(other)}")
+    if sketches is not None and (len(np.asarray(sketches[0])), len(np.asarray(sketches[1]))) != (
+        len(counts),
+        len(other),
+    ):
+        raise DataError("sketches must have one row for each client, true and simulated")
+    rng = Key(seed, purpose="fidelity").generator()
+    these, those = (np.sort(rng.permutation(len(c))[:most]) for c in (counts, other))
+    made = (counts[these].astype(np.int64), other[those].astype(np.int64))
+    verdict = classify(*made, seed=seed)
+    spread = 1.96 * verdict.error
+    auc = Measure(verdict.auc, max(verdict.auc - spread, 0.0), min(verdict.auc + spread, 1.0), 0.5, verdict.p)
+    scale = max(float(made[0].sum(axis=1).mean()), 1e-300)
+    order = np.argsort(-verdict.of_true, kind="stable")
+    lost = order[verdict.of_true[order] > CERTAIN]
+    return Fidelity(
+        auc=auc,
+        distance=_laws(_distances(made[0]), _distances(made[1]), rng, draws),
+        size=_laws(made[0].sum(axis=1) / scale, made[1].sum(axis=1) / scale, rng, draws),
+        pool=_pools(made[0], made[1], rng, draws),
+        sketch=None if sketches is None else _energy(np.asarray(sketches[0]), np.asarray(sketches[1]), rng, draws),
+        missing=float((verdict.of_true > CERTAIN).mean()),
+        missing_ids=tuple(ids[these[lost]].tolist()),
+        invented=float((verdict.of_simulated < 1 - CERTAIN).mean()),
+        clients=(len(counts), len(other)),
+    )
+
+
+def _both(true: Population, simulated: Population, column: Column) -> tuple[Array, Array, Array]:
+    made, ids = [], []
+    for given in (true, simulated):
+        if isinstance(given, Federation):
+            plain = isinstance(column, str)
+            fed = given if plain else with_codes(given, column)
+            made.append(fed.counts(str(column) if plain else "code"))
+            ids.append(given.ids)
+        else:
+            counts = np.asarray(given)
+            if counts.ndim != 2 or counts.dtype.kind not in "iu" or (counts.size and counts.min() < 0):
+                raise DataError(f"counts must be whole numbers [clients, categories], not {counts.dtype}{counts.shape}")
+            made.append(counts)
+            ids.append(np.arange(len(counts)))
+    wide = max(c.shape[1] for c in made)  # a category that one of the two never saw
+    made = [np.pad(c, ((0, 0), (0, wide - c.shape[1]))) for c in made]
+    return made[0], made[1], ids[0]
+
+
+def _distances(counts: Array) -> Array:
+    """The total variation distance of each client with rows to all clients together."""
+    filled = counts[counts.sum(axis=1) > 0]
+    pool = filled.sum(axis=0) / max(filled.sum(), 1)
+    return np.asarray(np.abs(filled / filled.sum(axis=1, keepdims=True) - pool).sum(axis=1) / 2)
+
+
+def _laws(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
+    """The Wasserstein distance between two samples."""
+    if not len(a) or not len(b):
+        raise DataError("no client has a row in this column: there is nothing to compare")
+    both = np.concatenate((a, b))
+
+    def again() -> float:
+        return wasserstein(rng.choice(a, len(a)), rng.choice(b, len(b)))
+
+    def mixed() -> float:
+        order = rng.permutation(len(both))
+        return wasserstein(both[order[: len(a)]], both[order[len(a) :]])
+
+    return _measure(wasserstein(a, b), again, mixed, draws)
+
+
+def wasserstein(a: Array, b: Array) -> float:
+    """The area between two distribution functions.
+
+    >>> wasserstein(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
+    1.0
+    """
+    at = np.sort(np.concatenate((a, b)))
+    between = np.searchsorted(np.sort(a), at[:-1], "right") / len(a)
+    between = between - np.searchsorted(np.sort(b), at[:-1], "right") / len(b)
+    return float(np.abs(between) @ np.diff(at))
+
+
+def _pools(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
+    """The total variation distance between pooled shares, clients drawn anew."""
+    both = np.concatenate((a, b)).astype(float)
+
+    def apart(left: Array, right: Array) -> float:
+        return float(np.abs(left / max(left.sum(), 1) - right / max(right.sum(), 1)).sum() / 2)
+
+    def again() -> float:
+        weights = [rng.multinomial(len(c), np.full(len(c), 1 / len(c))) for c in (a, b)]
+        return apart(weights[0] @ a, weights[1] @ b)
+
+    def mixed() -> float:
+        left = rng.permutation(len(both)) < len(a)
+        return apart(left @ both, ~left @ both)
+
+    return _measure(apart(a.sum(axis=0), b.sum(axis=0)), again, mixed, draws)
+
+
+def _measure(value: float, again: Callable[[], float], mixed: Callable[[], float], draws: int) -> Measure:
+    """Reflected bootstrap interval (distances are never below zero), mean and tail under permutations."""
+    bootstrap, null = (np.array([one() for _ in range(draws)]) for one in (again, mixed))
+    low, high = np.quantile(bootstrap, [0.025, 0.975])
+    p = float((1 + (null >= value).sum()) / (draws + 1))
+    return Measure(value, float(max(2 * value - high, 0.0)), float(max(2 * value - low, value)), float(null.mean()), p)
+
+
+def _energy(a: Array, b: Array, rng: np.random.Generator, draws: int, most: int = 1000) -> Measure:
+    """2 E|A - B| - E|A - A'| - E|B - B'| without bias, from the Euclidean distances between clients."""
+    a, b = (x[rng.permutation(len(x))[:most]].reshape(min(len(x), most), -1).astype(float) for x in (a, b))
+    both = np.concatenate((a, b))
+    squares = (both**2).sum(axis=1)
+    apart = np.sqrt(np.maximum(squares[:, None] + squares - 2 * both @ both.T, 0.0))
+    np.fill_diagonal(apart, 0.0)
+
+    def energy(order: Array) -> tuple[float, float]:
+        left, right = order[: len(a)], order[len(a) :]
+        cross = apart[np.ix_(left, right)]
+        own_left = apart[np.ix_(left, left)].sum(axis=1) / (len(left) - 1)
+        own_right = apart[np.ix_(right, right)].sum(axis=1) / (len(right) - 1)
+        pull_left, pull_right = 2 * (cross.mean(axis=1) - own_left), 2 * (cross.mean(axis=0) - own_right)
+        variance = pull_left.var(ddof=1) / len(left) + pull_right.var(ddof=1) / len(right)
+        return float(2 * cross.mean() - own_left.mean() - own_right.mean()), float(variance)
+
+    value, variance = energy(np.arange(len(both)))
+    null = np.array([energy(rng.permutation(len(both)))[0] for _ in range(draws)])
+    reach = 1.96 * np.sqrt(variance)
+    p = float((1 + (null >= value).sum()) / (draws + 1))
+    return Measure(value, value - reach, value + reach, float(null.mean()), p)

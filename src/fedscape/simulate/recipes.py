@@ -1,0 +1,323 @@
+"""Recipes: how many rows of each category each simulated client has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.errors import DataError
+from fedscape.random import Array, Key
+
+BLOCK = 4096  # clients that share a generator; always drawn whole, so that none depends on how many follow
+
+
+class Recipe(Protocol):
+    """What every recipe has: the histograms of clients, given how many rows of each category there are."""
+
+    @property
+    def by_category(self) -> bool:
+        """Whether rows are told apart by category; False draws from all rows alike (histograms then are sizes)."""
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        """Histograms [clients, C] for `available` [C] rows of each category."""
+
+
+@dataclass(frozen=True, eq=False)
+class FullyIID:
+    """Clients whose rows are drawn from all rows alike: the baseline of the MDM paper, section 4.
+
+    Parameters
+    ----------
+    sizes
+        One size for all clients, or the sizes of the true clients: each simulated client draws one of them; without
+        `n_clients` there is one client of each size, in order.
+
+    >>> FullyIID([3, 5]).draw(np.array([100]), None, Key(0)).tolist()
+    [[3], [5]]
+    """
+
+    sizes: npt.ArrayLike
+    by_category: ClassVar[bool] = False
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        law = np.atleast_1d(_whole("sizes", self.sizes))
+        if law.ndim != 1 or len(law) == 0:
+            raise DataError(f"sizes must be one number or one for each client, not an array {list(law.shape)}")
+        if n_clients is None and np.ndim(self.sizes) == 1:
+            return law[:, None].astype(np.int32)
+        drawn = key.to("simulated sizes").generator().random(_number(n_clients))
+        return law[(drawn * len(law)).astype(np.int64)][:, None].astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionallyIID:
+    """Clients with exactly the histograms of true ones, their rows drawn alike within each category.
+
+    The oracle of the MDM paper, section 4: it needs every true client's histogram.
+
+    Parameters
+    ----------
+    histograms
+        [clients, C] whole numbers. Without `n_clients` there is one client for each, in order; with it that many are
+        drawn from them.
+
+    >>> ConditionallyIID([[2, 1], [0, 4]]).draw(np.array([10, 10]), None, Key(0)).tolist()
+    [[2, 1], [0, 4]]
+    """
+
+    histograms: npt.ArrayLike
+    by_category: ClassVar[bool] = True
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        counts = _whole("histograms", self.histograms)
+        if counts.ndim != 2:
+            raise DataError(f"histograms must be [clients, categories], not an array {list(counts.shape)}")
+        if n_clients is not None:
+            drawn = key.to("simulated histograms").generator().random(_number(n_clients))
+            counts = counts[(drawn * len(counts)).astype(np.int64)]
+        return counts.astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class FromMixture:
+    """Clients whose histograms are drawn from a fitted population: the MDM paper's own.
+
+    Client i is a function of the seed and i alone, not of how many clients follow.
+
+    Parameters
+    ----------
+    population
+        A fitted MixtureOfDirichletMultinomials, or anything with its `sample(n, seed=, sizes=)`.
+    sizes
+        One size for all clients, instead of the population's law of sizes.
+
+    >>> from fedscape import MixtureOfDirichletMultinomials
+    >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+    >>> FromMixture(mdm).draw(np.array([9, 9]), 4, Key(0)).sum(axis=1).tolist()
+    [2, 2, 2, 2]
+    """
+
+    population: Any
+    sizes: int | None = None
+    by_category: ClassVar[bool] = True
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        n, seeds = _number(n_clients), key.to("simulated mixture")
+        parts = []
+        for block in range(-(-n // BLOCK)):
+            seed = int(seeds.generator(block).integers(2**63))
+            parts.append(self.population.sample(BLOCK, seed=seed, sizes=self.sizes).astype(np.int32))
+        made = np.concatenate(parts) if parts else self.population.sample(0, seed=0, sizes=self.sizes)
+        return np.asarray(made[:n])
+
+
+@dataclass(frozen=True, eq=False)
+class Dirichlet:
+    """Clients skewed by label: the split most federated benchmarks use.
+
+    Without `sizes` all rows are dealt out: the shares of each category's rows that the clients get are drawn from
+    Dir(alpha, ..., alpha) over the clients (Yurochkin et al. 2019), rounded so that no row is lost. With `sizes` each
+    client draws its own shares from Dir(alpha) over the categories and that many rows (Hsu et al. 2019). There is no
+    retrying: any alpha above zero and any number of clients is done in one pass.
+
+    Parameters
+    ----------
+    alpha
+        The smaller the more skewed: one number, or (with sizes) one for each category.
+    sizes
+        Rows of each client: one number, or one for each.
+    least
+        Rows every client has at least. Where the draw gave fewer, rows are moved from the largest clients.
+
+    >>> counts = Dirichlet(0.01).draw(np.full(100, 500), 500, Key(0))
+    >>> bool((counts.sum(axis=0) == 500).all())
+    True
+    """
+
+    alpha: npt.ArrayLike
+    sizes: npt.ArrayLike | None = None
+    least: int = 0
+    by_category: ClassVar[bool] = True
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        alpha = np.asarray(self.alpha, dtype=float)
+        if not (np.isfinite(alpha) & (alpha > 0)).all():
+            raise DataError(f"alpha must be above 0, not {self.alpha!r}")
+        rng = key.to("simulated dirichlet").generator()
+        if self.sizes is None:
+            n = _number(n_clients)
+            counts = np.stack([_rounded(_dirichlet(rng, np.full(n, float(alpha))), r) for r in available], axis=1)
+            return _lifted(counts, self.least, rng)
+        sizes = _whole("sizes", self.sizes)
+        sizes = np.broadcast_to(sizes, (_number(n_clients) if sizes.ndim == 0 else len(sizes),))
+        shares = _dirichlet(rng, np.broadcast_to(alpha, (len(sizes), len(available))))
+        return _lifted(rng.multinomial(sizes, shares), self.least, rng)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Clients skewed in size alone: shares of all rows from Dir(alpha, ..., alpha) over the clients, labels alike.
+
+    Parameters
+    ----------
+    alpha
+        The smaller the more uneven.
+    least
+        Rows every client has at least.
+
+    >>> int(Quantity(0.5, least=1).draw(np.array([100]), 10, Key(0)).sum())
+    100
+    """
+
+    alpha: float
+    least: int = 0
+    by_category: ClassVar[bool] = False
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        if not 0 < self.alpha < np.inf:
+            raise DataError(f"alpha must be above 0, not {self.alpha!r}")
+        rng, n = key.to("simulated quantity").generator(), _number(n_clients)
+        sizes = _rounded(_dirichlet(rng, np.full(n, float(self.alpha))), int(available.sum()))
+        return _lifted(sizes[:, None], self.least, rng)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Rows sorted by category and cut into equal shards, a few dealt to each client (McMahan et al. 2017).
+
+    Parameters
+    ----------
+    per_client
+        How many shards a client gets. Shards differ by at most one row, and all rows are dealt.
+
+    >>> Shards(2).draw(np.array([40, 40]), 4, Key(0)).sum(axis=1).tolist()
+    [20, 20, 20, 20]
+    """
+
+    per_client: int = 2
+    by_category: ClassVar[bool] = True
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        n = _number(n_clients)
+        if self.per_client < 1:
+            raise DataError(f"per_client must be at least 1, not {self.per_client}")
+        total, shards = int(available.sum()), n * self.per_client
+        owner = key.to("simulated shards").generator().permutation(np.repeat(np.arange(n), self.per_client))
+        shard_ends = (np.arange(1, shards + 1) * total) // shards
+        category_ends = np.cumsum(available)
+        ends = np.union1d(shard_ends, category_ends)  # pieces that lie in one shard and one category
+        pieces = np.diff(ends, prepend=0)
+        inside = ends - 1  # the last row of each piece
+        counts = np.zeros((n, len(available)), dtype=np.int32)
+        shard = np.searchsorted(shard_ends, inside, side="right")
+        where = (owner[np.minimum(shard, shards - 1)], np.searchsorted(category_ends, inside, side="right"))
+        some = pieces > 0
+        np.add.at(counts, (where[0][some], where[1][some]), pieces[some])
+        return counts
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Clients with a few categories each, every category given to nearly as many clients as any other.
+
+    Categories are dealt from shuffled decks, so that a client never gets one twice; the rows of a category are shared
+    evenly among its clients.
+
+    Parameters
+    ----------
+    classes
+        How many categories a client has.
+
+    >>> (Pathological(2).draw(np.full(5, 100), 10, Key(0)) > 0).sum(axis=1).tolist()
+    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    """
+
+    classes: int = 2
+    by_category: ClassVar[bool] = True
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        n, filled = _number(n_clients), np.flatnonzero(available)
+        if not 1 <= self.classes <= len(filled):
+            raise DataError(f"classes must be from 1 to the {len(filled)} that have rows, not {self.classes}")
+        hands = _hands(n, self.classes, len(filled), key.to("simulated classes").generator())
+        counts = np.zeros((n, len(available)), dtype=np.int32)
+        for j, category in enumerate(filled):
+            holders = np.flatnonzero((hands == j).any(axis=1))
+            if len(holders):
+                counts[holders, category] = _rounded(np.full(len(holders), 1 / len(holders)), int(available[category]))
+        return counts
+
+
+def _hands(n: int, each: int, number: int, rng: np.random.Generator) -> Array:
+    """`each` different cards of `number` for n players, from one shuffled deck after the other: [n, each]."""
+    cards = np.empty(n * each + number, dtype=np.int64)
+    at = 0
+    while at < n * each:
+        deck = rng.permutation(number)
+        held = cards[at - at % each : at]  # what the player whose hand is not full has already
+        again = np.isin(deck, held)
+        cards[at : at + number] = np.concatenate((deck[~again], deck[again]))
+        at += number
+    return cards[: n * each].reshape(n, each)
+
+
+def _dirichlet(rng: np.random.Generator, alpha: Array) -> Array:
+    """Draws from Dir(alpha) along the last axis; in logarithms, so that no alpha is too small.
+
+    A gamma variate of shape a is one of shape a + 1 times U**(1 / a).
+    """
+    logarithm = np.log(rng.standard_gamma(alpha + 1.0)) - rng.standard_exponential(alpha.shape) / alpha
+    shares = np.exp(logarithm - logarithm.max(axis=-1, keepdims=True, initial=-np.inf))
+    return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
+
+
+def _rounded(shares: Array, total: int) -> Array:
+    """Whole numbers that add up to `total` and keep to the shares: differences of rounded running sums."""
+    ends = np.floor(np.cumsum(shares) / max(float(shares.sum()), 1e-300) * total + 0.5).astype(np.int64)
+    if len(ends):
+        ends[-1] = total
+    return np.diff(ends, prepend=0).astype(np.int32)
+
+
+def _lifted(counts: Array, least: int, rng: np.random.Generator) -> Array:
+    """The same rows with `least` of them for every client: the largest give, down to a common level."""
+    sizes = counts.sum(axis=1, dtype=np.int64)
+    need = np.maximum(least - sizes, 0)
+    if least * len(sizes) > sizes.sum():
+        raise DataError(
+            f"least={least} asks for {least * len(sizes):,} rows for {len(sizes):,} clients, there are {sizes.sum():,}"
+        )
+    if not need.any():
+        return counts.astype(np.int32)
+    low, high = least, int(sizes.max())
+    while low < high:  # the lowest level at which the larger clients' surplus is enough, and no more than needed
+        level = (low + high + 1) // 2
+        low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= need.sum() else (low, level - 1)
+    give = np.maximum(sizes - low, 0)
+    givers = np.flatnonzero(give)
+    give[givers[: give.sum() - need.sum()]] -= 1
+    out, moved = counts.astype(np.int64), []
+    for giver in np.flatnonzero(give):
+        taken = rng.multivariate_hypergeometric(out[giver], give[giver])
+        out[giver] -= taken
+        moved.append(np.repeat(np.arange(counts.shape[1]), taken))
+    np.add.at(out, (np.repeat(np.arange(len(sizes)), need), rng.permutation(np.concatenate(moved))), 1)
+    return out.astype(np.int32)
+
+
+def _number(n_clients: int | None) -> int:
+    if n_clients is None or isinstance(n_clients, bool) or not isinstance(n_clients, int | np.integer) or n_clients < 1:
+        raise DataError(f"n_clients must be a whole number of at least 1 for this recipe, not {n_clients!r}")
+    return int(n_clients)
+
+
+def _whole(name: str, given: npt.ArrayLike) -> Array:
+    values = np.asarray(given)
+    if values.dtype.kind == "f" and values.size and np.isfinite(values).all() and (values == np.floor(values)).all():
+        values = values.astype(np.int64)
+    if values.dtype.kind not in "iu" or (values.size and (values.min() < 0 or values.max() >= 2**31)):
+        raise DataError(f"{name} must be whole numbers from 0 on, got {np.array2string(values, threshold=4)}")
+    return values.astype(np.int64)

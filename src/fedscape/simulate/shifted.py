@@ -1,0 +1,89 @@
+"""FedGMM's way to make clients differ in p(x) and in p(y | x): half of the rows transformed, their labels permuted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedscape.checks import check_categories
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.simulate.columns import Column, Labels
+from fedscape.simulate.recipes import Recipe
+
+
+def turned(images: Array) -> Array:
+    """Images [rows, height, width, ...] turned by 90 degrees, flipped and inverted: T of the FedGMM paper.
+
+    >>> turned(np.array([[[0, 255], [0, 0]]], dtype=np.uint8)).tolist()
+    [[[255, 0], [255, 255]]]
+    """
+    if images.ndim < 3 or images.shape[1] != images.shape[2]:
+        raise DataError(f"turned() needs square images [rows, height, width, ...], not {list(images.shape)}")
+    top = np.iinfo(images.dtype).max if images.dtype.kind in "iu" else images.max(initial=0)
+    return np.asarray(top - np.flip(np.rot90(images, axes=(1, 2)), axis=2))
+
+
+@dataclass(frozen=True, eq=False)
+class Shifted:
+    """Another recipe over data of which a share is transformed, labels permuted: FedGMM, section 4.1.
+
+    The rows become D1 and {(T(x), P(y)) : (x, y) in D2}, with D2 a random `share` of them and P one random
+    permutation of the labels. The column "shift" says which rows are of D2.
+
+    Parameters
+    ----------
+    recipe
+        How the rows are dealt to clients; FedGMM's is Dirichlet(0.4).
+    by
+        What that recipe tells apart: "label" (new labels, as the paper says), "shift" (D1 against D2, as its code
+        does), or "both" crossed.
+    share
+        The share of D2.
+    transform
+        T, a function of the features' array.
+    features
+        The column of features.
+
+    >>> fed = Federation({"x": np.zeros((8, 2, 2), np.uint8), "y": [0, 1] * 4}, [0, 8])
+    >>> from fedscape.simulate import Dirichlet, clients
+    >>> clients(Shifted(Dirichlet(0.4)), fed, n_clients=2, column="y", seed=0)["shift"].sum()
+    np.int64(4)
+    """
+
+    recipe: Recipe
+    by: str = "shift"
+    share: float = 0.5
+    transform: Callable[[Array], Array] = turned
+    features: str = "x"
+
+    @property
+    def by_category(self) -> bool:
+        return self.recipe.by_category
+
+    def prepare(self, proxy: Federation, column: Column, key: Key) -> tuple[Federation, Column]:
+        """The transformed data, and what is modelled in them."""
+        if self.by not in ("label", "shift", "both"):
+            raise DataError(f"by must be 'label', 'shift' or 'both', not {self.by!r}")
+        if not 0 <= self.share <= 1:
+            raise DataError(f"share must be from 0 to 1, not {self.share}")
+        if not isinstance(column, str):
+            raise DataError(f"Shifted permutes the labels of one column: give its name, not {column!r}")
+        rng = key.to("shifted rows").generator()
+        moved = np.zeros(proxy.n_rows, dtype=np.int8)
+        moved[rng.permutation(proxy.n_rows)[: round(self.share * proxy.n_rows)]] = 1
+        number = proxy.categories(column)
+        labels = check_categories(proxy[column], number, column)
+        x, chosen = proxy[self.features].copy(), moved == 1
+        x[chosen] = self.transform(x[chosen])
+        y = np.where(chosen, rng.permutation(number)[labels], labels).astype(proxy[column].dtype)
+        made = proxy.with_column(self.features, x).with_column(column, y, names=proxy.names.get(column))
+        label, shift = Labels(column, number), Labels("shift", 2)
+        wanted: dict[str, Column] = {"label": label, "shift": shift, "both": [label, shift]}
+        return made.with_column("shift", moved), wanted[self.by]
+
+    def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
+        return self.recipe.draw(available, n_clients, key)

@@ -1,0 +1,204 @@
+"""Does training on simulated clients tell what training on the true ones would do?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.errors import DataError, require
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.sampling import Sampler
+
+if TYPE_CHECKING:
+    from fedscape.learning import LocalSGD, Setting
+
+Clients = Federation | Callable[[int], Federation]
+
+
+@dataclass(frozen=True)
+class TrainingFidelity:
+    """How far training on one kind of simulated clients is from training on the true ones, over settings.
+
+    `difference` is the mean over settings of |accuracy - true accuracy|, both means over seeds; `floor` is the same
+    between true clients and true clients with other seeds. `excess` is sqrt(max(D^2 - F^2, 0)) with D and F the root
+    mean squares of these differences: what is left of the misfit without the noise of training. `tau` is Kendall's tau
+    between the two rankings of the settings, `tau_floor` that of true against true. Pairs are 95% intervals, settings
+    and seeds drawn anew.
+
+    >>> true = np.array([[0.5, 0.52, 0.51, 0.5], [0.7, 0.71, 0.7, 0.72]])
+    >>> compare_training(true, {"iid": true + 0.1})["iid"].difference
+    0.1
+    """
+
+    difference: float
+    difference_interval: tuple[float, float]
+    floor: float
+    excess: float
+    excess_interval: tuple[float, float]
+    tau: float
+    tau_interval: tuple[float, float]
+    tau_floor: float
+
+
+def compare_training(
+    true: npt.ArrayLike, others: Mapping[str, npt.ArrayLike], *, draws: int = 1000, seed: int = 0
+) -> dict[str, TrainingFidelity]:
+    """Compare final accuracies over settings and seeds with those on the true clients.
+
+    Parameters
+    ----------
+    true
+        [settings, seeds] accuracies on the true clients; at least twice as many seeds as the others have, so that the
+        noise floor compares means over as many seeds as the misfit does.
+    others
+        [settings, seeds] for each kind of simulated clients.
+    draws
+        How often settings and seeds are drawn anew for the intervals.
+
+    >>> true = np.array([[0.5, 0.52], [0.7, 0.71], [0.6, 0.59]])
+    >>> compare_training(true, {"same": true[:, :1]})["same"].tau
+    1.0
+    """
+    known = np.asarray(true, dtype=float)
+    if known.ndim != 2 or known.shape[1] < 2 or not np.isfinite(known).all():
+        raise DataError(f"true must be finite accuracies [settings, at least 2 seeds], not {list(known.shape)}")
+    made = {}
+    for name, values in others.items():
+        other = np.asarray(values, dtype=float)
+        if other.ndim != 2 or len(other) != len(known) or not np.isfinite(other).all():
+            raise DataError(f"{name!r} must be finite accuracies [{len(known)} settings, seeds], not {other.shape}")
+        half = min(other.shape[1], known.shape[1] // 2)
+        value = _numbers(known, other, half)
+        rng = Key(seed, purpose=f"training fidelity {name}").generator()
+        drawn = np.array([_numbers(*_again(known, other, rng), half) for _ in range(draws)])
+        low, high = np.nanquantile(drawn, [0.025, 0.975], axis=0) if draws else (np.full(5, np.nan),) * 2
+        made[name] = TrainingFidelity(
+            difference=round(float(value[0]), 12),
+            difference_interval=(float(low[0]), float(high[0])),
+            floor=float(value[1]),
+            excess=float(value[2]),
+            excess_interval=(float(low[2]), float(high[2])),
+            tau=round(float(value[3]), 12),
+            tau_interval=(float(low[3]), float(high[3])),
+            tau_floor=float(value[4]),
+        )
+    return made
+
+
+def _again(known: Array, other: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    settings = rng.integers(0, len(known), len(known))
+    order = rng.permutation(known.shape[1])  # seeds of the true clients are split anew, never repeated in both halves
+    seeds = rng.integers(0, other.shape[1], other.shape[1])
+    return known[np.ix_(settings, order)], other[np.ix_(settings, seeds)]
+
+
+def _numbers(known: Array, other: Array, half: int) -> tuple[float, float, float, float, float]:
+    """Difference, floor, excess, tau and its floor, averaged over the ways to choose `half` seeds of the true ones."""
+    seeds = range(known.shape[1])
+    chosen = list(combinations(seeds, half))[:70]
+    simulated = np.mean([other[:, list(c)].mean(axis=1) for c in combinations(range(other.shape[1]), half)], axis=0)
+    misfit, noise, taus, tau_floor = [], [], [], []
+    for these in chosen:
+        here = known[:, list(these)].mean(axis=1)
+        misfit.append(simulated - here)
+        taus.append(kendall(simulated, here))
+        rest = [s for s in seeds if s not in these][:half]
+        if len(rest) == half:
+            noise.append(known[:, rest].mean(axis=1) - here)
+            tau_floor.append(kendall(known[:, rest].mean(axis=1), here))
+    square = float(np.mean(np.square(misfit)) - np.mean(np.square(noise)))
+    return (
+        float(np.mean(np.abs(misfit))),
+        float(np.mean(np.abs(noise))),
+        float(np.sqrt(max(square, 0.0))),
+        float(np.mean(taus)),
+        float(np.mean(tau_floor)),
+    )
+
+
+def kendall(a: Array, b: Array) -> float:
+    """Kendall's tau-b of two rankings; 1 where all settings of both are alike.
+
+    >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
+    0.3333333333333333
+    """
+    first, second = np.triu_indices(len(a), 1)
+    left, right = np.sign(a[first] - a[second]), np.sign(b[first] - b[second])
+    scale = np.sqrt((left**2).sum() * (right**2).sum())
+    if scale == 0:
+        return float(np.array_equal(left, right))
+    return float((left * right).sum() / scale)
+
+
+def training_fidelity(
+    ways: Sequence[LocalSGD],
+    true: Federation,
+    others: Mapping[str, Clients],
+    *,
+    settings: Sequence[Setting],
+    test: Federation,
+    n_rounds: int,
+    sampler: Sampler | None = None,
+    seeds: int = 3,
+    seed: int = 0,
+) -> dict[str, TrainingFidelity]:
+    """Train on true and on simulated clients under the same settings, and compare the final accuracies.
+
+    Every run has its own cohorts, first weights and shuffles; the true clients are trained with twice as many seeds,
+    so that the noise of training is known.
+
+    Parameters
+    ----------
+    ways
+        How clients train: what a Setting cannot say, such as epochs or batch sizes; all are combined with `settings`.
+    true
+        The true clients.
+    others
+        Simulated clients by name; a function of the seed draws new ones for each.
+    settings
+        What is tried, its seeds ignored.
+    test
+        Rows on which accuracy is measured.
+    n_rounds, sampler
+        As for `learning.sweep`.
+    seeds
+        How many seeds a kind of clients has.
+
+    >>> from fedscape.learning import LocalSGD, cross_entropy, grid, models
+    >>> rng = np.random.default_rng(0)
+    >>> fed = Federation({"x": rng.normal(size=(40, 4)), "y": rng.integers(0, 2, 40)}, np.arange(0, 41, 10))
+    >>> way = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=5)
+    >>> tried = grid(lr=[0.1, 1.0])
+    >>> found = training_fidelity([way], fed, {"same": fed}, settings=tried, test=fed, n_rounds=2, seeds=1)
+    >>> found["same"].difference <= 1
+    True
+    """
+    require("torch", extra="learn")
+    from fedscape.learning import sweep
+
+    tried = [replace(setting, seed=0) for setting in settings]
+
+    def accuracies(clients: Clients, kind: int, number: int) -> Array:
+        runs = []
+        for s in range(number):
+            run = int(Key(seed, purpose="training fidelity").generator(1000 * kind + s).integers(2**31))
+            fed = clients if isinstance(clients, Federation) else clients(run)
+            column: list[float] = []
+            for way in ways:
+                mine = [replace(setting, seed=run) for setting in tried]
+                done = sweep(
+                    way, fed, mine, n_rounds=n_rounds, validation=test, sampler=sampler, initial="seed", seed=run
+                )
+                found = {trial.setting: trial.evaluation.summary()["accuracy_pooled"] for trial in done}
+                column += [found[setting] for setting in mine]
+            runs.append(column)
+        return np.array(runs).T
+
+    known = accuracies(true, 0, 2 * seeds)
+    return compare_training(known, {n: accuracies(c, k, seeds) for k, (n, c) in enumerate(others.items(), 1)})
