@@ -26,7 +26,7 @@ from fedscape.statistics import Histogram, Moments
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
-    from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+    from fedscape.mixtures import GaussianMixture, MixtureOfDirichletMultinomials, choose_components
 
 try:
     __version__ = _version("fedscape")
@@ -36,7 +36,7 @@ except _PackageNotFoundError:  # run from the source tree
 # loaded when first asked for: they need SciPy and torch
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
-    "mixtures": ("MixtureOfDirichletMultinomials", "choose_components"),
+    "mixtures": ("GaussianMixture", "MixtureOfDirichletMultinomials", "choose_components"),
 }
 
 
@@ -66,6 +66,7 @@ __all__ = [
     "FedscapeError",
     "FixedSize",
     "Gaussian",
+    "GaussianMixture",
     "Histogram",
     "History",
     "Key",
