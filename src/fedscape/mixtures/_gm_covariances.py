@@ -1,6 +1,7 @@
 """What a component's covariance may look like: full, diagonal, spherical, or one for all components.
 
-Arrays have a leading axis of starts, S, then K components. Rows are deviations x - mean, [S, K, n, d].
+Arrays have a leading axis of starts, S, then K components. Rows are deviations x - mean, [S, K, d, n]: features before
+rows, so that the inner loops are long.
 """
 
 from __future__ import annotations
@@ -86,11 +87,11 @@ class Full:
         return np.asarray(-2 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1))
 
     def squares(self, rows: Array, factor: Array) -> Array:
-        white = np.matmul(rows, factor)
-        return np.asarray(np.einsum("...d,...d->...", white, white))
+        white = np.matmul(factor, rows)
+        return np.asarray(np.einsum("...dn,...dn->...n", white, white))
 
     def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.matmul(rows.swapaxes(-1, -2), rows))
+        return np.asarray(np.matmul(rows, rows.swapaxes(-1, -2)))
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(mass[..., None, None] * shift[..., :, None] * shift[..., None, :])
@@ -102,7 +103,7 @@ class Full:
         return np.where(found[..., None, None], _above(scatter / over[..., None], least, floor), old)
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
-        return np.asarray((np.matmul(factor, factor.swapaxes(-1, -2)) * scatter).sum(axis=(-3, -2, -1)))
+        return np.asarray((np.matmul(factor.swapaxes(-1, -2), factor) * scatter).sum(axis=(-3, -2, -1)))
 
     def matrices(self, covariances: Array, k: int, d: int) -> Array:
         return covariances
@@ -132,11 +133,11 @@ class Diagonal:
         return np.asarray(-2 * np.log(factor).sum(axis=-1))
 
     def squares(self, rows: Array, factor: Array) -> Array:
-        white = rows * factor[..., None, :]
-        return np.asarray(np.einsum("...d,...d->...", white, white))
+        white = rows * factor[..., None]
+        return np.asarray(np.einsum("...dn,...dn->...n", white, white))
 
     def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.einsum("...nd,...nd->...d", rows, rows))
+        return np.asarray(np.einsum("...dn,...dn->...d", rows, rows))
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(mass[..., None] * shift**2)
@@ -177,10 +178,10 @@ class Spherical:
         return np.asarray(-2 * d * np.log(factor))
 
     def squares(self, rows: Array, factor: Array) -> Array:
-        return np.asarray(np.einsum("...d,...d->...", rows, rows) * factor[..., None] ** 2)
+        return np.asarray(np.einsum("...dn,...dn->...n", rows, rows) * factor[..., None] ** 2)
 
     def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.einsum("...nd,...nd->...", rows, rows) / rows.shape[-1])
+        return np.asarray(np.einsum("...dn,...dn->...", rows, rows) / rows.shape[-2])
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(mass * (shift**2).mean(axis=-1))
@@ -221,11 +222,11 @@ class Tied:
         return np.asarray(np.repeat(one[..., None], k, axis=-1))
 
     def squares(self, rows: Array, factor: Array) -> Array:
-        white = np.matmul(rows, factor[:, None])
-        return np.asarray(np.einsum("...d,...d->...", white, white))
+        white = np.matmul(factor[:, None], rows)
+        return np.asarray(np.einsum("...dn,...dn->...n", white, white))
 
     def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.matmul(rows.swapaxes(-1, -2), rows).sum(axis=1))
+        return np.asarray(np.matmul(rows, rows.swapaxes(-1, -2)).sum(axis=1))
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(np.matmul((mass[..., None] * shift).swapaxes(-1, -2), shift))
@@ -237,7 +238,7 @@ class Tied:
         return np.where(every[..., None] > 0, _above(scatter / over[..., None], least, floor), old)
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
-        return np.asarray((np.matmul(factor, factor.swapaxes(-1, -2)) * scatter).sum(axis=(-2, -1)))
+        return np.asarray((np.matmul(factor.swapaxes(-1, -2), factor) * scatter).sum(axis=(-2, -1)))
 
     def matrices(self, covariances: Array, k: int, d: int) -> Array:
         return np.broadcast_to(covariances, (k, d, d)).copy()
@@ -268,9 +269,8 @@ def check_covariances(covariance: Covariance, values: Array, k: int, d: int) -> 
 
 
 def _white(covariances: Array) -> Array:
-    """F with F'F = 1 / covariance: rows @ F are white."""
-    lower = np.linalg.cholesky(covariances)
-    return np.ascontiguousarray(np.linalg.inv(lower).swapaxes(-1, -2))
+    """F with F'F = 1 / covariance: F @ rows are white."""
+    return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances)))
 
 
 def _mirrored(matrices: Array) -> Array:

@@ -15,7 +15,9 @@ from fedscape.checks import check_finite
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.kept import kept_rows
 from fedscape.mixtures._gm_covariances import Covariance, Diagonal, Full, Spherical, Tied
+from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 
 Scatter = Literal["all", "within_clients"]
@@ -123,7 +125,7 @@ class GaussianRounds(Computation):
         out = np.zeros((clients.n_rows, len(state["weights"])))
         for part in expectations(self, state, clients, self._own_weights(state, clients)):
             out[part.begin : part.end] = part.log_likelihood.T
-        return {"log_likelihood": clients.segment_sum(out), "rows": clients.sizes}
+        return {"log_likelihood": segment_sum_twin(out, clients.offsets), "rows": clients.sizes}
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         unit = self.bound or 1.0
@@ -176,21 +178,16 @@ class GaussianRounds(Computation):
 
     def _sums(self, state: Arrays, clients: Federation, offsets: Array, own: Array | None) -> Arrays:
         """Sums over the rows between these offsets: {name: [len(offsets) - 1, S, ...]}."""
-        starts, k, d = state["means"].shape
-        n = len(offsets) - 1
-        shares, first = np.zeros((n, starts, k)), np.zeros((n, starts, k, d))
-        second = np.zeros((n, starts, *self.covariance.shape(k, d)))
+        sums = self.no_sums(state, len(offsets) - 1)
         for part in expectations(self, state, clients, own):
-            one, last = np.searchsorted(offsets, (part.begin, part.end - 1), side="right") - 1
-            for i in range(one, last + 1):
-                here = slice(max(offsets[i] - part.begin, 0), min(offsets[i + 1], part.end) - part.begin)
-                shares[i] += part.shares[..., here].sum(axis=-1)
-                first[i] += np.matmul(part.shares[..., None, here], part.rows[:, :, here])[..., 0, :]
-            np.multiply(part.rows, np.sqrt(part.shares)[..., None], out=part.rows)
-            for i in range(one, last + 1):
-                here = slice(max(offsets[i] - part.begin, 0), min(offsets[i + 1], part.end) - part.begin)
-                second[i] += self.covariance.scatter(part.rows[:, :, here])
-        return {"shares": shares, "first": first, "second": second}
+            add_moments(self.covariance, sums, offsets, part)
+        return sums
+
+    def no_sums(self, state: Arrays, n: int) -> Arrays:
+        """Sums of n clients without rows."""
+        starts, k, d = state["means"].shape
+        second = np.zeros((n, starts, *self.covariance.shape(k, d)))
+        return {"shares": np.zeros((n, starts, k)), "first": np.zeros((n, starts, k, d)), "second": second}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[GaussianRounds, Federation]]:
@@ -249,32 +246,60 @@ class Part(NamedTuple):
 
     begin: int
     end: int
-    rows: Array  # deviations from the means, [S, K, n, d]
+    rows: Array  # deviations from the means, [S, K, d, n]
     shares: Array  # [S, K, n]
     log_likelihood: Array  # [S, n]
 
 
 def expectations(work: GaussianRounds, state: Arrays, clients: Federation, own: Array | None) -> Iterator[Part]:
     """The E-step, (E) without labels, in parts that stay in the cache."""
+    log_weights = logs(state["weights"])[..., None]
+    owner = None if own is None else clients.client_of_row
+    log_own = None if own is None else logs(own)
+    for begin, end, rows in deviations(work, state, clients):
+        if log_own is not None and owner is not None:
+            log_weights = log_own[owner[begin:end]].transpose(1, 2, 0)
+        each = log_densities(work, state, rows)
+        each += log_weights
+        yield Part(begin, end, rows, *normalised(each))
+
+
+def deviations(work: GaussianRounds, state: Arrays, clients: Federation) -> Iterator[tuple[int, int, Array]]:
+    """The first and last row of each part, and its deviations from the means: valid until the next part."""
     values = clients[work.column]
     starts, k, d = state["means"].shape
     values = values.reshape(len(values), int(np.prod(values.shape[1:])))
     if values.shape[1] != d and len(values):
         raise DataError(f"column {work.column!r} has {values.shape[1]} features, the mixture has {d}")
     size = int(min(max(_NUMBERS // (starts * k * d), 16), 4096))
-    log_weights = logs(state["weights"])[..., None] if own is None else None
-    owner = None if own is None else clients.client_of_row
-    log_own = None if own is None else logs(own)
+    space = np.empty((starts, k, d, min(size, len(values))))  # one for all parts: it stays in the cache
     for begin in range(0, len(values), size):
         x = rows_of_block(values, begin, begin + size, work.column, work.bound)
-        if log_own is not None and owner is not None:
-            log_weights = log_own[owner[begin : begin + size]].transpose(1, 2, 0)
-        deviations = x - state["means"][:, :, None, :]
-        each = work.covariance.squares(deviations, state["factor"])
-        each *= -0.5
-        each += state["constant"][..., None]
-        each += log_weights
-        yield Part(begin, begin + len(x), deviations, *normalised(each))
+        rows = np.subtract(np.ascontiguousarray(x.T), state["means"][..., None], out=space[..., : len(x)])
+        yield begin, begin + len(x), rows
+
+
+def log_densities(work: GaussianRounds, state: Arrays, rows: Array) -> Array:
+    """log N(x; mean, covariance) of deviations under a prepared state: [S, K, n]."""
+    each = work.covariance.squares(rows, state["factor"])
+    each *= -0.5
+    each += state["constant"][..., None]
+    return each
+
+
+def add_moments(covariance: Covariance, sums: Arrays, offsets: Array, part: Part) -> None:
+    """Add the moments of a part to those of the clients between these offsets; its rows are used up."""
+    one, last = np.searchsorted(offsets, (part.begin, part.end - 1), side="right") - 1
+    here = [
+        (i, slice(max(offsets[i] - part.begin, 0), min(offsets[i + 1], part.end) - part.begin))
+        for i in range(one, last + 1)
+    ]
+    for i, where in here:
+        sums["shares"][i] += part.shares[..., where].sum(axis=-1)
+        sums["first"][i] += np.matmul(part.rows[..., where], part.shares[..., where, None])[..., 0]
+    np.multiply(part.rows, np.sqrt(part.shares)[:, :, None], out=part.rows)
+    for i, where in here:
+        sums["second"][i] += covariance.scatter(part.rows[..., where])
 
 
 def normalised(each: Array) -> tuple[Array, Array]:
@@ -295,15 +320,6 @@ def rows_of_block(values: Array, begin: int, end: int, column: str, bound: float
         return x
     length = np.sqrt(np.einsum("nd,nd->n", x, x))[:, None]
     return np.asarray(x * np.minimum(1.0, bound / np.maximum(length, 1e-300)))
-
-
-def kept_rows(clients: Federation, name: str, otherwise: Array) -> Array:
-    """What each client keeps under this name, one row each; a client that keeps nothing gets `otherwise`."""
-    out = np.broadcast_to(otherwise, (len(clients), *otherwise.shape)).copy()
-    if name in clients.kept:
-        kept = clients.kept[name]
-        out[kept.lengths > 0] = kept.flat
-    return out
 
 
 def logs(weights: Array) -> Array:

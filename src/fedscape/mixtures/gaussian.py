@@ -21,6 +21,7 @@ from fedscape.mixtures._gm_covariances import Covariance, Full, Tied, check_cova
 from fedscape.mixtures._gm_rounds import GaussianRounds, GaussianScore, Part, Scatter, Weighting, expectations
 from fedscape.mixtures._gm_start import draw_means, spread_of
 from fedscape.privacy import Privacy
+from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 from fedscape.sampling import All
 
@@ -324,7 +325,7 @@ class GaussianMixture(Estimator):
         weights = np.broadcast_to(self.weights_, (len(data), self.n_components))
         rows = np.maximum(data.sizes, 1)[:, None]
         for _ in range(rounds):
-            shares = data.segment_sum(self.predict_proba(data, weights=weights))
+            shares = segment_sum_twin(self.predict_proba(data, weights=weights), data.offsets)
             weights = np.where(data.sizes[:, None] > 0, shares / rows, self.weights_)
         return weights
 
