@@ -13,6 +13,7 @@ from sklearn.mixture import GaussianMixture as Central
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, PrivacyError
 from fedscape.mixtures import Diagonal, Full, Spherical, Tied
+from fedscape.mixtures._gm_kernels import deviate, deviate_twin, weigh, weigh_twin
 from fedscape.mixtures._gm_rounds import GaussianRounds
 
 FORMS = {"full": Full(), "diag": Diagonal(), "spherical": Spherical(), "tied": Tied()}
@@ -174,6 +175,17 @@ def test_theorem_1_increments_of_the_likelihood_vanish_as_one_over_t():
     steps = np.abs(np.diff(seen))
     assert np.diff(seen).min() > -1e-9
     assert steps.mean() <= (seen[-1] - seen[0]) / len(steps) + 1e-9
+
+
+def test_compiled_passes_give_the_bytes_of_their_plain_twins():
+    rng = np.random.default_rng(0)
+    x, means, weights = rng.normal(size=(8, 1500)), rng.normal(size=(2, 3, 8)), rng.random((2, 3, 1500))
+    fast, slow = np.empty((2, 3, 8, 1500)), np.empty((2, 3, 8, 1500))
+    deviate(x, means, fast)
+    deviate_twin(x, means, slow)
+    weigh(fast, weights)
+    weigh_twin(slow, weights)
+    assert fast.tobytes() == slow.tobytes()
 
 
 # -- the paper's covariances -------------------------------------------------------------------------------------------

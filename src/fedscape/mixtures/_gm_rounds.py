@@ -17,6 +17,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.mixtures._gm_covariances import Covariance, Diagonal, Full, Spherical, Tied
+from fedscape.mixtures._gm_kernels import deviate, weigh
 from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 
@@ -272,11 +273,11 @@ def deviations(work: GaussianRounds, state: Arrays, clients: Federation) -> Iter
     if values.shape[1] != d and len(values):
         raise DataError(f"column {work.column!r} has {values.shape[1]} features, the mixture has {d}")
     size = int(min(max(_NUMBERS // (starts * k * d), 16), 4096))
-    space = np.empty((starts, k, d, min(size, len(values))))  # one for all parts: it stays in the cache
+    space = np.empty(starts * k * d * min(size, len(values)))  # one for all parts: it stays in the cache
     for begin in range(0, len(values), size):
         x = rows_of_block(values, begin, begin + size, work.column, work.bound)
-        rows = np.subtract(np.ascontiguousarray(x.T), state["means"][..., None], out=space[..., : len(x)])
-        yield begin, begin + len(x), rows
+        out = space[: starts * k * x.size].reshape(starts, k, d, len(x))
+        yield begin, begin + len(x), deviate(np.ascontiguousarray(x.T), state["means"], out)
 
 
 def log_densities(work: GaussianRounds, state: Arrays, rows: Array) -> Array:
@@ -297,7 +298,7 @@ def add_moments(covariance: Covariance, sums: Arrays, offsets: Array, part: Part
     for i, where in here:
         sums["shares"][i] += part.shares[..., where].sum(axis=-1)
         sums["first"][i] += np.matmul(part.rows[..., where], part.shares[..., where, None])[..., 0]
-    np.multiply(part.rows, np.sqrt(part.shares)[:, :, None], out=part.rows)
+    weigh(part.rows, np.sqrt(part.shares))
     for i, where in here:
         sums["second"][i] += covariance.scatter(part.rows[..., where])
 
