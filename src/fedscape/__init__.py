@@ -24,9 +24,10 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures
+    from fedscape import learning, mixtures, personal
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
     from fedscape.mixtures import GaussianMixture, MixtureOfDirichletMultinomials, choose_components
+    from fedscape.personal import FedEM, FedGMM
 
 try:
     __version__ = _version("fedscape")
@@ -36,6 +37,7 @@ except _PackageNotFoundError:  # run from the source tree
 # loaded when first asked for: they need SciPy and torch
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
+    "personal": ("FedEM", "FedGMM"),
     "mixtures": ("GaussianMixture", "MixtureOfDirichletMultinomials", "choose_components"),
 }
 
@@ -43,7 +45,7 @@ _LATER = {
 def __getattr__(name: str) -> _Any:
     for module, names in _LATER.items():
         if name == module or name in names:
-            if module == "learning":
+            if module in ("learning", "personal"):
                 require("torch", extra="learn")
             found = _import_module(f"fedscape.{module}")
             return found if name == module else getattr(found, name)
@@ -60,6 +62,8 @@ __all__ = [
     "Estimator",
     "FedAdam",
     "FedAvg",
+    "FedEM",
+    "FedGMM",
     "FedProx",
     "FederatedKMeans",
     "Federation",
@@ -88,5 +92,6 @@ __all__ = [
     "datasets",
     "learning",
     "mixtures",
+    "personal",
     "rounds",
 ]
