@@ -313,9 +313,8 @@ def own_row_numbers(state: Arrays, clients: Federation) -> Array | None:
     """
     if "of_client.ids" not in state:
         return None
-    own = np.full(len(clients), -1, dtype=np.int64)
-    own[clients.positions(state["of_client.ids"])] = np.arange(len(state["of_client.ids"]))
-    return own
+    place = {v: i for i, v in enumerate(state["of_client.ids"].tolist())}
+    return np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)  # others may be elsewhere
 
 
 def own_rows(state: Arrays, own: Array) -> Arrays:

@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
+from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
+from fedscape.personal.fedrep import FedRep
+from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
+from fedscape.personal.personalised import Personalised
 
-__all__ = ["IFCA", "Ditto", "FedEM", "FedGMM", "LocalOnly", "PFedMe"]
+__all__ = [
+    "FINISH",
+    "IFCA",
+    "METHODS",
+    "ClusteredFL",
+    "Ditto",
+    "FedEM",
+    "FedGMM",
+    "FedRep",
+    "LocalOnly",
+    "PFedMe",
+    "Personalised",
+    "make_fedgmm",
+    "train",
+]
