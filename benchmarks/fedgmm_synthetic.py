@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 
-import fedscape as fs
 from fedscape import Federation, FixedSize, Local
 from fedscape.learning import CosineDecay, LocalSGD, cross_entropy, models
 from fedscape.personal import make_fedgmm, train
@@ -104,7 +103,7 @@ def main() -> None:
         rows.append({**row, "within 1.5 of Bayes": f"{near} of {len(values)}"})
     note = (
         f"{args.kind}, {args.clients} clients x {args.rows:,} rows, Dirichlet 0.4, {args.rounds} rounds, Adam "
-        f"{args.lr}, seeds {args.seed} to {args.seed + args.seeds - 1}, M1 x M2 = {args.sizes}; fedscape {fs.__version__}"
+        f"{args.lr}, seeds {args.seed} to {args.seed + args.seeds - 1}, M1 x M2 = {args.sizes}"
     )
     report(f"fedgmm_synthetic_{args.kind}_{args.sizes}", rows, note=note)
 

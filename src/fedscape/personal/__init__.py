@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
 from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.features import principal_directions, with_embedding, with_projection
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
 from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
+from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
 from fedscape.personal.personalised import Personalised
 
 __all__ = [
     "FINISH",
     "IFCA",
     "METHODS",
+    "Alarm",
     "ClusteredFL",
     "Ditto",
     "FedEM",
     "FedGMM",
     "FedRep",
     "LocalOnly",
+    "Novelty",
     "PFedMe",
     "Personalised",
+    "auroc",
+    "average_precision",
     "make_fedgmm",
+    "max_f1",
+    "principal_directions",
     "train",
+    "with_embedding",
+    "with_projection",
 ]
