@@ -22,10 +22,10 @@ def clients(n: int, rows: int) -> Federation:
     return Federation({"x": x, "y": y.astype(np.int64)}, np.arange(n + 1) * rows)
 
 
-def gmm_of(fed: Federation, rounds: int) -> Personalised:
+def gmm_of(fed: Federation, rounds: int, warm: int = 3) -> Personalised:
     model = initialised(nn.Linear(3, 2, dtype=torch.float64), 0)
     local = LocalSGD(model, cross_entropy, lr=0.3, epochs=1, batch_size=8, optimiser="adam")
-    return train(FedGMM(local, GaussianMixture(2, seed=0).fit(fed), 2), local, fed, n_rounds=rounds)
+    return train(FedGMM(local, GaussianMixture(2, seed=0).fit(fed), 2, warm=warm), local, fed, n_rounds=rounds)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -66,7 +66,7 @@ def test_far_rows_and_far_clients_are_new_and_typicality_sees_rows_that_are_too_
 
 def test_wrong_labels_are_new_to_the_law_of_labels():
     known = clients(10, 60)
-    model = gmm_of(known, 20)
+    model = gmm_of(known, 20, warm=12)
     wrong = Federation({"x": known["x"], "y": 1 - known["y"]}, known.offsets)
     novelty = Novelty(model, "log_prob_y_given_x")
     both = np.repeat([False, True], known.n_rows)

@@ -10,6 +10,7 @@ import typer
 import fedscape
 from fedscape.cli.data import data
 from fedscape.cli.options import Json
+from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample, study
 from fedscape.cli.privacy import privacy
 from fedscape.cli.show import flat, pairs, show
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (study, describe, fit, sample):
+for command in (study, describe, fit, sample, adapt, novelty):
     app.command()(command)
 for name, group in {"data": data, "privacy": privacy}.items():
     app.add_typer(group, name=name)

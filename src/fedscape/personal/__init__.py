@@ -8,6 +8,7 @@ from fedscape.personal.features import principal_directions, with_embedding, wit
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
+from fedscape.personal.files import load_personal, save_personal
 from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
 from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
 from fedscape.personal.personalised import Personalised
@@ -28,9 +29,11 @@ __all__ = [
     "Personalised",
     "auroc",
     "average_precision",
+    "load_personal",
     "make_fedgmm",
     "max_f1",
     "principal_directions",
+    "save_personal",
     "train",
     "with_embedding",
     "with_projection",

@@ -56,6 +56,9 @@ class FedGMM(FedEM):
         M2.
     coupling
         The share of a Gaussian's weight that begins at its own learner; 1 / M2 begins with no preference.
+    warm
+        For so many rounds labels are left out of the shares: learners know nothing yet, and rows that they share out by
+        chance end in a poor optimum, where one learner says yes and another no to the same rows.
     initial
         "seed": every learner is drawn anew. "given": all begin as the model is.
 
@@ -75,15 +78,19 @@ class FedGMM(FedEM):
         n_learners: int = 3,
         *,
         coupling: float = 0.9,
+        warm: int = 3,
         initial: str = "seed",
     ) -> None:
         super().__init__(local, n_learners, weighting="shares", initial=initial)
         self.mixture = mixture
         self.coupling = coupling
+        self.warm = warm
         if not isinstance(mixture, GaussianMixture) or not hasattr(mixture, "means_"):
             raise DataError("mixture must be a fitted GaussianMixture: GaussianMixture(3).fit(federation)")
         if not 0 < coupling <= 1:
             raise DataError(f"coupling must be above 0 and at most 1, not {coupling}")
+        if warm < 0:
+            raise DataError(f"warm must be at least 0, not {warm}")
 
     @property
     def rounds_of_gaussians(self) -> GaussianRounds:
@@ -99,7 +106,7 @@ class FedGMM(FedEM):
         at /= at.sum(axis=1, keepdims=True)
         weights = self.mixture.weights_[:, None] * at
         gaussians = {"means": self.mixture.means_, "covariances": self.mixture.covariances_}
-        return {**models, **gaussians, "weights": weights / weights.sum()}
+        return {**models, **gaussians, "weights": weights / weights.sum(), "rounds": np.zeros((), dtype=np.int64)}
 
     def prepare(self, state: Arrays) -> Arrays:
         """The state with what makes rows white, and the constants of the densities."""
@@ -128,7 +135,7 @@ class FedGMM(FedEM):
 
     def expect(self, state: Arrays, clients: Federation) -> Expectation:
         own = kept_rows(clients, "shares", state["weights"])
-        q = self.shares(self.densities(state, clients), own, clients)
+        q = self.shares(self.densities(state, clients, labels=int(state["rounds"]) >= self.warm), own, clients)
         mass, rows = sums_over_rows(q, clients), clients.sizes[:, None, None]
         kept = {"shares": np.where(rows > 0, mass / np.maximum(rows, 1), own)}
         work, ready = self.rounds_of_gaussians, self._ready(state)
@@ -147,7 +154,7 @@ class FedGMM(FedEM):
         new = work.update({n: v[None] for n, v in old.items()}, {n: v[None] for n, v in sums.items()})
         models = moved_models(state, total, total["weight"])
         weights = proportions(total["mass"], state["weights"])
-        return {**models, **{n: new[n][0] for n in _GAUSSIAN}, "weights": weights}
+        return {**models, **{n: new[n][0] for n in _GAUSSIAN}, "weights": weights, "rounds": state["rounds"] + 1}
 
     # -- what clients have of it ---------------------------------------------------------------------------------------
 
@@ -202,4 +209,4 @@ class FedGMM(FedEM):
     def examples(cls) -> Sequence[tuple[Any, Federation]]:
         fed, one, two = small_example()
         mixture = GaussianMixture(2, covariance=Full(), regularisation=0.05, rounds=3).fit(fed)
-        return [(cls(one, mixture, 2), fed), (cls(two, mixture, 3, coupling=1 / 3), fed)]
+        return [(cls(one, mixture, 2, warm=1), fed), (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed)]
