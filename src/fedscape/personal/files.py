@@ -94,7 +94,7 @@ def load_personal(path: str | os.PathLike[str]) -> Personalised:
 
 
 def adapt_file(path: str | os.PathLike[str], data: Federation, *, out: str | os.PathLike[str] | None = None) -> Any:
-    """Learn new clients' shares and say what it cost and what it brought; with `out`, write the model that knows them."""
+    """Learn new clients' shares, and say what it cost and brought; with `out`, write the model that knows them."""
     model = load_personal(path)
     local = model.method.local
     adapted = model.adapt(data)
