@@ -6,7 +6,8 @@ import argparse
 import json
 import platform
 import sys
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
     if note:
         print(f"\n{note}")
     RESULTS.mkdir(exist_ok=True)
-    versions = {package: version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow")}
+    versions = {}
+    for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow"):
+        with suppress(PackageNotFoundError):  # a machine for training has few of them
+            versions[package] = version(package)
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     content = {"name": name, "command": " ".join(sys.argv), "versions": about, "rows": rows, "note": note}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
