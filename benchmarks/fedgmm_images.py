@@ -3,7 +3,7 @@
 FEMNIST by writer, or CIFAR-10 dealt to 80 clients by Dirichlet 0.4 over labels. A client's share of transformed rows is
 drawn from Beta(0.4, 0.4): these are turned by 90 degrees, mirrored and inverted, and their labels permuted. The same
 network, rounds and rates to choose from for every method: the rate with the best validation accuracy on the first seed
-is used for all seeds. A fifth of the clients is unseen: they adapt on half of their rows and are tested on the other half.
+is used for all seeds. A fifth of the clients is unseen: they adapt on half of their rows and are tested on the others.
 
 `--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy and torch is needed.
 """

@@ -33,8 +33,24 @@ def principal_directions(moments: Moments, n: int) -> tuple[Array, Array]:
     return moments.mean_, vectors[:, ::-1][:, :n]
 
 
-def with_projection(fed: Federation, moments: Moments, n: int, *, name: str = "z") -> Federation:
+def with_projection(
+    fed: Federation, moments: Moments, n: int, *, residual: bool = False, name: str = "z"
+) -> Federation:
     """The same rows with a column of their n principal components; every client works out its own.
+
+    Parameters
+    ----------
+    fed
+        The rows.
+    moments
+        Fitted to the rows of the clients that train.
+    n
+        How many components.
+    residual
+        Whether one more feature says how long the rest is, on a log scale: what components leave out is where novel
+        rows differ most.
+    name
+        Of the new column.
 
     >>> fed = Federation({"x": [[0.0, 0.0], [4.0, 0.1], [8.0, 0.0]]}, [0, 1, 3])
     >>> with_projection(fed, Moments().fit(fed), 1)["z"].shape
@@ -42,10 +58,14 @@ def with_projection(fed: Federation, moments: Moments, n: int, *, name: str = "z
     """
     mean, directions = principal_directions(moments, n)
     values = fed[moments.column]
-    out = np.empty((len(values), n))
+    out = np.empty((len(values), n + residual))
     for begin in range(0, len(values), _BATCH):
         part = values[begin : begin + _BATCH]
-        out[begin : begin + _BATCH] = (part.reshape(len(part), -1) - mean) @ directions
+        away = part.reshape(len(part), -1) - mean
+        out[begin : begin + _BATCH, :n] = inside = away @ directions
+        if residual:
+            rest = np.linalg.norm(away - inside @ directions.T, axis=1)
+            out[begin : begin + _BATCH, n] = np.log(rest + 1e-6)
     return fed.with_column(name, out)
 
 
