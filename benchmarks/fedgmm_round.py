@@ -38,7 +38,7 @@ def main() -> None:
         ratio = statistics.median(s["fedgmm"] / (args.learners * s["fedavg"]) for s in seconds)
         mean = {f"{name}, s": statistics.median(s[name] for s in seconds) for name in both}
         rows.append({"batch": batch, **mean, f"fedgmm / ({args.learners} x fedavg)": ratio})
-    note = f"{args.clients} clients x {args.rows} rows of 28 x 28, 2-conv CNN of 1.2 M numbers, {args.device}, M1 = 3 on 48"
+    note = f"{args.clients} clients x {args.rows} rows of 28 x 28, 2-conv CNN, {args.device}, 3 Gaussians on 48 numbers"
     report("fedgmm_round", rows, note=note)
 
 

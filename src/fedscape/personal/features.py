@@ -47,8 +47,7 @@ def with_projection(
     n
         How many components.
     residual
-        Whether one more feature says how long the rest is, on a log scale: what components leave out is where novel
-        rows differ most.
+        Whether one more feature says, on a log scale, how long the rest is that the components leave out.
     name
         Of the new column.
 
