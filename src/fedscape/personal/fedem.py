@@ -118,8 +118,10 @@ class FedEM(Computation):
         return {**sent, "weight": weight, **found.sent}, found.kept
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
-        if torch.device(self.local.device).type == "cpu":
-            return None
+        return None if torch.device(self.local.device).type == "cpu" else self.sums(state, clients, key)
+
+    def sums(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        """What these clients send, added in float64 where they trained, and what they keep."""
         found, starts = self.expect(state, clients), stacked(self.local, state)
         weight = self._weight(found, clients)
         sums = {f"delta.{n}": torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in starts.items()}
