@@ -24,9 +24,15 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures, simulate, sketches
+    from fedscape import learning, mixtures, personal, simulate, sketches
     from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
-    from fedscape.mixtures import LatentClassRegression, MixtureOfDirichletMultinomials, choose_components
+    from fedscape.mixtures import (
+        GaussianMixture,
+        LatentClassRegression,
+        MixtureOfDirichletMultinomials,
+        choose_components,
+    )
+    from fedscape.personal import FedEM, FedGMM
     from fedscape.sketches import DistributionSketch
 
 try:
@@ -37,16 +43,22 @@ except _PackageNotFoundError:  # run from the source tree
 # loaded when first asked for: they need SciPy and torch
 _LATER = {
     "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
-    "sketches": ("DistributionSketch",),
-    "mixtures": ("LatentClassRegression", "MixtureOfDirichletMultinomials", "choose_components"),
+    "mixtures": (
+        "GaussianMixture",
+        "LatentClassRegression",
+        "MixtureOfDirichletMultinomials",
+        "choose_components",
+    ),
+    "personal": ("FedEM", "FedGMM"),
     "simulate": (),
+    "sketches": ("DistributionSketch",),
 }
 
 
 def __getattr__(name: str) -> _Any:
     for module, names in _LATER.items():
         if name == module or name in names:
-            if module == "learning":
+            if module in ("learning", "personal"):
                 require("torch", extra="learn")
             found = _import_module(f"fedscape.{module}")
             return found if name == module else getattr(found, name)
@@ -64,12 +76,15 @@ __all__ = [
     "Estimator",
     "FedAdam",
     "FedAvg",
+    "FedEM",
+    "FedGMM",
     "FedProx",
     "FederatedKMeans",
     "Federation",
     "FedscapeError",
     "FixedSize",
     "Gaussian",
+    "GaussianMixture",
     "Histogram",
     "History",
     "Key",
@@ -92,6 +107,7 @@ __all__ = [
     "datasets",
     "learning",
     "mixtures",
+    "personal",
     "rounds",
     "simulate",
     "sketches",

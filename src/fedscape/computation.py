@@ -82,10 +82,11 @@ class Computation:
         """Metrics per client, {name: [clients, ...]}; reported as means over the clients."""
         return {}
 
-    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
+    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
         """The sum of what these clients send, without their rows in between; None where `step` must be used.
 
-        Only where measured to matter. It equals the sum of `step`, which keeps nothing. Used when nothing is clipped.
+        Only where measured to matter. It equals the sum of `step`; where that keeps something, the sum comes with what
+        is kept. Used when nothing is clipped.
         """
         return None
 

@@ -260,7 +260,9 @@ def answer_of(task: Task, state: Arrays, clients: Federation, where: Array | sli
         metrics = _summed(measured, clients, task.measure_release)
     fast = None if computation.reveals or task.release else computation.total(state, clients, task.key)
     if fast is not None:
-        return _Answer(fast, {}, metrics, where, {}, sum(v.nbytes for v in fast.values()))
+        sums, left = fast if isinstance(fast, tuple) else (fast, {})
+        up = sum(v.nbytes for v in sums.values())
+        return _Answer(sums, {}, metrics, where, as_ragged(left, len(clients)), up)
     sent, kept = computation.step(state, clients, task.key)
     sent = _checked(computation, sent, clients)
     up = sum(v.itemsize * int(np.prod(v.shape[1:])) for v in sent.values())
@@ -314,9 +316,8 @@ def own_row_numbers(state: Arrays, clients: Federation) -> Array | None:
     """
     if "of_client.ids" not in state:
         return None
-    own = np.full(len(clients), -1, dtype=np.int64)
-    own[clients.positions(state["of_client.ids"])] = np.arange(len(state["of_client.ids"]))
-    return own
+    place = {v: i for i, v in enumerate(state["of_client.ids"].tolist())}
+    return np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)  # others may be elsewhere
 
 
 def own_rows(state: Arrays, own: Array) -> Arrays:

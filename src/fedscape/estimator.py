@@ -126,10 +126,12 @@ class Estimator(Computation):
         state: Mapping[str, Array] | None = None,
         done: Callable[[Arrays, Arrays], bool] | None = None,
         measure: int = 1,
+        carry: bool = False,
     ) -> Arrays:
         """Run rounds to the end, or until `done(old state, new state)`; return the last state.
 
-        With a checkpoint, a run that was stopped goes on where it was.
+        With a checkpoint, a run that was stopped goes on where it was. `carry` leaves clients what an earlier phase
+        made them keep.
         """
         loop = rounds(
             computation,
@@ -144,6 +146,7 @@ class Estimator(Computation):
             ledger=how.ledger,
             measure_privacy=how.measure_privacy,
             resume=how.checkpoint,
+            carry=carry,
         )
         begin = len(self.history_)  # phases before this one
         self.history_.extend(loop.notes.get("history", []))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedscape.errors import CheckpointError
+from fedscape.federation import Federation
 from fedscape.ragged import Ragged, rows_of
 from fedscape.random import Array
 
@@ -54,3 +55,12 @@ class Store:
         merged[rows_of(offsets, others)[0]] = old.flat[rows_of(old.offsets, others)[0]]
         merged[rows_of(offsets, clients)[0]] = flat
         return Ragged(merged, offsets)
+
+
+def kept_rows(clients: Federation, name: str, otherwise: Array) -> Array:
+    """What each client keeps under this name, one row each; a client that keeps nothing gets `otherwise`."""
+    out = np.broadcast_to(otherwise, (len(clients), *otherwise.shape)).copy()
+    if name in clients.kept:
+        kept = clients.kept[name]
+        out[kept.lengths > 0] = kept.flat
+    return out

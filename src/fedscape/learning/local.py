@@ -215,10 +215,16 @@ class LocalSGD:
 
     def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
         """These rows of the clients where they are trained on: features as stored, targets, sample weights."""
-        x, y = (self._column(clients, name, rows) for name in (self.features, self.target))
-        return Data(x, y.to(self.dtype if y.dtype.is_floating_point else torch.int64), self._weights(clients, rows))
+        x = self.column(clients, self.features, rows)
+        return Data(x, self.targets(clients, rows), self._weights(clients, rows))
 
-    def _column(self, clients: Federation, name: str, rows: slice) -> Tensor:
+    def targets(self, clients: Federation, rows: slice = slice(None)) -> Tensor:
+        """The targets of these rows where they are trained on."""
+        y = self.column(clients, self.target, rows)
+        return y.to(self.dtype if y.dtype.is_floating_point else torch.int64)
+
+    def column(self, clients: Federation, name: str, rows: slice) -> Tensor:
+        """A column as it is stored, where it is trained on; it must not be written to."""
         columns = clients.columns
         if self.on_gpu and isinstance(columns, Gathered) and columns.source[name].nbytes <= RESIDENT:
             where = columns.rows if isinstance(columns.rows, slice) else shared(columns.rows).to(self.device)

@@ -1,1 +1,40 @@
-"""A model for each client."""
+"""A model of its own for every client: FedGMM and the field's personalised methods, new clients, novelty."""
+
+from __future__ import annotations
+
+from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
+from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.features import principal_directions, with_embedding, with_projection
+from fedscape.personal.fedem import IFCA, FedEM
+from fedscape.personal.fedgmm import FedGMM
+from fedscape.personal.fedrep import FedRep
+from fedscape.personal.files import load_personal, save_personal
+from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
+from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
+from fedscape.personal.personalised import Personalised
+
+__all__ = [
+    "FINISH",
+    "IFCA",
+    "METHODS",
+    "Alarm",
+    "ClusteredFL",
+    "Ditto",
+    "FedEM",
+    "FedGMM",
+    "FedRep",
+    "LocalOnly",
+    "Novelty",
+    "PFedMe",
+    "Personalised",
+    "auroc",
+    "average_precision",
+    "load_personal",
+    "make_fedgmm",
+    "max_f1",
+    "principal_directions",
+    "save_personal",
+    "train",
+    "with_embedding",
+    "with_projection",
+]

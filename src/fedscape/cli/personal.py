@@ -1,0 +1,58 @@
+"""Commands about personalised models: new clients, and what is new in their data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Client, Force, Json, Source, free
+from fedscape.cli.show import flat, pairs, show, table
+from fedscape.errors import require
+
+Model = Annotated[Path, typer.Argument(help="A personalised model, written by save_personal.")]
+
+
+def adapt(
+    model: Model,
+    source: Source,
+    out: Annotated[Path | None, typer.Option(help="Where the model goes that knows these clients too.")] = None,
+    client: Client = None,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Learn the shares of new clients, from labelled rows or (FedGMM) from features alone; nothing else changes."""
+    require("torch", extra="learn")
+    from fedscape.personal.files import adapt_file
+
+    free(out, force)
+    about = adapt_file(model, datasets.read(source, client=client), out=out)
+    show(about, json_, lambda found: pairs("new clients", flat(found)))
+
+
+def novelty(
+    model: Model,
+    known: Annotated[str, typer.Argument(help="Rows that count as known, best not those trained on.")],
+    source: Source,
+    score: Annotated[
+        str,
+        typer.Option(help="log_prob_x, typicality, confidence; with labels also log_prob_y_given_x, log_prob_joint."),
+    ] = "log_prob_x",
+    rate: Annotated[float, typer.Option(help="The rate of false alarms on known rows.")] = 0.05,
+    client: Client = None,
+    json_: Json = False,
+) -> None:
+    """Say which rows and clients are new to a personalised model, at a stated rate of false alarms."""
+    require("torch", extra="learn")
+    from fedscape.personal.files import novelty_of_file
+
+    read = [datasets.read(which, client=client) for which in (known, source)]
+    show(novelty_of_file(model, *read, score=score, rate=rate), json_, _for_people)
+
+
+def _for_people(found: dict[str, Any]) -> None:
+    pairs("novelty", {n: v for n, v in found.items() if n != "clients"})
+    columns = ["client", "rows", "score", "share_new"]
+    table("the clients with the highest scores", columns, [[c[n] for n in columns] for c in found["clients"]])

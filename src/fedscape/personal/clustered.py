@@ -1,0 +1,220 @@
+"""Clustered federated learning: the server splits clients whose updates point in different directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.local import LocalSGD
+from fedscape.personal.fedem import small_example
+from fedscape.personal.learners import each_own_log_probs, measured, start_models, trained_alone
+from fedscape.random import Array, Key
+
+
+class ClusteredFL(Computation):
+    """Clients begin as one cluster; one whose mean update is small while its clients' are not is cut in two.
+
+    Sattler et al. 2020, algorithm 1: the cut is the one of largest dissimilarity between the halves in the cosines of
+    their updates. For that the server must see, client by client, `update`: the whole move with projection=None, or by
+    default only a seeded random projection of it to 256 numbers, whose cosines are the same to about 0.06. The moves
+    themselves are summed cluster by cluster. Clients keep the number of their cluster.
+
+    The state holds `model.<parameter>` [clusters, ...], `open` (how many are in use) and each client's own cluster.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    n_clusters
+        At most so many.
+    projection
+        How many numbers of the projected update the server sees; None shows it the whole.
+    small, large
+        A cluster is cut when the length of its mean update is below `small` times, and its longest update above `large`
+        times, the mean length of its updates.
+    wait
+        Rounds before the first cut and between cuts.
+    initial
+        As for FedAvg.
+
+    >>> from fedscape import rounds
+    >>> from fedscape.learning import cross_entropy, models
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> [int(r.state["open"]) for r in rounds(ClusteredFL(step, 2), fed, n_rounds=2, allow=("update",))]
+    [1, 1]
+    """
+
+    reveals: ClassVar[tuple[str, ...]] = ("update",)
+    block_rows = 2**14
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        n_clusters: int = 3,
+        *,
+        projection: int | None = 256,
+        small: float = 0.4,
+        large: float = 1.0,
+        wait: int = 10,
+        initial: str = "given",
+    ) -> None:
+        self.local = local
+        self.n_clusters = n_clusters
+        self.projection = projection
+        self.small = small
+        self.large = large
+        self.wait = wait
+        self.initial = initial
+        if n_clusters < 1 or (projection is not None and projection < 1) or wait < 1:
+            raise DataError(
+                f"n_clusters, projection and wait must be at least 1, not {n_clusters}, {projection} and {wait}"
+            )
+
+    @property
+    def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
+        """As many clients as are trained side by side."""
+        return max(1, self.local.chunk // self.n_clusters)
+
+    def start(self, seed: int) -> Arrays:
+        one = start_models(self.local, 1, seed, initial=self.initial)
+        models = {n: np.repeat(v, self.n_clusters, axis=0) for n, v in one.items()}
+        whole = np.zeros(0, dtype=np.int64)
+        own = {"of_client.ids": whole, "of_client.cluster": whole}
+        return {**models, "open": np.asarray(1), "server.since": np.asarray(0), **own}
+
+    def _cluster(self, state: Arrays, clients: Federation) -> Array:
+        """Each client's cluster: what the server says, else what it kept, else the first."""
+        cluster = np.zeros(len(clients), dtype=np.int64)
+        if "cluster" in clients.kept:
+            kept = clients.kept["cluster"]
+            cluster[kept.lengths > 0] = kept.flat
+        if "of_client.known" in state:
+            cluster = np.where(state["of_client.known"], state["of_client.cluster"], cluster)
+        return np.minimum(cluster, int(state["open"]) - 1)
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        cluster, params = self._cluster(state, clients), model_arrays(state)
+        begin = {n: p[cluster] for n, p in params.items()}
+        after = trained_alone(self.local, begin, clients, key)
+        moves = {n: after[n] - begin[n] for n in begin}
+        here = np.eye(self.n_clusters)[cluster]  # [clients, clusters]
+        weight = here * clients.sizes[:, None]
+        sent = {
+            f"delta.{n}": (m[:, None] * weight.reshape(*weight.shape, *[1] * (m.ndim - 1))).astype(m.dtype)
+            for n, m in moves.items()
+        }
+        flat = np.concatenate([m.reshape(len(clients), -1) for m in moves.values()], axis=1).astype(np.float64)
+        return {**sent, "weight": weight, "update": self._projected(flat)}, {"cluster": cluster}
+
+    def _projected(self, flat: Array) -> Array:
+        if self.projection is None or self.projection >= flat.shape[1]:
+            return flat
+        out = np.zeros((len(flat), self.projection))
+        for begin in range(0, flat.shape[1], 4096):  # the projection is drawn in strips: it is never held as a whole
+            part = flat[:, begin : begin + 4096]
+            rng = Key(begin, purpose="projection").generator()
+            out += part @ rng.standard_normal((part.shape[1], self.projection))
+        return np.asarray(out / np.sqrt(self.projection))
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        weight = total["weight"]
+        new: Arrays = {}
+        for name, params in model_arrays(state).items():
+            over = weight.reshape(-1, *[1] * (params.ndim - 1))
+            move = np.where(over > 0, total[f"delta.{name}"] / np.maximum(over, 1e-12), 0.0)
+            new[f"model.{name}"] = (params + move).astype(params.dtype)
+        ids, cluster = self._known(state, total["ids"])
+        since, opened = int(state["server.since"]) + 1, int(state["open"])
+        if since >= self.wait and opened < self.n_clusters:
+            seen = np.flatnonzero(np.isin(ids, total["ids"]))
+            rows = total["update"][np.argsort(total["ids"], kind="stable")]
+            for c in range(opened):
+                members = seen[cluster[seen] == c]
+                away = self._cut(rows[cluster[seen] == c])
+                if away is not None:
+                    cluster[members[away]] = opened
+                    for name in model_arrays(state):
+                        new[f"model.{name}"][opened] = new[f"model.{name}"][c]
+                    opened, since = opened + 1, 0
+                    break
+        own = {"of_client.ids": ids, "of_client.cluster": cluster}
+        return {**new, "open": np.asarray(opened), "server.since": np.asarray(since), **own}
+
+    def _known(self, state: Arrays, seen: Array) -> tuple[Array, Array]:
+        """All clients seen so far, in order, and their clusters."""
+        ids, cluster = state["of_client.ids"], state["of_client.cluster"]
+        new = seen if len(ids) == 0 else seen[~np.isin(seen, ids)]
+        ids = new if len(ids) == 0 else np.concatenate([ids, new])
+        cluster = np.concatenate([cluster, np.zeros(len(new), dtype=np.int64)])
+        order = np.argsort(ids, kind="stable")
+        return ids[order], cluster[order]
+
+    def _cut(self, rows: Array) -> Array | None:
+        """Which of the clients go to the new cluster; None where the cluster stays whole."""
+        length = np.linalg.norm(rows, axis=1)
+        some = length > 0
+        if some.sum() < 4:
+            return None
+        mean = length[some].mean()
+        if np.linalg.norm(rows[some].mean(axis=0)) > self.small * mean or length.max() < self.large * mean:
+            return None
+        unit = rows / np.maximum(length, 1e-300)[:, None]
+        cosines = unit @ unit.T
+        label = halves(cosines)
+        return label == 1 if 1 < label.sum() < len(label) - 1 else None
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        return measured(self, state, clients)
+
+    def log_probs(self, state: Arrays, clients: Federation) -> Array:
+        """log p(class | x) of each row under the model of its client's cluster: [rows, classes]."""
+        cluster = self._cluster(state, clients)
+        own = {n: p[cluster] for n, p in model_arrays(state).items()}
+        return each_own_log_probs(self.local, own, clients)
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
+        """The cluster whose model fits a new client's labelled rows best."""
+        fits = []
+        for c in range(int(state["open"])):
+            own = {n: np.broadcast_to(p[c], (len(clients), *p.shape[1:])) for n, p in model_arrays(state).items()}
+            logs = each_own_log_probs(self.local, own, clients)
+            y = clients[self.local.target]
+            right = np.append(logs[np.arange(len(y)), np.minimum(y, logs.shape[1] - 1)], 0.0)
+            fits.append(np.add.reduceat(right, clients.offsets[:-1]) * (clients.sizes > 0))
+        return {"cluster": np.argmax(fits, axis=0).astype(np.int64)}
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[ClusteredFL, Federation]]:
+        fed, one, two = small_example()
+        return [(cls(one, 2, wait=1, small=9.0, large=0.1), fed), (cls(two, 2, projection=None), fed)]
+
+
+def halves(cosines: Array) -> Array:
+    """Two groups so that clients of one are alike: complete linkage from the cosines, 0 or 1 for each client.
+
+    >>> halves(np.array([[1, 0.9, -1], [0.9, 1, -0.8], [-1, -0.8, 1]])).tolist()
+    [0, 0, 1]
+    """
+    groups = [[i] for i in range(len(cosines))]
+    near = cosines.astype(float).copy()
+    np.fill_diagonal(near, -np.inf)
+    alive = list(range(len(cosines)))
+    while len(alive) > 2:
+        part = near[np.ix_(alive, alive)]
+        a, b = divmod(int(part.argmax()), len(alive))
+        i, j = alive[min(a, b)], alive[max(a, b)]
+        groups[i] += groups[j]
+        near[i] = near[:, i] = np.minimum(near[i], near[j])  # the farthest pair of the two groups
+        near[i, i] = -np.inf
+        alive.remove(j)
+    label = np.zeros(len(cosines), dtype=np.int64)
+    if len(alive) == 2:
+        label[groups[alive[1]]] = 1
+    return label

@@ -1,0 +1,107 @@
+"""What the Gaussians of FedGMM may be fitted to instead of the features: a projection or an embedding of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.export import module_of
+from fedscape.learning.layers import Module
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.training import one_thread
+from fedscape.random import Array
+from fedscape.statistics import Moments
+
+_BATCH = 2048
+
+
+def principal_directions(moments: Moments, n: int) -> tuple[Array, Array]:
+    """Mean [d] and the n leading directions [d, n] of fitted Moments: PCA from two sums, no row pooled.
+
+    >>> moments = Moments().fit(Federation({"x": [[0.0, 0.0], [4.0, 0.1], [8.0, 0.0]]}, [0, 1, 3]))
+    >>> np.abs(principal_directions(moments, 1)[1]).round(1).tolist()
+    [[1.0], [0.0]]
+    """
+    moments._check_fitted("mean_")
+    if not 1 <= n <= len(moments.mean_):
+        raise DataError(f"n must be from 1 to the {len(moments.mean_)} features, not {n}")
+    _, vectors = np.linalg.eigh(moments.covariance_)  # eigenvalues rise
+    return moments.mean_, vectors[:, ::-1][:, :n]
+
+
+def with_projection(
+    fed: Federation, moments: Moments, n: int, *, residual: bool = False, name: str = "z"
+) -> Federation:
+    """The same rows with a column of their n principal components; every client works out its own.
+
+    Parameters
+    ----------
+    fed
+        The rows.
+    moments
+        Fitted to the rows of the clients that train.
+    n
+        How many components.
+    residual
+        Whether one more feature says, on a log scale, how long the rest is that the components leave out.
+    name
+        Of the new column.
+
+    >>> fed = Federation({"x": [[0.0, 0.0], [4.0, 0.1], [8.0, 0.0]]}, [0, 1, 3])
+    >>> with_projection(fed, Moments().fit(fed), 1)["z"].shape
+    (3, 1)
+    """
+    mean, directions = principal_directions(moments, n)
+    values = fed[moments.column]
+    out = np.empty((len(values), n + residual))
+    for begin in range(0, len(values), _BATCH):
+        part = values[begin : begin + _BATCH]
+        away = part.reshape(len(part), -1) - mean
+        out[begin : begin + _BATCH, :n] = inside = away @ directions
+        if residual:
+            rest = np.linalg.norm(away - inside @ directions.T, axis=1)
+            out[begin : begin + _BATCH, n] = np.log(rest + 1e-6)
+    return fed.with_column(name, out)
+
+
+def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = "z") -> Federation:
+    """The same rows with a column of what the last linear layer of a trained network gets to see.
+
+    Parameters
+    ----------
+    fed
+        The rows; every client works out its own.
+    local
+        Says model and column.
+    state
+        A state with `model.<parameter>` arrays, for instance FedAvg's last.
+    name
+        Of the new column.
+
+    >>> from fedscape.learning import cross_entropy, models
+    >>> local = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> state = {f"model.{n}": p for n, p in local.parameters().items()}
+    >>> with_embedding(Federation({"x": np.eye(4)}, [0, 4]), local, state)["z"].shape
+    (4, 8)
+    """
+    module = module_of(local.model, state).to(local.device)
+    seen: list[Any] = []
+    handle = _last_linear(module).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    parts = []
+    with one_thread(), torch.no_grad():
+        for begin in range(0, max(fed.n_rows, 1), _BATCH):
+            module(local.inputs(local.column(fed, local.features, slice(begin, begin + _BATCH))))
+            parts.append(seen.pop().reshape(len(fed[local.features][begin : begin + _BATCH]), -1).cpu().numpy())
+    handle.remove()
+    return fed.with_column(name, np.concatenate(parts).astype(np.float64))
+
+
+def _last_linear(module: Module) -> Module:
+    layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    if not layers:
+        raise DataError("the model has no linear layer whose input could be an embedding")
+    return layers[-1]

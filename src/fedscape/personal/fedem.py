@@ -1,0 +1,256 @@
+"""Several learners for all, and weights of them for each client: FedEM, and IFCA, where a client has one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.kept import kept_rows
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.layers import initialised
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import cross_entropy
+from fedscape.personal.learners import (
+    each_model,
+    forward,
+    measured,
+    moved_models,
+    stacked,
+    start_models,
+    sums_over_rows,
+    trained,
+)
+from fedscape.random import Array, Key
+
+
+class Expectation(NamedTuple):
+    """What a client makes of its rows before it trains."""
+
+    weights: Array  # of each row for each learner, [rows, M]
+    sent: Arrays
+    kept: Arrays
+
+
+class FedEM(Computation):
+    """A client's law is a mixture of M learners: p_c(y | x) = sum_m pi_c(m) p_m(y | x), equation (2).
+
+    Marfoq et al. 2021. Each client works out how well each learner explains each of its rows, keeps the mean of these
+    shares as its pi_c, and trains every learner with the shares as sample weights; the server moves each learner by the
+    weighted mean of the clients' moves. Nobody but the client sees pi_c.
+
+    The state holds `model.<parameter>` [M, ...] and `weights` [M], the mean of all clients' pi, which newcomers begin
+    with. Metrics: `loss` and `accuracy` under each client's own mixture, and `with_rows`.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    n_learners
+        M.
+    weighting
+        What a client's move counts: "samples" (its rows, as in the paper) or "shares" (its rows times pi_c(m)).
+    initial
+        "seed": every learner is drawn anew. "given": all begin as the model is; then they stay alike.
+
+    >>> from fedscape import rounds
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> loss = [float(r.metrics["loss"]) for r in rounds(FedEM(step, 2), fed, n_rounds=9)]
+    >>> loss[-1] < loss[0]
+    True
+    """
+
+    block_rows = 2**14
+
+    def __init__(
+        self, local: LocalSGD, n_learners: int = 3, *, weighting: str = "samples", initial: str = "seed"
+    ) -> None:
+        self.local = local
+        self.n_learners = n_learners
+        self.weighting = weighting
+        self.initial = initial
+        if n_learners < 1:
+            raise DataError(f"n_learners must be at least 1, not {n_learners}")
+        if weighting not in ("samples", "shares"):
+            raise DataError(f"weighting must be 'samples' or 'shares', not {weighting!r}")
+
+    @property
+    def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
+        """As many clients as are trained side by side."""
+        return max(1, self.local.chunk // self.n_learners)
+
+    def start(self, seed: int) -> Arrays:
+        models = start_models(self.local, self.n_learners, seed, initial=self.initial)
+        return {**models, "weights": np.full(self.n_learners, 1 / self.n_learners)}
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def expect(self, state: Arrays, clients: Federation) -> Expectation:
+        """Shares of the learners in each row: q(m) proportional to pi_c(m) p_m(y | x)."""
+        own = kept_rows(clients, "shares", state["weights"])  # [clients, M]
+        fits = self._fits(state, clients)
+        shares = normalised(fits + logs(own)[clients.client_of_row])
+        mass = sums_over_rows(shares, clients)
+        rows = clients.sizes[:, None]
+        kept = {"shares": np.where(rows > 0, mass / np.maximum(rows, 1), own)}
+        return Expectation(shares, {"mass": mass}, kept)
+
+    def _fits(self, state: Arrays, clients: Federation) -> Array:
+        """log p_m(y | x) of each row under each learner, up to a constant: minus the loss."""
+        models = each_model(stacked(self.local, state))
+        return forward(self.local, models, clients, slice(0, clients.n_rows), loss=True)
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        found, starts = self.expect(state, clients), stacked(self.local, state)
+        weight = self._weight(found, clients)
+        params = model_arrays(state)
+        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
+        for positions, moved in trained(self.local, starts, clients, found.weights, key):
+            for name, rows in moved.items():
+                sent[f"delta.{name}"][positions] = rows.mul_(_like(weight[positions], rows)).cpu().numpy()
+        return {**sent, "weight": weight, **found.sent}, found.kept
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
+        return None if torch.device(self.local.device).type == "cpu" else self.sums(state, clients, key)
+
+    def sums(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        """What these clients send, added in float64 where they trained, and what they keep."""
+        found, starts = self.expect(state, clients), stacked(self.local, state)
+        weight = self._weight(found, clients)
+        sums = {f"delta.{n}": torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in starts.items()}
+        for positions, moved in trained(self.local, starts, clients, found.weights, key):
+            for name, rows in moved.items():
+                sums[f"delta.{name}"] += rows.mul_(_like(weight[positions], rows)).sum(dim=0, dtype=torch.float64)
+        added = {n: v.cpu().numpy() for n, v in sums.items()}
+        others = {n: v.sum(axis=0) for n, v in {"weight": weight, **found.sent}.items()}
+        return {**added, **others}, found.kept
+
+    def _weight(self, found: Expectation, clients: Federation) -> Array:
+        """What each client's move of each learner counts: [clients, M]."""
+        if self.weighting == "samples":
+            return np.repeat(clients.sizes[:, None].astype(float), self.n_learners, axis=1)
+        return sums_over_rows(found.weights, clients)
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        return {**moved_models(state, total, total["weight"]), "weights": proportions(total["mass"], state["weights"])}
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        return measured(self, state, clients)
+
+    # -- what clients have of it ---------------------------------------------------------------------------------------
+
+    def log_probs(self, state: Arrays, clients: Federation) -> Array:
+        """log p_c(class | x) of each row, equation (2): [rows, classes]."""
+        own = kept_rows(clients, "shares", state["weights"])
+        models = each_model(stacked(self.local, state))
+        each = forward(self.local, models, clients, slice(0, clients.n_rows), loss=False)  # [rows, M, classes]
+        return log_sum(each + logs(own)[clients.client_of_row][..., None], axis=1)
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 20) -> Kept:
+        """The shares of new clients, from their labelled rows with the learners as they are."""
+        if self.local.target not in clients:
+            raise DataError(
+                f"{type(self).__name__} learns a client's shares from labels, but there is no column "
+                f"{self.local.target!r}: use FedGMM, which can do with features alone"
+            )
+        kept: Arrays = {}
+        own = kept_rows(clients, "shares", state["weights"])
+        fits, owner, rows = self._fits(state, clients), clients.client_of_row, clients.sizes[:, None]
+        for _ in range(rounds):
+            mass = sums_over_rows(normalised(fits + logs(own)[owner]), clients)
+            own = np.where(rows > 0, mass / np.maximum(rows, 1), own)
+        kept["shares"] = own
+        return kept
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[FedEM, Federation]]:
+        fed, one, two = small_example()
+        return [(cls(one, 2), fed), (cls(two, 3, weighting="shares"), fed)]
+
+
+class IFCA(FedEM):
+    """Every client belongs to one of M learners, the one that fits its rows best: Ghosh et al. 2020, algorithm 1.
+
+    A client trains that learner alone and sends zeros for the others, so the server never learns which it was.
+
+    Parameters
+    ----------
+    local, n_learners, initial
+        As for FedEM.
+
+    >>> from fedscape import rounds
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> len(list(rounds(IFCA(step, 2), fed, n_rounds=3)))
+    3
+    """
+
+    def __init__(self, local: LocalSGD, n_learners: int = 3, *, initial: str = "seed") -> None:
+        super().__init__(local, n_learners, weighting="shares", initial=initial)
+
+    def expect(self, state: Arrays, clients: Federation) -> Expectation:
+        fits = sums_over_rows(self._fits(state, clients), clients)
+        chosen = np.eye(self.n_learners)[fits.argmax(axis=1)]
+        some = clients.sizes[:, None] > 0
+        kept = {"shares": np.where(some, chosen, kept_rows(clients, "shares", state["weights"]))}
+        return Expectation(chosen[clients.client_of_row], {"mass": chosen * clients.sizes[:, None]}, kept)
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 1) -> Kept:
+        """The learner that fits a new client's labelled rows best."""
+        return self.expect(state, clients).kept
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[IFCA, Federation]]:
+        fed, one, _ = small_example()
+        return [(cls(one, 2), fed)]
+
+
+def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
+    """Clients of a few rows, and two ways to train, for the contract tests."""
+    rng = np.random.default_rng(5)
+    offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 12))))
+    x = rng.normal(size=(offsets[-1], 4)) + 2 * rng.integers(0, 2, (offsets[-1], 1))
+    fed = Federation({"x": x, "y": rng.integers(0, 3, offsets[-1])}, offsets)
+    linear = initialised(nn.Linear(4, 3, dtype=torch.float64), 0)
+    deep = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).to(torch.float64)
+    one = LocalSGD(linear, cross_entropy, lr=0.3, epochs=2, batch_size=3)
+    two = LocalSGD(initialised(deep, 1), cross_entropy, lr=0.1, steps=3, batch_size=4, strategy="sequential")
+    return fed, one, two
+
+
+def logs(weights: Array) -> Array:
+    """Logarithms; of zero, minus infinity, quietly."""
+    with np.errstate(divide="ignore"):
+        return np.log(weights)
+
+
+def log_sum(values: Array, axis: int | tuple[int, ...]) -> Array:
+    """log of the sum of exponentials."""
+    top = values.max(axis=axis, keepdims=True, initial=-1e300)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.exp(values - top).sum(axis=axis)) + top.squeeze(axis))
+
+
+def normalised(values: Array) -> Array:
+    """Exponentials that add to one along all axes but the first."""
+    axes = tuple(range(1, values.ndim))
+    shares = np.exp(values - values.max(axis=axes, keepdims=True, initial=-1e300))
+    return np.asarray(shares / shares.sum(axis=axes, keepdims=True))
+
+
+def proportions(mass: Array, otherwise: Array) -> Array:
+    """Masses that add to one; where there is none, what was before."""
+    positive = np.maximum(mass, 0.0)
+    return positive / positive.sum() if positive.sum() > 1e-9 else otherwise
+
+
+def _like(weight: Array, rows: torch.Tensor) -> torch.Tensor:
+    made = torch.from_numpy(weight).to(rows.device, rows.dtype)
+    return made.reshape(*made.shape, *[1] * (rows.ndim - 2))

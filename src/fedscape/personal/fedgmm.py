@@ -1,0 +1,212 @@
+"""FedGMM: a client's law of features and labels together is a mixture, and only its weights are the client's own.
+
+Wu et al., "Personalized Federated Learning under Mixture of Distributions"; algorithm and equation numbers are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedscape.computation import Arrays, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.kept import kept_rows
+from fedscape.learning.local import LocalSGD
+from fedscape.mixtures._gm_covariances import Full
+from fedscape.mixtures._gm_rounds import GaussianRounds, Part, add_moments, deviations, log_densities
+from fedscape.mixtures.gaussian import GaussianMixture
+from fedscape.personal.fedem import Expectation, FedEM, log_sum, logs, normalised, proportions, small_example
+from fedscape.personal.learners import each_model, forward, moved_models, stacked, start_models, sums_over_rows
+from fedscape.random import Array, Key
+
+_GAUSSIAN = ("means", "covariances")
+
+
+class Densities(NamedTuple):
+    """What the components say of each row."""
+
+    x: Array  # log N(x; mu_m1, Sigma_m1), [rows, M1]
+    y: Array | None  # log p_m2(y | x), [rows, M2]; None without labels
+
+
+class FedGMM(FedEM):
+    """p_c(x, y) = sum over m1, m2 of pi_c(m1, m2) N(x; mu_m1, Sigma_m1) p_m2(y | x): Algorithm 1.
+
+    Clients send sums of moments about the broadcast means (with which the Gaussians are those of all rows pooled, which
+    the paper's average of local covariances is not), and the moves of the M2 learners, each trained with its shares as
+    sample weights. Each keeps its pi_c [M1, M2].
+
+    The Gaussians begin as those of a fitted `GaussianMixture`, which also says which column they are of: features
+    themselves, a projection (`with_projection`), or an embedding (`with_embedding`). Weights begin with most of the
+    mass of Gaussian m1 at learner m1 modulo M2, so that learners specialise from the first round.
+
+    The state holds `model.<parameter>` [M2, ...], `means`, `covariances` and `weights` [M1, M2], the shares of all
+    rows, which is footnote 3 normalised.
+
+    Parameters
+    ----------
+    local
+        How a client trains a learner.
+    mixture
+        A fitted GaussianMixture: M1 components.
+    n_learners
+        M2.
+    coupling
+        The share of a Gaussian's weight that begins at its own learner; 1 / M2 begins with no preference.
+    warm
+        For so many rounds labels are left out of the shares: learners know nothing yet, and rows that they share out by
+        chance end in a poor optimum, where one learner says yes and another no to the same rows.
+    initial
+        "seed": every learner is drawn anew. "given": all begin as the model is.
+
+    >>> from fedscape import rounds
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> from fedscape.learning import cross_entropy, models
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> gaussians = GaussianMixture(2, regularisation=0.1).fit(fed)
+    >>> [r.state["weights"].shape for r in rounds(FedGMM(step, gaussians, 2), fed, n_rounds=1)]
+    [(2, 2)]
+    """
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        mixture: GaussianMixture,
+        n_learners: int = 3,
+        *,
+        coupling: float = 0.9,
+        warm: int = 3,
+        initial: str = "seed",
+    ) -> None:
+        super().__init__(local, n_learners, weighting="shares", initial=initial)
+        self.mixture = mixture
+        self.coupling = coupling
+        self.warm = warm
+        if not isinstance(mixture, GaussianMixture) or not hasattr(mixture, "means_"):
+            raise DataError("mixture must be a fitted GaussianMixture: GaussianMixture(3).fit(federation)")
+        if not 0 < coupling <= 1:
+            raise DataError(f"coupling must be above 0 and at most 1, not {coupling}")
+        if warm < 0:
+            raise DataError(f"warm must be at least 0, not {warm}")
+
+    @property
+    def rounds_of_gaussians(self) -> GaussianRounds:
+        """The Gaussian part as a computation of its own; its first state is the fitted mixture."""
+        m = self.mixture
+        return m._rounds(m.weights_[None], m.means_[None], m.covariances_[None], m.column)
+
+    def start(self, seed: int) -> Arrays:
+        m1, m2 = self.mixture.n_components, self.n_learners
+        models = start_models(self.local, m2, seed, initial=self.initial)
+        at = np.full((m1, m2), (1 - self.coupling) / max(m2 - 1, 1))
+        at[np.arange(m1), np.arange(m1) % m2] = self.coupling if m2 > 1 else 1.0
+        at /= at.sum(axis=1, keepdims=True)
+        weights = self.mixture.weights_[:, None] * at
+        gaussians = {"means": self.mixture.means_, "covariances": self.mixture.covariances_}
+        return {**models, **gaussians, "weights": weights / weights.sum(), "rounds": np.zeros((), dtype=np.int64)}
+
+    def prepare(self, state: Arrays) -> Arrays:
+        """The state with what makes rows white, and the constants of the densities."""
+        made = self.rounds_of_gaussians.prepare({n: state[n][None] for n in _GAUSSIAN})
+        return {**state, "factor": made["factor"], "constant": made["constant"]}
+
+    # -- what clients do -----------------------------------------------------------------------------------------------
+
+    def densities(self, state: Arrays, clients: Federation, *, labels: bool = True) -> Densities:
+        """Log densities of each row under every Gaussian and every learner."""
+        work, ready = self.rounds_of_gaussians, self._ready(state)
+        x = np.empty((clients.n_rows, self.mixture.n_components))
+        for begin, end, rows in deviations(work, ready, clients):
+            x[begin:end] = log_densities(work, ready, rows)[0].T
+        return Densities(x, self._fits(state, clients) if labels else None)
+
+    def _ready(self, state: Arrays) -> Arrays:
+        if "factor" not in state:
+            state = self.prepare(state)
+        return {"means": state["means"][None], "factor": state["factor"], "constant": state["constant"]}
+
+    def shares(self, found: Densities, own: Array, clients: Federation) -> Array:
+        """q(m1, m2) of each row, (E): [rows, M1, M2]; without labels, pi_c(m2 | m1) of what features say."""
+        each = logs(own)[clients.client_of_row] + found.x[:, :, None]
+        return normalised(each if found.y is None else each + found.y[:, None, :])
+
+    def expect(self, state: Arrays, clients: Federation) -> Expectation:
+        own = kept_rows(clients, "shares", state["weights"])
+        q = self.shares(self.densities(state, clients, labels=int(state["rounds"]) >= self.warm), own, clients)
+        mass, rows = sums_over_rows(q, clients), clients.sizes[:, None, None]
+        kept = {"shares": np.where(rows > 0, mass / np.maximum(rows, 1), own)}
+        work, ready = self.rounds_of_gaussians, self._ready(state)
+        sums = work.no_sums(ready, len(clients))
+        of_gaussians = np.ascontiguousarray(q.sum(axis=2).T)[None]  # [1, M1, rows]
+        for begin, end, deviating in deviations(work, ready, clients):
+            part = Part(begin, end, deviating, of_gaussians[..., begin:end], np.empty(0))
+            add_moments(work.covariance, sums, clients.offsets, part)
+        sent = {"mass": mass, "first": sums["first"][:, 0], "second": sums["second"][:, 0]}
+        return Expectation(q.sum(axis=1), sent, kept)
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        work = self.rounds_of_gaussians
+        sums = {"shares": total["mass"].sum(axis=1), "first": total["first"], "second": total["second"]}
+        old = {"weights": state["weights"].sum(axis=1), **{n: state[n] for n in _GAUSSIAN}}
+        new = work.update({n: v[None] for n, v in old.items()}, {n: v[None] for n, v in sums.items()})
+        models = moved_models(state, total, total["weight"])
+        weights = proportions(total["mass"], state["weights"])
+        return {**models, **{n: new[n][0] for n in _GAUSSIAN}, "weights": weights, "rounds": state["rounds"] + 1}
+
+    # -- what clients have of it ---------------------------------------------------------------------------------------
+
+    def log_probs(self, state: Arrays, clients: Federation) -> Array:
+        """log p_c(class | x) of each row, equation (3) with the logarithm of pi_c: [rows, classes]."""
+        each = self._weighted(state, clients)
+        learners = log_sum(each, axis=1) - log_sum(each, axis=(1, 2))[:, None]  # log p_c(m2 | x)
+        models = each_model(stacked(self.local, state))
+        said = forward(self.local, models, clients, slice(0, clients.n_rows), loss=False)
+        return log_sum(said + learners[..., None], axis=1)
+
+    def _weighted(self, state: Arrays, clients: Federation) -> Array:
+        """log pi_c(m1, m2) N(x; mu_m1, Sigma_m1): [rows, M1, M2]."""
+        own = kept_rows(clients, "shares", state["weights"])
+        found = self.densities(state, clients, labels=False)
+        return np.asarray(logs(own)[clients.client_of_row] + found.x[:, :, None])
+
+    def log_prob_x(self, state: Arrays, clients: Federation) -> Array:
+        """log p_c(x) of each row; under the common weights for clients that keep none."""
+        return log_sum(self._weighted(state, clients), axis=(1, 2))
+
+    def log_prob_y_given_x(self, state: Arrays, clients: Federation) -> Array:
+        """log p_c(y | x) of each labelled row."""
+        return self.log_prob_joint(state, clients) - self.log_prob_x(state, clients)
+
+    def log_prob_joint(self, state: Arrays, clients: Federation) -> Array:
+        """log p_c(x, y) of each labelled row."""
+        said = self._fits(state, clients)
+        return log_sum(self._weighted(state, clients) + said[:, None, :], axis=(1, 2))
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 20) -> Kept:
+        """The shares of new clients with all components as they are: from labelled rows, or from features alone.
+
+        From features alone a client learns how much of each Gaussian it has; which learner goes with a Gaussian stays
+        as in the common weights.
+        """
+        found = self.densities(state, clients, labels=self.local.target in clients)
+        own, rows = kept_rows(clients, "shares", state["weights"]), clients.sizes[:, None, None]
+        common = state["weights"] / np.maximum(state["weights"].sum(axis=1, keepdims=True), 1e-300)
+        for _ in range(rounds):
+            mass = sums_over_rows(self.shares(found, own, clients), clients)
+            if found.y is None:
+                mass = mass.sum(axis=2, keepdims=True) * common
+            own = np.where(rows > 0, mass / np.maximum(rows, 1), own)
+        return {"shares": own}
+
+    def digest(self) -> str:
+        """The digest of the parameters, and of where the Gaussians begin."""
+        return f"{super().digest()}.{self.rounds_of_gaussians.digest()}"
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Any, Federation]]:
+        fed, one, two = small_example()
+        mixture = GaussianMixture(2, covariance=Full(), regularisation=0.05, rounds=3).fit(fed)
+        return [(cls(one, mixture, 2, warm=1), fed), (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed)]

@@ -1,0 +1,123 @@
+"""FedRep: a body for all, and a head for each client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.kept import kept_rows
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.layers import initialised
+from fedscape.learning.local import LocalSGD
+from fedscape.personal.fedem import small_example
+from fedscape.personal.learners import each_own_log_probs, measured, trained_alone
+from fedscape.random import Array, Key
+
+
+class FedRep(Computation):
+    """Clients share all but the last layer: Collins et al. 2021, algorithm 1.
+
+    In a round a client first trains its own head with the broadcast body fixed, then the body with its head fixed, and
+    sends the body's move; its head it keeps.
+
+    Parameters
+    ----------
+    local
+        How a client trains; both halves train as it says.
+    head
+        Names of the parameters that are each client's own, or beginnings of them; by default those of the last layer.
+    initial
+        "given" or "seed".
+
+    >>> from fedscape import rounds
+    >>> from fedscape.learning import cross_entropy, models
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> FedRep(step).head_names
+    ['3.weight', '3.bias']
+    """
+
+    block_rows = 2**14
+
+    def __init__(self, local: LocalSGD, *, head: tuple[str, ...] = (), initial: str = "given") -> None:
+        self.local = local
+        self.head = head
+        self.initial = initial
+        if initial not in ("given", "seed"):
+            raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
+        if not 0 < len(self.head_names) < len(local.names):
+            raise DataError(
+                f"head must name some of the parameters and leave some: {head} of {', '.join(local.names)}; "
+                "a model of one layer has no body to share"
+            )
+
+    @property
+    def head_names(self) -> list[str]:
+        """The parameters that are each client's own."""
+        last = self.local.names[-1].rpartition(".")[0]
+        return [n for n in self.local.names if n.startswith(self.head or (f"{last}.",))]
+
+    @property
+    def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
+        """As many clients as are trained side by side."""
+        return self.local.chunk
+
+    def start(self, seed: int) -> Arrays:
+        model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
+        return {f"model.{n}": p for n, p in self.local.parameters(model).items()}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        kept = self.adapt(state, clients, key)
+        heads = {n.removeprefix("model."): v for n, v in kept.items()}
+        body = {n: p for n, p in model_arrays(state).items() if n not in heads}
+        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in body.items()}
+        for i in np.flatnonzero(clients.sizes):
+            half = self._half({n: v[i] for n, v in heads.items()})
+            one = clients.take([int(i)])
+            after = trained_alone(half, {n: p[None] for n, p in body.items()}, one, key)
+            for n, p in body.items():
+                sent[f"delta.{n}"][i] = (after[n][0] - p) * clients.sizes[i]
+        return {**sent, "weight": clients.sizes}, kept
+
+    def _half(self, fixed: Arrays) -> LocalSGD:
+        """The same training with these parameters at these values, not trained."""
+        model = copy.deepcopy(self.local.model)
+        for name, p in model.named_parameters():
+            if name in fixed:
+                with torch.no_grad():
+                    p.copy_(torch.tensor(np.asarray(fixed[name])))
+                p.requires_grad_(False)
+        return replace(self.local, model=model)
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        over = max(float(total["weight"]), 1e-9)
+        moved = {n: v.astype(np.float64) + total[f"delta.{n.removeprefix('model.')}"] / over
+                 for n, v in state.items() if f"delta.{n.removeprefix('model.')}" in total}  # fmt: skip
+        return {n: moved[n].astype(v.dtype) if n in moved and total["weight"] >= 1 else v for n, v in state.items()}
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        return measured(self, state, clients)
+
+    def log_probs(self, state: Arrays, clients: Federation) -> Array:
+        """log p(class | x) of each row under the common body and its client's own head: [rows, classes]."""
+        own = {n: kept_rows(clients, f"model.{n}", np.asarray(p)) for n, p in model_arrays(state).items()}
+        return each_own_log_probs(self.local, own, clients)
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
+        """The head of each client after one more round on its own rows."""
+        params = model_arrays(state)
+        half = self._half({n: p for n, p in params.items() if n not in self.head_names})
+        heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
+        return {f"model.{n}": v for n, v in trained_alone(half, heads, clients, key).items()}
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[FedRep, Federation]]:
+        fed, _, two = small_example()
+        return [(cls(two), fed), (cls(replace(two, strategy="vmap"), head=("2",), initial="seed"), fed)]

@@ -1,0 +1,149 @@
+"""A personalised model in one file that says how it is made again, and what the commands do with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedscape import checkpoint
+from fedscape.errors import CheckpointError, DataError
+from fedscape.federation import Federation
+from fedscape.learning import losses, models
+from fedscape.learning.local import LocalSGD
+from fedscape.mixtures import _gm_covariances as forms
+from fedscape.mixtures.gaussian import GaussianMixture
+from fedscape.personal.fedem import IFCA, FedEM
+from fedscape.personal.fedgmm import FedGMM
+from fedscape.personal.novelty import Alarm, Novelty
+from fedscape.personal.personalised import Personalised
+from fedscape.random import Array
+
+_MODELS = ("linear", "mlp", "cnn", "lenet5", "char_lstm", "resnet18", "mobilenet_v2")
+_LOSSES = ("cross_entropy", "logistic")
+
+
+def save_personal(
+    path: str | os.PathLike[str], model: Personalised, *, architecture: str, arguments: Mapping[str, Any]
+) -> None:
+    """Write a FedGMM, FedEM or IFCA with what clients keep, so that `load_personal` needs nothing but the file.
+
+    Parameters
+    ----------
+    path
+        The file; readable by its owner alone.
+    model
+        What was trained.
+    architecture, arguments
+        A name in `fedscape.learning.models` and its arguments, by name.
+
+    >>> import tempfile
+    >>> from fedscape.learning import cross_entropy
+    >>> from fedscape.personal import train
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model = train("fedem", step, fed, n_rounds=1)
+    ...     save_personal(folder + "/m", model, architecture="linear", arguments={"n_features": 4, "n_classes": 2})
+    ...     type(load_personal(folder + "/m").method).__name__
+    'FedEM'
+    """
+    method, local = model.method, model.method.local
+    if type(method) not in (FedGMM, FedEM, IFCA) or architecture not in _MODELS:
+        raise DataError(
+            f"only FedGMM, FedEM and IFCA of {', '.join(_MODELS)} can be made again from a file, "
+            f"not {type(method).__name__} of {architecture!r}"
+        )
+    about: dict[str, Any] = {"architecture": architecture, "arguments": dict(arguments), "loss": local.loss.__name__}
+    about |= {"features": local.features, "target": local.target, "learners": method.n_learners}
+    if isinstance(method, FedGMM):
+        about["gaussian"] = {"column": method.mixture.column, "covariance": type(method.mixture.covariance).__name__}
+    model.save(path, about=about)
+
+
+def load_personal(path: str | os.PathLike[str]) -> Personalised:
+    """Read what `save_personal` wrote; anything else is refused."""
+    arrays, header = checkpoint.read(path)
+    about = header.get("about", {})
+    if header.get("kind") != "personal" or about.get("architecture") not in _MODELS or about["loss"] not in _LOSSES:
+        raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
+    arguments = {n: tuple(v) if isinstance(v, list) else v for n, v in about["arguments"].items()}
+    local = LocalSGD(
+        getattr(models, about["architecture"])(**arguments),
+        getattr(losses, about["loss"]),
+        lr=0.0,
+        epochs=1,
+        batch_size=1,
+        features=about["features"],
+        target=about["target"],
+    )
+    kinds = {"FedEM": FedEM, "IFCA": IFCA}
+    if header["method"] in kinds:
+        return Personalised.load(path, kinds[header["method"]](local, about["learners"]))
+    weights, means = arrays["state/weights"], arrays["state/means"]
+    form = about["gaussian"]["covariance"]
+    if form not in ("Full", "Diagonal", "Spherical", "Tied"):
+        raise CheckpointError(f"{os.fspath(path)} names the covariance {form!r}, which there is not")
+    mixture = GaussianMixture(
+        len(means), covariance=getattr(forms, form)(), column=about["gaussian"]["column"], n_features=means.shape[1]
+    )
+    mixture.weights_, mixture.means_, mixture.covariances_ = weights.sum(axis=1), means, arrays["state/covariances"]
+    return Personalised.load(path, FedGMM(local, mixture, about["learners"]))
+
+
+def adapt_file(path: str | os.PathLike[str], data: Federation, *, out: str | os.PathLike[str] | None = None) -> Any:
+    """Learn new clients' shares, and say what it cost and brought; with `out`, write the model that knows them."""
+    model = load_personal(path)
+    local = model.method.local
+    adapted = model.adapt(data)
+    about: dict[str, Any] = {
+        "method": type(model.method).__name__,
+        "clients": len(data),
+        "labelled": local.target in data,
+        "numbers_per_client": int(adapted.cost["numbers_per_client"]),
+        "seconds": float(adapted.cost["seconds"]),
+    }
+    if local.target in data:
+        for name, made in (("before", model), ("after", adapted)):
+            about[f"accuracy_{name}"] = made.evaluate(data).summary().get("accuracy_of_clients")
+    if out is not None:
+        adapted.save(out, about=checkpoint.read(path)[1]["about"])
+    return about
+
+
+def novelty_of_file(
+    path: str | os.PathLike[str], known: Federation, data: Federation, *, score: str = "log_prob_x", rate: float = 0.05
+) -> dict[str, Any]:
+    """Which rows and clients of `data` are new, at a rate of false alarms calibrated on `known` rows.
+
+    The known rows should not be those the model was trained on; they set the threshold, and the median of typicality.
+    """
+    model = load_personal(path)
+    novelty = Novelty(model, score).fitted(known)
+    alarm = Alarm.calibrated(novelty.rows(known), rate=rate)
+    rows, clients = novelty.rows(data), novelty.clients(data)
+    raised = alarm.raised(rows)
+    order = np.argsort(-np.nan_to_num(clients, nan=-np.inf), kind="stable")[:10]
+    return {
+        "score": score,
+        "rate": rate,
+        "calibrated_on_rows": alarm.n,
+        "threshold": alarm.threshold,
+        "rows": len(rows),
+        "new_rows": int(raised.sum()),
+        "share_new": float(raised.mean()) if len(rows) else 0.0,
+        "clients": [_client(data, raised, clients, int(i)) for i in order],
+    }
+
+
+def _client(data: Federation, raised: Array, clients: Array, i: int) -> dict[str, Any]:
+    mine = raised[data.offsets[i] : data.offsets[i + 1]]
+    some = len(mine) > 0
+    return {
+        "client": str(data.ids[i]),
+        "rows": len(mine),
+        "score": float(clients[i]) if some else None,
+        "share_new": float(mine.mean()) if some else None,
+    }

@@ -1,0 +1,208 @@
+"""What personalised methods share: several models side by side, sample weights for each, and each client's own result.
+
+A state holds `model.<parameter>` [M, ...]: M models of one architecture, the learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedscape.computation import Arrays, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.kept import kept_rows
+from fedscape.learning.evaluation import Evaluation, model_arrays
+from fedscape.learning.layers import initialised
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import Tensor, checked_loss
+from fedscape.learning.optimisers import Rates
+from fedscape.learning.plan import groups
+from fedscape.learning.training import Tensors, one_thread, train, work_of
+from fedscape.ragged import Ragged, segment_sum_twin
+from fedscape.random import Array, Key
+
+_BATCH = 2048  # rows of one forward pass
+
+
+class Personal(Protocol):
+    """A method whose clients have models of their own: what evaluation and adaptation need of it."""
+
+    @property
+    def local(self) -> LocalSGD:
+        """How a client trains."""
+        ...
+
+    def log_probs(self, state: Arrays, clients: Federation) -> Array:
+        """log p(class | x) of each row under its client's own model: [rows, classes]."""
+        ...
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
+        """What new clients come to keep, from their own rows and this state; nothing is sent."""
+        ...
+
+
+def start_models(local: LocalSGD, n: int, seed: int, *, initial: str = "seed") -> Arrays:
+    """The first state of n learners: drawn anew, each from a seed of its own; or copies of the model given."""
+    if initial not in ("given", "seed"):
+        raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
+    models = [local.model if initial == "given" else initialised(local.model, seed * n + m) for m in range(n)]
+    each = [local.parameters(model) for model in models]
+    return {f"model.{name}": np.stack([p[name] for p in each]) for name in local.names}
+
+
+def stacked(local: LocalSGD, state: Mapping[str, Array]) -> Tensors:
+    """The learners' parameters as tensors [M, ...]."""
+    return {n: torch.tensor(np.asarray(p), device=local.device) for n, p in checked_models(local, state).items()}
+
+
+def log_softmax(output: Tensor) -> Tensor:
+    """log p(class | x) from a model's output: [batch, classes], or log odds [batch] or [batch, 1] of two classes."""
+    if output.ndim == 2 and output.shape[1] > 1:
+        return functional.log_softmax(output, dim=1)
+    odds = output.reshape(len(output))
+    return torch.stack([functional.logsigmoid(-odds), functional.logsigmoid(odds)], dim=1)
+
+
+def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: slice, *, loss: bool) -> Array:
+    """For these rows and each model: log p(class | x), [rows, M, classes]; with `loss`, minus the loss, [rows, M]."""
+    parts = []
+    with one_thread(), torch.no_grad(), local.borrowed() as module:
+        module.eval()
+        for begin in range(rows.start, rows.stop, _BATCH):
+            part = slice(begin, min(begin + _BATCH, rows.stop))
+            x = local.inputs(local.column(clients, local.features, part))
+            y = local.targets(clients, part) if loss else None
+            made = [functional_call(module, params, (x,)) for params in models]
+            each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in made]
+            parts.append(torch.stack(each, dim=1).to("cpu", torch.float64).numpy())
+        module.train()
+    if parts:
+        return np.concatenate(parts)
+    return np.zeros((0, len(models)) if loss else (0, len(models), 1))
+
+
+def each_model(params: Tensors) -> list[Tensors]:
+    """Stacked parameters, model by model."""
+    return [{n: p[m] for n, p in params.items()} for m in range(len(next(iter(params.values()))))]
+
+
+def trained(
+    local: LocalSGD, starts: Tensors, clients: Federation, weights: Array, key: Key
+) -> Iterator[tuple[Array, Tensors]]:
+    """Train M learners on each client with the sample weights [rows, M]: positions, and moves [clients, M, ...].
+
+    `starts` are [M, ...]; all learners see the same batches in the same order.
+    """
+    number = weights.shape[1]
+    rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
+    mine = torch.from_numpy(weights).to(local.device, local.dtype)
+    weighted = [data._replace(weights=mine[:, m]) for m in range(number)]
+    for positions in groups(clients.sizes, local.timing, most=max(1, local.chunk // number)):
+        work = work_of(local, data, clients, positions, key)
+        moved = [
+            train(local, {n: p[m : m + 1] for n, p in starts.items()}, work._replace(data=weighted[m]), rates)
+            for m in range(number)
+        ]
+        yield positions, {n: torch.stack([each[n] for each in moved], dim=1) for n in starts}
+
+
+def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
+    """The learners moved by the weighted mean of the clients' moves; one that nobody used stays as it is."""
+    new = {}
+    for name, params in model_arrays(state).items():
+        shape = (-1, *[1] * (params.ndim - 1))
+        over = np.maximum(np.asarray(weight, dtype=np.float64), 0.0).reshape(shape)
+        mean = np.where(over > 1e-9, total[f"delta.{name}"] / np.maximum(over, 1e-9), 0.0)
+        new[f"model.{name}"] = (params + mean).astype(params.dtype)
+    return new
+
+
+def sums_over_rows(values: Array, clients: Federation) -> Array:
+    """Sums over each client's rows, without compiled code: [clients, ...]."""
+    return segment_sum_twin(values, clients.offsets)
+
+
+def evaluation(method: Any, state: Arrays, clients: Federation) -> Evaluation:
+    """Loss and accuracy of every client under its own model; clients must carry what they keep.
+
+    A client that keeps nothing is served by what the method has for newcomers.
+    """
+    loss, right = losses_and_hits(method, state, clients)
+    rows = clients.sizes
+    with np.errstate(invalid="ignore"):
+        return Evaluation(clients.ids, rows, loss / rows, right / rows)
+
+
+def losses_and_hits(method: Any, state: Arrays, clients: Federation) -> tuple[Array, Array]:
+    """Summed -log p(y | x) and number of right predictions of each client."""
+    logs = method.log_probs(state, clients)
+    target = clients[method.local.target]
+    if target.dtype.kind not in "biu":
+        raise DataError(f"column {method.local.target!r} must hold classes, whole numbers, not {target.dtype}")
+    inside = target < logs.shape[1]  # a class the model does not know is never predicted, and has no probability
+    chosen = np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0)], np.log(1e-12))
+    each = np.stack([-np.maximum(chosen, np.log(1e-300)), logs.argmax(axis=1) == target], axis=1)
+    sums = sums_over_rows(each, clients)
+    return sums[:, 0], sums[:, 1]
+
+
+def measured(method: Any, state: Arrays, clients: Federation) -> Arrays:
+    """The metrics of a personalised method: means over a client's rows, 0 for a client without rows."""
+    loss, right = losses_and_hits(method, state, clients)
+    rows = np.maximum(clients.sizes, 1)
+    return {"loss": loss / rows, "accuracy": right / rows, "with_rows": clients.sizes > 0}
+
+
+def with_kept_of(clients: Federation, ids: Array, kept: Mapping[str, Ragged]) -> Federation:
+    """These clients holding what clients of the same ids keep; others hold nothing."""
+    place = {v: i for i, v in enumerate(ids.tolist())}
+    where = np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+    known = np.flatnonzero(where >= 0)
+    held = {}
+    for name, ragged in kept.items():
+        mine = ragged.take(where[known])
+        lengths = np.zeros(len(clients), dtype=np.int64)
+        lengths[known] = mine.lengths
+        held[name] = Ragged(mine.flat, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
+    return clients.with_kept(held)
+
+
+def own_models(local: LocalSGD, state: Arrays, clients: Federation) -> Arrays:
+    """Each client's own parameters, [clients, ...]; those of the state for a client that keeps none."""
+    return {n: kept_rows(clients, f"model.{n}", np.asarray(p)) for n, p in checked_models(local, state).items()}
+
+
+def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
+    """The parameters in a state; those of another model are refused."""
+    params = model_arrays(state)
+    missing = sorted(set(local.names) ^ set(params))
+    if missing:
+        raise DataError(f"the state is of another model: {', '.join(missing[:3])} is in one of the two only")
+    return {n: params[n] for n in local.names}
+
+
+def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Array:
+    """log p(class | x) of each row under its client's own parameters: [rows, classes]."""
+    parts = []
+    for i in np.flatnonzero(clients.sizes):
+        mine = {n: torch.tensor(p[i], device=local.device) for n, p in own.items()}
+        rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
+        parts.append(forward(local, [mine], clients, rows, loss=False)[:, 0])
+    return np.concatenate(parts) if parts else np.zeros((0, 1))
+
+
+def trained_alone(local: LocalSGD, own: Arrays, clients: Federation, key: Key, *, rate: float | None = None) -> Arrays:
+    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own."""
+    rates = Rates(local.rate(key.round) if rate is None else rate, local.proximal)
+    new, data = {n: p.copy() for n, p in own.items()}, local.data(clients)
+    for positions in groups(clients.sizes, local.timing, most=local.chunk):
+        starts = {n: torch.tensor(p[positions], device=local.device) for n, p in own.items()}
+        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates).items():
+            new[n][positions] += moved.cpu().numpy()
+    return new

@@ -1,0 +1,133 @@
+"""All methods by name, in one harness: the same training, the same evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedscape.computation import Computation, rounds
+from fedscape.engine import Engine, as_engine
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.fedavg import FedAvg
+from fedscape.learning.local import LocalSGD
+from fedscape.mixtures.gaussian import GaussianMixture
+from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
+from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.fedem import IFCA, FedEM
+from fedscape.personal.fedgmm import FedGMM
+from fedscape.personal.fedrep import FedRep
+from fedscape.personal.learners import forward, stacked
+from fedscape.personal.personalised import Personalised
+from fedscape.random import Array
+from fedscape.sampling import Sampler
+
+Maker = Callable[[LocalSGD, Engine, int], Computation]
+
+
+class Common(FedAvg):
+    """FedAvg in this harness: every client has the common model, and there is nothing to keep.
+
+    >>> from fedscape.learning import cross_entropy, models
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> Common(step).adapt({}, Federation({}, [0, 0]), None)
+    {}
+    """
+
+    def log_probs(self, state: dict[str, Array], clients: Federation) -> Array:
+        """log p(class | x) of each row: [rows, classes]."""
+        params = stacked(self.local, {f"model.{n}": p for n, p in model_arrays(state).items()})
+        return forward(self.local, [params], clients, slice(0, clients.n_rows), loss=False)[:, 0]
+
+    def adapt(self, state: object, clients: Federation, key: object) -> dict[str, Array]:
+        """Nothing: newcomers have the common model."""
+        return {}
+
+
+def make_fedgmm(
+    local: LocalSGD,
+    engine: Engine,
+    seed: int,
+    *,
+    gaussians: int = 3,
+    learners: int = 3,
+    column: str | None = None,
+    sampler: Sampler | None = None,
+    n_rounds: int = 30,
+) -> FedGMM:
+    """FedGMM from scratch: its Gaussians are first fitted to this column (by default the features) in a few rounds."""
+    mixture = GaussianMixture(gaussians, column=column or local.features, rounds=n_rounds, seed=seed)
+    mixture.fit(engine, sampler=sampler, progress=False)
+    return FedGMM(local, mixture, learners)
+
+
+#: A computation for `rounds`, from (how a client trains, the clients, seed); only "fedgmm" looks at the clients.
+METHODS: dict[str, Maker] = {
+    "local": lambda local, engine, seed: LocalOnly(local, initial="seed"),
+    "fedavg": lambda local, engine, seed: Common(local, initial="seed"),
+    "fedavg+": lambda local, engine, seed: Common(local, initial="seed"),
+    "clustered": lambda local, engine, seed: ClusteredFL(local, initial="seed"),
+    "ifca": lambda local, engine, seed: IFCA(local),
+    "pfedme": lambda local, engine, seed: PFedMe(local, initial="seed"),
+    "fedem": lambda local, engine, seed: FedEM(local),
+    "fedgmm": make_fedgmm,
+    "ditto": lambda local, engine, seed: Ditto(local, initial="seed"),
+    "fedrep": lambda local, engine, seed: FedRep(local, initial="seed"),
+}
+
+#: Methods that end with rounds of another computation, which begins with the last state.
+FINISH: dict[str, Callable[[LocalSGD], LocalOnly]] = {"fedavg+": LocalOnly}
+
+
+def train(
+    method: str | Computation,
+    local: LocalSGD,
+    data: Engine | Federation,
+    *,
+    n_rounds: int,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    finish_rounds: int = 1,
+) -> Personalised:
+    """Train a method by name (or as made by hand) to the end, all its phases.
+
+    Parameters
+    ----------
+    method
+        A name in METHODS, or a computation of this package.
+    local
+        How a client trains.
+    data
+        The clients.
+    n_rounds
+        Rounds of the method itself.
+    sampler, seed
+        As for `rounds`.
+    finish_rounds
+        Rounds of what follows (fine-tuning in "fedavg+").
+
+    >>> import numpy as np
+    >>> from fedscape.learning import cross_entropy, models
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> float(train("fedavg+", step, fed, n_rounds=9).evaluate(fed).accuracy.mean())
+    1.0
+    """
+    engine = as_engine(data)
+    if not isinstance(engine.clients, Federation):
+        raise DataError("train() is for clients whose data are here; elsewhere use rounds() with the method itself")
+    if isinstance(method, str) and method not in METHODS:
+        raise DataError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
+    loop = rounds(made, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=made.reveals)
+    for _ in loop:
+        pass
+    state = loop.state
+    if isinstance(method, str) and method in FINISH:
+        made = FINISH[method](local)
+        begin = {**{n: v for n, v in state.items() if n.startswith("model.")}, "rows": made.start(seed)["rows"]}
+        loop = rounds(made, engine, n_rounds=finish_rounds, seed=seed, state=begin, measure=0)
+        for _ in loop:
+            pass
+        state = loop.state
+    return Personalised(made, state, engine.clients.ids, dict(engine.kept()))

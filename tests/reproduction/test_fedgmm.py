@@ -1,0 +1,58 @@
+"""FedGMM: the paper's one-dimensional toy (Figure 1), and its covariances against the exact ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape import FedEM, Federation, FedGMM, GaussianMixture
+from fedscape.learning import LocalSGD, cross_entropy, initialised
+from fedscape.personal import train
+
+
+def accuracy(weights: np.ndarray, yes: np.ndarray, fed: Federation) -> float:
+    """Of saying yes where these weights of the two labellings do."""
+    said = (weights * yes).sum(axis=1) > (weights * ~yes).sum(axis=1)
+    return float((said == fed["y"]).mean())
+
+
+def test_figure_1_fedem_cannot_pass_its_bound_and_fedgmm_comes_near_bayes():
+    rng = np.random.default_rng(0)
+    n, rows = 20, 400
+    shares = rng.dirichlet([0.4, 0.4], n)
+    z = np.concatenate([rng.random(rows) < s[1] for s in shares]).astype(int)
+    centre = np.where(z == 0, -2.0, 2.0)
+    x = centre + np.sqrt(1.5) * rng.standard_normal(n * rows)
+    fed = Federation({"x": x[:, None], "y": (x < centre).astype(np.int64)}, np.arange(n + 1) * rows)
+    local = LocalSGD(
+        initialised(nn.Linear(1, 2, dtype=torch.float64), 0), cross_entropy, lr=0.3, epochs=2, batch_size=32,
+        optimiser="adam",
+    )  # fmt: skip
+    mixture = GaussianMixture(2).fit(fed)
+    found = {
+        "fedem": train(FedEM(local, 2), local, fed, n_rounds=12).evaluate(fed).summary()["accuracy_pooled"],
+        "fedgmm": train(FedGMM(local, mixture, 2), local, fed, n_rounds=12).evaluate(fed).summary()["accuracy_pooled"],
+    }
+    owner = fed.client_of_row
+    weigh = np.log(shares[owner] + 1e-300) - (x[:, None] - [-2.0, 2.0]) ** 2 / 3
+    w = np.exp(weigh - weigh.max(axis=1, keepdims=True))
+    yes = np.stack([x < -2, x < 2], axis=1)
+    bayes = accuracy(w, yes, fed)
+    each = shares[owner]  # FedEM at its best: both learners perfect, weights of the client, blind to x
+    bound = accuracy(each, yes, fed)
+    error = 5 * np.sqrt(0.25 / fed.n_rows)
+    assert found["fedem"] < bound + error
+    assert found["fedgmm"] > bayes - 0.02
+    assert found["fedgmm"] > found["fedem"] + 0.03
+
+
+def test_a_step_of_averaged_local_covariances_from_the_exact_optimum_loses_likelihood():
+    rng = np.random.default_rng(0)  # one Gaussian of variance 9 over ten clients, each of variance 0.36
+    x = rng.normal(0, np.sqrt(9 - 0.36), (10, 1)) + 0.6 * rng.standard_normal((10, 500))
+    fed = Federation({"x": x.reshape(-1, 1)}, np.arange(0, 5001, 500))
+    exact = GaussianMixture(1).fit(fed)
+    begin = {"means_init": exact.means_, "weights_init": exact.weights_, "covariances_init": exact.covariances_}
+    after = GaussianMixture(1, rounds=1, scatter="within_clients", **begin).fit(fed)
+    assert after.covariances_[0, 0, 0] < 0.1 * exact.covariances_[0, 0, 0]
+    assert exact.score(fed) - after.score(fed) > 5

@@ -1,0 +1,344 @@
+"""Personalised methods: formulas by hand, the paper's toy, new clients, files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+from torch import nn
+
+import fedscape as fs
+from fedscape import DataError, Federation, GaussianMixture, Key, Local
+from fedscape.errors import CheckpointError
+from fedscape.learning import LocalSGD, cross_entropy, initialised, models
+from fedscape.personal import (
+    IFCA,
+    METHODS,
+    ClusteredFL,
+    Ditto,
+    FedEM,
+    FedGMM,
+    FedRep,
+    LocalOnly,
+    Personalised,
+    PFedMe,
+    train,
+    with_embedding,
+    with_projection,
+)
+from fedscape.personal.clustered import halves
+
+D, C = 3, 2
+
+
+def step(lr: float = 0.3, **options) -> LocalSGD:
+    model = initialised(nn.Linear(D, C, dtype=torch.float64), 0)
+    return LocalSGD(model, cross_entropy, **{"lr": lr, "epochs": 1, "batch_size": 8, **options})
+
+
+def clients(n: int = 6, rows: int = 20, seed: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, 2, n * rows)
+    x = rng.normal(size=(n * rows, D)) + 4.0 * kind[:, None]
+    y = (x[:, 0] > 4.0 * kind) ^ (kind == 1)
+    return Federation({"x": x, "y": y.astype(np.int64)}, np.arange(n + 1) * rows)
+
+
+def two_concepts(n: int = 8, rows: int = 60, seed: int = 1) -> Federation:
+    """Half of the clients label by x0 > 0, the others the other way round; features are alike."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n * rows, D))
+    flip = np.repeat(np.arange(n) % 2 == 1, rows)
+    return Federation({"x": x, "y": ((x[:, 0] > 0) ^ flip).astype(np.int64)}, np.arange(n + 1) * rows)
+
+
+def last_state(method, engine, n: int):
+    return [r.state for r in fs.rounds(method, engine, n_rounds=n, allow=method.reveals)][-1]
+
+
+def log_p(state, x, m):
+    z = x @ state["model.weight"][m].T + state["model.bias"][m]
+    return z - logsumexp(z, axis=1, keepdims=True)
+
+
+# -- formulas by hand --------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_fedem_are_the_posterior_of_the_learners():
+    fed, method = clients(), FedEM(step(), 2)
+    state = method.start(3)
+    _, kept = method.step(state, fed, Key(0))
+    fits = np.stack([log_p(state, fed["x"], m)[np.arange(fed.n_rows), fed["y"]] for m in range(2)], axis=1)
+    q = np.exp(fits - logsumexp(fits, axis=1, keepdims=True))
+    np.testing.assert_allclose(kept["shares"], q.reshape(6, 20, 2).mean(axis=1), atol=1e-12)
+
+
+def test_shares_sums_and_predictions_of_fedgmm_are_those_of_the_formulas():
+    fed = clients()
+    mixture = GaussianMixture(2, seed=1).fit(fed)
+    method = FedGMM(step(), mixture, 2, warm=0)
+    state = method.prepare(method.start(3))
+    sent, kept = method.step(state, fed, Key(0))
+    density = np.stack(
+        [multivariate_normal(m, c).logpdf(fed["x"]) for m, c in zip(mixture.means_, mixture.covariances_, strict=True)],
+        axis=1,
+    )
+    said = np.stack([log_p(state, fed["x"], m) for m in range(2)], axis=1)  # [rows, M2, classes]
+    fits = said[np.arange(fed.n_rows), :, fed["y"]]
+    joint = np.log(state["weights"]) + density[:, :, None] + fits[:, None, :]
+    q = np.exp(joint - logsumexp(joint, axis=(1, 2), keepdims=True))
+    np.testing.assert_allclose(kept["shares"], q.reshape(6, 20, 2, 2).mean(axis=1), atol=1e-10)
+    np.testing.assert_allclose(sent["mass"].sum(axis=0), q.sum(axis=0), atol=1e-9)
+    r = q.sum(axis=2)
+    new = method.update(state, {n: v.sum(axis=0) for n, v in sent.items()})
+    np.testing.assert_allclose(new["means"], r.T @ fed["x"] / r.sum(axis=0)[:, None], atol=1e-9)
+    away = fed["x"] - new["means"][0]
+    np.testing.assert_allclose(
+        new["covariances"][0], (r[:, :1] * away).T @ away / r[:, 0].sum() + 1e-6 * np.eye(D), atol=1e-9
+    )
+    prior = np.exp(np.log(state["weights"]) + density[:, :, None])  # equation (3), term by term
+    by_hand = (prior[..., None] * np.exp(said)[:, None]).sum(axis=(1, 2)) / prior.sum(axis=(1, 2))[:, None]
+    np.testing.assert_allclose(np.exp(method.log_probs(state, fed)), by_hand, atol=1e-10)
+    np.testing.assert_allclose(method.log_prob_x(state, fed), np.log(prior.sum(axis=(1, 2))), atol=1e-10)
+    np.testing.assert_allclose(method.log_prob_joint(state, fed), logsumexp(joint, axis=(1, 2)), atol=1e-10)
+    np.testing.assert_allclose(
+        method.log_prob_y_given_x(state, fed), np.log(by_hand[np.arange(fed.n_rows), fed["y"]]), atol=1e-9
+    )
+
+
+def test_one_learner_is_fedavg():
+    fed = clients()
+    one, common = FedEM(step(), 1, initial="given"), fs.FedAvg(step())
+    for a, b in zip(fs.rounds(one, fed, n_rounds=3), fs.rounds(common, fed, n_rounds=3), strict=True):
+        np.testing.assert_allclose(a.state["model.weight"][0], b.state["model.weight"], atol=1e-12)
+        assert float(a.metrics["accuracy"]) == pytest.approx(float(b.metrics["accuracy"]))
+
+
+def test_with_common_weights_of_learners_the_gaussian_part_is_a_gaussian_mixture():
+    fed = clients()
+    mixture = GaussianMixture(2, rounds=1, tol=0.0, seed=2).fit(fed)
+    method, work = FedGMM(step(), mixture, 1), mixture._rounds(
+        mixture.weights_[None], mixture.means_[None], mixture.covariances_[None], "x"
+    )  # fmt: skip
+    joint = [r.state for r in fs.rounds(method, fed, n_rounds=4)][-1]
+    alone = [r.state for r in fs.rounds(work, fed, n_rounds=4)][-1]
+    np.testing.assert_allclose(joint["means"], alone["means"][0], atol=1e-9)
+    np.testing.assert_allclose(joint["covariances"], alone["covariances"][0], atol=1e-9)
+
+
+class Counted(fs.Computation):
+    """Sends and keeps the number of rows, or gives the sum with what is kept at once."""
+
+    def __init__(self, together: bool) -> None:
+        self.together = together
+
+    def start(self, seed):
+        return {"rows": np.zeros(())}
+
+    def step(self, state, clients, key):
+        return {"rows": clients.sizes}, {"mine": clients.sizes}
+
+    def total(self, state, clients, key):
+        sent, kept = self.step(state, clients, key)
+        return ({n: v.sum(axis=0) for n, v in sent.items()}, kept) if self.together else None
+
+    def update(self, state, total):
+        return {"rows": np.asarray(total["rows"], dtype=float)}
+
+
+def test_sums_may_come_together_with_what_is_kept():
+    fed = clients()
+    found = []
+    for together in (False, True):
+        engine = Local(fed)
+        found.append((last_state(Counted(together), engine, 1)["rows"], engine.kept()["mine"].flat.tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["fedem", "fedgmm"])
+def test_sums_made_where_clients_trained_equal_those_of_their_rows(kind):
+    fed = clients()
+    method = FedEM(step(), 2) if kind == "fedem" else FedGMM(step(), GaussianMixture(2).fit(fed), 2, warm=0)
+    state = method.prepare(method.start(1))
+    rows, kept = method.step(state, fed, Key(0))
+    sums, same = method.sums(state, fed, Key(0))
+    assert (same["shares"] == kept["shares"]).all()
+    for name, values in rows.items():
+        np.testing.assert_allclose(sums[name], values.sum(axis=0), atol=1e-9, err_msg=name)
+
+
+# -- what they can learn -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedem", "ifca", "local", "fedavg+", "ditto"])
+def test_clients_with_opposite_labels_are_served_by_every_personal_method_and_not_by_fedavg(name):
+    fed = two_concepts()
+    local = step(1.0, batch_size=16)
+    assert train("fedavg", local, fed, n_rounds=6).evaluate(fed).summary()["accuracy_pooled"] < 0.7
+    assert train(name, local, fed, n_rounds=12, finish_rounds=5).evaluate(fed).summary()["accuracy_pooled"] > 0.9
+
+
+def test_ifca_gives_clients_of_one_kind_the_same_learner():
+    fed = two_concepts()
+    engine = Local(fed)
+    last_state(IFCA(step(1.0), 2), engine, 8)
+    chosen = engine.kept()["shares"].flat.argmax(axis=1)
+    assert len(set(chosen[::2])) == len(set(chosen[1::2])) == 1
+    assert chosen[0] != chosen[1]
+
+
+@pytest.mark.parametrize("projection", [None, 4])
+def test_clustered_fl_separates_clients_of_opposite_labels(projection):
+    fed = two_concepts(12)
+    engine = Local(fed)
+    method = ClusteredFL(step(1.0), 2, projection=projection, wait=3, small=0.5)
+    state = last_state(method, engine, 10)
+    assert int(state["open"]) == 2
+    cluster = state["of_client.cluster"]
+    assert len(set(cluster[::2])) == len(set(cluster[1::2])) == 1
+    assert cluster[0] != cluster[1]
+
+
+def test_what_the_server_sees_of_clustered_fl_must_be_allowed():
+    with pytest.raises(fs.EngineError, match="lets the server see, client by client: update"):
+        fs.rounds(ClusteredFL(step(), 2), two_concepts(), n_rounds=1)
+    sent, _ = ClusteredFL(step(), 2, projection=4).step(ClusteredFL(step(), 2).start(0), two_concepts(), Key(0))
+    assert sent["update"].shape == (8, 4)
+
+
+def test_halves_of_a_single_client_is_one_group():
+    assert halves(np.ones((1, 1))).tolist() == [0]
+
+
+def test_ditto_without_pull_is_training_alone_and_with_a_strong_one_the_common_model():
+    fed, local = clients(), step()
+    alone, free, held = Local(fed), Local(fed), Local(fed)
+    for method, engine in (
+        (LocalOnly(local), alone),
+        (Ditto(local, strength=0.0), free),
+        (Ditto(local, strength=1e6), held),
+    ):
+        last_state(method, engine, 2)
+    np.testing.assert_allclose(free.kept()["model.weight"].flat, alone.kept()["model.weight"].flat, atol=1e-12)
+    before = [r.state for r in fs.rounds(fs.FedAvg(local), fed, n_rounds=1)][-1]
+    np.testing.assert_allclose(held.kept()["model.weight"].flat, np.stack([before["model.weight"]] * 6), atol=1e-9)
+
+
+def test_pfedme_with_full_pull_and_no_strength_is_fedavg():
+    fed, local = clients(), step()
+    a = [r.state for r in fs.rounds(PFedMe(local, strength=0.0, pull=1.0), fed, n_rounds=2)][-1]
+    b = [r.state for r in fs.rounds(fs.FedAvg(local), fed, n_rounds=2)][-1]
+    np.testing.assert_allclose(a["model.weight"], b["model.weight"], atol=1e-12)
+
+
+def test_fedrep_moves_the_body_by_sums_and_keeps_heads():
+    deep = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
+    local = replace(step(1.0, epochs=2), model=initialised(deep, 0))
+    engine, method = Local(two_concepts()), FedRep(local)
+    first = method.start(0)
+    state = last_state(method, engine, 10)
+    assert set(engine.kept()) == {"model.2.weight", "model.2.bias"}
+    assert (state["model.2.weight"] == first["model.2.weight"]).all()
+    assert (state["model.0.weight"] != first["model.0.weight"]).any()
+    assert Personalised(method, state, engine.clients.ids, engine.kept()).evaluate(engine.clients).accuracy.mean() > 0.9
+    with pytest.raises(DataError, match="a model of one layer has no body to share"):
+        FedRep(step())
+
+
+# -- new clients, restarts, files --------------------------------------------------------------------------------------
+
+
+def gmm_of(fed: Federation, rounds: int = 15) -> Personalised:
+    local = step(0.3, optimiser="adam")
+    return train(FedGMM(local, GaussianMixture(2, seed=0).fit(fed), 2), local, fed, n_rounds=rounds)
+
+
+def test_new_clients_learn_only_shares_from_labels_or_from_features_alone():
+    known, new = clients(20, 60), clients(4, 60, seed=9)
+    new = Federation(dict(new.columns), new.offsets, ids=[100, 101, 102, 103])
+    model = gmm_of(known)
+    unaware = model.evaluate(new).summary()["accuracy_pooled"]
+    for data in (new, new.select(["x"])):
+        adapted = model.adapt(data)
+        assert adapted.cost["numbers_per_client"] == 4
+        assert adapted.evaluate(new).summary()["accuracy_pooled"] >= unaware - 0.02
+        assert (adapted.state["means"] == model.state["means"]).all()
+        assert adapted.log_prob_x(new).mean() >= model.log_prob_x(new).mean()
+    assert adapted.evaluate(known).summary() == model.evaluate(known).summary()
+    with pytest.raises(DataError, match="learns a client's shares from labels"):
+        train("fedem", model.method.local, known, n_rounds=1).adapt(new.select(["x"]))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_unseen_and_empty_clients_never_crash_an_evaluation(name):
+    fed = clients()
+    local = step()
+    if name == "fedrep":
+        deep = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
+        local = replace(local, model=initialised(deep, 0))
+    model = train(name, local, fed, n_rounds=1)
+    other = Federation({"x": fed["x"][:30], "y": fed["y"][:30]}, [0, 20, 20, 30], ids=[0, 77, 78])
+    table = model.evaluate(other)
+    assert np.isfinite(table.accuracy[[0, 2]]).all()
+    assert np.isnan(table.accuracy[1])
+    adapted = model.adapt(other)
+    assert np.isfinite(adapted.evaluate(other).accuracy[[0, 2]]).all()
+
+
+def test_a_personalised_model_survives_a_file(tmp_path):
+    fed = clients()
+    model = gmm_of(fed, 2)
+    model.save(tmp_path / "m.fed", about={"learners": 2})
+    again = Personalised.load(tmp_path / "m.fed", model.method)
+    assert again.predict_proba(fed).tobytes() == model.predict_proba(fed).tobytes()
+    assert (again.predict(fed["x"][:5], client=3) == model.predict(fed["x"][:5], client=3)).all()
+    assert (again.predict_proba(fed["x"][:5]) == again.common().predict_proba(fed["x"][:5])).all()
+    with pytest.raises(CheckpointError, match="was made by FedGMM, not by FedEM"):
+        Personalised.load(tmp_path / "m.fed", FedEM(step()))
+
+
+def test_shares_survive_a_restart(tmp_path):
+    fed = clients()
+    method = FedGMM(step(), GaussianMixture(2).fit(fed), 2)
+    engine, fresh = Local(fed), Local(fed)
+    for r in fs.rounds(method, engine, n_rounds=3):
+        r.save(tmp_path / "run")
+    for _ in fs.rounds(method, fresh, n_rounds=3, resume=tmp_path / "run"):
+        pass
+    assert fresh.kept()["shares"].flat.tobytes() == engine.kept()["shares"].flat.tobytes()
+
+
+def test_gaussians_may_be_of_a_projection_or_an_embedding():
+    fed = clients()
+    projected = with_projection(fed, fs.Moments().fit(fed), 2)
+    centred = fed["x"] - fed["x"].mean(axis=0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(np.abs(projected["z"]), np.abs(u[:, :2] * s[:2]), atol=1e-8)
+    local = LocalSGD(models.mlp(D, 5, C), cross_entropy, lr=0.1, epochs=1, batch_size=8)
+    state = {f"model.{n}": p for n, p in local.parameters().items()}
+    embedded = with_embedding(fed, local, state)
+    assert embedded["z"].shape == (fed.n_rows, 5)
+    for data in (projected, embedded):
+        mixture = GaussianMixture(2, column="z", regularisation=1e-3, rounds=3).fit(data)
+        done = train(FedGMM(local, mixture, 2), local, data, n_rounds=2)
+        assert np.isfinite(done.log_prob_x(data)).all()
+    with pytest.raises(DataError, match="n must be from 1 to the 3 features, not 4"):
+        with_projection(fed, fs.Moments().fit(fed), 4)
+
+
+def test_bad_settings_are_refused():
+    fed = clients()
+    with pytest.raises(DataError, match="mixture must be a fitted GaussianMixture"):
+        FedGMM(step(), GaussianMixture(2))
+    with pytest.raises(DataError, match="method must be one of local, fedavg"):
+        train("nonsense", step(), fed, n_rounds=1)
+    with pytest.raises(DataError, match="n_learners must be at least 1, not 0"):
+        FedEM(step(), 0)
+    with pytest.raises(DataError, match="the state is of another model"):
+        FedEM(step()).log_probs({"model.other": np.zeros((3, 1)), "weights": np.ones(3) / 3}, fed)
+    with pytest.raises(DataError, match="densities are FedGMM's"):
+        train("fedem", step(), fed, n_rounds=1).log_prob_x(fed)
