@@ -10,7 +10,7 @@ study: $(INSTALLED)
 	$(BIN)/python -m fedscape study
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -28,7 +28,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 
 def main() -> None:
-    args = arguments(__doc__, only="", rounds=0, seeds=3)
+    args = arguments(__doc__, only="", task="", rounds=0, seeds=3)
     parts = {"equality": equality, "rounds": round_times, "sweep": sweeps, "curves": curves}
     for name, run in parts.items():
         if args.only in ("", name):
@@ -206,7 +206,7 @@ def curves(args: Any) -> Iterator[dict[str, Any]]:
         tasks.append(("CIFAR-10 (JPEG), 1,000 x 50", images, (photographs, test), 50, 600, marks))
     halves = letters.split(test=0.2, seed=args.seed)
     tasks.append(("FEMNIST, 360 writers", models.cnn(), halves, 20, 200, [25, 50, 100, 150, 200]))
-    for name, model, (train, held_out), cohort, n_rounds, marks in tasks:
+    for name, model, (train, held_out), cohort, n_rounds, marks in [t for t in tasks if args.task in t[0]]:
         n_rounds, marks = (2, [1, 2]) if args.quick else (n_rounds, marks)
         step = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=10, device=DEVICE)
         step = replace(step, precision="tf32" if CUDA else "exact")

@@ -33,6 +33,22 @@ def test_a_run_that_goes_on_ends_with_the_bytes_of_one_never_stopped(tmp_path):
     assert "raise --rounds" in refused(2, "train", "femnist-mini", *SHORT, "--out", tmp_path / "parts", "--resume")
 
 
+def test_a_personal_method_trains_and_its_file_is_read_by_adapt(tmp_path):
+    out = ok("train", "femnist-mini", *SHORT, "--method", "fedem", "--out", tmp_path / "run")
+    assert "30 clients after 4 rounds" in out
+    assert "clients.csv, personal, table.json" in out
+    about = json.loads(ok("adapt", tmp_path / "run" / "personal", "femnist-mini", "--json"))
+    assert (about["method"], about["clients"]) == ("FedEM", 30)
+    assert "not with ditto" in refused(2, "train", "femnist-mini", "--method", "ditto", "--epsilon", 3)
+
+
+def test_personal_methods_are_those_of_the_library():
+    from fedscape.cli.train import PERSONAL
+    from fedscape.personal import METHODS
+
+    assert set(PERSONAL) == set(METHODS) - {"fedavg"}
+
+
 def test_private_training_stays_within_its_budget(tmp_path):
     about = json.loads(
         ok("train", "femnist-mini", *SHORT, "--epsilon", 8, "--delta", 1e-3, "--out", tmp_path / "run", "--json")

@@ -18,6 +18,7 @@ from fedscape.federation import Federation
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
 
+PERSONAL = ("local", "fedavg+", "clustered", "ifca", "pfedme", "fedem", "fedgmm", "ditto", "fedrep")
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
 Features = Annotated[str, typer.Option(help="The column of features, or several names with commas between.")]
 Target = Annotated[str, typer.Option(help="The column of classes.")]
@@ -33,7 +34,7 @@ Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap or compiled.
 def train(
     source: Source,
     model: Model = "mlp",
-    method: Annotated[str, typer.Option(help="fedavg, fedprox or fedadam.")] = "fedavg",
+    method: Annotated[str, typer.Option(help=f"fedavg, fedprox, fedadam; or {', '.join(PERSONAL)}.")] = "fedavg",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
     cohort: Cohort = 10,
     lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
@@ -71,6 +72,14 @@ def train(
         source, client, model, features, target, standardise, test, seed,
         lr=lr, epochs=epochs, batch_size=batch_size, proximal=proximal, device=device, strategy=strategy,
     )  # fmt: skip
+    if method in PERSONAL:
+        if resume or epsilon is not None:
+            raise DataError(f"--resume and --epsilon go with fedavg, fedprox and fedadam, not with {method}")
+        can_be_read = "," not in features and not standardise
+        how = {"n_rounds": rounds, "sampler": _sampler(cohort, len(learners)), "seed": seed}
+        about = _personal(method, model, local, learners, held_out, how, _folder(out, False), can_be_read)
+        show(about, json_, lambda made: _finish(made, out, quiet))
+        return
     weighting = "samples" if epsilon is None else "equal"
     computation = method_for(method, local, server_lr=server_lr, weighting=weighting)
     folder = _folder(out, resume)
@@ -90,7 +99,7 @@ def train(
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
-    show(result, json_, lambda about: _finish(about, found, folder, quiet))
+    show(result, json_, lambda about: _finish(about, folder, quiet))
 
 
 def sweep(
@@ -208,13 +217,18 @@ def _folder(out: Path | None, resume: bool) -> Path | None:
 
 
 def _write(folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]]) -> None:
+    from fedscape.learning import save_model
+
+    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
+    _write_tables(folder, found, rows)
+
+
+def _write_tables(folder: Path, found: Any, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     import pyarrow.csv
 
     from fedscape.checkpoint import replace_file
-    from fedscape.learning import save_model
 
-    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
     clients = pa.table(found.table())
     replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file))
     replace_file(folder / "table.json", lambda file: file.write((json.dumps(rows, indent=1) + "\n").encode()))
@@ -231,7 +245,32 @@ def _say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
         typer.echo("  ".join(f"{tell(row):>15}" for tell in SHOWN.values()))
 
 
-def _finish(about: dict[str, Any], found: Any, folder: Path | None, quiet: bool) -> None:
+def _personal(
+    method: str,
+    model: str,
+    local: LocalSGD,
+    learners: Federation,
+    held_out: Federation,
+    how: dict[str, Any],
+    folder: Path | None,
+    can_be_read: bool,
+) -> dict[str, Any]:
+    from fedscape.learning.running import arguments_for
+    from fedscape.personal import save_personal
+    from fedscape.personal import train as trained
+
+    made = trained(method, local, learners, **how)
+    found = made.evaluate(held_out)
+    rows = [{"round": how["n_rounds"], **found.summary()}]
+    if folder is not None:
+        _write_tables(folder, found, rows)
+        if can_be_read and method in ("fedem", "fedgmm", "ifca"):  # `adapt` and `novelty` read these
+            given = arguments_for(model, learners, features=local.features, target=local.target)
+            save_personal(folder / "personal", made, architecture=model, arguments=given)
+    return {"model": model, "method": method, "clients": len(learners), "rounds": how["n_rounds"], "table": rows}
+
+
+def _finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
     last = about["table"][-1]
     names = ("p5", "p25", "p50", "p75", "p95", "worst_decile", "spread")
     if not quiet:
@@ -241,7 +280,7 @@ def _finish(about: dict[str, Any], found: Any, folder: Path | None, quiet: bool)
     for group, spent in about.get("epsilon", {}).items():
         typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
     if folder is not None:
-        typer.echo(f"{folder}: model.safetensors, clients.csv, table.json, checkpoint")
+        typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
 def _sweep_for_people(rows: list[dict[str, Any]]) -> None:

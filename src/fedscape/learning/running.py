@@ -22,13 +22,7 @@ from fedscape.ledger import Ledger
 from fedscape.privacy import Privacy
 from fedscape.sampling import Sampler
 
-IMAGE_MODELS = {
-    "cnn": models.cnn,
-    "lenet5": models.lenet5,
-    "resnet18": models.resnet18,
-    "mobilenet_v2": models.mobilenet_v2,
-}
-MODELS = ("linear", "mlp", *IMAGE_MODELS, "char_lstm")
+MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
 METHODS = ("fedavg", "fedprox", "fedadam")
 
 
@@ -77,24 +71,35 @@ def model_for(name: str, federation: Federation, *, features: str = "x", target:
     >>> sum(p.numel() for p in model_for("lenet5", fed).parameters())
     61706
     """
+    given = arguments_for(name, federation, features=features, target=target)
+    return getattr(models, name)(**given, seed=seed)
+
+
+def arguments_for(name: str, federation: Federation, *, features: str = "x", target: str = "y") -> dict[str, Any]:
+    """The arguments of a reference model that fits the columns.
+
+    >>> fed = Federation({"x": np.zeros((2, 28, 28), np.uint8), "y": [0, 9]}, [0, 2])
+    >>> arguments_for("cnn", fed)
+    {'shape': (1, 28, 28), 'n_classes': 10}
+    """
     if name not in MODELS:
         raise DataError(f"model must be one of {', '.join(MODELS)}, not {name!r}")
     if federation[target].dtype.kind not in "biu" or federation[target].ndim != 1:
         raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {federation[target].dtype}")
     shape, n_classes = federation[features].shape[1:], max(2, federation.categories(target))
     if name in ("linear", "mlp"):
-        return getattr(models, name)(int(np.prod(shape)), n_classes=n_classes, seed=seed)
+        return {"n_features": int(np.prod(shape)), "n_classes": n_classes}
     if name == "char_lstm":
         if federation[features].dtype.kind not in "iu" or len(shape) != 1:
             raise DataError(f"char_lstm reads rows of character codes, not {features!r} of shape {list(shape)}")
-        return models.char_lstm(max(n_classes, int(federation[features].max(initial=0)) + 1), seed=seed)
+        return {"n_characters": max(n_classes, int(federation[features].max(initial=0)) + 1)}
     if len(shape) == 2:
         shape = (1, *shape)
     elif len(shape) == 3 and shape[0] not in (1, 3) and shape[2] in (1, 3):
         shape = (shape[2], *shape[:2])
     if len(shape) != 3:
         raise DataError(f"{name} reads images, [H, W] or [H, W, channels], not {features!r} of shape {list(shape)}")
-    return IMAGE_MODELS[name](shape, n_classes, seed=seed)
+    return {"shape": shape, "n_classes": n_classes}
 
 
 def method_for(name: str, local: LocalSGD, *, server_lr: float | None = None, weighting: str = "samples") -> FedAvg:
