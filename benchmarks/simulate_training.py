@@ -125,7 +125,8 @@ def _cifar(quick: bool, seeds: int) -> dict[str, dict]:
     out: dict[str, dict] = {}
     for setting in ("high-2",) if quick else ("high-2", "medium-3", "high-3"):
         counts = mdm_table1(setting, clients, n=20, seed=1)[0].counts("y")
-        fitted = MixtureOfDirichletMultinomials(int(setting[-1]), n_init=8).fit(counts, progress=False)
+        fitted = MixtureOfDirichletMultinomials(int(setting[-1]), n_init=8, sizes="histogram")
+        fitted.fit(counts, progress=False)
         made: dict[str, Array] = {"test": np.arange(n_train, len(y))}
 
         def cut(recipe, number, s, proxy=proxy):
