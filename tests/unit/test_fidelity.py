@@ -137,10 +137,10 @@ def test_intervals_hold_the_true_distance_of_sizes():
 def test_sketches_of_any_shape_are_compared_without_bias():
     rng = np.random.default_rng(0)
     values = []
-    for s in range(30):
+    for s in range(12):
         a, b = rng.normal(size=(60, 2, 3)), rng.normal(size=(70, 2, 3))
         values.append(fidelity(drawn(60, s), drawn(70, s), sketches=(a, b), draws=1).sketch.value)
-    assert abs(np.mean(values)) < 5 * np.std(values) / np.sqrt(30)
+    assert abs(np.mean(values)) < 5 * np.std(values) / np.sqrt(12)
     apart = fidelity(
         drawn(60, 1), drawn(70, 2), sketches=(rng.normal(size=(60, 4)), rng.normal(2, 1, (70, 4))), draws=99
     )
@@ -344,3 +344,22 @@ def test_training_on_true_and_simulated_clients_is_compared_over_settings():
     )
     assert 0 <= found["iid"].difference <= 1
     assert found["iid"].floor >= 0
+
+
+def test_features_are_compared_by_sketches_of_both_populations():
+
+    def people(shift: float, seed: int) -> Federation:
+        rng = np.random.default_rng(seed)
+        centre = rng.normal(0, shift, (60, 1, 4))
+        x = (centre + rng.normal(size=(60, 40, 4))).reshape(-1, 4)
+        return Federation({"x": x, "y": rng.integers(0, 3, len(x))}, np.arange(0, len(x) + 1, 40))
+
+    alike, other = people(1.0, 1), people(0.0, 2)
+    found = fidelity(people(1.0, 0), alike, features="x", draws=40).sketch
+    assert found.low < 0.02
+    assert found.p > 0.01
+    found = fidelity(people(1.0, 0), other, features="x", draws=40).sketch
+    assert found.low > 0.1
+    assert found.p < 0.05
+    with pytest.raises(DataError, match="goes with two Federations"):
+        fidelity(alike.counts("y"), other.counts("y"), features="x")

@@ -42,6 +42,7 @@ def fidelity(
     true: Annotated[str, typer.Argument(help="The true clients: a name, a file or a folder.")],
     simulated: Annotated[str, typer.Argument(help="The simulated clients: a name, a file or a folder.")],
     column: Label = "y",
+    features: Annotated[str | None, typer.Option(help="A column of numbers to compare by sketches as well.")] = None,
     client: Client = None,
     seed: Seed = 0,
     json_: Json = False,
@@ -50,7 +51,7 @@ def fidelity(
     from fedscape.simulate import fidelity as compared
 
     both = [datasets.read(source, client=client) for source in (true, simulated)]
-    show(compared(both[0], both[1], column=column, seed=seed).table(), json_, fidelity_table)
+    show(compared(both[0], both[1], column=column, features=features, seed=seed).table(), json_, fidelity_table)
 
 
 def _clients_for_people(about: dict[str, Any]) -> None:

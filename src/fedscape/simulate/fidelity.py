@@ -14,6 +14,7 @@ from fedscape.federation import Federation
 from fedscape.random import Array, Key
 from fedscape.simulate.classifier import classify
 from fedscape.simulate.columns import Column, with_codes
+from fedscape.sketches import DistributionSketch
 
 Population = Federation | npt.ArrayLike
 CERTAIN = 0.9  # a client is not represented where it is at least nine times as common in the other population
@@ -90,6 +91,7 @@ def fidelity(
     simulated: Population,
     *,
     column: Column = "y",
+    features: str | None = None,
     sketches: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     draws: int = 200,
     most: int = 5000,
@@ -103,8 +105,10 @@ def fidelity(
         Federations, or counts [clients, C].
     column
         What is compared: as for `clients`.
+    features
+        A column of numbers that both have: clients are compared by distribution sketches of it, too.
     sketches
-        Any representation of each client, true and simulated: [clients, ...] twice, such as distribution sketches.
+        Any other representation of each client, true and simulated: [clients, ...] twice.
     draws
         Bootstraps for the intervals, and permutations for what equal laws would give.
     most
@@ -118,6 +122,10 @@ def fidelity(
     counts, other, ids = _both(true, simulated, column)
     if min(len(counts), len(other)) < 20:
         raise DataError(f"fidelity compares laws and needs 20 clients of each, got {len(counts)} and {len(other)}")
+    if features is not None:
+        if sketches is not None or not (isinstance(true, Federation) and isinstance(simulated, Federation)):
+            raise DataError("features= goes with two Federations and instead of sketches=")
+        sketches = _sketched(true, simulated, features, seed)
     if sketches is not None and (len(np.asarray(sketches[0])), len(np.asarray(sketches[1]))) != (
         len(counts),
         len(other),
@@ -143,6 +151,12 @@ def fidelity(
         invented=float((verdict.of_simulated < 1 - CERTAIN).mean()),
         clients=(len(counts), len(other)),
     )
+
+
+def _sketched(true: Federation, simulated: Federation, column: str, seed: int) -> tuple[Array, Array]:
+    """Both populations under the same functions, centred at the true mean: [clients, 64 x 16] twice."""
+    sketch = DistributionSketch(64, bits=4, column=column, centre="mean", seed=seed).fit(true, progress=False)
+    return sketch.transform(true), sketch.transform(simulated)
 
 
 def _both(true: Population, simulated: Population, column: Column) -> tuple[Array, Array, Array]:
