@@ -39,7 +39,7 @@ def test_a_personal_method_trains_and_its_file_is_read_by_adapt(tmp_path):
     assert "clients.csv, personal, table.json" in out
     about = json.loads(ok("adapt", tmp_path / "run" / "personal", "femnist-mini", "--json"))
     assert (about["method"], about["clients"]) == ("FedEM", 30)
-    assert "not with ditto" in refused(2, "train", "femnist-mini", "--method", "ditto", "--epsilon", 3)
+    assert "not ditto" in refused(2, "train", "femnist-mini", "--method", "ditto", "--epsilon", 3)
 
 
 def test_personal_methods_are_those_of_the_library():
@@ -80,6 +80,12 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "acs-mini", "--model", "cnn", "--features", "AGEP,SEX", "--target", "race"], "cnn reads images"),
         (["train", "femnist-mini", "--features", "pixels"], "pixels"),
         (["sweep", "femnist-mini", "--lr", "fast"], "--lr must be numbers with commas between"),
+        (["sweep", "femnist-mini", "--resume"], "--resume goes with --out"),
+        (["train", "femnist-mini", "--epsilon", "4", "--standardise"], "which --epsilon does not cover"),
+        (["train", "femnist-mini", "--device", "cuda"], "torch finds no CUDA device here"),
+        (["train", "femnist-mini", "--device", "abacus"], "device must be one that torch knows"),
+        (["train", "flights-mini", "--features", "tailnum", "--target", "month"], "'tailnum' holds texts"),
+        (["train", "femnist-mini", "--rounds", "0"], "n_rounds must be at least 1"),
     ],
 )
 def test_bad_input_gives_one_clear_line(arguments, message):

@@ -25,6 +25,7 @@ from fedscape.learning import (
     module_of,
     save_model,
     squared_error,
+    standardising,
     sweep,
 )
 
@@ -207,3 +208,30 @@ def test_a_setting_that_diverges_stops_alone_and_comes_last():
 
 def squared(output, target):
     return (output.sum(dim=1) - target).square()
+
+
+def test_standardised_inputs_travel_with_the_saved_model(tmp_path):
+    rng = np.random.default_rng(0)
+    x = np.stack([rng.normal(50, 10, 60), np.full(60, 7.0)], axis=1)
+    fed = Federation({"x": x, "y": (x[:, 0] > 50).astype(int)}, [0, 20, 60])
+    model = standardising(models.linear(2, 2), fed)
+    assert torch.allclose(model[0](torch.tensor(x))[:, 0].std(unbiased=False), torch.tensor(1.0, dtype=torch.float64))
+    local = LocalSGD(model, cross_entropy, lr=0.5, epochs=2, batch_size=5)
+    *_, last = rounds(FedAvg(local), fed, n_rounds=5)
+    save_model(tmp_path / "m.safetensors", model, last.state)
+    again = load_model(tmp_path / "m.safetensors", standardising(models.linear(2, 2), fed.take([0])))
+    right = (again(torch.tensor(x, dtype=torch.float32)).argmax(dim=1).numpy() == fed["y"]).mean()
+    assert right == pytest.approx(evaluate(local, last.state, fed).summary()["accuracy_pooled"])
+    assert right > 0.9
+    pixels = Federation({"x": np.array([[0], [255]], np.uint8)}, [0, 2])
+    assert standardising(models.linear(1, 2), pixels)[0](torch.tensor([[1.0]])).tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+def test_a_class_without_an_output_is_one_clear_error(strategy):
+    fed = Federation({"x": np.eye(3), "y": [0, 1, 7]}, [0, 1, 3])
+    local = LocalSGD(models.linear(3, 2), cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy=strategy)
+    with pytest.raises(DataError, match="'y' holds a class that the model has no output for"):
+        list(rounds(FedAvg(local), fed, n_rounds=1, measure=0))
+    with pytest.raises(DataError, match="'y' holds a class that the model has no output for"):
+        evaluate(local, FedAvg(local).start(0), fed)

@@ -64,17 +64,16 @@ def train(
     require("torch", extra="learn")
     from fedscape.learning.running import method_for, training
 
-    if not resume:
-        free(out, force)
-    elif out is None:
-        raise DataError("--resume goes with --out, the folder of the run to go on with")
+    _check_out(out, resume, force)
+    if epsilon is not None and standardise:
+        raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
     learners, held_out, local = _parts(
         source, client, model, features, target, standardise, test, seed,
         lr=lr, epochs=epochs, batch_size=batch_size, proximal=proximal, device=device, strategy=strategy,
     )  # fmt: skip
     if method in PERSONAL:
-        if resume or epsilon is not None:
-            raise DataError(f"--resume and --epsilon go with fedavg, fedprox and fedadam, not with {method}")
+        if resume or epsilon is not None or server_lr is not None:
+            raise DataError(f"--resume, --epsilon and --server-lr go with fedavg, fedprox and fedadam, not {method}")
         can_be_read = "," not in features and not standardise
         how = {"n_rounds": rounds, "sampler": _sampler(cohort, len(learners)), "seed": seed}
         about = _personal(method, model, local, learners, held_out, how, _folder(out, False), can_be_read)
@@ -133,8 +132,7 @@ def sweep(
     from fedscape.learning import grid
     from fedscape.learning import sweep as swept
 
-    if not resume:
-        free(out, force)
+    _check_out(out, resume, force)
     learners, held_out, local = _parts(
         source, client, model, features, target, standardise, test, seed,
         lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
@@ -167,16 +165,25 @@ def _parts(
     **how: Any,
 ) -> tuple[Federation, Federation, LocalSGD]:
     from fedscape.learning import LocalSGD, cross_entropy
-    from fedscape.learning.running import model_for, standardised, with_features
+    from fedscape.learning.running import model_for, standardising, with_features
 
     names = features.split(",")
     fed = with_features(datasets.read(source, client=client), names)
     column = names[0] if len(names) == 1 else "x"
     learners, held_out = fed.split(test=test, seed=seed)
-    if standardise:
-        learners, held_out = standardised(learners, held_out, column)
     network = model_for(model, fed, features=column, target=target, seed=seed)
+    if standardise:
+        if model == "char_lstm":
+            raise DataError("--standardise is for numbers, and char_lstm reads codes of characters")
+        network = standardising(network, learners, column)
     return learners, held_out, LocalSGD(network, cross_entropy, features=column, target=target, **how)
+
+
+def _check_out(out: Path | None, resume: bool, force: bool) -> None:
+    if not resume:
+        free(out, force)
+    elif out is None:
+        raise DataError("--resume goes with --out, the folder of the run to go on with")
 
 
 def _sampler(cohort: int, n_clients: int) -> Any:
@@ -267,6 +274,9 @@ def _personal(
         if can_be_read and method in ("fedem", "fedgmm", "ifca"):  # `adapt` and `novelty` read these
             given = arguments_for(model, learners, features=local.features, target=local.target)
             save_personal(folder / "personal", made, architecture=model, arguments=given)
+        else:
+            why = f"{method}, or features that were joined or standardised, cannot be made again from a file"
+            typer.echo(f"nothing is written for 'fedscape adapt': {why}", err=True)
     return {"model": model, "method": method, "clients": len(learners), "rounds": how["n_rounds"], "table": rows}
 
 

@@ -9,7 +9,7 @@ from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy, logistic, squared_error
-from fedscape.learning.running import method_for, model_for, standardised, training, with_features
+from fedscape.learning.running import method_for, model_for, standardising, training, with_features
 from fedscape.learning.schedules import CosineDecay, StepDecay
 from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
 from fedscape.learning.strategies import measure_strategies
@@ -46,7 +46,7 @@ __all__ = [
     "module_of",
     "save_model",
     "squared_error",
-    "standardised",
+    "standardising",
     "sweep",
     "training",
     "with_features",

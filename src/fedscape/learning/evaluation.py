@@ -20,7 +20,7 @@ from fedscape.federation import Federation
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, correct, cross_entropy
-from fedscape.learning.training import Tensors, one_thread, precise
+from fedscape.learning.training import Tensors, known_classes, one_thread, precise
 from fedscape.random import Array, Key
 
 _BATCH = 1024  # rows of one forward pass
@@ -179,7 +179,7 @@ def sums_of_clients(local: LocalSGD, state: Arrays, clients: Federation) -> tupl
     losses, right = np.zeros(clients.n_rows), np.zeros(clients.n_rows)
     classes = clients[local.target].dtype.kind in "biu"
     params = {name: values[0] for name, values in tensors_of(local, model_arrays(state)).items()}
-    with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
+    with one_thread(), precise(local), known_classes(local), torch.no_grad(), local.borrowed() as module:
         module.eval()
         for begin in range(0, clients.n_rows, _BATCH):
             rows = slice(begin, begin + _BATCH)

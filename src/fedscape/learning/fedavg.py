@@ -15,7 +15,7 @@ from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, shared
-from fedscape.learning.losses import cross_entropy
+from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
 from fedscape.learning.training import Tensors, deltas
 from fedscape.random import Array, Key
@@ -148,11 +148,20 @@ def sum_of_moves(
     sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
     for positions, moved in moves:
         weight = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
-        factor = torch.as_tensor(weight, device=local.device, dtype=torch.float64)
         for name, rows in moved.items():
-            sums[name] += (factor @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(rows.shape[1:])
+            _add_weighted(sums[name], rows, weight)
     made = {f"delta.{n}": s if local.on_gpu else s.numpy() for n, s in sums.items()}  # an engine only adds
     return {**made, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
+
+
+def _add_weighted(total: Tensor, rows: Tensor, weight: Array) -> None:
+    """Add the rows times their weights, in the type of the total."""
+    if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
+        for row, factor in zip(rows, weight.tolist(), strict=True):
+            total.add_(row, alpha=factor)
+        return
+    factors = torch.as_tensor(weight, device=total.device, dtype=total.dtype)
+    total += (factors @ rows.reshape(len(rows), -1).to(total.dtype)).reshape(total.shape)
 
 
 def _array(values: Array | Tensors) -> Array:

@@ -131,6 +131,7 @@ class LocalSGD:
             raise DataError(f"momentum must be below 1, and 0 with adam (its betas say it), not {self.momentum}")
         if self.optimiser not in ("sgd", "adam"):
             raise DataError(f"optimiser must be 'sgd' or 'adam', not {self.optimiser!r}")
+        _check_device(self.device)
         if self.strategy not in STRATEGIES:
             raise DataError(f"strategy must be one of {STRATEGIES}, not {self.strategy!r}")
         if self.precision not in PRECISIONS:
@@ -276,6 +277,15 @@ class LocalSGD:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
         given = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
         return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *given])})"
+
+
+def _check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise DataError(f"device must be one that torch knows, such as 'cpu' or 'cuda', not {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DataError(f"device is {device!r}, but torch finds no CUDA device here: use 'cpu'")
 
 
 class _Writable:

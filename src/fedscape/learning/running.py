@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedscape.computation import Round, rounds
 from fedscape.engine import Engine
@@ -20,6 +21,7 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Mean
 from fedscape.ledger import Ledger
 from fedscape.privacy import Privacy
+from fedscape.random import Array
 from fedscape.sampling import Sampler
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
@@ -33,35 +35,52 @@ def with_features(federation: Federation, names: Sequence[str]) -> Federation:
     >>> with_features(fed, ["a", "b"])["x"].tolist()
     [[1.0, 0.0], [3.0, 4.0]]
     """
-    if len(names) == 1:
-        federation[names[0]]  # says so if it is not there
+    for name in names:
+        if name in federation.names:
+            raise DataError(f"the column {name!r} holds texts, not numbers: make indicator columns of it")
+    if len(names) == 1 and federation[names[0]].ndim > 1:
         return federation
     columns = []
     for name in names:
         values = federation[name].astype(np.float64)
         if values.ndim != 1 or not np.isfinite(values).all():
             raise DataError(
-                f"the column {name!r} must hold one finite number a row to be a feature among others: it has the shape "
+                f"the column {name!r} must hold one finite number a row to be a feature: it has the shape "
                 f"{list(values.shape[1:])} and {int((~np.isfinite(values)).sum()):,} missing values"
             )
         columns.append(values)
-    return federation.with_column("x", np.stack(columns, axis=1).astype(np.float32))
+    made = np.stack(columns, axis=1).astype(np.float32)
+    return federation.with_column("x" if len(names) > 1 else names[0], made)
 
 
-def standardised(train: Federation, test: Federation, column: str = "x") -> tuple[Federation, Federation]:
-    """Both with the training rows' mean taken off and divided by their standard deviation, number by number.
+def standardising(model: Module, federation: Federation, column: str = "x") -> Module:
+    """The model behind a layer that takes the mean off its inputs and divides by their deviation, number by number.
 
     Images with a white ground, or columns on other scales, need it: without it plain SGD on a linear model barely moves
-    or diverges. Numbers that are the same in all training rows become 0. Mean and deviation are sums over clients.
+    or diverges. Mean and deviation are those of these rows, exactly, which no privacy budget covers; they are buffers
+    of the layer, so a saved model has them. Numbers that are the same in all rows become 0.
 
     >>> fed = Federation({"x": [[1.0, 7.0], [3.0, 7.0]]}, [0, 1, 2])
-    >>> standardised(fed, fed)[1]["x"].tolist()
-    [[-1.0, 0.0], [1.0, 0.0]]
+    >>> standardising(torch.nn.Identity(), fed)(torch.tensor([[3.0, 7.0]])).tolist()
+    [[1.0, 0.0]]
     """
-    mean, spread = (np.asarray(f(train[column], axis=0, dtype=np.float64)) for f in (np.mean, np.std))
+    values = federation[column]
+    if len(values) == 0:
+        raise DataError(f"the column {column!r} has no rows to take a mean of")
+    unit = 255.0 if values.dtype == np.uint8 else 1.0  # bytes reach a model as numbers from 0 to 1
+    mean, spread = (np.asarray(f(values, axis=0, dtype=np.float64)) / unit for f in (np.mean, np.std))
     scale = np.where(spread > 1e-9 * (np.abs(mean) + 1), spread, np.inf)
-    made = [fed.with_column(column, ((fed[column] - mean) / scale).astype(np.float32)) for fed in (train, test)]
-    return made[0], made[1]
+    return torch.nn.Sequential(_Standardise(mean, scale), model)
+
+
+class _Standardise(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, mean: Array, scale: Array) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32))
+
+    def forward(self, x: Any) -> Any:
+        return ((x - self.mean) / self.scale).to(x.dtype)
 
 
 def model_for(name: str, federation: Federation, *, features: str = "x", target: str = "y", seed: int = 0) -> Module:
@@ -161,8 +180,8 @@ def training(
     >>> [r.index for r, _, _ in training(FedAvg(step), fed, test=fed, n_rounds=5, every=2)]
     [1, 3, 4]
     """
-    if every < 1:
-        raise DataError(f"every must be at least 1, not {every}")
+    if every < 1 or n_rounds < 1:
+        raise DataError(f"every and n_rounds must be at least 1, not {every} and {n_rounds}")
     loop = rounds(
         method,
         engine,

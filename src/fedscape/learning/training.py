@@ -78,7 +78,8 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         run = _sequential if local.chosen == "sequential" else _side_by_side
-        return run(local, module, start, work, keys, rates)
+        with known_classes(local):
+            return run(local, module, start, work, keys, rates)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
@@ -256,6 +257,18 @@ def _gradient_of(local: LocalSGD, module: Module) -> Callable[..., tuple[Tensors
         return compiled(*arguments)  # type: ignore[no-any-return]
 
     return first
+
+
+@contextmanager
+def known_classes(local: LocalSGD) -> Iterator[None]:
+    """Within it a class for which the model has no output is a DataError that names the column."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if "out of bounds" not in str(error):
+            raise
+        said = str(error).splitlines()[0]
+        raise DataError(f"the column {local.target!r} holds a class that the model has no output for: {said}") from None
 
 
 # -- how exact ---------------------------------------------------------------------------------------------------------
