@@ -95,7 +95,7 @@ def by_method(seeds: range, n_folds: int, settings) -> None:
         shown = {n: f"{np.median(v):.3f} ({min(v):.2f} to {max(v):.2f})" for n, v in found.items()}
         rows.append({"N*, N**, sigma": f"{entities}, {events}, {sigma:g}", **shown})
     turned = [{"method": name, **{row["N*, N**, sigma"]: row[name] for row in rows}} for name in list(rows[0])[1:]]
-    note = f"MSE / sigma^2: median (range) of {len(seeds)} seeds, each the mean of {n_folds} of 5 folds; 20 rounds or sweeps"
+    note = f"MSE / sigma^2: median (range) of {len(seeds)} seeds, each the mean of {n_folds} of 5 folds; 20 rounds"
     report("hlcr_synthetic_methods", turned, note=note)
 
 
