@@ -296,6 +296,16 @@ def test_central_noise_does_not_protect_what_is_seen_client_by_client():
         DistributionSketch(5).counts(federation(), privacy=Laplace(clip=5.0, epsilon=1.0, unit="row"))
 
 
+@pytest.mark.parametrize("asked", [{"rows": None}, {"centre": "mean"}, {"scale": "deviation"}])
+def test_what_a_fit_found_in_the_data_is_refused_under_privacy(asked):
+    fed = federation()
+    sketch = DistributionSketch(**{"rows": 5, **asked}).fit(fed)
+    privacy = Laplace(clip=float(sketch.total_.shape[0]), epsilon=1.0, unit="row", place="local")
+    for release in (sketch.counts, sketch.transform):
+        with pytest.raises(PrivacyError, match="the data must not choose the sketch"):
+            release(fed, privacy=privacy)
+
+
 def test_private_sketches_want_few_rows():
     assert choose_rows(500, epsilon=1.0) <= 20
     chosen = [choose_rows(n, epsilon=1.0) for n in (100, 1000, 10_000, 100_000)]

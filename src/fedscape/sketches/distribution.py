@@ -160,6 +160,8 @@ class DistributionSketch(Estimator):
         ledger
             Where the release is written before it happens.
         """
+        if privacy is not None:
+            self._check_chosen()
         work, engine = self._ready(), as_engine(data)
         if privacy is None and isinstance(data, Federation):
             parts = [work.step({}, part, Key(0))[0]["counts"] for part in data.batches(self.block_clients)]
@@ -231,10 +233,7 @@ class DistributionSketch(Estimator):
         if self.rows is not None and not asked:
             return {}
         if how.privacy is not None:
-            raise PrivacyError(
-                "under privacy the data must not choose the sketch: give rows (choose_rows) and numbers for centre and "
-                "scale"
-            )
+            self._check_chosen()
         survey = Spread(column=work.column, embed=self.embed, numbers=bool(asked))
         state = self._run(survey, engine, how.phase(".spread"), n_rounds=1, measure=0)
         found: dict[str, Any] = {}
@@ -246,6 +245,14 @@ class DistributionSketch(Estimator):
                     raise DataError(f"{name} must be numbers or {wanted!r}, not {getattr(self, name)!r}")
                 found[name] = np.array(state[wanted])
         return found
+
+    def _check_chosen(self) -> None:
+        """Refuse a sketch whose shape or centre come from the data, where those are protected."""
+        if self.rows is None or isinstance(self.centre, str) or isinstance(self.scale, str):
+            raise PrivacyError(
+                "under privacy the data must not choose the sketch: give rows (choose_rows) and numbers for centre and "
+                "scale"
+            )
 
     def _with(self, found: dict[str, Any]) -> Self:
         return type(self)(**{**self.get_params(), **found})

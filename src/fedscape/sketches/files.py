@@ -91,11 +91,13 @@ def build(
     *,
     epsilon: float | None = None,
     relation: str = "add-remove",
+    typical_size: float | None = None,
 ) -> dict[str, Any]:
     """Sketch every client and save the sketches; with epsilon each client protects its rows first.
 
-    Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy, rows are
-    by default those that suit clients of the mean size, and "mean" and "deviation" are refused. Exchanging a row moves
+    Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy the data
+    choose nothing: rows are given, or suit clients of a typical size that is public, and "mean" and "deviation" are
+    refused. Exchanging a row moves
     counts twice as far as adding one: for "replace-one" the noise is doubled, so that epsilon is what is spent.
     """
     given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
@@ -104,8 +106,12 @@ def build(
         if not epsilon > 0:
             raise DataError(f"epsilon must be positive, not {epsilon}")
         if given["rows"] is None:
-            size = max(federation.n_rows / max(len(federation), 1), 1.0)
-            given["rows"] = choose_rows(size, epsilon=epsilon, bits=given["bits"], relation=relation)
+            if typical_size is None:
+                raise DataError(
+                    "with --epsilon, give --rows, or --typical-size, about how many rows a client has as far as is "
+                    "public: the data must not choose them"
+                )
+            given["rows"] = choose_rows(typical_size, epsilon=epsilon, bits=given["bits"], relation=relation)
         if any(isinstance(given.get(name), str) for name in ("centre", "scale")):
             raise DataError("with --epsilon, --centre and --scale must be numbers: the data must not choose them")
         privacy = Laplace(
