@@ -135,6 +135,10 @@ class Privacy:
         """Whole-number noise."""
         raise TypeError("use Gaussian or Laplace")
 
+    def variance(self, spread: float) -> float:
+        """The variance of that noise."""
+        raise TypeError("use Gaussian or Laplace")
+
     def with_count(self, clip: float) -> float:
         """The sensitivity of clipped arrays and the number of clients together."""
         raise TypeError("use Gaussian or Laplace")
@@ -203,6 +207,9 @@ class Gaussian(Privacy):
     def draw(self, stream: Stream, spread: float, n: int) -> Array:
         return discrete_gaussian(stream, spread, n)
 
+    def variance(self, spread: float) -> float:
+        return spread**2  # to a billionth: grids are no coarser than half the noise
+
     def with_count(self, clip: float) -> float:
         return float(clip / np.sqrt(1 - self.count_share))
 
@@ -230,6 +237,9 @@ class Laplace(Privacy):
 
     def draw(self, stream: Stream, spread: float, n: int) -> Array:
         return discrete_laplace(stream, spread, n)
+
+    def variance(self, spread: float) -> float:
+        return float(2 * np.exp(-1 / spread) / np.expm1(-1 / spread) ** 2)
 
     def with_count(self, clip: float) -> float:
         return clip / (1 - self.count_share)
@@ -315,6 +325,17 @@ class Release:
             noise = discrete_gaussian(self._stream("clip"), self.privacy.clip.multiplier, 1)[0]
             self.inside = float(total[_INSIDE] + noise) / max(float(out["clients"]), 1.0)
         return out
+
+    def variance(self, name: str, reported: int, *, whole: bool) -> float:
+        """The variance of the noise in a number of this array's sum over so many clients; `whole` if it is a count."""
+        grid, number = self._grid(name, whole), 1.0
+        if self.privacy.place != "central":  # each client adds a part, or all, of its own
+            number = reported / (self.min_clients if self.privacy.place == "distributed" else 1)
+        return (
+            number
+            * grid**2
+            * self.privacy.variance(self.privacy.spread() * self.sensitivity * self._scale(name) / grid)
+        )
 
     def _number_of_clients(self, reported: int) -> float:
         if not self.counted:

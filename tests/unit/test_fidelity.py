@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, Federation, Gaussian, Ledger, MixtureOfDirichletMultinomials, datasets
+from fedscape import (
+    DataError,
+    Federation,
+    Gaussian,
+    Laplace,
+    Ledger,
+    Local,
+    MixtureOfDirichletMultinomials,
+    PrivacyError,
+    datasets,
+)
+from fedscape.errors import TooFewClients
 from fedscape.simulate import (
     Labels,
     Measure,
@@ -266,6 +277,39 @@ def test_a_private_score_is_one_release_and_still_sees_iid(model):
     assert found.p_all < 1e-6
     assert sum(line["kind"] == "release" for line in ledger.entries()) == 1
     assert found.misfit["likelihood"] > 0.3
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        Gaussian(clip=2.45, multiplier=1.0),
+        Gaussian(clip=2.45, multiplier=0.5, place="distributed"),
+        Gaussian(clip=2.45, multiplier=0.5, place="local"),
+        Laplace(clip=6.0, epsilon=10.0),
+        Laplace(clip=6.0, epsilon=10.0, place="local"),
+    ],
+)
+def test_the_noise_of_a_private_score_is_that_of_its_release(model, privacy):
+    engine = Local(clients_of(drawn(300, 3)), min_clients=30)
+    exact = self_score(model, engine, draws=9, bins=100)
+    found = self_score(model, engine, draws=9, bins=100, privacy=privacy)
+    noise = np.concatenate([found.histograms[n] - exact.histograms[n] for n in exact.histograms if n != "likelihood"])
+    fourth = 5 if isinstance(privacy, Laplace) else 2
+    assert abs(noise.var() / found.noise**2 - 1) < 5 * np.sqrt(fourth / noise.size)
+
+
+def test_a_score_that_counts_nobody_or_clips_everybody_is_refused(model):
+    fed = clients_of(drawn(30, 3))
+    with pytest.raises(TooFewClients, match="nothing was scored: lower min_clients"):
+        self_score(model, Local(fed, min_clients=31), draws=9)
+    with pytest.raises(DataError, match="the histogram of size sums to 0: no client was scored"):
+        SelfScore({"size": np.zeros(10)}, noise=0.0, components=np.zeros((1, 10)))
+    with pytest.raises(PrivacyError, match=r"of norm 2.449, which clip=1 would shrink: use clip=2.45"):
+        self_score(model, fed, privacy=Gaussian(clip=1.0, multiplier=1.0))
+    with pytest.raises(PrivacyError, match=r"of norm 6, which clip=2.45 would shrink: use clip=6"):
+        self_score(model, fed, privacy=Laplace(clip=2.45, epsilon=1.0))
+    with pytest.raises(PrivacyError, match="use unit='client' and no scales"):
+        self_score(model, fed, privacy=Gaussian(clip=2.45, multiplier=1.0, scales={"size": 2.0}))
 
 
 def test_components_whose_clients_are_not_represented_are_named(model):

@@ -11,12 +11,14 @@ from fedscape import (
     DistributionSketch,
     EngineError,
     Federation,
+    Gaussian,
     Laplace,
     Ledger,
     Local,
     NotFittedError,
     PrivacyError,
 )
+from fedscape.errors import TooFewClients
 from fedscape.sketches import _kernels, choose_rows, noise_variance, query, tvd
 from fedscape.sketches.distances import sizes
 
@@ -304,6 +306,35 @@ def test_what_a_fit_found_in_the_data_is_refused_under_privacy(asked):
     for release in (sketch.counts, sketch.transform):
         with pytest.raises(PrivacyError, match="the data must not choose the sketch"):
             release(fed, privacy=privacy)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        Laplace(clip=50.0, epsilon=1.0, unit="row", place="local"),
+        Laplace(clip=50.0, epsilon=400.0, unit="row"),  # the grid is an eighth
+        Laplace(clip=1e5, epsilon=1.0, count_share=0.5),
+        Gaussian(clip=1e4, multiplier=1.0, count_share=0.5),
+        Gaussian(clip=1e4, multiplier=1.0, place="distributed", count_share=0.5),
+        Gaussian(clip=1e4, multiplier=1.0, place="local"),
+        Gaussian(clip=1e4, multiplier=1.0, scales={"counts": 3.0}),
+    ],
+)
+def test_the_variance_of_the_noise_is_that_of_the_release(privacy):
+    fed = federation()
+    sketch = DistributionSketch(50).fit(Local(fed, min_clients=3), privacy=privacy)
+    noise = sketch.counts_ - DistributionSketch(50).fit(fed).counts_
+    fourth = 5 if isinstance(privacy, Laplace) else 2  # of the fourth moment, less one
+    assert abs(noise.var() / sketch.noise_ - 1) < 5 * np.sqrt(fourth / noise.size)
+
+
+def test_an_abandoned_round_is_no_sketch():
+    engine = Local(federation(), min_clients=10_000)
+    for work in (DistributionSketch(5), DistributionSketch(centre="mean")):
+        with pytest.raises(TooFewClients, match="nothing was counted: lower min_clients"):
+            work.fit(engine)
+    with pytest.raises(TooFewClients, match="nothing was counted"):
+        DistributionSketch(5).counts(engine, allow=("counts",))
 
 
 def test_private_sketches_want_few_rows():

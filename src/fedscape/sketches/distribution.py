@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
@@ -28,6 +28,7 @@ FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000
 _MOST_BITS = 16
 _MOST_CELLS = 2**28
+_ABANDONED = "too few clients reported, so that nothing was counted: lower min_clients or wait for more"
 
 
 class DistributionSketch(Estimator):
@@ -171,8 +172,11 @@ class DistributionSketch(Estimator):
         seen = ClientSketches(work)
         allow = seen.reveals if isinstance(data, Federation) else allow
         loop = rounds(seen, engine, n_rounds=1, allow=allow, privacy=privacy, ledger=ledger, measure=0)
-        state = next(loop).state
+        done = next(loop)
         loop.close()
+        if done.abandoned:
+            raise TooFewClients(_ABANDONED)
+        state = done.state
         ids = np.asarray(getattr(engine.clients, "ids", state["server.ids"]))
         place = {client: i for i, client in enumerate(state["server.ids"].tolist())}
         return np.asarray(state["server.counts"][[place[client] for client in ids.tolist()]])
@@ -220,12 +224,19 @@ class DistributionSketch(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = reading(self, column)
         work = work._with(self._looked_up(work, engine, how))
-        state = self._run(work, engine, how, n_rounds=1, measure=0)
+        state = self._asked_once(work, engine, how)
         self._work: DistributionSketch = work
         self.counts_ = state["server.counts"]
-        self.noise_ = noise_variance(how.privacy)
+        clients = self.history_["clients"][-1]
+        self.noise_ = noise_variance(how.privacy, clients=clients, min_clients=engine.min_clients, sampler=how.sampler)
         self.n_rows_ = float(self.counts_.sum() / self.counts_.shape[0])  # under privacy the mean of noisy row sums
         self.total_ = normalise(self.counts_)
+
+    def _asked_once(self, work: Computation, engine: Engine, how: Fit) -> Arrays:
+        state = self._run(work, engine, how, n_rounds=1, measure=0)
+        if self.history_["abandoned"][-1]:
+            raise TooFewClients(_ABANDONED)
+        return state
 
     def _looked_up(self, work: Self, engine: Engine, how: Fit) -> dict[str, Any]:
         """What one round of sums must find before data can be hashed."""
@@ -235,7 +246,7 @@ class DistributionSketch(Estimator):
         if how.privacy is not None:
             self._check_chosen()
         survey = Spread(column=work.column, embed=self.embed, numbers=bool(asked))
-        state = self._run(survey, engine, how.phase(".spread"), n_rounds=1, measure=0)
+        state = self._asked_once(survey, engine, how.phase(".spread"))
         found: dict[str, Any] = {}
         if self.rows is None:
             found["rows"] = int(np.clip(np.ceil(np.sqrt(state["n_rows"])), 1, MOST_ROWS))
