@@ -182,6 +182,42 @@ def test_a_category_that_one_population_never_saw_is_normal():
     assert fidelity(drawn(50, 0)[:, :3], drawn(50, 0), draws=5).pool.value > 0
 
 
+@pytest.mark.parametrize("sizes", [(30, 1000), (2000, 30)])
+def test_equal_laws_lack_and_invent_no_client_however_many_there_are(sizes):
+    for seed in range(3):
+        found = fidelity(drawn(sizes[0], seed), drawn(sizes[1], 100 + seed), draws=10, seed=seed)
+        assert found.missing <= 0.1
+        assert found.invented <= 0.1
+        assert found.clients == sizes
+
+
+def test_clients_of_the_larger_population_that_are_not_represented_keep_their_ids():
+    counts = np.concatenate((drawn(300, 1), np.tile([0, 40, 0, 0], (100, 1))))
+    true = Federation({"y": counts}, np.arange(401), ids=[f"c{i}" for i in range(400)])
+    found = fidelity(true, drawn(150, 2), draws=10)
+    assert found.missing == pytest.approx(0.25, abs=0.1)
+    assert {int(who[1:]) >= 300 for who in found.missing_ids} == {True}
+
+
+def test_categories_are_matched_by_name_where_both_have_names():
+    counts, back = drawn(200, 1), [3, 1, 0, 2]
+    names = ("a", "b", "c", "d")
+    true = Federation({"y": counts}, np.arange(201), names={"y": names})
+    other = Federation({"y": counts[:, back]}, np.arange(201), names={"y": [names[j] for j in back]})
+    assert fidelity(true, other, draws=10).pool.value == 0
+    assert fidelity(true, counts, draws=10).pool.value == 0  # one side without names: by number
+    assert fidelity(true, counts[:, back], draws=10).pool.value > 0.1
+    rows = [np.repeat(np.arange(4), c) for c in counts]
+    ends = np.concatenate(([0], np.cumsum(counts.sum(axis=1))))
+    flat = np.concatenate(rows)
+    true = Federation({"y": flat}, ends, names={"y": names})
+    other = Federation({"y": np.argsort(back)[flat]}, ends, names={"y": [names[j] for j in back]})
+    assert fidelity(true, other, column=Labels("y"), draws=10).pool.value == 0
+    strangers = Federation({"y": flat}, ends, names={"y": ("e", "f", "g", "h")})
+    with pytest.raises(DataError, match="share no category: one has"):
+        fidelity(true, strangers)
+
+
 def test_a_measure_reads_as_a_sentence():
     assert str(Measure(0.5, 0.4, 0.6, 0.5, 1e-9)).endswith("p < 0.0001")
 

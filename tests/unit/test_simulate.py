@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, FederatedKMeans, Federation, Key, MixtureOfDirichletMultinomials, datasets, simulate
+from fedscape import (
+    DataError,
+    FederatedKMeans,
+    Federation,
+    Key,
+    MixtureOfDirichletMultinomials,
+    datasets,
+    simulate,
+    study,
+)
 from fedscape.simulate import (
     Binned,
     Cells,
@@ -453,3 +462,26 @@ def test_flwr_datasets_plots_the_partitions():
     figure, _, frame = plot_label_distributions(partitioner, label_name="label")
     assert frame.to_numpy().sum() == 90
     matplotlib.pyplot.close(figure)
+
+
+def test_a_named_proxy_is_matched_to_a_named_population_by_name(tmp_path):
+    counts = np.tile([8, 1, 0], (30, 1)) + np.random.default_rng(0).integers(0, 2, (30, 3))
+    true = Federation({"y": counts}, np.arange(31), names={"y": ("a", "b", "c")})
+    mdm = MixtureOfDirichletMultinomials(1).fit(true, progress=False)
+    rows = np.repeat([0, 1, 2], [100, 500, 900])
+    proxy = Federation({"y": rows}, [0, 1500], names={"y": ("c", "b", "a")})
+    made = plan(FromMixture(mdm), proxy, n_clients=20, column="y", seed=0)
+    assert made.feasibility.names == ("a", "b", "c")
+    assert made.feasibility.available.tolist() == [900, 500, 100]
+    got = made.federation().counts("y")
+    assert np.array_equal(got[:, ::-1], made.histograms)
+    assert got[:, 2].sum() > 0.6 * got.sum()
+    mdm.save(tmp_path / "p.json")
+    proxy.save(tmp_path / "proxy")
+    sim, _ = study.simulated(tmp_path / "proxy", tmp_path / "p.json", n_clients=20)
+    assert sim.counts("y")[:, 2].sum() > 0.6 * sim.n_rows
+    strange = Federation({"y": rows}, [0, 1500], names={"y": ("c", "z", "a")})
+    with pytest.raises(DataError, match="the proxy has rows of 'z', a category the recipe does not know"):
+        plan(FromMixture(mdm), strange, n_clients=20, column="y")
+    unnamed = plan(FromMixture(mdm), {"y": rows}, n_clients=5, column="y")
+    assert np.array_equal(unnamed.federation().counts("y"), unnamed.histograms)  # by number

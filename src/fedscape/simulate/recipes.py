@@ -104,6 +104,11 @@ class FromMixture:
     sizes: int | None = None
     by_category: ClassVar[bool] = True
 
+    @property
+    def category_names(self) -> tuple[str, ...] | None:
+        """What the population's categories are called, where that is known: a proxy with names is matched by them."""
+        return getattr(self.population, "category_names_", None)
+
     def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
         n, seeds = _number(n_clients), key.to("simulated mixture")
         parts = []
