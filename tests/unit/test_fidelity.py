@@ -35,7 +35,7 @@ from fedscape.simulate import (
 from fedscape.simulate.classifier import _area, _Logistic, classify
 from fedscape.simulate.fidelity import _laws, wasserstein
 from fedscape.simulate.self_score import _log_dirichlet_multinomial, _rank, _size_rank
-from fedscape.simulate.training import kendall
+from fedscape.simulate.training import _halves, kendall
 
 ALPHA = np.array([[6.0, 2.0, 1.0, 1.0], [1.0, 1.0, 3.0, 9.0]])
 
@@ -218,6 +218,13 @@ def test_categories_are_matched_by_name_where_both_have_names():
         fidelity(true, strangers)
 
 
+def test_clients_without_rows_cannot_be_compared():
+    nobody = Federation({"y": np.empty(0, dtype=np.int64)}, [0] * 31)
+    for true, other in ((nobody, nobody), (drawn(30, 0), nobody), (np.zeros((30, 4), int), drawn(30, 0))):
+        with pytest.raises(DataError, match="no client has a row in this column"):
+            fidelity(true, other)
+
+
 def test_a_measure_reads_as_a_sentence():
     assert str(Measure(0.5, 0.4, 0.6, 0.5, 1e-9)).endswith("p < 0.0001")
 
@@ -382,6 +389,17 @@ def test_kendalls_tau_is_that_of_scipy():
         a, b = rng.integers(0, 5, 9).astype(float), rng.normal(size=9)
         assert kendall(a, b) == pytest.approx(stats.kendalltau(a, b).statistic)
     assert kendall(np.ones(3), np.ones(3)) == 1.0
+
+
+def test_halves_of_many_seeds_are_drawn_and_not_listed():
+    assert len(_halves(8, 4)) == 70
+    chosen = _halves(60, 30)  # ten to the 17 choices
+    assert len(chosen) == 70
+    assert all(len(set(c)) == 30 for c in chosen)
+    assert {seed for c in chosen for seed in c} == set(range(60))
+    true = np.random.default_rng(0).normal(0.7, 0.01, (4, 60))
+    found = compare_training(true, {"same": true[:, :30]}, draws=2)["same"]
+    assert found.difference < 0.01
 
 
 def test_training_differences_stand_beside_the_noise_floor():

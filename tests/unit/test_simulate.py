@@ -485,3 +485,30 @@ def test_a_named_proxy_is_matched_to_a_named_population_by_name(tmp_path):
         plan(FromMixture(mdm), strange, n_clients=20, column="y")
     unnamed = plan(FromMixture(mdm), {"y": rows}, n_clients=5, column="y")
     assert np.array_equal(unnamed.federation().counts("y"), unnamed.histograms)  # by number
+
+
+NOTHING = Federation({"y": np.empty(0, dtype=np.int64)}, [0, 0])
+REFUSED = {
+    "alpha must be one number, or with sizes= one for each of 5": lambda: plan(
+        Dirichlet([0.5, 0.2, 0.1]), proxy(), n_clients=5
+    ),
+    "not [3] of them": lambda: plan(Dirichlet([0.5, 0.2, 0.1], sizes=4), proxy(), n_clients=5),
+    "histograms are those of no client": lambda: plan(ConditionallyIID(np.zeros((0, 3), int)), proxy(), n_clients=5),
+    "the proxy has no rows": lambda: plan(Dirichlet(0.5), NOTHING, n_clients=5),
+    "no rows, so that there are": lambda: plan(Dirichlet(0.5, sizes=3), NOTHING, n_clients=5),
+    "below what least= promises": lambda: plan(Dirichlet(0.5, sizes=9, least=2), proxy(), n_clients=5, policy="scale"),
+    "leave one of the two out": lambda: plan(Quantity(0.5, least=2), proxy(), n_clients=5, policy="scale"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_no_recipe_can_do_is_one_line(message):
+    with pytest.raises(DataError) as error:
+        REFUSED[message]()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_independent_clients_of_a_mixture_do_not_depend_on_how_many_follow():
+    few, many = (plan(FromMixture(fitted()), proxy(), n_clients=n, seed=3, policy="independent") for n in (10, 50))
+    assert all(np.array_equal(few.indices(i), many.indices(i)) for i in range(10))

@@ -337,6 +337,18 @@ def test_an_abandoned_round_is_no_sketch():
         DistributionSketch(5).counts(engine, allow=("counts",))
 
 
+def test_large_sketches_are_counted_for_few_clients_at_once():
+    from fedscape.sketches.distribution import ClientSketches
+
+    small, large = DistributionSketch(1000), DistributionSketch(1000, bits=16)
+    assert small.block_clients == 64
+    assert large.block_clients * 1000 * 2**16 <= 2**26
+    assert ClientSketches(large).block_clients == large.block_clients
+    fed, wide = federation(), DistributionSketch(40, bits=16)
+    assert wide.block_clients < 64
+    assert np.array_equal(wide.counts(fed).sum(axis=2), np.repeat(fed.sizes[:, None], 40, axis=1))
+
+
 def test_private_sketches_want_few_rows():
     assert choose_rows(500, epsilon=1.0) <= 20
     chosen = [choose_rows(n, epsilon=1.0) for n in (100, 1000, 10_000, 100_000)]

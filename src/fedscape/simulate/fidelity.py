@@ -135,6 +135,8 @@ def fidelity(
     rng = Key(seed, purpose="fidelity").generator()
     these, those = (np.sort(rng.permutation(len(c))[:most]) for c in (counts, other))
     made = (counts[these].astype(np.int64), other[those].astype(np.int64))
+    if not (made[0].any() and made[1].any()):
+        raise DataError("no client has a row in this column: there is nothing to compare")
     fewer = min(len(these), len(those))  # where one kind is rare, a classifier is too sure of the other
     equal = [np.sort(rng.permutation(len(c))[:fewer]) for c in made]
     verdict = classify(made[0][equal[0]], made[1][equal[1]], seed=seed)

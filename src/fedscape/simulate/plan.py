@@ -166,8 +166,8 @@ def clients(
     policy
         When a category has too few rows for disjoint clients: "refuse" it; "replace", clients share rows of that
         category alone; "scale" all clients down alike; or, whatever the rows, "independent": every client draws its
-        own from all rows and depends on the seed and its place alone. No client has a row twice while there are
-        others.
+        own from all rows, which depend on the seed, its place and its histogram alone. No client has a row twice while
+        there are others.
 
     >>> fed = Federation({"y": [0] * 50 + [1] * 50}, [0, 100])
     >>> from fedscape.simulate import Dirichlet
@@ -229,6 +229,8 @@ class _Draft:
     def of(cls, recipe: Recipe, proxy: Any, n_clients: int | None, column: Column, seed: int, policy: Policy) -> _Draft:
         if policy not in POLICIES:
             raise DataError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
+        if policy == "scale" and getattr(getattr(recipe, "recipe", recipe), "least", 0) > 0:
+            raise DataError("policy='scale' shrinks clients below what least= promises: leave one of the two out")
         key, data = Key(seed, purpose="simulated clients"), as_proxy(proxy)
         if hasattr(recipe, "prepare"):
             data, column = recipe.prepare(data, column, key)

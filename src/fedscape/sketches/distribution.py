@@ -28,6 +28,7 @@ FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000
 _MOST_BITS = 16
 _MOST_CELLS = 2**28
+_BLOCK_CELLS = 2**18  # in a client's sketch, up to which a full block of clients is counted at once
 _ABANDONED = "too few clients reported, so that nothing was counted: lower min_clients or wait for more"
 
 
@@ -101,6 +102,9 @@ class DistributionSketch(Estimator):
         self.shingle = shingle
         self.embed = embed
         self.seed = seed
+        cells = (rows or 0) * 2 ** min(max(bits, 0), _MOST_BITS)
+        if cells > _BLOCK_CELLS:
+            self.block_clients = max(1, self.block_clients * _BLOCK_CELLS // cells)
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -165,7 +169,7 @@ class DistributionSketch(Estimator):
             self._check_chosen()
         work, engine = self._ready(), as_engine(data)
         if privacy is None and isinstance(data, Federation):
-            parts = [work.step({}, part, Key(0))[0]["counts"] for part in data.batches(self.block_clients)]
+            parts = [work.step({}, part, Key(0))[0]["counts"] for part in data.batches(work.block_clients)]
             return np.concatenate(parts) if parts else np.zeros((0, *work._shape()), dtype=np.int32)
         if privacy is not None and privacy.place != "local":
             raise PrivacyError(f"the server sees counts client by client: use place='local', not {privacy.place!r}")
@@ -343,6 +347,8 @@ class ClientSketches(Computation):
 
     def __init__(self, sketch: DistributionSketch) -> None:
         self.sketch = sketch
+        if sketch.block_clients < self.block_clients:
+            self.block_clients = sketch.block_clients
 
     def start(self, seed: int) -> Arrays:
         shape = self.sketch._shape()

@@ -19,6 +19,7 @@ from fedscape.sketches.distances import distance, heterogeneity, neighbours, nor
 from fedscape.sketches.distribution import DistributionSketch
 from fedscape.sketches.private import choose_rows, noise_variance
 
+_MOST_CELLS = 2**29  # of all clients together, which are in memory at once
 _PLAIN = ("rows", "bits", "family", "column", "width", "shingle", "seed")
 
 
@@ -122,8 +123,11 @@ def build(
             relation=relation,
         )
     model = DistributionSketch(**given)
+    if given["rows"] is not None:
+        _check_cells(model, len(federation))
     if privacy is None:
         model.fit(federation, progress=False)
+        _check_cells(model._ready(), len(federation))
     counts = model.counts(federation, privacy=privacy, ledger=None if privacy is None else ledger)
     save(path, Saved(model, counts, federation.ids, noise_variance(privacy)))
     rows, cells = model._ready()._shape()
@@ -164,6 +168,7 @@ def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[st
         raise DataError(f"there is no client {client!r} in {os.fspath(path)}: {first}")
     if k < 1:
         raise DataError(f"-k must be at least 1, not {k}")
+    k = min(k, len(names))
     i, n, s = names.index(client), saved.sizes, saved.sketches
     found, squares = neighbours(s[i : i + 1], s, k=k + 1, sizes=(n[i : i + 1], n), noise=saved.noise)
     rows = s.shape[1]
@@ -181,6 +186,15 @@ def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[st
             for j, square in pairs
         ],
     }
+
+
+def _check_cells(model: DistributionSketch, n_clients: int) -> None:
+    each = int(np.prod(model._shape()))
+    if each * n_clients > _MOST_CELLS:
+        raise DataError(
+            f"the sketches of {n_clients:,} clients would have {each:,} cells each, more than {_MOST_CELLS:,} in all: "
+            "use fewer --rows or --bits"
+        )
 
 
 def _number(name: str, text: Any) -> Any:
