@@ -49,6 +49,11 @@ class Guard:
             raise PrivacyError("measure_privacy needs a fixed clip")
         if measure_privacy is not None and (measure_privacy.unit, measure_privacy.place) != ("client", "central"):
             raise PrivacyError("measure_privacy needs unit='client' and place='central'")
+        if getattr(sampler, "reads_data", False):
+            raise PrivacyError(
+                f"{type(sampler).__name__} chooses clients by their data, which no accountant covers: "
+                "use Poisson or FixedSize"
+            )
         self.privacy, self.measure_privacy, self.ledger = privacy, measure_privacy, ledger
         self.sampler, self.engine = sampler, engine
         self.run = os.urandom(8).hex()

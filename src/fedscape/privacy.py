@@ -135,6 +135,10 @@ class Privacy:
         """Whole-number noise."""
         raise TypeError("use Gaussian or Laplace")
 
+    def variance(self, spread: float) -> float:
+        """The variance of that noise."""
+        raise TypeError("use Gaussian or Laplace")
+
     def with_count(self, clip: float) -> float:
         """The sensitivity of clipped arrays and the number of clients together."""
         raise TypeError("use Gaussian or Laplace")
@@ -150,7 +154,7 @@ class Privacy:
 
     def entries(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
         """For each mechanism of a round, what the ledger must know of it."""
-        replace = isinstance(sampler, FixedSize) or self.relation == "replace-one"
+        replace = self.relation == "replace-one" or (self.unit == "client" and isinstance(sampler, FixedSize))
         if self.place == "local":
             replace = self.unit == "client" or self.relation == "replace-one"
         group = {
@@ -158,7 +162,9 @@ class Privacy:
             "relation": "replace-one" if replace else "add-remove",
             "place": "local" if self.place == "local" else "central",
         }
-        sampling = _sampling(sampler, n_clients) if self.place != "local" else {"kind": "all"}
+        # samplers draw clients: the other rows of a client come and go with it, which hides none of them
+        drawn = self.place != "local" and self.unit == "client"
+        sampling = _sampling(sampler, n_clients) if drawn else {"kind": "all"}
         halve = 2.0 if replace else 1.0  # replacing a contribution moves the sum by up to twice the clip
         secret = {"private": False} if self.noise_seed is not None else {}
         kind = "gaussian" if self.norm == 2 else "laplace"
@@ -201,6 +207,9 @@ class Gaussian(Privacy):
     def draw(self, stream: Stream, spread: float, n: int) -> Array:
         return discrete_gaussian(stream, spread, n)
 
+    def variance(self, spread: float) -> float:
+        return spread**2  # to a billionth: grids are no coarser than half the noise
+
     def with_count(self, clip: float) -> float:
         return float(clip / np.sqrt(1 - self.count_share))
 
@@ -228,6 +237,9 @@ class Laplace(Privacy):
 
     def draw(self, stream: Stream, spread: float, n: int) -> Array:
         return discrete_laplace(stream, spread, n)
+
+    def variance(self, spread: float) -> float:
+        return float(2 * np.exp(-1 / spread) / np.expm1(-1 / spread) ** 2)
 
     def with_count(self, clip: float) -> float:
         return clip / (1 - self.count_share)
@@ -314,6 +326,17 @@ class Release:
             self.inside = float(total[_INSIDE] + noise) / max(float(out["clients"]), 1.0)
         return out
 
+    def variance(self, name: str, reported: int, *, whole: bool) -> float:
+        """The variance of the noise in a number of this array's sum over so many clients; `whole` if it is a count."""
+        grid, number = self._grid(name, whole), 1.0
+        if self.privacy.place != "central":  # each client adds a part, or all, of its own
+            number = reported / (self.min_clients if self.privacy.place == "distributed" else 1)
+        return (
+            number
+            * grid**2
+            * self.privacy.variance(self.privacy.spread() * self.sensitivity * self._scale(name) / grid)
+        )
+
     def _number_of_clients(self, reported: int) -> float:
         if not self.counted:
             return float(reported)
@@ -337,12 +360,12 @@ class Release:
         return np.where(within, 1.0, self.clip * (1 - 2.0**-40) / np.maximum(length, 1e-300)), within
 
     def _grid(self, name: str, whole: bool) -> float:
-        """A power of two, fine beside the noise; one for counts, unless the noise is smaller than two."""
+        """A power of two, fine beside the noise; for counts that no clip shrinks one, unless the noise is below two."""
         spread = self.privacy.spread() * self.sensitivity * self._scale(name)
         if self.privacy.place == "distributed":
             spread /= np.sqrt(self.min_clients)
         cell = float(2.0 ** np.floor(np.log2(spread / 2)))
-        return min(1.0, cell) if whole else cell * 2 * _FINE
+        return min(1.0, cell) if whole and self.privacy.unit == "row" else cell * 2 * _FINE
 
     def _add_own_noise(self, rows: Arrays, clients: HasKeys) -> None:
         part = np.sqrt(self.min_clients) if self.privacy.place == "distributed" else 1.0
@@ -395,7 +418,7 @@ def calibrate(
     rounds
         How many releases.
     sampler
-        Who takes part; FixedSize also needs n_clients.
+        Who takes part; FixedSize also needs n_clients. For unit "row" use All(): sampling clients does not hide rows.
     tolerance
         How close, relative; the answer is on the safe side.
 

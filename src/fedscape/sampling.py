@@ -16,7 +16,8 @@ class Sampler(Protocol):
     """Who takes part in the round of this key.
 
     A schedule (day and night, a trace) reads `key.round`. Poisson and FixedSize are known to the privacy accountant;
-    any other sampler is accounted for as if every client took part.
+    any other sampler is accounted for as if every client took part, which holds only if it does not look at their data:
+    one that does sets `reads_data = True`, and is refused under privacy.
     """
 
     def draw(self, clients: HasKeys, key: Key) -> Array:

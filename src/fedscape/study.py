@@ -209,7 +209,8 @@ def simulated(
     made = MixtureOfDirichletMultinomials.load(population)
     bare = Path(proxy).suffix == ".parquet" and client is None
     rows = as_proxy(proxy) if bare else datasets.read(proxy, client=client)
-    modelled = Labels(column, made.concentrations_.shape[1])
+    named = made.category_names_ is not None and column in rows.names
+    modelled = Labels(column, None if named else made.concentrations_.shape[1])
     recipe = FromMixture(made)
     cut = plan(recipe, rows, n_clients=n_clients, column=modelled, seed=seed, policy=cast(Policy, policy))
     fed = cut.federation()

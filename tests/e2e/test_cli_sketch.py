@@ -43,6 +43,8 @@ def test_compare_is_the_library_call(made):
 def test_neighbours_are_found(made):
     found = json.loads(ok("sketch", "neighbours", made / "s", "--client", "a", "-k", 2, "--json"))
     assert found["neighbours"][0]["client"] == "c"
+    many = json.loads(ok("sketch", "neighbours", made / "s", "--client", "a", "-k", 10**15, "--json"))
+    assert len(many["neighbours"]) == 3
     assert "the first of 4 is 'a'" in refused(2, "sketch", "neighbours", made / "s", "--client", "z")
     assert "-k must be at least 1" in refused(2, "sketch", "neighbours", made / "s", "--client", "a", "-k", 0)
 
@@ -50,13 +52,15 @@ def test_neighbours_are_found(made):
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_private_sketches_spend_what_was_asked(made, relation):
     call = ("sketch", "build", made / "fed", "--out", made / f"p{relation}", "--centre", 0, "--epsilon", 2, "--json")
-    about = json.loads(ok(*call, "--relation", relation))
+    about = json.loads(ok(*call, "--relation", relation, "--typical-size", 60))
     assert about["epsilon"] == {f"row, {relation}, local": 2.0}
     assert about["rows"] <= 10
 
 
 def test_bad_input_is_one_line(made):
     build = ("sketch", "build", made / "fed", "--out", made / "bad")
-    assert "must be numbers: the data" in refused(2, *build, "--epsilon", 1)
+    assert "must be numbers: the data" in refused(2, *build, "--epsilon", 1, "--rows", 5)
+    assert "give --rows, or --typical-size" in refused(2, *build, "--epsilon", 1, "--centre", 0)
+    assert "use fewer --rows or --bits" in refused(2, *build, "--rows", 4096, "--bits", 16, "--centre", 0)
     assert "'mean' or 'deviation'" in refused(2, *build, "--centre", "middle")
     assert "not a fedscape checkpoint" in refused(2, "sketch", "compare", next((made / "fed").glob("*.npy")))

@@ -7,7 +7,7 @@ import pytest
 
 from fedscape import DataError, DistributionSketch, Federation, Laplace, NotFittedError
 from fedscape.personal.cold_start import ColdStart, Match, NearestComponent
-from fedscape.sketches import noise_variance
+from fedscape.sketches import noise_variance, pairwise
 
 SKETCH = DistributionSketch(60, bits=3, seed=2)
 
@@ -71,6 +71,28 @@ def test_clients_without_rows_have_no_match_and_are_nobodys():
     assert found.index[0] == -1
     assert found.models(list("abcd"), fallback="g")[0] == "g"
     assert found.index[1] >= 1
+
+
+def test_a_client_of_one_row_is_given_the_nearest_and_is_not_turned_away():
+    rng = np.random.default_rng(0)
+    means = 6 * np.eye(4)[np.arange(12) % 4]
+    warm = Federation({"x": np.concatenate([rng.normal(m, 1.0, (50, 4)) for m in means])}, np.arange(0, 601, 50))
+    new = Federation({"x": rng.normal(6 * np.eye(4), 0.5)}, [0, 1, 2, 3, 4, 4])
+    match = ColdStart(DistributionSketch(rows=100), alpha=0.5).fit(warm).match(new)
+    assert (match.index[:4] % 4).tolist() == [0, 1, 2, 3]
+    assert np.isnan(match.p_value[:4]).all()
+    assert match.index[4] == -1
+    assert match.p_value[4] == 0
+
+
+def test_no_new_clients_have_no_match():
+    rng = np.random.default_rng(0)
+    warm = Federation({"x": rng.normal(size=(60, 3))}, np.arange(0, 61, 10))
+    nobody = warm.take(slice(0, 0))
+    sketch = DistributionSketch(rows=10)
+    assert ColdStart(sketch).fit(warm).match(nobody).index.shape == (0,)
+    assert NearestComponent(sketch, 2).fit(warm).match(nobody).shape == (0,)
+    assert pairwise(sketch.transform(nobody), sketch.transform(warm)).shape == (0, 6)
 
 
 def test_components_by_sums_bring_like_clients_together():

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, Federation, Gaussian, Ledger, MixtureOfDirichletMultinomials, datasets
+from fedscape import (
+    DataError,
+    Federation,
+    Gaussian,
+    Laplace,
+    Ledger,
+    Local,
+    MixtureOfDirichletMultinomials,
+    PrivacyError,
+    datasets,
+)
+from fedscape.errors import TooFewClients
 from fedscape.simulate import (
     Labels,
     Measure,
@@ -24,7 +35,7 @@ from fedscape.simulate import (
 from fedscape.simulate.classifier import _area, _Logistic, classify
 from fedscape.simulate.fidelity import _laws, wasserstein
 from fedscape.simulate.self_score import _log_dirichlet_multinomial, _rank, _size_rank
-from fedscape.simulate.training import kendall
+from fedscape.simulate.training import _halves, kendall
 
 ALPHA = np.array([[6.0, 2.0, 1.0, 1.0], [1.0, 1.0, 3.0, 9.0]])
 
@@ -171,6 +182,49 @@ def test_a_category_that_one_population_never_saw_is_normal():
     assert fidelity(drawn(50, 0)[:, :3], drawn(50, 0), draws=5).pool.value > 0
 
 
+@pytest.mark.parametrize("sizes", [(30, 1000), (2000, 30)])
+def test_equal_laws_lack_and_invent_no_client_however_many_there_are(sizes):
+    for seed in range(3):
+        found = fidelity(drawn(sizes[0], seed), drawn(sizes[1], 100 + seed), draws=10, seed=seed)
+        assert found.missing <= 0.1
+        assert found.invented <= 0.1
+        assert found.clients == sizes
+
+
+def test_clients_of_the_larger_population_that_are_not_represented_keep_their_ids():
+    counts = np.concatenate((drawn(300, 1), np.tile([0, 40, 0, 0], (100, 1))))
+    true = Federation({"y": counts}, np.arange(401), ids=[f"c{i}" for i in range(400)])
+    found = fidelity(true, drawn(150, 2), draws=10)
+    assert found.missing == pytest.approx(0.25, abs=0.1)
+    assert {int(who[1:]) >= 300 for who in found.missing_ids} == {True}
+
+
+def test_categories_are_matched_by_name_where_both_have_names():
+    counts, back = drawn(200, 1), [3, 1, 0, 2]
+    names = ("a", "b", "c", "d")
+    true = Federation({"y": counts}, np.arange(201), names={"y": names})
+    other = Federation({"y": counts[:, back]}, np.arange(201), names={"y": [names[j] for j in back]})
+    assert fidelity(true, other, draws=10).pool.value == 0
+    assert fidelity(true, counts, draws=10).pool.value == 0  # one side without names: by number
+    assert fidelity(true, counts[:, back], draws=10).pool.value > 0.1
+    rows = [np.repeat(np.arange(4), c) for c in counts]
+    ends = np.concatenate(([0], np.cumsum(counts.sum(axis=1))))
+    flat = np.concatenate(rows)
+    true = Federation({"y": flat}, ends, names={"y": names})
+    other = Federation({"y": np.argsort(back)[flat]}, ends, names={"y": [names[j] for j in back]})
+    assert fidelity(true, other, column=Labels("y"), draws=10).pool.value == 0
+    strangers = Federation({"y": flat}, ends, names={"y": ("e", "f", "g", "h")})
+    with pytest.raises(DataError, match="share no category: one has"):
+        fidelity(true, strangers)
+
+
+def test_clients_without_rows_cannot_be_compared():
+    nobody = Federation({"y": np.empty(0, dtype=np.int64)}, [0] * 31)
+    for true, other in ((nobody, nobody), (drawn(30, 0), nobody), (np.zeros((30, 4), int), drawn(30, 0))):
+        with pytest.raises(DataError, match="no client has a row in this column"):
+            fidelity(true, other)
+
+
 def test_a_measure_reads_as_a_sentence():
     assert str(Measure(0.5, 0.4, 0.6, 0.5, 1e-9)).endswith("p < 0.0001")
 
@@ -268,6 +322,39 @@ def test_a_private_score_is_one_release_and_still_sees_iid(model):
     assert found.misfit["likelihood"] > 0.3
 
 
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        Gaussian(clip=2.45, multiplier=1.0),
+        Gaussian(clip=2.45, multiplier=0.5, place="distributed"),
+        Gaussian(clip=2.45, multiplier=0.5, place="local"),
+        Laplace(clip=6.0, epsilon=10.0),
+        Laplace(clip=6.0, epsilon=10.0, place="local"),
+    ],
+)
+def test_the_noise_of_a_private_score_is_that_of_its_release(model, privacy):
+    engine = Local(clients_of(drawn(300, 3)), min_clients=30)
+    exact = self_score(model, engine, draws=9, bins=100)
+    found = self_score(model, engine, draws=9, bins=100, privacy=privacy)
+    noise = np.concatenate([found.histograms[n] - exact.histograms[n] for n in exact.histograms if n != "likelihood"])
+    fourth = 5 if isinstance(privacy, Laplace) else 2
+    assert abs(noise.var() / found.noise**2 - 1) < 5 * np.sqrt(fourth / noise.size)
+
+
+def test_a_score_that_counts_nobody_or_clips_everybody_is_refused(model):
+    fed = clients_of(drawn(30, 3))
+    with pytest.raises(TooFewClients, match="nothing was scored: lower min_clients"):
+        self_score(model, Local(fed, min_clients=31), draws=9)
+    with pytest.raises(DataError, match="the histogram of size sums to 0: no client was scored"):
+        SelfScore({"size": np.zeros(10)}, noise=0.0, components=np.zeros((1, 10)))
+    with pytest.raises(PrivacyError, match=r"of norm 2.449, which clip=1 would shrink: use clip=2.45"):
+        self_score(model, fed, privacy=Gaussian(clip=1.0, multiplier=1.0))
+    with pytest.raises(PrivacyError, match=r"of norm 6, which clip=2.45 would shrink: use clip=6"):
+        self_score(model, fed, privacy=Laplace(clip=2.45, epsilon=1.0))
+    with pytest.raises(PrivacyError, match="use unit='client' and no scales"):
+        self_score(model, fed, privacy=Gaussian(clip=2.45, multiplier=1.0, scales={"size": 2.0}))
+
+
 def test_components_whose_clients_are_not_represented_are_named(model):
     counts = np.concatenate((drawn(300, 9), np.tile([0, 20, 0, 20], (100, 1))))
     found = self_score(model, clients_of(counts), draws=39)
@@ -302,6 +389,17 @@ def test_kendalls_tau_is_that_of_scipy():
         a, b = rng.integers(0, 5, 9).astype(float), rng.normal(size=9)
         assert kendall(a, b) == pytest.approx(stats.kendalltau(a, b).statistic)
     assert kendall(np.ones(3), np.ones(3)) == 1.0
+
+
+def test_halves_of_many_seeds_are_drawn_and_not_listed():
+    assert len(_halves(8, 4)) == 70
+    chosen = _halves(60, 30)  # ten to the 17 choices
+    assert len(chosen) == 70
+    assert all(len(set(c)) == 30 for c in chosen)
+    assert {seed for c in chosen for seed in c} == set(range(60))
+    true = np.random.default_rng(0).normal(0.7, 0.01, (4, 60))
+    found = compare_training(true, {"same": true[:, :30]}, draws=2)["same"]
+    assert found.difference < 0.01
 
 
 def test_training_differences_stand_beside_the_noise_floor():

@@ -120,8 +120,15 @@ def test_laplace_noise_has_the_promised_size():
 
 
 def test_counts_stay_whole_numbers():
-    seen = totals({"n": np.arange(12).reshape(4, 3)}, Gaussian(clip=100.0, multiplier=1.0))[0]["n"]
+    seen = Histogram(5).fit(people(), privacy=Gaussian(clip=1.0, multiplier=9.0, unit="row")).counts_
     assert (seen == np.round(seen)).all()
+
+
+def test_counts_that_are_clipped_are_not_cut_to_zero():
+    rows = {"n": np.full((400, 25), 7, dtype=np.int64)}  # clipped to a fifth of the clip each, below one
+    seen = totals(rows, Gaussian(clip=2.0, multiplier=3.0))[0]["n"]
+    error = 3.0 * 2.0 / np.sqrt(0.9) / np.sqrt(25)
+    assert abs(seen.mean() - 400 * 2.0 / 5) < 5 * error
 
 
 def test_the_number_of_clients_is_noisy_unless_it_is_public():
@@ -249,6 +256,18 @@ def test_rows_are_protected_where_the_computation_bounds_them():
         Moments().fit(fed, privacy=Gaussian(clip=1.0, multiplier=1.0, unit="row"))
     with pytest.raises(PrivacyError, match=r"one row can move the sums by .* more than clip=1: raise the clip"):
         Moments(bound=1.0).fit(fed, privacy=Gaussian(clip=1.0, multiplier=1.0, unit="row"))
+
+
+@pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
+@pytest.mark.parametrize("sampler", [Poisson(0.01), FixedSize(10)])
+def test_sampling_clients_does_not_amplify_for_rows(sampler, relation):
+    for privacy in (
+        Gaussian(clip=1.0, multiplier=1.0, unit="row", relation=relation),
+        Laplace(clip=1.0, epsilon=1.0, unit="row", relation=relation),
+    ):
+        assert privacy.entries(sampler, 1000) == privacy.entries(All(), 1000)
+    private = Histogram(5).fit(people(), sampler=sampler, privacy=Laplace(clip=1.0, epsilon=1.0, unit="row"))
+    assert private.ledger_.spent() == {("row", "add-remove", "central"): pytest.approx(1.0, rel=1e-5)}
 
 
 @pytest.mark.parametrize("norm", [1, 2])

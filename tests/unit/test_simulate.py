@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, FederatedKMeans, Federation, Key, MixtureOfDirichletMultinomials, datasets, simulate
+from fedscape import (
+    DataError,
+    FederatedKMeans,
+    Federation,
+    Key,
+    MixtureOfDirichletMultinomials,
+    datasets,
+    simulate,
+    study,
+)
 from fedscape.simulate import (
     Binned,
     Cells,
@@ -453,3 +462,53 @@ def test_flwr_datasets_plots_the_partitions():
     figure, _, frame = plot_label_distributions(partitioner, label_name="label")
     assert frame.to_numpy().sum() == 90
     matplotlib.pyplot.close(figure)
+
+
+def test_a_named_proxy_is_matched_to_a_named_population_by_name(tmp_path):
+    counts = np.tile([8, 1, 0], (30, 1)) + np.random.default_rng(0).integers(0, 2, (30, 3))
+    true = Federation({"y": counts}, np.arange(31), names={"y": ("a", "b", "c")})
+    mdm = MixtureOfDirichletMultinomials(1).fit(true, progress=False)
+    rows = np.repeat([0, 1, 2], [100, 500, 900])
+    proxy = Federation({"y": rows}, [0, 1500], names={"y": ("c", "b", "a")})
+    made = plan(FromMixture(mdm), proxy, n_clients=20, column="y", seed=0)
+    assert made.feasibility.names == ("a", "b", "c")
+    assert made.feasibility.available.tolist() == [900, 500, 100]
+    got = made.federation().counts("y")
+    assert np.array_equal(got[:, ::-1], made.histograms)
+    assert got[:, 2].sum() > 0.6 * got.sum()
+    mdm.save(tmp_path / "p.json")
+    proxy.save(tmp_path / "proxy")
+    sim, _ = study.simulated(tmp_path / "proxy", tmp_path / "p.json", n_clients=20)
+    assert sim.counts("y")[:, 2].sum() > 0.6 * sim.n_rows
+    strange = Federation({"y": rows}, [0, 1500], names={"y": ("c", "z", "a")})
+    with pytest.raises(DataError, match="the proxy has rows of 'z', a category the recipe does not know"):
+        plan(FromMixture(mdm), strange, n_clients=20, column="y")
+    unnamed = plan(FromMixture(mdm), {"y": rows}, n_clients=5, column="y")
+    assert np.array_equal(unnamed.federation().counts("y"), unnamed.histograms)  # by number
+
+
+NOTHING = Federation({"y": np.empty(0, dtype=np.int64)}, [0, 0])
+REFUSED = {
+    "alpha must be one number, or with sizes= one for each of 5": lambda: plan(
+        Dirichlet([0.5, 0.2, 0.1]), proxy(), n_clients=5
+    ),
+    "not [3] of them": lambda: plan(Dirichlet([0.5, 0.2, 0.1], sizes=4), proxy(), n_clients=5),
+    "histograms are those of no client": lambda: plan(ConditionallyIID(np.zeros((0, 3), int)), proxy(), n_clients=5),
+    "the proxy has no rows": lambda: plan(Dirichlet(0.5), NOTHING, n_clients=5),
+    "no rows, so that there are": lambda: plan(Dirichlet(0.5, sizes=3), NOTHING, n_clients=5),
+    "below what least= promises": lambda: plan(Dirichlet(0.5, sizes=9, least=2), proxy(), n_clients=5, policy="scale"),
+    "leave one of the two out": lambda: plan(Quantity(0.5, least=2), proxy(), n_clients=5, policy="scale"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_no_recipe_can_do_is_one_line(message):
+    with pytest.raises(DataError) as error:
+        REFUSED[message]()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_independent_clients_of_a_mixture_do_not_depend_on_how_many_follow():
+    few, many = (plan(FromMixture(fitted()), proxy(), n_clients=n, seed=3, policy="independent") for n in (10, 50))
+    assert all(np.array_equal(few.indices(i), many.indices(i)) for i in range(10))

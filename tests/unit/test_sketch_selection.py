@@ -7,7 +7,18 @@ import itertools
 import numpy as np
 import pytest
 
-from fedscape import DataError, DistributionSketch, Federation, Key, Local, Sampler, rounds
+from fedscape import (
+    DataError,
+    DistributionSketch,
+    Federation,
+    Gaussian,
+    Histogram,
+    Key,
+    Local,
+    PrivacyError,
+    Sampler,
+    rounds,
+)
 from fedscape.sketches import KeyedCoin, NearTheWhole, OwnWeights, distance, logits
 
 NOBODY = Federation({}, [0] * 6)
@@ -79,6 +90,16 @@ def test_the_form_by_sums_gives_the_weights_of_the_form_that_reveals():
     law = np.minimum(1, 5 * weight / weight.sum())
     assert (np.abs(rate - law) <= 5 * np.sqrt(law * (1 - law) / 2000) + 1e-12).all()
     assert rate[fed.sizes == 0].max(initial=0) == 0
+
+
+@pytest.mark.parametrize("sampler", [NearTheWhole(np.ones(5), size=2), KeyedCoin(np.ones(5), total=5.0, size=2)])
+@pytest.mark.parametrize("place", ["central", "distributed", "local"])
+def test_a_sampler_that_reads_the_data_is_refused_under_privacy(sampler, place):
+    privacy = Gaussian(clip=1.0, multiplier=1.0, place=place)
+    fed = Federation({"y": [0] * 5}, np.arange(6))
+    with pytest.raises(PrivacyError, match=f"{type(sampler).__name__} chooses clients by their data, which no accou"):
+        Histogram(2).fit(fed, sampler=sampler, privacy=privacy)
+    assert Histogram(2).fit(fed, sampler=sampler).counts_.sum() <= 5
 
 
 BAD = {

@@ -11,12 +11,14 @@ from fedscape import (
     DistributionSketch,
     EngineError,
     Federation,
+    Gaussian,
     Laplace,
     Ledger,
     Local,
     NotFittedError,
     PrivacyError,
 )
+from fedscape.errors import TooFewClients
 from fedscape.sketches import _kernels, choose_rows, noise_variance, query, tvd
 from fedscape.sketches.distances import sizes
 
@@ -294,6 +296,57 @@ def test_clients_protect_their_own_sketches_before_they_are_seen(relation, spent
 def test_central_noise_does_not_protect_what_is_seen_client_by_client():
     with pytest.raises(PrivacyError, match="place='local'"):
         DistributionSketch(5).counts(federation(), privacy=Laplace(clip=5.0, epsilon=1.0, unit="row"))
+
+
+@pytest.mark.parametrize("asked", [{"rows": None}, {"centre": "mean"}, {"scale": "deviation"}])
+def test_what_a_fit_found_in_the_data_is_refused_under_privacy(asked):
+    fed = federation()
+    sketch = DistributionSketch(**{"rows": 5, **asked}).fit(fed)
+    privacy = Laplace(clip=float(sketch.total_.shape[0]), epsilon=1.0, unit="row", place="local")
+    for release in (sketch.counts, sketch.transform):
+        with pytest.raises(PrivacyError, match="the data must not choose the sketch"):
+            release(fed, privacy=privacy)
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        Laplace(clip=50.0, epsilon=1.0, unit="row", place="local"),
+        Laplace(clip=50.0, epsilon=400.0, unit="row"),  # the grid is an eighth
+        Laplace(clip=1e5, epsilon=1.0, count_share=0.5),
+        Gaussian(clip=1e4, multiplier=1.0, count_share=0.5),
+        Gaussian(clip=1e4, multiplier=1.0, place="distributed", count_share=0.5),
+        Gaussian(clip=1e4, multiplier=1.0, place="local"),
+        Gaussian(clip=1e4, multiplier=1.0, scales={"counts": 3.0}),
+    ],
+)
+def test_the_variance_of_the_noise_is_that_of_the_release(privacy):
+    fed = federation()
+    sketch = DistributionSketch(50).fit(Local(fed, min_clients=3), privacy=privacy)
+    noise = sketch.counts_ - DistributionSketch(50).fit(fed).counts_
+    fourth = 5 if isinstance(privacy, Laplace) else 2  # of the fourth moment, less one
+    assert abs(noise.var() / sketch.noise_ - 1) < 5 * np.sqrt(fourth / noise.size)
+
+
+def test_an_abandoned_round_is_no_sketch():
+    engine = Local(federation(), min_clients=10_000)
+    for work in (DistributionSketch(5), DistributionSketch(centre="mean")):
+        with pytest.raises(TooFewClients, match="nothing was counted: lower min_clients"):
+            work.fit(engine)
+    with pytest.raises(TooFewClients, match="nothing was counted"):
+        DistributionSketch(5).counts(engine, allow=("counts",))
+
+
+def test_large_sketches_are_counted_for_few_clients_at_once():
+    from fedscape.sketches.distribution import ClientSketches
+
+    small, large = DistributionSketch(1000), DistributionSketch(1000, bits=16)
+    assert small.block_clients == 64
+    assert large.block_clients * 1000 * 2**16 <= 2**26
+    assert ClientSketches(large).block_clients == large.block_clients
+    fed, wide = federation(), DistributionSketch(40, bits=16)
+    assert wide.block_clients < 64
+    assert np.array_equal(wide.counts(fed).sum(axis=2), np.repeat(fed.sizes[:, None], 40, axis=1))
 
 
 def test_private_sketches_want_few_rows():

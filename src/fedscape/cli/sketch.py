@@ -33,6 +33,9 @@ def sketch_build(
         float | None, typer.Option(help="Protect each row on its client: Laplace noise for this budget.")
     ] = None,
     relation: Annotated[str, typer.Option(help="With --epsilon: add-remove or replace-one.")] = "add-remove",
+    typical_size: Annotated[
+        float | None, typer.Option(help="With --epsilon and no --rows: a client's rows, as far as is public.")
+    ] = None,
     force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
@@ -43,9 +46,8 @@ def sketch_build(
     free(out, force)
     options = {"rows": rows, "bits": bits, "family": family, "column": column, "width": width, "shingle": shingle}
     fed = datasets.read(source, client=client)
-    done = build(
-        fed, out, {**options, "centre": centre, "scale": scale, "seed": seed}, epsilon=epsilon, relation=relation
-    )
+    options |= {"centre": centre, "scale": scale, "seed": seed}
+    done = build(fed, out, options, epsilon=epsilon, relation=relation, typical_size=typical_size)
     show(done, json_, lambda about: pairs(f"sketches in {out}", flat(about)))
 
 

@@ -24,7 +24,8 @@ class Match:
     """For each new client the warm client (or component) it is given, and how sure that is.
 
     `index` is -1 where nothing is near enough; `nearest` is what it would have been; `square` the squared distance to
-    it; `p_value` small where the new client is farther from everyone than warm clients are from one another.
+    it; `p_value` small where the new client is farther from everyone than warm clients are from one another. A client
+    of a single row, which tells nothing of that, has NaN; it is given the nearest, and its square is not debiased.
 
     >>> Match(np.array([1, -1]), np.array([1, 0]), np.zeros(2), np.ones(2)).models(["a", "b"], fallback="global")
     ['b', 'global']
@@ -49,6 +50,7 @@ class ColdStart:
     the smallest squared distance (debiased, so that small clients are not far because they are small). It abstains
     where the conformal p-value is below `alpha`: the share of clients, the new one among them, that lie at least as far
     from their nearest other client. For a new client like the warm ones, that happens with probability at most alpha.
+    A client of one row cannot be debiased and never abstains; one without rows always does.
 
     Parameters
     ----------
@@ -96,13 +98,20 @@ class ColdStart:
         if not hasattr(self, "apart_"):
             raise NotFittedError("this ColdStart has no warm clients yet: call fit() first")
         counts = self._counts(new)
-        squares = self._squares(normalise(counts), sizes(counts), others=True)  # [new, warm]
+        sketches, n = normalise(counts), sizes(counts)
+        squares = self._squares(sketches, n, others=True)  # [new, warm]
         own = _least(squares)
         known = ~np.isnan(self.apart_)
         others = np.fmin(self.apart_[known][None, :], squares[:, known])  # warm clients may be nearest to the new one
         p = (1 + (others >= own[:, None]).sum(axis=1)) / (1 + known.sum())
+        single = np.isnan(own) & (n >= 0.5)  # noisy counts make a size that is not whole
+        # what cannot be subtracted is the same for every warm client: it does not change which is nearest
+        squares[single] = pairwise(
+            sketches[single], self.sketches_, other_sizes=self.sizes_, noise=self.noise, squared=True
+        )
+        own = _least(squares)
         nearest = np.where(np.isnan(own), -1, np.argmin(np.where(np.isnan(squares), np.inf, squares), axis=1))
-        p = np.where(np.isnan(own), 0.0, p)
+        p = np.where(np.isnan(own), 0.0, np.where(single, np.nan, p))
         return Match(np.where((p < self.alpha) | (nearest < 0), -1, nearest), nearest, own, p)
 
     def _counts(self, data: Federation | npt.ArrayLike) -> Array:
@@ -174,13 +183,14 @@ class NearestComponent:
             raise NotFittedError("this NearestComponent has no components yet: call fit() first")
         projected = self._projected(new)
         found = np.full(len(new), -1)
-        found[projected.sizes > 0] = self.means_.predict(projected["sketch"])
+        if projected.n_rows:
+            found[projected.sizes > 0] = self.means_.predict(projected["sketch"])
         return found
 
     def _projected(self, clients: Federation) -> Federation:
         """Each client's sketch as one row of a few numbers; a client without rows has none."""
         counts = self.sketch.counts(clients)
-        s = normalise(counts).reshape(len(clients), -1)
+        s = normalise(counts).reshape(len(clients), int(np.prod(counts.shape[1:])))
         key = Key(self.seed, purpose="sketch projection")
         directions = key.generator().standard_normal((s.shape[1], self.dimension)) / np.sqrt(self.dimension)
         there = clients.sizes > 0

@@ -13,7 +13,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array, Key
 from fedscape.simulate.classifier import classify
-from fedscape.simulate.columns import Column, with_codes
+from fedscape.simulate.columns import Column, codes_of, with_codes
 from fedscape.sketches import DistributionSketch
 
 Population = Federation | npt.ArrayLike
@@ -51,6 +51,7 @@ class Fidelity:
 
     `missing` is the share of true clients at least nine times as common among true clients as among simulated ones,
     `missing_ids` who they are, the most extreme first; `invented` is the share of simulated clients the other way.
+    Both, and `auc`, look at as many clients of each: of the larger population a part chosen by the seed.
     """
 
     auc: Measure
@@ -104,7 +105,7 @@ def fidelity(
     true, simulated
         Federations, or counts [clients, C].
     column
-        What is compared: as for `clients`.
+        What is compared: as for `clients`. Categories are matched by name where both have names, else by number.
     features
         A column of numbers that both have: clients are compared by distribution sketches of it, too.
     sketches
@@ -134,7 +135,11 @@ def fidelity(
     rng = Key(seed, purpose="fidelity").generator()
     these, those = (np.sort(rng.permutation(len(c))[:most]) for c in (counts, other))
     made = (counts[these].astype(np.int64), other[those].astype(np.int64))
-    verdict = classify(*made, seed=seed)
+    if not (made[0].any() and made[1].any()):
+        raise DataError("no client has a row in this column: there is nothing to compare")
+    fewer = min(len(these), len(those))  # where one kind is rare, a classifier is too sure of the other
+    equal = [np.sort(rng.permutation(len(c))[:fewer]) for c in made]
+    verdict = classify(made[0][equal[0]], made[1][equal[1]], seed=seed)
     spread = 1.96 * verdict.error
     auc = Measure(verdict.auc, max(verdict.auc - spread, 0.0), min(verdict.auc + spread, 1.0), 0.5, verdict.p)
     scale = max(float(made[0].sum(axis=1).mean()), 1e-300)
@@ -147,7 +152,7 @@ def fidelity(
         pool=_pools(made[0], made[1], rng, draws),
         sketch=None if sketches is None else _energy(np.asarray(sketches[0]), np.asarray(sketches[1]), rng, draws),
         missing=float((verdict.of_true > CERTAIN).mean()),
-        missing_ids=tuple(ids[these[lost]].tolist()),
+        missing_ids=tuple(ids[these[equal[0][lost]]].tolist()),
         invented=float((verdict.of_simulated < 1 - CERTAIN).mean()),
         clients=(len(counts), len(other)),
     )
@@ -160,22 +165,42 @@ def _sketched(true: Federation, simulated: Federation, column: str, seed: int) -
 
 
 def _both(true: Population, simulated: Population, column: Column) -> tuple[Array, Array, Array]:
-    made, ids = [], []
+    made, ids, names = [], [], []
     for given in (true, simulated):
         if isinstance(given, Federation):
             plain = isinstance(column, str)
             fed = given if plain else with_codes(given, column)
             made.append(fed.counts(str(column) if plain else "code"))
             ids.append(given.ids)
+            names.append(given.names.get(str(column)) if plain else codes_of(given, column).names)
         else:
             counts = np.asarray(given)
             if counts.ndim != 2 or counts.dtype.kind not in "iu" or (counts.size and counts.min() < 0):
                 raise DataError(f"counts must be whole numbers [clients, categories], not {counts.dtype}{counts.shape}")
             made.append(counts)
             ids.append(np.arange(len(counts)))
+            names.append(None)
+    if names[0] is not None and names[1] is not None and names[0] != names[1]:
+        made = _by_name(made, [list(names[0]), list(names[1])])
     wide = max(c.shape[1] for c in made)  # a category that one of the two never saw
     made = [np.pad(c, ((0, 0), (0, wide - c.shape[1]))) for c in made]
     return made[0], made[1], ids[0]
+
+
+def _by_name(counts: list[Array], names: list[list[str]]) -> list[Array]:
+    """Both over the union of their categories, in one order."""
+    if not set(names[0]) & set(names[1]):
+        raise DataError(
+            f"the two populations share no category: one has {names[0][:3]}, the other {names[1][:3]}; give both the "
+            "same names, or none"
+        )
+    place = {name: j for j, name in enumerate(sorted({*names[0], *names[1]}))}
+    made = []
+    for own, called in zip(counts, names, strict=True):
+        out = np.zeros((len(own), len(place)), dtype=own.dtype)
+        out[:, [place[name] for name in called]] = own
+        made.append(out)
+    return made
 
 
 def _distances(counts: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -159,14 +159,15 @@ def clients(
     n_clients
         How many; recipes made of true clients take theirs by default.
     column
-        What is modelled: a column's name, a code (`Binned`, `Cells`, `SignCodes`, `Labels`), or several crossed.
+        What is modelled: a column's name, a code (`Binned`, `Cells`, `SignCodes`, `Labels`), or several crossed. Its
+        categories are matched by name where recipe and proxy both have names, else by their numbers.
     seed
         The same seed gives the same clients.
     policy
         When a category has too few rows for disjoint clients: "refuse" it; "replace", clients share rows of that
         category alone; "scale" all clients down alike; or, whatever the rows, "independent": every client draws its
-        own from all rows and depends on the seed and its place alone. No client has a row twice while there are
-        others.
+        own from all rows, which depend on the seed, its place and its histogram alone. No client has a row twice while
+        there are others.
 
     >>> fed = Federation({"y": [0] * 50 + [1] * 50}, [0, 100])
     >>> from fedscape.simulate import Dirichlet
@@ -228,11 +229,16 @@ class _Draft:
     def of(cls, recipe: Recipe, proxy: Any, n_clients: int | None, column: Column, seed: int, policy: Policy) -> _Draft:
         if policy not in POLICIES:
             raise DataError(f"policy must be one of {', '.join(POLICIES)}, not {policy!r}")
+        if policy == "scale" and getattr(getattr(recipe, "recipe", recipe), "least", 0) > 0:
+            raise DataError("policy='scale' shrinks clients below what least= promises: leave one of the two out")
         key, data = Key(seed, purpose="simulated clients"), as_proxy(proxy)
         if hasattr(recipe, "prepare"):
             data, column = recipe.prepare(data, column, key)
         if recipe.by_category:
             values, number, names = codes_of(data, column)
+            wanted = getattr(recipe, "category_names", None)
+            if names is not None and wanted is not None:
+                values, number, names = _by_name(values, names, wanted), len(wanted), tuple(wanted)
         else:
             values, number, names = np.zeros(data.n_rows, dtype=np.int64), 1, ("any",)
         available = np.bincount(values, minlength=number)
@@ -264,6 +270,18 @@ class _Draft:
         state = words(self.key.to("rows of clients"), len(counts))
         deal(np.ascontiguousarray(counts, dtype=np.int32), order, starts, shared, state, stamp, offsets, rows)
         return Plan(self.proxy, rows, offsets, counts, found)
+
+
+def _by_name(values: Array, names: Sequence[str], wanted: Sequence[str]) -> Array:
+    """The codes of the proxy's rows as the recipe numbers them."""
+    place = {name: j for j, name in enumerate(wanted)}
+    codes = np.array([place.get(name, -1) for name in names], dtype=np.int64)[values]
+    if (codes < 0).any():
+        raise DataError(
+            f"the proxy has rows of {names[int(values[codes < 0][0])]!r}, a category the recipe does not know: drop "
+            "them with where(), or fit to data that have it"
+        )
+    return codes
 
 
 def scaled(counts: Array, found: Feasibility, rng: np.random.Generator) -> Array:

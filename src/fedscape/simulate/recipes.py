@@ -75,6 +75,8 @@ class ConditionallyIID:
         counts = _whole("histograms", self.histograms)
         if counts.ndim != 2:
             raise DataError(f"histograms must be [clients, categories], not an array {list(counts.shape)}")
+        if n_clients is not None and not len(counts):
+            raise DataError(f"histograms are those of no client: {n_clients} cannot be drawn from them")
         if n_clients is not None:
             drawn = key.to("simulated histograms").generator().random(_number(n_clients))
             counts = counts[(drawn * len(counts)).astype(np.int64)]
@@ -103,6 +105,11 @@ class FromMixture:
     population: Any
     sizes: int | None = None
     by_category: ClassVar[bool] = True
+
+    @property
+    def category_names(self) -> tuple[str, ...] | None:
+        """What the population's categories are called, where that is known: a proxy with names is matched by them."""
+        return getattr(self.population, "category_names_", None)
 
     def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
         n, seeds = _number(n_clients), key.to("simulated mixture")
@@ -146,6 +153,15 @@ class Dirichlet:
         alpha = np.asarray(self.alpha, dtype=float)
         if not (np.isfinite(alpha) & (alpha > 0)).all():
             raise DataError(f"alpha must be above 0, not {self.alpha!r}")
+        if alpha.ndim and (self.sizes is None or alpha.shape != available.shape):
+            raise DataError(
+                f"alpha must be one number, or with sizes= one for each of {len(available)} categories, not "
+                f"{list(alpha.shape)} of them{' without sizes' if self.sizes is None else ''}"
+            )
+        if not len(available):
+            raise DataError(
+                "the proxy has no rows, so that there are no categories to draw from: give one that has some"
+            )
         rng = key.to("simulated dirichlet").generator()
         if self.sizes is None:
             n = _number(n_clients)

@@ -10,11 +10,12 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import DataError
+from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
-from fedscape.privacy import AdaptiveClip, Laplace, Privacy
+from fedscape.privacy import Privacy, Release
 from fedscape.random import Array, Key
+from fedscape.sampling import All
 from fedscape.simulate.recipes import _dirichlet
 
 STATISTICS = ("likelihood", "distance", "support", "direction_1", "direction_2", "size")
@@ -213,6 +214,14 @@ class SelfScore:
     components: Array
     fitted: float = np.inf
 
+    def __post_init__(self) -> None:
+        for name, histogram in self.histograms.items():
+            if not histogram.sum() > 0:
+                raise DataError(
+                    f"the histogram of {name} sums to {float(histogram.sum()):.4g}: no client was scored, or the noise "
+                    "hides them all; ask more clients or lower the noise"
+                )
+
     def _parts(self, name: str) -> tuple[Array, float, float, float]:
         """The histogram, how many clients it has, the variance of its noise, and the factor on that of chance."""
         histogram = self.histograms[name]
@@ -316,7 +325,7 @@ def self_score(
     bins, draws
         As for `SelfScores`.
     privacy
-        How the histogram is noised: Gaussian(clip=2.45, ...) clips no client.
+        How the histogram is noised: Gaussian(clip=2.45, ...) and Laplace(clip=6, ...) clip no client, less is refused.
     ledger
         Where the release is written.
     seed
@@ -329,13 +338,30 @@ def self_score(
     True
     """
     work = SelfScores(population, bins=bins, draws=draws, column=column)
-    loop = rounds(work, as_engine(data), n_rounds=1, seed=seed, privacy=privacy, ledger=ledger, measure=0)
-    state = next(loop).state
-    loop.close()
-    noise = 0.0
+    engine = as_engine(data)
     if privacy is not None:
-        clip = privacy.clip.start if isinstance(privacy.clip, AdaptiveClip) else privacy.clip
-        noise = privacy.spread() * privacy.with_count(clip) * (np.sqrt(2.0) if isinstance(privacy, Laplace) else 1.0)
+        _check_clip(privacy)
+    loop = rounds(work, engine, n_rounds=1, seed=seed, privacy=privacy, ledger=ledger, measure=0)
+    done = next(loop)
+    loop.close()
+    if done.abandoned:
+        raise TooFewClients("too few clients reported, so that nothing was scored: lower min_clients or wait for more")
+    noise, state = 0.0, done.state
+    if privacy is not None:
+        release = Release(privacy, privacy.first_clip, b"", privacy.counts_clients(All()), engine.min_clients)
+        noise = np.sqrt(release.variance("likelihood", done.clients, whole=True))
     wanted = [name for name in STATISTICS if name != "size" or state["size_probabilities"].shape[1]]
     histograms = {name: state[name].sum(axis=0) if name == "likelihood" else state[name] for name in wanted}
     return SelfScore(histograms, float(noise), state["likelihood"], float(population.n_clients_ or np.inf))
+
+
+def _check_clip(privacy: Privacy) -> None:
+    """Refuse what would shrink six ones."""
+    need = len(STATISTICS) ** (1 / privacy.norm)
+    if privacy.scales or privacy.unit != "client":
+        raise PrivacyError("self_score sends ones, all alike, and one set a client: use unit='client' and no scales")
+    if privacy.first_clip < need * (1 - 1e-12):
+        raise PrivacyError(
+            f"a client sends six ones, of norm {need:.4g}, which clip={privacy.first_clip:.4g} would shrink: "
+            f"use clip={np.ceil(100 * need) / 100:.4g}"
+        )

@@ -64,6 +64,10 @@ class Shifted:
     def by_category(self) -> bool:
         return self.recipe.by_category
 
+    @property
+    def category_names(self) -> tuple[str, ...] | None:
+        return getattr(self.recipe, "category_names", None) if self.by == "label" else None
+
     def prepare(self, proxy: Federation, column: Column, key: Key) -> tuple[Federation, Column]:
         """The transformed data, and what is modelled in them."""
         if self.by not in ("label", "shift", "both"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedscape.learning import LocalSGD, Setting
 
 Clients = Federation | Callable[[int], Federation]
+_CHOICES = 70  # four of eight seeds
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,8 @@ def _again(known: Array, other: Array, rng: np.random.Generator) -> tuple[Array,
 def _numbers(known: Array, other: Array, half: int) -> tuple[float, float, float, float, float]:
     """Difference, floor, excess, tau and its floor, averaged over the ways to choose `half` seeds of the true ones."""
     seeds = range(known.shape[1])
-    chosen = list(combinations(seeds, half))[:70]
-    simulated = np.mean([other[:, list(c)].mean(axis=1) for c in combinations(range(other.shape[1]), half)], axis=0)
+    chosen = _halves(known.shape[1], half)
+    simulated = other.mean(axis=1)  # the mean over all choices, too
     misfit, noise, taus, tau_floor = [], [], [], []
     for these in chosen:
         here = known[:, list(these)].mean(axis=1)
@@ -120,6 +122,14 @@ def _numbers(known: Array, other: Array, half: int) -> tuple[float, float, float
         float(np.mean(taus)),
         float(np.mean(tau_floor)),
     )
+
+
+def _halves(n: int, half: int) -> list[tuple[int, ...]]:
+    """All choices of `half` out of n; 70 random ones where there are more."""
+    if comb(n, half) <= _CHOICES:
+        return list(combinations(range(n), half))
+    rng = Key(0, purpose="halves of seeds").generator()
+    return [tuple(rng.permutation(n)[:half].tolist()) for _ in range(_CHOICES)]
 
 
 def kendall(a: Array, b: Array) -> float:

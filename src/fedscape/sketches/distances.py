@@ -267,7 +267,7 @@ def _checked(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Array, Array]:
 
 def _flat(s: Array, middle: Array | float, n: npt.ArrayLike | None, noise: float) -> tuple[Array, Array]:
     """Sketches as vectors about a common middle, and their squares less their bias; NaN without rows."""
-    flat = (s - middle).reshape(len(s), -1)
+    flat = (s - middle).reshape(len(s), int(np.prod(s.shape[1:])))
     square = np.einsum("ij,ij->i", flat, flat)
     if n is not None:
         square = square - own_bias(s, n, noise)

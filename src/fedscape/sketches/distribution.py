@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
@@ -28,6 +28,8 @@ FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000
 _MOST_BITS = 16
 _MOST_CELLS = 2**28
+_BLOCK_CELLS = 2**18  # in a client's sketch, up to which a full block of clients is counted at once
+_ABANDONED = "too few clients reported, so that nothing was counted: lower min_clients or wait for more"
 
 
 class DistributionSketch(Estimator):
@@ -100,6 +102,9 @@ class DistributionSketch(Estimator):
         self.shingle = shingle
         self.embed = embed
         self.seed = seed
+        cells = (rows or 0) * 2 ** min(max(bits, 0), _MOST_BITS)
+        if cells > _BLOCK_CELLS:
+            self.block_clients = max(1, self.block_clients * _BLOCK_CELLS // cells)
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -160,17 +165,22 @@ class DistributionSketch(Estimator):
         ledger
             Where the release is written before it happens.
         """
+        if privacy is not None:
+            self._check_chosen()
         work, engine = self._ready(), as_engine(data)
         if privacy is None and isinstance(data, Federation):
-            parts = [work.step({}, part, Key(0))[0]["counts"] for part in data.batches(self.block_clients)]
+            parts = [work.step({}, part, Key(0))[0]["counts"] for part in data.batches(work.block_clients)]
             return np.concatenate(parts) if parts else np.zeros((0, *work._shape()), dtype=np.int32)
         if privacy is not None and privacy.place != "local":
             raise PrivacyError(f"the server sees counts client by client: use place='local', not {privacy.place!r}")
         seen = ClientSketches(work)
         allow = seen.reveals if isinstance(data, Federation) else allow
         loop = rounds(seen, engine, n_rounds=1, allow=allow, privacy=privacy, ledger=ledger, measure=0)
-        state = next(loop).state
+        done = next(loop)
         loop.close()
+        if done.abandoned:
+            raise TooFewClients(_ABANDONED)
+        state = done.state
         ids = np.asarray(getattr(engine.clients, "ids", state["server.ids"]))
         place = {client: i for i, client in enumerate(state["server.ids"].tolist())}
         return np.asarray(state["server.counts"][[place[client] for client in ids.tolist()]])
@@ -218,12 +228,19 @@ class DistributionSketch(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = reading(self, column)
         work = work._with(self._looked_up(work, engine, how))
-        state = self._run(work, engine, how, n_rounds=1, measure=0)
+        state = self._asked_once(work, engine, how)
         self._work: DistributionSketch = work
         self.counts_ = state["server.counts"]
-        self.noise_ = noise_variance(how.privacy)
+        clients = self.history_["clients"][-1]
+        self.noise_ = noise_variance(how.privacy, clients=clients, min_clients=engine.min_clients, sampler=how.sampler)
         self.n_rows_ = float(self.counts_.sum() / self.counts_.shape[0])  # under privacy the mean of noisy row sums
         self.total_ = normalise(self.counts_)
+
+    def _asked_once(self, work: Computation, engine: Engine, how: Fit) -> Arrays:
+        state = self._run(work, engine, how, n_rounds=1, measure=0)
+        if self.history_["abandoned"][-1]:
+            raise TooFewClients(_ABANDONED)
+        return state
 
     def _looked_up(self, work: Self, engine: Engine, how: Fit) -> dict[str, Any]:
         """What one round of sums must find before data can be hashed."""
@@ -231,12 +248,9 @@ class DistributionSketch(Estimator):
         if self.rows is not None and not asked:
             return {}
         if how.privacy is not None:
-            raise PrivacyError(
-                "under privacy the data must not choose the sketch: give rows (choose_rows) and numbers for centre and "
-                "scale"
-            )
+            self._check_chosen()
         survey = Spread(column=work.column, embed=self.embed, numbers=bool(asked))
-        state = self._run(survey, engine, how.phase(".spread"), n_rounds=1, measure=0)
+        state = self._asked_once(survey, engine, how.phase(".spread"))
         found: dict[str, Any] = {}
         if self.rows is None:
             found["rows"] = int(np.clip(np.ceil(np.sqrt(state["n_rows"])), 1, MOST_ROWS))
@@ -246,6 +260,14 @@ class DistributionSketch(Estimator):
                     raise DataError(f"{name} must be numbers or {wanted!r}, not {getattr(self, name)!r}")
                 found[name] = np.array(state[wanted])
         return found
+
+    def _check_chosen(self) -> None:
+        """Refuse a sketch whose shape or centre come from the data, where those are protected."""
+        if self.rows is None or isinstance(self.centre, str) or isinstance(self.scale, str):
+            raise PrivacyError(
+                "under privacy the data must not choose the sketch: give rows (choose_rows) and numbers for centre and "
+                "scale"
+            )
 
     def _with(self, found: dict[str, Any]) -> Self:
         return type(self)(**{**self.get_params(), **found})
@@ -325,6 +347,8 @@ class ClientSketches(Computation):
 
     def __init__(self, sketch: DistributionSketch) -> None:
         self.sketch = sketch
+        if sketch.block_clients < self.block_clients:
+            self.block_clients = sketch.block_clients
 
     def start(self, seed: int) -> Arrays:
         shape = self.sketch._shape()

@@ -19,6 +19,7 @@ from fedscape.sketches.distances import distance, heterogeneity, neighbours, nor
 from fedscape.sketches.distribution import DistributionSketch
 from fedscape.sketches.private import choose_rows, noise_variance
 
+_MOST_CELLS = 2**29  # of all clients together, which are in memory at once
 _PLAIN = ("rows", "bits", "family", "column", "width", "shingle", "seed")
 
 
@@ -91,11 +92,13 @@ def build(
     *,
     epsilon: float | None = None,
     relation: str = "add-remove",
+    typical_size: float | None = None,
 ) -> dict[str, Any]:
     """Sketch every client and save the sketches; with epsilon each client protects its rows first.
 
-    Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy, rows are
-    by default those that suit clients of the mean size, and "mean" and "deviation" are refused. Exchanging a row moves
+    Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy the data
+    choose nothing: rows are given, or suit clients of a typical size that is public, and "mean" and "deviation" are
+    refused. Exchanging a row moves
     counts twice as far as adding one: for "replace-one" the noise is doubled, so that epsilon is what is spent.
     """
     given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
@@ -104,8 +107,12 @@ def build(
         if not epsilon > 0:
             raise DataError(f"epsilon must be positive, not {epsilon}")
         if given["rows"] is None:
-            size = max(federation.n_rows / max(len(federation), 1), 1.0)
-            given["rows"] = choose_rows(size, epsilon=epsilon, bits=given["bits"], relation=relation)
+            if typical_size is None:
+                raise DataError(
+                    "with --epsilon, give --rows, or --typical-size, about how many rows a client has as far as is "
+                    "public: the data must not choose them"
+                )
+            given["rows"] = choose_rows(typical_size, epsilon=epsilon, bits=given["bits"], relation=relation)
         if any(isinstance(given.get(name), str) for name in ("centre", "scale")):
             raise DataError("with --epsilon, --centre and --scale must be numbers: the data must not choose them")
         privacy = Laplace(
@@ -116,8 +123,11 @@ def build(
             relation=relation,
         )
     model = DistributionSketch(**given)
+    if given["rows"] is not None:
+        _check_cells(model, len(federation))
     if privacy is None:
         model.fit(federation, progress=False)
+        _check_cells(model._ready(), len(federation))
     counts = model.counts(federation, privacy=privacy, ledger=None if privacy is None else ledger)
     save(path, Saved(model, counts, federation.ids, noise_variance(privacy)))
     rows, cells = model._ready()._shape()
@@ -158,6 +168,7 @@ def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[st
         raise DataError(f"there is no client {client!r} in {os.fspath(path)}: {first}")
     if k < 1:
         raise DataError(f"-k must be at least 1, not {k}")
+    k = min(k, len(names))
     i, n, s = names.index(client), saved.sizes, saved.sketches
     found, squares = neighbours(s[i : i + 1], s, k=k + 1, sizes=(n[i : i + 1], n), noise=saved.noise)
     rows = s.shape[1]
@@ -175,6 +186,15 @@ def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[st
             for j, square in pairs
         ],
     }
+
+
+def _check_cells(model: DistributionSketch, n_clients: int) -> None:
+    each = int(np.prod(model._shape()))
+    if each * n_clients > _MOST_CELLS:
+        raise DataError(
+            f"the sketches of {n_clients:,} clients would have {each:,} cells each, more than {_MOST_CELLS:,} in all: "
+            "use fewer --rows or --bits"
+        )
 
 
 def _number(name: str, text: Any) -> Any:

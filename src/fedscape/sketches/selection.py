@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,8 +47,8 @@ class NearTheWhole:
     """A sampler: of `active` clients drawn alike, `size` are taken without replacement, near ones more likely.
 
     Algorithm 3 with the weights exp(scale / (distance x temperature)), drawn one after the other as its text says (by
-    Gumbel's trick, so that the draw is a function of seed, round and client). The privacy accountant treats it as if
-    every client took part. Clients without a distance (no rows) never take part.
+    Gumbel's trick, so that the draw is a function of seed, round and client). Clients without a distance (no rows)
+    never take part. Who takes part depends on the data of all, which no accountant covers: refused under privacy.
 
     Parameters
     ----------
@@ -70,6 +71,7 @@ class NearTheWhole:
     active: int | None = None
     scale: float | None = None
     temperature: float = 1.0
+    reads_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size < 1 or (self.active is not None and self.active < self.size):
@@ -155,7 +157,8 @@ class KeyedCoin:
     """A sampler: each client joins by its own coin, with probability min(1, size x weight / total).
 
     In a deployment a client tosses it alone, from its own weight and the broadcast total; here `weights` stands for
-    what each client keeps. About `size` clients join.
+    what each client keeps. About `size` clients join, fewer where a weight above total / size is cut to certainty.
+    Like `NearTheWhole` it is refused under privacy.
 
     >>> KeyedCoin([0.0, 1.0], total=1.0, size=1).draw(Federation({}, [0] * 3), Key(0))
     array([1])
@@ -164,6 +167,7 @@ class KeyedCoin:
     weights: npt.ArrayLike
     total: float
     size: int
+    reads_data: ClassVar[bool] = True
 
     def __repr__(self) -> str:
         return f"KeyedCoin({_digest(self.weights)}, total={self.total}, size={self.size})"
