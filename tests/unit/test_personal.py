@@ -15,6 +15,7 @@ import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, Key, Local
 from fedscape.errors import CheckpointError
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models
+from fedscape.mixtures import Diagonal
 from fedscape.personal import (
     IFCA,
     METHODS,
@@ -26,6 +27,8 @@ from fedscape.personal import (
     LocalOnly,
     Personalised,
     PFedMe,
+    load_personal,
+    save_personal,
     train,
     with_embedding,
     with_projection,
@@ -118,9 +121,10 @@ def test_one_learner_is_fedavg():
         assert float(a.metrics["accuracy"]) == pytest.approx(float(b.metrics["accuracy"]))
 
 
-def test_with_common_weights_of_learners_the_gaussian_part_is_a_gaussian_mixture():
+@pytest.mark.parametrize("bound", [None, 4.0, 50.0])
+def test_with_common_weights_of_learners_the_gaussian_part_is_a_gaussian_mixture(bound):
     fed = clients()
-    mixture = GaussianMixture(2, rounds=1, tol=0.0, seed=2).fit(fed)
+    mixture = GaussianMixture(2, rounds=1, tol=0.0, seed=2, bound=bound).fit(fed)
     method, work = FedGMM(step(), mixture, 1), mixture._rounds(
         mixture.weights_[None], mixture.means_[None], mixture.covariances_[None], "x"
     )  # fmt: skip
@@ -273,6 +277,34 @@ def test_new_clients_learn_only_shares_from_labels_or_from_features_alone():
         train("fedem", model.method.local, known, n_rounds=1).adapt(new.select(["x"]))
 
 
+def named(fed: Federation, ids) -> Federation:
+    return Federation(dict(fed.columns), fed.offsets, ids=ids)
+
+
+def test_clients_named_in_another_way_are_refused_and_none_is_lost():
+    fed = clients(3)
+    model = train("fedem", step(), fed, n_rounds=2)
+    with pytest.raises(DataError, match="'a' is a text, but clients are known by a whole number such as 0"):
+        model.adapt(named(clients(1), ["a"]))
+    with pytest.raises(DataError, match="'1' is a text"):
+        model.predict(fed["x"], client="1")
+    texts = train("fedem", step(), named(fed, ["a", "b", "c"]), n_rounds=2)
+    with pytest.raises(DataError, match="7 is a whole number, but clients are known by a text such as 'a'"):
+        texts.adapt(named(clients(1), [7]))
+    more = texts.adapt(named(clients(1), ["longer than before"]))
+    assert more.ids.tolist() == ["a", "b", "c", "longer than before"]
+    assert more.common().adapt(named(clients(1), [7])).ids.tolist() == [7]
+
+
+def test_a_long_name_is_no_other_clients_name_cut_short():
+    fed = named(two_concepts(2), ["c0", "c1"])
+    model = train("ifca", step(1.0), fed, n_rounds=5)
+    x = fed["x"][:5]
+    own, common = model.predict_proba(x, client="c1"), model.predict_proba(x)
+    assert (own != common).any()
+    assert (model.predict_proba(x, client="c12") == common).all()
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_unseen_and_empty_clients_never_crash_an_evaluation(name):
     fed = clients()
@@ -299,6 +331,17 @@ def test_a_personalised_model_survives_a_file(tmp_path):
     assert (again.predict_proba(fed["x"][:5]) == again.common().predict_proba(fed["x"][:5])).all()
     with pytest.raises(CheckpointError, match="was made by FedGMM, not by FedEM"):
         Personalised.load(tmp_path / "m.fed", FedEM(step()))
+
+
+def test_a_file_holds_all_that_says_what_the_gaussians_are(tmp_path):
+    fed = clients()
+    local = LocalSGD(models.linear(D, C), cross_entropy, lr=0.3, epochs=1, batch_size=8)
+    mixture = GaussianMixture(2, covariance=Diagonal(), bound=4.0, regularisation=0.2, rounds=3).fit(fed)
+    model = train(FedGMM(local, mixture, 2), local, fed, n_rounds=2)
+    save_personal(tmp_path / "m", model, architecture="linear", arguments={"n_features": D, "n_classes": C})
+    again = load_personal(tmp_path / "m")
+    assert (again.method.mixture.bound, again.method.mixture.regularisation) == (4.0, 0.2)
+    assert again.log_prob_x(fed).tobytes() == model.log_prob_x(fed).tobytes()  # some rows are longer than the bound
 
 
 def test_shares_survive_a_restart(tmp_path):
@@ -334,6 +377,9 @@ def test_bad_settings_are_refused():
     fed = clients()
     with pytest.raises(DataError, match="mixture must be a fitted GaussianMixture"):
         FedGMM(step(), GaussianMixture(2))
+    for options in ({"scatter": "within_clients"}, {"weighting": "clients"}):
+        with pytest.raises(DataError, match="must have scatter='all' and weighting='rows', not"):
+            FedGMM(step(), GaussianMixture(2, rounds=1, **options).fit(fed))
     with pytest.raises(DataError, match="method must be one of local, fedavg"):
         train("nonsense", step(), fed, n_rounds=1)
     with pytest.raises(DataError, match="n_learners must be at least 1, not 0"):

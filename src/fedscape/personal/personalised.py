@@ -62,9 +62,20 @@ class Personalised:
         if isinstance(data, Federation):
             return with_kept_of(data, self.ids, self.kept)
         x = np.asarray(data)
-        ids = self.ids[:1].astype(self.ids.dtype) if client is None else np.array([client], dtype=self.ids.dtype)
-        fed = Federation({column: x}, [0, len(x)], ids=ids if len(ids) else None)
-        return fed if client is None else with_kept_of(fed, self.ids, self.kept)
+        if client is None:
+            return Federation({column: x}, [0, len(x)])
+        fed = Federation({column: x}, [0, len(x)], ids=[client])
+        self._check_kind(fed.ids)
+        return with_kept_of(fed, self.ids, self.kept)
+
+    def _check_kind(self, ids: Array) -> None:
+        """Refuse texts where clients are known by whole numbers, and the other way round: none would be found."""
+        if len(ids) and len(self.ids) and (ids.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
+            said, known = ("text" if which.dtype.kind == "U" else "whole number" for which in (ids, self.ids))
+            raise DataError(
+                f"the client {ids[0].item()!r} is a {said}, but clients are known by a {known} such as "
+                f"{self.ids[0].item()!r}: name them in the same way"
+            )
 
     def _ready(self) -> Arrays:
         return dict(self.method.prepare(frozen(self.state)))
@@ -128,12 +139,13 @@ class Personalised:
         seed
             For methods that train.
         """
+        self._check_kind(data.ids)
         began = time.perf_counter()
         made = as_ragged(self.method.adapt(self._ready(), self._clients(data, None, ""), Key(seed)), len(data))
         numbers = sum(int(np.prod(r.flat.shape[1:])) for r in made.values())
         cost = {"seconds": time.perf_counter() - began, "numbers_per_client": numbers, "clients": len(data)}
         old = np.flatnonzero(~np.isin(self.ids, data.ids))
-        ids = np.concatenate([self.ids[old], data.ids])
+        ids = np.concatenate([self.ids[old], data.ids]) if len(old) else data.ids  # nobody's ids have a kind too
         kept = {}
         for name, new in made.items():
             nothing = Ragged(new.flat[:0], np.zeros(len(old) + 1, dtype=np.int64))
