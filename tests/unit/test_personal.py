@@ -13,8 +13,9 @@ from torch import nn
 
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, Key, Local
+from fedscape.engine import as_ragged
 from fedscape.errors import CheckpointError
-from fedscape.learning import LocalSGD, cross_entropy, initialised, models
+from fedscape.learning import LocalSGD, cross_entropy, initialised, models, squared_error
 from fedscape.mixtures import Diagonal
 from fedscape.personal import (
     IFCA,
@@ -218,18 +219,34 @@ def test_halves_of_a_single_client_is_one_group():
     assert halves(np.ones((1, 1))).tolist() == [0]
 
 
-def test_ditto_without_pull_is_training_alone_and_with_a_strong_one_the_common_model():
+def test_ditto_without_pull_is_training_alone():
     fed, local = clients(), step()
-    alone, free, held = Local(fed), Local(fed), Local(fed)
-    for method, engine in (
-        (LocalOnly(local), alone),
-        (Ditto(local, strength=0.0), free),
-        (Ditto(local, strength=1e6), held),
-    ):
+    alone, free = Local(fed), Local(fed)
+    for method, engine in ((LocalOnly(local), alone), (Ditto(local, strength=0.0), free)):
         last_state(method, engine, 2)
     np.testing.assert_allclose(free.kept()["model.weight"].flat, alone.kept()["model.weight"].flat, atol=1e-12)
-    before = [r.state for r in fs.rounds(fs.FedAvg(local), fed, n_rounds=1)][-1]
-    np.testing.assert_allclose(held.kept()["model.weight"].flat, np.stack([before["model.weight"]] * 6), atol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+@pytest.mark.parametrize("strength", [0.05, 1.0, 4.0])
+def test_ditto_goes_to_the_least_of_loss_and_pull(strength, strategy):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, D))
+    y = x @ rng.normal(size=D) + np.repeat([-2.0, 0.0, 5.0], 20)
+    fed = Federation({"x": x, "y": y}, [0, 20, 40, 60])
+    model = initialised(nn.Linear(D, 1, dtype=torch.float64), 0)
+    local = LocalSGD(model, squared_error, lr=0.2, epochs=400, batch_size=20, proximal=0.3, strategy=strategy)
+    method = Ditto(local, strength=strength)
+    state = method.start(0)
+    kept = method.adapt(state, fed, Key(0))
+    w = np.append(state["model.weight"][0], state["model.bias"])
+    for i in range(3):
+        a, b = np.column_stack([x, np.ones(60)])[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]
+        least = np.linalg.solve(a.T @ a / 20 + strength * np.eye(D + 1), a.T @ b / 20 + strength * w)
+        np.testing.assert_allclose(np.append(kept["model.weight"][i, 0], kept["model.bias"][i]), least, atol=1e-6)
+    begun = fed.with_kept({n: as_ragged({n: v + 1.0}, 3)[n] for n, v in kept.items()})  # from elsewhere, the same end
+    again = method.adapt(state, begun, Key(0))
+    np.testing.assert_allclose(again["model.weight"], kept["model.weight"], atol=1e-6)
 
 
 def test_pfedme_with_full_pull_and_no_strength_is_fedavg():

@@ -197,12 +197,25 @@ def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Arr
     return np.concatenate(parts) if parts else np.zeros((0, 1))
 
 
-def trained_alone(local: LocalSGD, own: Arrays, clients: Federation, key: Key, *, rate: float | None = None) -> Arrays:
-    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own."""
-    rates = Rates(local.rate(key.round) if rate is None else rate, local.proximal)
+def trained_alone(
+    local: LocalSGD,
+    own: Arrays,
+    clients: Federation,
+    key: Key,
+    *,
+    rate: float | None = None,
+    pull: tuple[float, Arrays] | None = None,
+) -> Arrays:
+    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
+
+    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own.
+    """
+    strength, common = (local.proximal, None) if pull is None else pull
+    rates = Rates(local.rate(key.round) if rate is None else rate, strength)
+    anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
     new, data = {n: p.copy() for n, p in own.items()}, local.data(clients)
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
         starts = {n: torch.tensor(p[positions], device=local.device) for n, p in own.items()}
-        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates).items():
+        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates, anchor).items():
             new[n][positions] += moved.cpu().numpy()
     return new
