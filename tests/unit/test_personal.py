@@ -208,6 +208,41 @@ def test_clustered_fl_separates_clients_of_opposite_labels(projection):
     assert cluster[0] != cluster[1]
 
 
+def test_clustered_fl_judges_clients_by_the_cluster_they_are_in_not_by_the_one_they_last_trained():
+    fed = two_concepts(12)
+    local = step(1.0)
+    method = ClusteredFL(local, 2, wait=6, small=0.5)
+    model = train(method, local, fed, n_rounds=6)  # the cut is the last thing that happens
+    assert int(model.state["open"]) == 2
+    assert not model.kept["cluster"].flat.any()
+    right = np.zeros((2, C, D))
+    right[:, 1, 0] = [9.0, -9.0] if model.state["of_client.cluster"][0] == 0 else [-9.0, 9.0]
+    moved = {**model.state, "model.weight": right}
+    assert Personalised(method, moved, model.ids, model.kept).evaluate(fed).accuracy.min() > 0.9
+    new = named(fed, [f"new {i}" for i in range(12)])  # whom the server has never seen: what they keep counts
+    adapted = Personalised(method, moved, new.ids[:0], {}).adapt(new)
+    assert adapted.evaluate(new).accuracy.mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "ditto", "pfedme"])
+def test_clients_that_no_round_drew_train_their_own_model_at_the_end(name):
+    fed = two_concepts()
+    deep = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
+    local = replace(step(1.0, epochs=10), model=initialised(deep, 0))
+    model = train(name, local, fed, n_rounds=1, sampler=fs.FixedSize(2))
+    assert model.ids.tolist() == fed.ids.tolist()
+    assert all((kept.lengths > 0).all() for kept in model.kept.values())
+    assert model.evaluate(fed).accuracy.mean() > model.common().evaluate(fed).accuracy.mean() + 0.1
+    engine = Local(fed)  # those that were drawn keep what they had
+    method = METHODS[name](local, engine, 0)
+    for _ in fs.rounds(method, engine, n_rounds=1, sampler=fs.FixedSize(2)):
+        pass
+    for n, ragged in engine.kept().items():
+        drawn = np.flatnonzero(ragged.lengths)
+        assert len(drawn) == 2
+        assert model.kept[n].take(drawn).flat.tobytes() == ragged.flat.tobytes()
+
+
 def test_what_the_server_sees_of_clustered_fl_must_be_allowed():
     with pytest.raises(fs.EngineError, match="lets the server see, client by client: update"):
         fs.rounds(ClusteredFL(step(), 2), two_concepts(), n_rounds=1)
