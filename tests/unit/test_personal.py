@@ -26,6 +26,7 @@ from fedscape.personal import (
     FedGMM,
     FedRep,
     LocalOnly,
+    Novelty,
     Personalised,
     PFedMe,
     load_personal,
@@ -327,6 +328,37 @@ def test_new_clients_learn_only_shares_from_labels_or_from_features_alone():
     assert adapted.evaluate(known).summary() == model.evaluate(known).summary()
     with pytest.raises(DataError, match="learns a client's shares from labels"):
         train("fedem", model.method.local, known, n_rounds=1).adapt(new.select(["x"]))
+
+
+@pytest.mark.parametrize("name", ["fedem", "ifca", "fedgmm", "clustered", "local", "ditto"])
+@pytest.mark.parametrize("odd", [-1, C])
+def test_a_class_the_model_does_not_know_has_no_probability_and_nobody_adapts_to_it(name, odd):
+    fed = clients(3)
+    model = train(name, step(), fed, n_rounds=1)
+    y = fed["y"].copy()
+    y[4] = odd
+    strange = fed.with_column("y", y)
+    found = model.log_prob_y_given_x(strange)
+    assert found[4] == -np.inf
+    assert (found[5:] == model.log_prob_y_given_x(fed)[5:]).all()
+    plain, other = model.evaluate(fed), model.evaluate(strange)
+    right = model.predict(fed) == y
+    np.testing.assert_allclose(other.accuracy * 20, right.reshape(3, 20).sum(axis=1), atol=1e-9)
+    assert other.loss[0] > plain.loss[0] + 1
+    asked = [model.adapt, Novelty(model, "log_prob_y_given_x").rows]
+    for ask in [*asked, model.log_prob_joint] if name == "fedgmm" else asked:
+        with pytest.raises(DataError, match=f"column 'y' holds the class {odd} in row 4, but the model knows 0 to 1"):
+            ask(strange)
+
+
+def test_models_whose_loss_is_not_ours_are_not_written_as_if_they_could_be_made_again(tmp_path):
+    def own_loss(output, target):
+        return cross_entropy(output, target)
+
+    local = LocalSGD(models.linear(D, C), own_loss, lr=0.3, epochs=1, batch_size=8)
+    model = train("fedem", local, clients(3), n_rounds=1)
+    with pytest.raises(DataError, match="loss must be cross_entropy or logistic"):
+        save_personal(tmp_path / "m", model, architecture="linear", arguments={"n_features": D, "n_classes": C})
 
 
 def named(fed: Federation, ids) -> Federation:

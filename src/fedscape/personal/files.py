@@ -56,6 +56,12 @@ def save_personal(
             f"only FedGMM, FedEM and IFCA of {', '.join(_MODELS)} can be made again from a file, "
             f"not {type(method).__name__} of {architecture!r}"
         )
+    if local.loss not in [getattr(losses, name) for name in _LOSSES]:
+        loss = getattr(local.loss, "__name__", type(local.loss).__name__)
+        raise DataError(
+            f"loss must be {' or '.join(_LOSSES)} of fedscape.learning to be made again from a file, not {loss!r}: "
+            "Personalised.save writes the arrays alone"
+        )
     about: dict[str, Any] = {"architecture": architecture, "arguments": dict(arguments), "loss": local.loss.__name__}
     about |= {"features": local.features, "target": local.target, "learners": method.n_learners}
     if isinstance(method, FedGMM):

@@ -18,7 +18,7 @@ from fedscape.errors import CheckpointError, DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation
 from fedscape.personal.fedgmm import FedGMM
-from fedscape.personal.learners import evaluation, with_kept_of
+from fedscape.personal.learners import check_classes, evaluation, log_probs_of, with_kept_of
 from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 
@@ -107,16 +107,19 @@ class Personalised:
         return method.log_prob_x(self._ready(), self._clients(data, client, method.mixture.column))
 
     def log_prob_y_given_x(self, data: Federation) -> Array:
-        """log p(y | x) of each labelled row."""
-        clients = self._clients(data, None, "")
-        if isinstance(self.method, FedGMM):
-            return self.method.log_prob_y_given_x(self._ready(), clients)
-        logs = self.method.log_probs(self._ready(), clients)
-        return np.asarray(logs[np.arange(len(logs)), clients[self.method.local.target]])
+        """log p(y | x) of each labelled row; minus infinity for a class that the model does not know."""
+        logs = self.method.log_probs(self._ready(), self._clients(data, None, ""))
+        return log_probs_of(logs, data[self.method.local.target])
 
     def log_prob_joint(self, data: Federation) -> Array:
         """log p(x, y) of each labelled row: FedGMM only."""
-        return self._gaussian().log_prob_joint(self._ready(), self._clients(data, None, ""))
+        method = self._gaussian()
+        self.check_classes(data)
+        return method.log_prob_joint(self._ready(), self._clients(data, None, ""))
+
+    def check_classes(self, data: Federation) -> None:
+        """Refuse rows of a class that the model does not know; rows without labels pass."""
+        check_classes(self.method, self._ready(), data)
 
     def common(self) -> Personalised:
         """The same without what clients keep: everyone is a newcomer (the global pi of footnote 3)."""
@@ -140,6 +143,7 @@ class Personalised:
             For methods that train.
         """
         self._check_kind(data.ids)
+        self.check_classes(data)
         began = time.perf_counter()
         made = as_ragged(self.method.adapt(self._ready(), self._clients(data, None, ""), Key(seed)), len(data))
         numbers = sum(int(np.prod(r.flat.shape[1:])) for r in made.values())
