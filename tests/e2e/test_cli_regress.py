@@ -37,6 +37,7 @@ def test_regress_leaves_out_rows_without_a_number_and_says_so():
     ("extra", "message"),
     [
         (("--features", "depdelay"), "there is no column 'depdelay'"),
+        (("--features", "dep_delay,tailnum"), "the column 'tailnum' holds texts, not numbers: make indicator columns"),
         (("--features", ","), "features must name at least one column"),
         (("--features", "dep_delay", "--method", "gibbs"), "method must be one of"),
         (("--features", "dep_delay", "--components", "0-2"), "--components must be"),
@@ -46,4 +47,11 @@ def test_regress_leaves_out_rows_without_a_number_and_says_so():
 def test_regress_refuses_with_one_line(extra, message):
     error = refused(2, *FLIGHTS, *extra)
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_regress_refuses_a_table_without_rows(tmp_path):
+    (tmp_path / "empty.csv").write_text("a,x,y\n")
+    error = refused(2, "regress", tmp_path / "empty.csv", "--agent", "a", "--target", "y", "--features", "x", "--quiet")
+    assert "there are no events to learn from" in error
     assert error.count("\n") == 1

@@ -390,3 +390,23 @@ def test_one_row_clients_and_empty_clients_are_normal():
     fed = Federation({"x": x}, np.concatenate((np.arange(31), [30, 30])))
     fitted = GaussianMixture(2, rounds=4).fit(fed)
     assert np.isfinite(fitted.score(x))
+
+
+@pytest.mark.parametrize("seed", range(4))  # of which some draw nobody, and some do
+def test_a_fit_ends_even_if_nobody_is_drawn_to_judge_it(seed):
+    fed = split(blobs(60), 6)
+    gmm = GaussianMixture(2, rounds=3, seed=seed).fit(fed, sampler=fs.Poisson(0.1))
+    assert np.isnan(gmm.log_likelihood_) == list(gmm.history_)[-1]["abandoned"]
+    assert gmm.means_.shape == (2, 3)
+
+
+def test_questions_before_a_fit_are_refused():
+    with pytest.raises(fs.NotFittedError, match="call fit"):
+        GaussianMixture().client_weights(split(blobs(20), 2))
+
+
+def test_texts_are_no_numbers_but_numbers_may_have_names():
+    with pytest.raises(DataError, match="the column 'x' holds texts, not numbers: make indicator columns of it"):
+        GaussianMixture().fit(Federation({"x": ["red", "blue", "red"]}, [0, 3]))
+    wide = Federation({"x": blobs(20)}, [0, 20], names={"x": ["length", "width", "height"]})
+    assert GaussianMixture().fit(wide).means_.shape == (1, 3)

@@ -594,6 +594,10 @@ def test_bad_data_are_refused():
         reg.predict(fed, classes="last")
     with pytest.raises(NotFittedError):
         LatentClassRegression(2).predict(fed)
+    for name in ("x", "y"):
+        texts = fed.with_column(name, np.zeros(fed.n_rows, dtype=np.int64), names=["red"])
+        with pytest.raises(DataError, match=f"the column '{name}' holds texts, not numbers: make indicator columns"):
+            LatentClassRegression(2).fit(texts)
     missing = fed.with_column("entity", np.where(np.arange(fed.n_rows) == 5, -1, 0), names=["a"])
     with pytest.raises(DataError, match="has no value in row 5"):
         LatentClassRegression(2).fit(missing)

@@ -13,8 +13,10 @@ from torch import nn
 
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, Key, Local
+from fedscape.engine import as_ragged
 from fedscape.errors import CheckpointError
-from fedscape.learning import LocalSGD, cross_entropy, initialised, models
+from fedscape.learning import LocalSGD, cross_entropy, initialised, models, squared_error
+from fedscape.mixtures import Diagonal
 from fedscape.personal import (
     IFCA,
     METHODS,
@@ -24,8 +26,11 @@ from fedscape.personal import (
     FedGMM,
     FedRep,
     LocalOnly,
+    Novelty,
     Personalised,
     PFedMe,
+    load_personal,
+    save_personal,
     train,
     with_embedding,
     with_projection,
@@ -118,9 +123,10 @@ def test_one_learner_is_fedavg():
         assert float(a.metrics["accuracy"]) == pytest.approx(float(b.metrics["accuracy"]))
 
 
-def test_with_common_weights_of_learners_the_gaussian_part_is_a_gaussian_mixture():
+@pytest.mark.parametrize("bound", [None, 4.0, 50.0])
+def test_with_common_weights_of_learners_the_gaussian_part_is_a_gaussian_mixture(bound):
     fed = clients()
-    mixture = GaussianMixture(2, rounds=1, tol=0.0, seed=2).fit(fed)
+    mixture = GaussianMixture(2, rounds=1, tol=0.0, seed=2, bound=bound).fit(fed)
     method, work = FedGMM(step(), mixture, 1), mixture._rounds(
         mixture.weights_[None], mixture.means_[None], mixture.covariances_[None], "x"
     )  # fmt: skip
@@ -203,6 +209,41 @@ def test_clustered_fl_separates_clients_of_opposite_labels(projection):
     assert cluster[0] != cluster[1]
 
 
+def test_clustered_fl_judges_clients_by_the_cluster_they_are_in_not_by_the_one_they_last_trained():
+    fed = two_concepts(12)
+    local = step(1.0)
+    method = ClusteredFL(local, 2, wait=6, small=0.5)
+    model = train(method, local, fed, n_rounds=6)  # the cut is the last thing that happens
+    assert int(model.state["open"]) == 2
+    assert not model.kept["cluster"].flat.any()
+    right = np.zeros((2, C, D))
+    right[:, 1, 0] = [9.0, -9.0] if model.state["of_client.cluster"][0] == 0 else [-9.0, 9.0]
+    moved = {**model.state, "model.weight": right}
+    assert Personalised(method, moved, model.ids, model.kept).evaluate(fed).accuracy.min() > 0.9
+    new = named(fed, [f"new {i}" for i in range(12)])  # whom the server has never seen: what they keep counts
+    adapted = Personalised(method, moved, new.ids[:0], {}).adapt(new)
+    assert adapted.evaluate(new).accuracy.mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["local", "fedrep", "ditto", "pfedme"])
+def test_clients_that_no_round_drew_train_their_own_model_at_the_end(name):
+    fed = two_concepts()
+    deep = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
+    local = replace(step(1.0, epochs=10), model=initialised(deep, 0))
+    model = train(name, local, fed, n_rounds=1, sampler=fs.FixedSize(2))
+    assert model.ids.tolist() == fed.ids.tolist()
+    assert all((kept.lengths > 0).all() for kept in model.kept.values())
+    assert model.evaluate(fed).accuracy.mean() > model.common().evaluate(fed).accuracy.mean() + 0.1
+    engine = Local(fed)  # those that were drawn keep what they had
+    method = METHODS[name](local, engine, 0)
+    for _ in fs.rounds(method, engine, n_rounds=1, sampler=fs.FixedSize(2)):
+        pass
+    for n, ragged in engine.kept().items():
+        drawn = np.flatnonzero(ragged.lengths)
+        assert len(drawn) == 2
+        assert model.kept[n].take(drawn).flat.tobytes() == ragged.flat.tobytes()
+
+
 def test_what_the_server_sees_of_clustered_fl_must_be_allowed():
     with pytest.raises(fs.EngineError, match="lets the server see, client by client: update"):
         fs.rounds(ClusteredFL(step(), 2), two_concepts(), n_rounds=1)
@@ -214,18 +255,34 @@ def test_halves_of_a_single_client_is_one_group():
     assert halves(np.ones((1, 1))).tolist() == [0]
 
 
-def test_ditto_without_pull_is_training_alone_and_with_a_strong_one_the_common_model():
+def test_ditto_without_pull_is_training_alone():
     fed, local = clients(), step()
-    alone, free, held = Local(fed), Local(fed), Local(fed)
-    for method, engine in (
-        (LocalOnly(local), alone),
-        (Ditto(local, strength=0.0), free),
-        (Ditto(local, strength=1e6), held),
-    ):
+    alone, free = Local(fed), Local(fed)
+    for method, engine in ((LocalOnly(local), alone), (Ditto(local, strength=0.0), free)):
         last_state(method, engine, 2)
     np.testing.assert_allclose(free.kept()["model.weight"].flat, alone.kept()["model.weight"].flat, atol=1e-12)
-    before = [r.state for r in fs.rounds(fs.FedAvg(local), fed, n_rounds=1)][-1]
-    np.testing.assert_allclose(held.kept()["model.weight"].flat, np.stack([before["model.weight"]] * 6), atol=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+@pytest.mark.parametrize("strength", [0.05, 1.0, 4.0])
+def test_ditto_goes_to_the_least_of_loss_and_pull(strength, strategy):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(60, D))
+    y = x @ rng.normal(size=D) + np.repeat([-2.0, 0.0, 5.0], 20)
+    fed = Federation({"x": x, "y": y}, [0, 20, 40, 60])
+    model = initialised(nn.Linear(D, 1, dtype=torch.float64), 0)
+    local = LocalSGD(model, squared_error, lr=0.2, epochs=400, batch_size=20, proximal=0.3, strategy=strategy)
+    method = Ditto(local, strength=strength)
+    state = method.start(0)
+    kept = method.adapt(state, fed, Key(0))
+    w = np.append(state["model.weight"][0], state["model.bias"])
+    for i in range(3):
+        a, b = np.column_stack([x, np.ones(60)])[20 * i : 20 * i + 20], y[20 * i : 20 * i + 20]
+        least = np.linalg.solve(a.T @ a / 20 + strength * np.eye(D + 1), a.T @ b / 20 + strength * w)
+        np.testing.assert_allclose(np.append(kept["model.weight"][i, 0], kept["model.bias"][i]), least, atol=1e-6)
+    begun = fed.with_kept({n: as_ragged({n: v + 1.0}, 3)[n] for n, v in kept.items()})  # from elsewhere, the same end
+    again = method.adapt(state, begun, Key(0))
+    np.testing.assert_allclose(again["model.weight"], kept["model.weight"], atol=1e-6)
 
 
 def test_pfedme_with_full_pull_and_no_strength_is_fedavg():
@@ -273,6 +330,65 @@ def test_new_clients_learn_only_shares_from_labels_or_from_features_alone():
         train("fedem", model.method.local, known, n_rounds=1).adapt(new.select(["x"]))
 
 
+@pytest.mark.parametrize("name", ["fedem", "ifca", "fedgmm", "clustered", "local", "ditto"])
+@pytest.mark.parametrize("odd", [-1, C])
+def test_a_class_the_model_does_not_know_has_no_probability_and_nobody_adapts_to_it(name, odd):
+    fed = clients(3)
+    model = train(name, step(), fed, n_rounds=1)
+    y = fed["y"].copy()
+    y[4] = odd
+    strange = fed.with_column("y", y)
+    found = model.log_prob_y_given_x(strange)
+    assert found[4] == -np.inf
+    assert (found[5:] == model.log_prob_y_given_x(fed)[5:]).all()
+    plain, other = model.evaluate(fed), model.evaluate(strange)
+    right = model.predict(fed) == y
+    np.testing.assert_allclose(other.accuracy * 20, right.reshape(3, 20).sum(axis=1), atol=1e-9)
+    assert other.loss[0] > plain.loss[0] + 1
+    asked = [model.adapt, Novelty(model, "log_prob_y_given_x").rows]
+    for ask in [*asked, model.log_prob_joint] if name == "fedgmm" else asked:
+        with pytest.raises(DataError, match=f"column 'y' holds the class {odd} in row 4, but the model knows 0 to 1"):
+            ask(strange)
+
+
+def test_models_whose_loss_is_not_ours_are_not_written_as_if_they_could_be_made_again(tmp_path):
+    def own_loss(output, target):
+        return cross_entropy(output, target)
+
+    local = LocalSGD(models.linear(D, C), own_loss, lr=0.3, epochs=1, batch_size=8)
+    model = train("fedem", local, clients(3), n_rounds=1)
+    with pytest.raises(DataError, match="loss must be cross_entropy or logistic"):
+        save_personal(tmp_path / "m", model, architecture="linear", arguments={"n_features": D, "n_classes": C})
+
+
+def named(fed: Federation, ids) -> Federation:
+    return Federation(dict(fed.columns), fed.offsets, ids=ids)
+
+
+def test_clients_named_in_another_way_are_refused_and_none_is_lost():
+    fed = clients(3)
+    model = train("fedem", step(), fed, n_rounds=2)
+    with pytest.raises(DataError, match="'a' is a text, but clients are known by a whole number such as 0"):
+        model.adapt(named(clients(1), ["a"]))
+    with pytest.raises(DataError, match="'1' is a text"):
+        model.predict(fed["x"], client="1")
+    texts = train("fedem", step(), named(fed, ["a", "b", "c"]), n_rounds=2)
+    with pytest.raises(DataError, match="7 is a whole number, but clients are known by a text such as 'a'"):
+        texts.adapt(named(clients(1), [7]))
+    more = texts.adapt(named(clients(1), ["longer than before"]))
+    assert more.ids.tolist() == ["a", "b", "c", "longer than before"]
+    assert more.common().adapt(named(clients(1), [7])).ids.tolist() == [7]
+
+
+def test_a_long_name_is_no_other_clients_name_cut_short():
+    fed = named(two_concepts(2), ["c0", "c1"])
+    model = train("ifca", step(1.0), fed, n_rounds=5)
+    x = fed["x"][:5]
+    own, common = model.predict_proba(x, client="c1"), model.predict_proba(x)
+    assert (own != common).any()
+    assert (model.predict_proba(x, client="c12") == common).all()
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_unseen_and_empty_clients_never_crash_an_evaluation(name):
     fed = clients()
@@ -299,6 +415,17 @@ def test_a_personalised_model_survives_a_file(tmp_path):
     assert (again.predict_proba(fed["x"][:5]) == again.common().predict_proba(fed["x"][:5])).all()
     with pytest.raises(CheckpointError, match="was made by FedGMM, not by FedEM"):
         Personalised.load(tmp_path / "m.fed", FedEM(step()))
+
+
+def test_a_file_holds_all_that_says_what_the_gaussians_are(tmp_path):
+    fed = clients()
+    local = LocalSGD(models.linear(D, C), cross_entropy, lr=0.3, epochs=1, batch_size=8)
+    mixture = GaussianMixture(2, covariance=Diagonal(), bound=4.0, regularisation=0.2, rounds=3).fit(fed)
+    model = train(FedGMM(local, mixture, 2), local, fed, n_rounds=2)
+    save_personal(tmp_path / "m", model, architecture="linear", arguments={"n_features": D, "n_classes": C})
+    again = load_personal(tmp_path / "m")
+    assert (again.method.mixture.bound, again.method.mixture.regularisation) == (4.0, 0.2)
+    assert again.log_prob_x(fed).tobytes() == model.log_prob_x(fed).tobytes()  # some rows are longer than the bound
 
 
 def test_shares_survive_a_restart(tmp_path):
@@ -334,6 +461,9 @@ def test_bad_settings_are_refused():
     fed = clients()
     with pytest.raises(DataError, match="mixture must be a fitted GaussianMixture"):
         FedGMM(step(), GaussianMixture(2))
+    for options in ({"scatter": "within_clients"}, {"weighting": "clients"}):
+        with pytest.raises(DataError, match="must have scatter='all' and weighting='rows', not"):
+            FedGMM(step(), GaussianMixture(2, rounds=1, **options).fit(fed))
     with pytest.raises(DataError, match="method must be one of local, fedavg"):
         train("nonsense", step(), fed, n_rounds=1)
     with pytest.raises(DataError, match="n_learners must be at least 1, not 0"):

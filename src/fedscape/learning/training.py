@@ -59,7 +59,7 @@ def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, 
     return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, steps: dropout_keys(key, members, path, steps))
 
 
-def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
+def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates, anchor: Tensors | None = None) -> Tensors:
     """How far each row of work moves each parameter: {name: [rows, ...]}.
 
     Parameters
@@ -72,6 +72,8 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
         The rows of a group.
     rates
         Learning rate and proximal weight, for all rows or for each.
+    anchor
+        What the proximal weight pulls to, like `start`; by default where training begins.
     """
     alone = _COMPILING if local.chosen == "compiled" else nullcontext()
     with one_thread(), alone, precise(local), local.borrowed() as module:
@@ -79,22 +81,26 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates) -> Tensors:
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         run = _sequential if local.chosen == "sequential" else _side_by_side
         with known_classes(local):
-            return run(local, module, start, work, keys, rates)
+            return run(local, module, start, start if anchor is None else anchor, work, keys, rates)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
 
 
-def _sequential(local: LocalSGD, module: Module, start: Tensors, work: Work, keys: Tensors, rates: Rates) -> Tensors:
+def _sequential(
+    local: LocalSGD, module: Module, start: Tensors, anchor: Tensors, work: Work, keys: Tensors, rates: Rates
+) -> Tensors:
     named = dict(module.named_parameters())
     params = [named[name] for name in local.names]
     rows = len(work.plan.rows)
     out = {name: torch.empty((rows, *p.shape), dtype=p.dtype, device=p.device) for name, p in named.items()}
     for row in range(rows):
-        first = {name: start[name][row if len(start[name]) > 1 else 0] for name in local.names}
+        first, to = (
+            {name: at[name][row if len(at[name]) > 1 else 0] for name in local.names} for at in (start, anchor)
+        )
         with torch.no_grad():
             torch._foreach_copy_(params, list(first.values()))
-        _steps_of_one(local, module, first, work, {path: k[:, row] for path, k in keys.items()}, row, rates.row(row))
+        _steps_of_one(local, module, to, work, {path: k[:, row] for path, k in keys.items()}, row, rates.row(row))
         with torch.no_grad():
             for p, (name, begin) in zip(params, first.items(), strict=True):
                 torch.sub(p, begin, out=out[name][row])
@@ -102,7 +108,7 @@ def _sequential(local: LocalSGD, module: Module, start: Tensors, work: Work, key
 
 
 def _steps_of_one(
-    local: LocalSGD, module: Module, first: Tensors, work: Work, keys: Tensors, row: int, rates: Rates
+    local: LocalSGD, module: Module, anchor: Tensors, work: Work, keys: Tensors, row: int, rates: Rates
 ) -> None:
     data, random_layers = work.data, list(keyed_layers(module))
     index = torch.from_numpy(work.plan.rows[row]).to(data.y.device)
@@ -116,15 +122,15 @@ def _steps_of_one(
         return (losses if data.weights is None else losses * data.weights[batch]).sum() / counts[t]
 
     with _self_moving(local, module, rates, lambda: loss_of(0).backward()) as moving:
-        named = {n: p for n, p in module.named_parameters() if n in first and id(p) not in moving}
-        params, begin = list(named.values()), [first[name] for name in named]
+        named = {n: p for n, p in module.named_parameters() if n in anchor and id(p) not in moving}
+        params, to = list(named.values()), [anchor[name] for name in named]
         memory = new_memory(local, params)
         stop = Stop(local, counts)
         for t in range(len(stop.counts)):
             loss = loss_of(t)
             grads = _gradients(loss, params, bool(moving))
             with torch.no_grad():
-                update(local, params, grads, begin, memory, t + 1, rates)
+                update(local, params, grads, to, memory, t + 1, rates)
             if stop.after(t, loss.detach()):
                 break
 
@@ -182,7 +188,9 @@ def _output(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Te
 # -- all at once -------------------------------------------------------------------------------------------------------
 
 
-def _side_by_side(local: LocalSGD, module: Module, start: Tensors, work: Work, keys: Tensors, rates: Rates) -> Tensors:
+def _side_by_side(
+    local: LocalSGD, module: Module, start: Tensors, anchor: Tensors, work: Work, keys: Tensors, rates: Rates
+) -> Tensors:
     plan, data, names = work.plan, work.data, local.names
     rows, ragged = len(plan.rows), bool((plan.counts != plan.counts[0, 0]).any())
     few = local.chosen == "compiled" and ragged  # shapes, because every one is compiled
@@ -206,9 +214,9 @@ def _side_by_side(local: LocalSGD, module: Module, start: Tensors, work: Work, k
             grads, loss = gradient(part, random, data.x[batch], data.y[batch], share)
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
-        now, begin = [p[:end] for p in wide.values()], [start[name][:end] for name in names]
+        now, to = [p[:end] for p in wide.values()], [anchor[name][:end] for name in names]
         steps = [grads[name][:end] for name in names]
-        update(local, now, steps, begin, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
+        update(local, now, steps, to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
         stop.after(t, loss[:end])
     return {name: wide[name][:rows].sub_(start[name]) for name in names}
 

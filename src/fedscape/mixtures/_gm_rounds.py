@@ -18,6 +18,7 @@ from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.mixtures._gm_covariances import Covariance, Diagonal, Full, Spherical, Tied
 from fedscape.mixtures._gm_kernels import deviate, weigh
+from fedscape.mixtures._numbers import numbers_of
 from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 
@@ -267,7 +268,7 @@ def expectations(work: GaussianRounds, state: Arrays, clients: Federation, own: 
 
 def deviations(work: GaussianRounds, state: Arrays, clients: Federation) -> Iterator[tuple[int, int, Array]]:
     """The first and last row of each part, and its deviations from the means: valid until the next part."""
-    values = clients[work.column]
+    values = numbers_of(clients, work.column)
     starts, k, d = state["means"].shape
     values = values.reshape(len(values), int(np.prod(values.shape[1:])))
     if values.shape[1] != d and len(values):

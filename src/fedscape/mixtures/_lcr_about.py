@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.federation import Federation
+from fedscape.mixtures._numbers import numbers_of
 from fedscape.mixtures.latent_class_regression import LatentClassRegression, Method, column_names
 
 
@@ -38,9 +39,9 @@ def regression(
     names = column_names(features)
     whole = np.ones(federation.n_rows, dtype=bool)
     for name in (*names, target):
-        values = federation[name]
+        values = numbers_of(federation, name)
         if values.dtype.kind == "f":
-            whole &= np.isfinite(values).reshape(len(values), -1).all(axis=1)
+            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     train, test = federation.where(whole).split(test=0.2, seed=seed)
     ks = tuple(candidates)
     model = LatentClassRegression(

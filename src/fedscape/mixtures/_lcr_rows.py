@@ -12,6 +12,7 @@ from fedscape.computation import Arrays
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.mixtures._lcr_kernels import add_events, width
+from fedscape.mixtures._numbers import numbers_of
 from fedscape.random import Array, Key
 
 
@@ -42,13 +43,13 @@ class Table:
         """The features [events, f] as they are."""
         parts = []
         for name in self.features:
-            values = check_finite(clients[name], name)
+            values = check_finite(numbers_of(clients, name), name)
             parts.append(values.reshape(len(values), int(np.prod(values.shape[1:]))))
         return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
 
     def y(self, clients: Federation) -> Array:
         """The target [events]."""
-        values = check_finite(clients[self.target], self.target)
+        values = check_finite(numbers_of(clients, self.target), self.target)
         if values.ndim != 1:
             raise DataError(f"the target {self.target!r} must be one number an event, not {list(values.shape[1:])}")
         return np.ascontiguousarray(values)

@@ -77,7 +77,8 @@ class GaussianMixture(Estimator):
         Numbers of any trailing shape; they are flattened to d features. May be memory-mapped.
 
     Learns `means_` [K, d], `covariances_`, `weights_` [K] (falling; where clients keep their own, those of all rows
-    pooled), `log_likelihood_` (mean over rows; NaN where it was not measured), `n_rounds_` and `history_`.
+    pooled), `log_likelihood_` (mean over rows; NaN where it was not measured, or a sampler drew nobody to measure it:
+    then the first start is kept), `n_rounds_` and `history_`.
 
     >>> fed = Federation({"x": [[0.0], [0.2], [9.0], [9.2], [9.1]]}, [0, 2, 5])
     >>> GaussianMixture(2).fit(fed).means_.round(2).tolist()
@@ -148,8 +149,10 @@ class GaussianMixture(Estimator):
             judge = GaussianScore(**work.get_params())
             judging = replace(how.phase(".final"), privacy=how.measure_privacy, measure_privacy=None)
             judging = replace(judging, ledger=None) if judging.privacy is None else judging
-            judged = self._run(judge, engine, judging, n_rounds=1, seed=self.seed, state=state, carry=True)
-            best, self.log_likelihood_ = int(np.argmax(judged["score"])), float(judged["score"].max())
+            unknown = {**state, "score": np.full(starts, np.nan)}  # where no client is drawn to judge
+            score = self._run(judge, engine, judging, n_rounds=1, seed=self.seed, state=unknown, carry=True)["score"]
+            if not np.isnan(score).all():
+                best, self.log_likelihood_ = int(np.argmax(score)), float(score.max())
         order = np.arange(self.n_components)
         if self.means_init is None:
             order = np.argsort(-state["weights"][best], kind="stable")
@@ -322,6 +325,7 @@ class GaussianMixture(Estimator):
         >>> GaussianMixture(2).fit(fed).client_weights(fed).round(3).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
         """
+        self._check_fitted("means_")
         weights = np.broadcast_to(self.weights_, (len(data), self.n_components))
         rows = np.maximum(data.sizes, 1)[:, None]
         for _ in range(rounds):

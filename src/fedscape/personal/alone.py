@@ -87,15 +87,16 @@ class LocalOnly(Computation):
 class Ditto(FedAvg):
     """FedAvg, and beside it a model of each client's own that is pulled to the common one: Li et al. 2021, algorithm 1.
 
-    After each epoch of its own training v, the client moves it to w + (v - w) exp(-lr strength steps), the exact
-    solution of the pull (strength / 2) |v - w|^2 over that time; the paper adds the pull to every gradient.
+    Every step of the client's own v takes the gradient of its loss F plus strength (v - w), w being the broadcast
+    model, so that with enough steps v goes to the least of F(v) + (strength / 2) |v - w|^2.
 
     Parameters
     ----------
     local, server, weighting, initial
-        As for FedAvg.
+        As for FedAvg; the proximal weight of `local` is for the common model alone.
     strength
-        lambda: 0 is training alone, large is the common model.
+        lambda: 0 is training alone, large is near the common model. Plain SGD diverges where lr times strength is above
+        2; keep it at most 1.
 
     >>> from fedscape import rounds
     >>> from fedscape.learning import cross_entropy, models
@@ -137,12 +138,8 @@ class Ditto(FedAvg):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The model of each client after one more round on its own rows, pulled to the common one."""
-        own = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
-        steps = self.local.timing.all_steps(clients.sizes)
-        stays = np.exp(-self.local.rate(key.round) * self.strength * steps)
-        common = model_arrays(state)
-        pulled = {n: common[n] + (v - common[n]) * stays.reshape(-1, *[1] * (v.ndim - 1)) for n, v in own.items()}
-        return {f"model.{n}": v.astype(common[n].dtype) for n, v in pulled.items()}
+        own, pull = own_models(self.local, state, clients), (self.strength, model_arrays(state))
+        return {f"model.{n}": v for n, v in trained_alone(self.local, own, clients, key, pull=pull).items()}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Ditto, Federation]]:

@@ -97,6 +97,9 @@ class ClusteredFL(Computation):
             cluster[kept.lengths > 0] = kept.flat
         if "of_client.known" in state:
             cluster = np.where(state["of_client.known"], state["of_client.cluster"], cluster)
+        elif "of_client.ids" in state:  # the whole state: what a client kept is of its last round, before later cuts
+            place = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
+            cluster = np.array([place.get(v, c) for v, c in zip(clients.ids.tolist(), cluster, strict=True)], dtype=int)
         return np.minimum(cluster, int(state["open"]) - 1)
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:

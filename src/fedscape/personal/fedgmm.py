@@ -51,7 +51,8 @@ class FedGMM(FedEM):
     local
         How a client trains a learner.
     mixture
-        A fitted GaussianMixture: M1 components.
+        A fitted GaussianMixture with scatter="all" and weighting="rows": M1 components. Its `bound` and
+        `regularisation` hold here too.
     n_learners
         M2.
     coupling
@@ -87,6 +88,11 @@ class FedGMM(FedEM):
         self.warm = warm
         if not isinstance(mixture, GaussianMixture) or not hasattr(mixture, "means_"):
             raise DataError("mixture must be a fitted GaussianMixture: GaussianMixture(3).fit(federation)")
+        if mixture.scatter != "all" or mixture.weighting != "rows":
+            raise DataError(
+                "FedGMM counts all rows alike, about the common means: mixture must have scatter='all' and "
+                f"weighting='rows', not {mixture.scatter!r} and {mixture.weighting!r}"
+            )
         if not 0 < coupling <= 1:
             raise DataError(f"coupling must be above 0 and at most 1, not {coupling}")
         if warm < 0:
@@ -144,7 +150,8 @@ class FedGMM(FedEM):
         for begin, end, deviating in deviations(work, ready, clients):
             part = Part(begin, end, deviating, of_gaussians[..., begin:end], np.empty(0))
             add_moments(work.covariance, sums, clients.offsets, part)
-        sent = {"mass": mass, "first": sums["first"][:, 0], "second": sums["second"][:, 0]}
+        unit = self.mixture.bound or 1.0  # the rounds of the Gaussians take sums in units of it
+        sent = {"mass": mass, "first": sums["first"][:, 0] / unit, "second": sums["second"][:, 0] / unit**2}
         return Expectation(q.sum(axis=1), sent, kept)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
@@ -209,4 +216,9 @@ class FedGMM(FedEM):
     def examples(cls) -> Sequence[tuple[Any, Federation]]:
         fed, one, two = small_example()
         mixture = GaussianMixture(2, covariance=Full(), regularisation=0.05, rounds=3).fit(fed)
-        return [(cls(one, mixture, 2, warm=1), fed), (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed)]
+        bounded = GaussianMixture(2, regularisation=0.05, rounds=3, bound=2.5).fit(fed)
+        return [
+            (cls(one, mixture, 2, warm=1), fed),
+            (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed),
+            (cls(one, bounded, 2, warm=0), fed),
+        ]

@@ -56,10 +56,21 @@ def save_personal(
             f"only FedGMM, FedEM and IFCA of {', '.join(_MODELS)} can be made again from a file, "
             f"not {type(method).__name__} of {architecture!r}"
         )
+    if local.loss not in [getattr(losses, name) for name in _LOSSES]:
+        loss = getattr(local.loss, "__name__", type(local.loss).__name__)
+        raise DataError(
+            f"loss must be {' or '.join(_LOSSES)} of fedscape.learning to be made again from a file, not {loss!r}: "
+            "Personalised.save writes the arrays alone"
+        )
     about: dict[str, Any] = {"architecture": architecture, "arguments": dict(arguments), "loss": local.loss.__name__}
     about |= {"features": local.features, "target": local.target, "learners": method.n_learners}
     if isinstance(method, FedGMM):
-        about["gaussian"] = {"column": method.mixture.column, "covariance": type(method.mixture.covariance).__name__}
+        about["gaussian"] = {
+            "column": method.mixture.column,
+            "covariance": type(method.mixture.covariance).__name__,
+            "bound": method.mixture.bound,
+            "regularisation": method.mixture.regularisation,
+        }
     model.save(path, about=about)
 
 
@@ -83,11 +94,17 @@ def load_personal(path: str | os.PathLike[str]) -> Personalised:
     if header["method"] in kinds:
         return Personalised.load(path, kinds[header["method"]](local, about["learners"]))
     weights, means = arrays["state/weights"], arrays["state/means"]
-    form = about["gaussian"]["covariance"]
+    gaussian = about["gaussian"]
+    form = gaussian["covariance"]
     if form not in ("Full", "Diagonal", "Spherical", "Tied"):
         raise CheckpointError(f"{os.fspath(path)} names the covariance {form!r}, which there is not")
     mixture = GaussianMixture(
-        len(means), covariance=getattr(forms, form)(), column=about["gaussian"]["column"], n_features=means.shape[1]
+        len(means),
+        covariance=getattr(forms, form)(),
+        regularisation=gaussian["regularisation"],
+        bound=gaussian["bound"],
+        column=gaussian["column"],
+        n_features=means.shape[1],
     )
     mixture.weights_, mixture.means_, mixture.covariances_ = weights.sum(axis=1), means, arrays["state/covariances"]
     return Personalised.load(path, FedGMM(local, mixture, about["learners"]))

@@ -20,7 +20,7 @@ from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import Evaluation, model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor, checked_loss
+from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import groups
 from fedscape.learning.training import Tensors, one_thread, train, work_of
@@ -145,11 +145,34 @@ def losses_and_hits(method: Any, state: Arrays, clients: Federation) -> tuple[Ar
     target = clients[method.local.target]
     if target.dtype.kind not in "biu":
         raise DataError(f"column {method.local.target!r} must hold classes, whole numbers, not {target.dtype}")
-    inside = target < logs.shape[1]  # a class the model does not know is never predicted, and has no probability
-    chosen = np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0)], np.log(1e-12))
+    chosen = log_probs_of(logs, target, otherwise=float(np.log(1e-12)))
     each = np.stack([-np.maximum(chosen, np.log(1e-300)), logs.argmax(axis=1) == target], axis=1)
     sums = sums_over_rows(each, clients)
     return sums[:, 0], sums[:, 1]
+
+
+def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
+    """log p(y | x) of each row from those of all classes; a class that the model does not know gets `otherwise`."""
+    inside = (target >= 0) & (target < logs.shape[1])
+    return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0)], otherwise)
+
+
+def check_classes(method: Any, state: Arrays, clients: Federation) -> None:
+    """Refuse a class that the model does not know, by its row; for losses of classes."""
+    name = method.local.target
+    if method.local.loss not in (cross_entropy, logistic) or name not in clients or not clients.n_rows:
+        return
+    target = clients[name]
+    if target.dtype.kind not in "biu":
+        raise DataError(f"column {name!r} must hold classes, whole numbers, not {target.dtype}")
+    first = clients.where(np.arange(clients.n_rows) == 0)
+    number = method.log_probs(state, first).shape[1]
+    bad = np.flatnonzero((target < 0) | (target >= number))
+    if len(bad):
+        raise DataError(
+            f"column {name!r} holds the class {target[bad[0]]} in row {bad[0]:,}, but the model knows 0 to "
+            f"{number - 1}: drop such rows with where()"
+        )
 
 
 def measured(method: Any, state: Arrays, clients: Federation) -> Arrays:
@@ -197,12 +220,25 @@ def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Arr
     return np.concatenate(parts) if parts else np.zeros((0, 1))
 
 
-def trained_alone(local: LocalSGD, own: Arrays, clients: Federation, key: Key, *, rate: float | None = None) -> Arrays:
-    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own."""
-    rates = Rates(local.rate(key.round) if rate is None else rate, local.proximal)
+def trained_alone(
+    local: LocalSGD,
+    own: Arrays,
+    clients: Federation,
+    key: Key,
+    *,
+    rate: float | None = None,
+    pull: tuple[float, Arrays] | None = None,
+) -> Arrays:
+    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
+
+    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own.
+    """
+    strength, common = (local.proximal, None) if pull is None else pull
+    rates = Rates(local.rate(key.round) if rate is None else rate, strength)
+    anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
     new, data = {n: p.copy() for n, p in own.items()}, local.data(clients)
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
         starts = {n: torch.tensor(p[positions], device=local.device) for n, p in own.items()}
-        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates).items():
+        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates, anchor).items():
             new[n][positions] += moved.cpu().numpy()
     return new

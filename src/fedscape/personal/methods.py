@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from fedscape.computation import Computation, rounds
 from fedscape.engine import Engine, as_engine
 from fedscape.errors import DataError
@@ -17,7 +19,7 @@ from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
-from fedscape.personal.learners import forward, stacked
+from fedscape.personal.learners import forward, stacked, with_kept_of
 from fedscape.personal.personalised import Personalised
 from fedscape.random import Array
 from fedscape.sampling import Sampler
@@ -78,6 +80,8 @@ METHODS: dict[str, Maker] = {
 #: Methods that end with rounds of another computation, which begins with the last state.
 FINISH: dict[str, Callable[[LocalSGD], LocalOnly]] = {"fedavg+": LocalOnly}
 
+_OWN_MODELS = (LocalOnly, Ditto, PFedMe, FedRep)  # what they have for a client that never trained is no use to it
+
 
 def train(
     method: str | Computation,
@@ -90,6 +94,8 @@ def train(
     finish_rounds: int = 1,
 ) -> Personalised:
     """Train a method by name (or as made by hand) to the end, all its phases.
+
+    Where clients keep models of their own, one that no round has drawn trains its own once at the end.
 
     Parameters
     ----------
@@ -106,7 +112,6 @@ def train(
     finish_rounds
         Rounds of what follows (fine-tuning in "fedavg+").
 
-    >>> import numpy as np
     >>> from fedscape.learning import cross_entropy, models
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
@@ -130,4 +135,16 @@ def train(
         for _ in loop:
             pass
         state = loop.state
-    return Personalised(made, state, engine.clients.ids, dict(engine.kept()))
+    trained = Personalised(made, state, engine.clients.ids, dict(engine.kept()))
+    return _with_undrawn(trained, engine.clients, seed) if isinstance(made, _OWN_MODELS) else trained
+
+
+def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Personalised:
+    """The same with models of the clients that no round has drawn, each from one training on its own rows."""
+    lengths = [ragged.lengths for ragged in trained.kept.values()]
+    drawn = np.any(lengths, axis=0) if lengths else np.zeros(len(clients), dtype=bool)
+    if drawn.all():
+        return trained
+    more = trained.adapt(clients.take(np.flatnonzero(~drawn)), seed=seed)
+    kept = with_kept_of(clients, more.ids, more.kept).kept  # in the clients' own order
+    return Personalised(trained.method, trained.state, clients.ids, dict(kept))

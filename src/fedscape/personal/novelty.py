@@ -51,11 +51,16 @@ class Novelty:
         return Novelty(self.model, self.score, float(np.median(self.model.log_prob_x(known))))
 
     def rows(self, data: Federation) -> Array:
-        """The score of each row; a row of an unknown client is judged by the common weights."""
+        """The score of each row; a row of an unknown client is judged by the common weights.
+
+        Scores of labels refuse a class that the model does not know: it is new beyond any score.
+        """
         if self.score == "confidence":
             return np.asarray(-self.model.predict_proba(data).max(axis=1))
         if self.score == "typicality":
             return np.abs(self.model.log_prob_x(data) - self.median)
+        if self.score == "log_prob_y_given_x":
+            self.model.check_classes(data)
         found: Array = getattr(self.model, self.score)(data)
         return -found
 

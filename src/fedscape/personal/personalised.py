@@ -18,7 +18,7 @@ from fedscape.errors import CheckpointError, DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation
 from fedscape.personal.fedgmm import FedGMM
-from fedscape.personal.learners import evaluation, with_kept_of
+from fedscape.personal.learners import check_classes, evaluation, log_probs_of, with_kept_of
 from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 
@@ -62,9 +62,20 @@ class Personalised:
         if isinstance(data, Federation):
             return with_kept_of(data, self.ids, self.kept)
         x = np.asarray(data)
-        ids = self.ids[:1].astype(self.ids.dtype) if client is None else np.array([client], dtype=self.ids.dtype)
-        fed = Federation({column: x}, [0, len(x)], ids=ids if len(ids) else None)
-        return fed if client is None else with_kept_of(fed, self.ids, self.kept)
+        if client is None:
+            return Federation({column: x}, [0, len(x)])
+        fed = Federation({column: x}, [0, len(x)], ids=[client])
+        self._check_kind(fed.ids)
+        return with_kept_of(fed, self.ids, self.kept)
+
+    def _check_kind(self, ids: Array) -> None:
+        """Refuse texts where clients are known by whole numbers, and the other way round: none would be found."""
+        if len(ids) and len(self.ids) and (ids.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
+            said, known = ("text" if which.dtype.kind == "U" else "whole number" for which in (ids, self.ids))
+            raise DataError(
+                f"the client {ids[0].item()!r} is a {said}, but clients are known by a {known} such as "
+                f"{self.ids[0].item()!r}: name them in the same way"
+            )
 
     def _ready(self) -> Arrays:
         return dict(self.method.prepare(frozen(self.state)))
@@ -96,16 +107,19 @@ class Personalised:
         return method.log_prob_x(self._ready(), self._clients(data, client, method.mixture.column))
 
     def log_prob_y_given_x(self, data: Federation) -> Array:
-        """log p(y | x) of each labelled row."""
-        clients = self._clients(data, None, "")
-        if isinstance(self.method, FedGMM):
-            return self.method.log_prob_y_given_x(self._ready(), clients)
-        logs = self.method.log_probs(self._ready(), clients)
-        return np.asarray(logs[np.arange(len(logs)), clients[self.method.local.target]])
+        """log p(y | x) of each labelled row; minus infinity for a class that the model does not know."""
+        logs = self.method.log_probs(self._ready(), self._clients(data, None, ""))
+        return log_probs_of(logs, data[self.method.local.target])
 
     def log_prob_joint(self, data: Federation) -> Array:
         """log p(x, y) of each labelled row: FedGMM only."""
-        return self._gaussian().log_prob_joint(self._ready(), self._clients(data, None, ""))
+        method = self._gaussian()
+        self.check_classes(data)
+        return method.log_prob_joint(self._ready(), self._clients(data, None, ""))
+
+    def check_classes(self, data: Federation) -> None:
+        """Refuse rows of a class that the model does not know; rows without labels pass."""
+        check_classes(self.method, self._ready(), data)
 
     def common(self) -> Personalised:
         """The same without what clients keep: everyone is a newcomer (the global pi of footnote 3)."""
@@ -128,12 +142,14 @@ class Personalised:
         seed
             For methods that train.
         """
+        self._check_kind(data.ids)
+        self.check_classes(data)
         began = time.perf_counter()
         made = as_ragged(self.method.adapt(self._ready(), self._clients(data, None, ""), Key(seed)), len(data))
         numbers = sum(int(np.prod(r.flat.shape[1:])) for r in made.values())
         cost = {"seconds": time.perf_counter() - began, "numbers_per_client": numbers, "clients": len(data)}
         old = np.flatnonzero(~np.isin(self.ids, data.ids))
-        ids = np.concatenate([self.ids[old], data.ids])
+        ids = np.concatenate([self.ids[old], data.ids]) if len(old) else data.ids  # nobody's ids have a kind too
         kept = {}
         for name, new in made.items():
             nothing = Ragged(new.flat[:0], np.zeros(len(old) + 1, dtype=np.int64))
