@@ -52,6 +52,12 @@ def test_novelty_raises_alarms_for_far_rows_and_few_for_known_ones(folder):
     )
 
 
+def test_rows_that_find_the_median_of_typicality_do_not_set_the_threshold(folder):
+    asked = ("novelty", folder / "model", folder / "known", folder / "far", "--json")
+    assert json.loads(ok(*asked, "--score", "typicality"))["calibrated_on_rows"] == 200
+    assert json.loads(ok(*asked))["calibrated_on_rows"] == 400
+
+
 def test_bad_input_is_one_line(folder):
     assert "not a fedscape checkpoint" in refused(2, "adapt", folder / "notes.txt", folder / "known")
     said = refused(2, "novelty", folder / "model", folder / "known", folder / "far", "--score", "odd")

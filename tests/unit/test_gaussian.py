@@ -306,6 +306,43 @@ def test_a_private_fit_finds_the_components_and_is_written_down():
     assert np.isnan(gmm.log_likelihood_)
 
 
+def test_what_is_taken_for_noise_is_the_noise_on_that_array():
+    fed = private_blobs(50)
+    gmm = GaussianMixture(1, covariance=Spherical(), bound=2.0, weighting="clients", shared_weights=True, rounds=1)
+    scales = {"shares": 0.5, "second": 8.0}
+    seen = []
+    original = GaussianRounds.update
+
+    def update(self, state, total):
+        seen.append(self.noise)
+        return original(self, state, total)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GaussianRounds, "update", update)
+        gmm.fit(fed, privacy=fs.Gaussian(clip=4.6, multiplier=0.5, count_share=0.19, noise_seed=1, scales=scales))
+    one = 0.5 * 4.6 / 0.9  # multiplier x sensitivity with the count
+    assert seen == [pytest.approx((0.5 * one, 8.0 * one))] * 2
+
+
+def test_few_shares_are_noise_of_shares_and_small_scatter_is_noise_of_scatter():
+    begin = (np.full((1, 2), 0.5), np.zeros((1, 2, 1)), np.ones((1, 2)))
+    work = GaussianRounds(*begin, covariance=Spherical(), noise=(1.0, 30.0), regularisation=1e-6)
+    total = {
+        "shares": np.array([[4.9, 100.0]]),
+        "first": np.array([[[4.9], [100.0]]]),
+        "second": np.full((1, 2), 101.0),
+    }
+    new = work.update(work.start(0), total)
+    assert new["means"][0, :, 0].tolist() == [0.0, 1.0]  # 4.9 shares could be noise: that component stays
+    assert new["covariances"][0] == pytest.approx([1.0, 2 * 30.0 / 100 + 1e-6])  # not the 0.01 about the new mean
+
+
+def test_a_clip_that_moves_is_refused():
+    privacy = fs.Gaussian(clip=fs.AdaptiveClip(1.0), multiplier=1.0)
+    with pytest.raises(PrivacyError, match="clip must be a number: variances are kept above the noise"):
+        GaussianMixture(2, n_init=1, bound=1.0).fit(private_blobs(20), privacy=privacy)
+
+
 def test_all_a_client_sends_is_within_the_stated_length():
     fed = private_blobs(50).with_column("x", private_blobs(50)["x"] * 1e3)
     work = GaussianRounds(

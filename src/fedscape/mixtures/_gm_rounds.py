@@ -54,7 +54,7 @@ class GaussianRounds(Computation):
     bound
         Rows longer than this are shortened to it; sums are then sent in units of it.
     noise
-        The standard deviation of the noise on the sums: what it could have made is taken for nothing.
+        The standard deviations of the noise on `shares` and on `second`: what it could have made is taken for nothing.
     """
 
     block_clients = 128  # a client sends K d x d numbers
@@ -72,7 +72,7 @@ class GaussianRounds(Computation):
         scatter: Scatter = "all",
         weighting: Weighting = "rows",
         bound: float | None = None,
-        noise: float = 0.0,
+        noise: tuple[float, float] = (0.0, 0.0),
         column: str = "x",
     ) -> None:
         self.weights = weights
@@ -133,13 +133,13 @@ class GaussianRounds(Computation):
         unit = self.bound or 1.0
         mass, first, second = total["shares"], total["first"] * unit, total["second"] * unit**2
         every = np.maximum(mass, 0.0).sum(axis=-1, keepdims=True)
-        found = mass > np.maximum(_LOST * every, max(5 * self.noise, 1e-12))
+        found = mass > np.maximum(_LOST * every, max(5 * self.noise[0], 1e-12))
         mass = np.where(found, mass, 0.0)
         shift = np.where(found[..., None], first / np.where(found, mass, 1.0)[..., None], 0.0)
         about_new = second if self.scatter == "within_clients" else second - self.covariance.lift(mass, shift)
         means = self._bounded(state["means"] + shift)
         covariances = self.covariance.estimate(
-            mass, about_new, state["covariances"], self.regularisation, self.noise * unit**2
+            mass, about_new, state["covariances"], self.regularisation, self.noise[1] * unit**2
         )
         weights = np.maximum(mass, 1e-12 * every)
         weights = np.where(

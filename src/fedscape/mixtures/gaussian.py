@@ -20,7 +20,7 @@ from fedscape.federation import Federation
 from fedscape.mixtures._gm_covariances import Covariance, Full, Tied, check_covariance, check_covariances
 from fedscape.mixtures._gm_rounds import GaussianRounds, GaussianScore, Part, Scatter, Weighting, expectations
 from fedscape.mixtures._gm_start import draw_means, spread_of
-from fedscape.privacy import Privacy
+from fedscape.privacy import AdaptiveClip, Privacy
 from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 from fedscape.sampling import All
@@ -127,6 +127,11 @@ class GaussianMixture(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         self._check()
         how.check_scales(*_SENT)
+        if how.privacy is not None and isinstance(how.privacy.clip, AdaptiveClip):
+            raise PrivacyError(
+                "clip must be a number: variances are kept above the noise, which an AdaptiveClip would move in every "
+                "round; with bound and weighting='clients' 4.6 clips nothing"
+            )
         blind = how.privacy is not None and how.measure_privacy is None
         starts = 1 if self.n_components == 1 or self.means_init is not None else self.n_init
         if blind and starts > 1:
@@ -186,10 +191,10 @@ class GaussianMixture(Estimator):
             if covariances is None:
                 covariances = spread_of(self.covariance, matrix, means, self.regularisation)
         weights = np.repeat(weights, starts // len(weights), axis=0)
-        return self._rounds(weights, means, covariances, column, _noise(how.privacy))
+        return self._rounds(weights, means, covariances, column, how.privacy)
 
     def _rounds(
-        self, weights: Array, means: Array, covariances: Array, column: str, noise: float = 0.0
+        self, weights: Array, means: Array, covariances: Array, column: str, privacy: Privacy | None = None
     ) -> GaussianRounds:
         return GaussianRounds(
             weights,
@@ -201,7 +206,7 @@ class GaussianMixture(Estimator):
             scatter=self.scatter,
             weighting=self.weighting,
             bound=self.bound,
-            noise=noise,
+            noise=(_noise(privacy, "shares"), _noise(privacy, "second")),
             column=column,
         )
 
@@ -209,7 +214,7 @@ class GaussianMixture(Estimator):
         """Mean and covariance matrix of all rows: rounds with a single component."""
         form = Full() if isinstance(self.covariance, Tied) else self.covariance
         spread = form.of(np.eye(d), 1)[None]
-        one = self._rounds(np.ones((1, 1)), np.zeros((1, 1, d)), spread, column, _noise(how.privacy))
+        one = self._rounds(np.ones((1, 1)), np.zeros((1, 1, d)), spread, column, how.privacy)
         one.set_params(covariance=form, shared_weights=True, scatter="all")
         number = 2 if how.privacy is None else 1
         state = self._run(one, engine, how.phase(".moments"), n_rounds=number, seed=self.seed, measure=0)
@@ -380,8 +385,9 @@ class GaussianMixture(Estimator):
         return [*GaussianRounds.examples(), *GaussianScore.examples()]
 
 
-def _noise(privacy: Privacy | None) -> float:
-    """The standard deviation of the noise on a sum; a server that adds none knows of none."""
+def _noise(privacy: Privacy | None, name: str) -> float:
+    """The standard deviation of the noise on the sum of this array; a server that adds none knows of none."""
     if privacy is None or privacy.place == "local":
         return 0.0
-    return float(privacy.spread() * privacy.with_count(privacy.first_clip) * (1.0 if privacy.norm == 2 else np.sqrt(2)))
+    spread = privacy.spread() * privacy.with_count(privacy.first_clip) * privacy.scales.get(name, 1.0)
+    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)))
