@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedscape.errors import FedscapeError
 from fedscape.simulate.training import compare_training
 from table import RESULTS, arguments
 
@@ -113,7 +114,7 @@ def _cifar(quick: bool, seeds: int) -> dict[str, dict]:
         rows = {s: np.random.default_rng(s).permutation(np.flatnonzero(fed["split"] == s)) for s in (0, 1)}
         chosen = np.concatenate((rows[0][: 500 if quick else 8000], rows[1][: 200 if quick else 2000]))
         x, y = fed["x"][chosen][:, 4:28, 4:28], fed["y"][chosen]
-    except Exception as error:  # no data folder, no decoder: random pictures serve a quick look
+    except FedscapeError as error:  # no data folder, no decoder: random pictures serve a quick look
         if not quick:
             raise
         print(f"random pictures instead of CIFAR-10: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -241,15 +242,24 @@ def _write_tables(folder: Path, found: Any, rows: list[dict[str, Any]]) -> None:
     replace_file(folder / "table.json", lambda file: file.write((json.dumps(rows, indent=1) + "\n").encode()))
 
 
-def _say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
-    from fedscape.learning.running import SHOWN
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "round": lambda row: f"{row['round']:,}",
+    "cohort": lambda row: f"{row['cohort']:,}",
+    "seconds": lambda row: f"{row['seconds']:.1f}",
+    "loss": lambda row: f"{row['loss_pooled']:.4f}",
+    "accuracy": lambda row: f"{row['accuracy_pooled']:.4f}",
+    "mean of clients": lambda row: f"{row['accuracy_of_clients']:.4f}",
+    "worst tenth": lambda row: f"{row['accuracy_worst_decile']:.4f}",
+}
 
+
+def _say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
     if quiet:
         return
     if first:
-        typer.echo("  ".join(f"{name:>15}" for name in SHOWN))
+        typer.echo("  ".join(f"{name:>15}" for name in _COLUMNS))
     for row in rows:
-        typer.echo("  ".join(f"{tell(row):>15}" for tell in SHOWN.values()))
+        typer.echo("  ".join(f"{tell(row):>15}" for tell in _COLUMNS.values()))
 
 
 def _personal(

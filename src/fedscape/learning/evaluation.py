@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -202,9 +201,14 @@ def model_arrays(state: Mapping[str, Array]) -> Arrays:
     return found
 
 
-def tensors_of(local: LocalSGD, params: Mapping[str, Any]) -> Tensors:
-    """Parameters as tensors with a leading axis of one."""
+def checked_params(local: LocalSGD, params: Mapping[str, Array]) -> Arrays:
+    """The parameters in the model's order; those of another model are refused."""
     missing = sorted(set(local.names) ^ set(params))
     if missing:
         raise DataError(f"the state is of another model: {', '.join(missing[:3])} is in one of the two only")
-    return {n: local.tensor(n, np.asarray(params[n]))[None] for n in local.names}
+    return {n: params[n] for n in local.names}
+
+
+def tensors_of(local: LocalSGD, params: Mapping[str, Array]) -> Tensors:
+    """Parameters as tensors with a leading axis of one."""
+    return {n: local.tensor(n, np.asarray(p))[None] for n, p in checked_params(local, params).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -204,14 +204,3 @@ def training(
             r.save(checkpoint, notes={"table": table})
         seconds = 0.0
         yield r, found, table
-
-
-SHOWN: Mapping[str, Callable[[dict[str, Any]], str]] = {
-    "round": lambda row: f"{row['round']:,}",
-    "cohort": lambda row: f"{row['cohort']:,}",
-    "seconds": lambda row: f"{row['seconds']:.1f}",
-    "loss": lambda row: f"{row['loss_pooled']:.4f}",
-    "accuracy": lambda row: f"{row['accuracy_pooled']:.4f}",
-    "mean of clients": lambda row: f"{row['accuracy_of_clients']:.4f}",
-    "worst tenth": lambda row: f"{row['accuracy_worst_decile']:.4f}",
-}

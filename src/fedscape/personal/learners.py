@@ -6,18 +6,18 @@ A state holds `model.<parameter>` [M, ...]: M models of one architecture, the le
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedscape.computation import Arrays, Kept
+from fedscape.computation import Arrays
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
-from fedscape.learning.evaluation import Evaluation, model_arrays
+from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
@@ -28,23 +28,6 @@ from fedscape.ragged import Ragged, segment_sum_twin
 from fedscape.random import Array, Key
 
 _BATCH = 2048  # rows of one forward pass
-
-
-class Personal(Protocol):
-    """A method whose clients have models of their own: what evaluation and adaptation need of it."""
-
-    @property
-    def local(self) -> LocalSGD:
-        """How a client trains."""
-        ...
-
-    def log_probs(self, state: Arrays, clients: Federation) -> Array:
-        """log p(class | x) of each row under its client's own model: [rows, classes]."""
-        ...
-
-    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """What new clients come to keep, from their own rows and this state; nothing is sent."""
-        ...
 
 
 def start_models(local: LocalSGD, n: int, seed: int, *, initial: str = "seed") -> Arrays:
@@ -203,11 +186,7 @@ def own_models(local: LocalSGD, state: Arrays, clients: Federation) -> Arrays:
 
 def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
     """The parameters in a state; those of another model are refused."""
-    params = model_arrays(state)
-    missing = sorted(set(local.names) ^ set(params))
-    if missing:
-        raise DataError(f"the state is of another model: {', '.join(missing[:3])} is in one of the two only")
-    return {n: params[n] for n in local.names}
+    return checked_params(local, model_arrays(state))
 
 
 def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Array:
