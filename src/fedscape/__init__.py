@@ -10,22 +10,20 @@ from typing import Any as _Any
 
 from fedscape import datasets
 from fedscape.clustering import FederatedKMeans
-from fedscape.computation import Computation, Round, rounds
+from fedscape.computation import Computation, rounds
 from fedscape.engine import Engine, Local
 from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError, require
 from fedscape.estimator import Estimator
 from fedscape.federation import Federation
-from fedscape.history import History
 from fedscape.ledger import Ledger
-from fedscape.privacy import AdaptiveClip, Gaussian, Laplace, Privacy, calibrate
-from fedscape.ragged import Ragged
+from fedscape.privacy import Gaussian, Laplace, Privacy, calibrate
 from fedscape.random import Key
 from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures, personal, simulate, sketches
-    from fedscape.learning import FedAdam, FedAvg, FedProx, LocalSGD
+    from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,
         LatentClassRegression,
@@ -42,7 +40,7 @@ except _PackageNotFoundError:  # run from the source tree
 
 # loaded when first asked for: they need SciPy and torch
 _LATER = {
-    "learning": ("FedAdam", "FedAvg", "FedProx", "LocalSGD"),
+    "learning": ("FedAvg", "LocalSGD"),
     "mixtures": (
         "GaussianMixture",
         "LatentClassRegression",
@@ -66,7 +64,6 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
-    "AdaptiveClip",
     "All",
     "Computation",
     "DataError",
@@ -74,11 +71,9 @@ __all__ = [
     "Engine",
     "EngineError",
     "Estimator",
-    "FedAdam",
     "FedAvg",
     "FedEM",
     "FedGMM",
-    "FedProx",
     "FederatedKMeans",
     "Federation",
     "FedscapeError",
@@ -86,7 +81,6 @@ __all__ = [
     "Gaussian",
     "GaussianMixture",
     "Histogram",
-    "History",
     "Key",
     "Laplace",
     "LatentClassRegression",
@@ -99,8 +93,6 @@ __all__ = [
     "Poisson",
     "Privacy",
     "PrivacyError",
-    "Ragged",
-    "Round",
     "Sampler",
     "calibrate",
     "choose_components",

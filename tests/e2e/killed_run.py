@@ -8,7 +8,8 @@ import time
 
 import numpy as np
 
-from fedscape import Federation, Gaussian, Histogram, Ledger, Local, Poisson, Ragged, rounds
+from fedscape import Federation, Gaussian, Histogram, Ledger, Local, Poisson, rounds
+from fedscape.ragged import Ragged
 from fedscape.random import Key
 
 

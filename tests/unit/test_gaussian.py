@@ -338,7 +338,7 @@ def test_few_shares_are_noise_of_shares_and_small_scatter_is_noise_of_scatter():
 
 
 def test_a_clip_that_moves_is_refused():
-    privacy = fs.Gaussian(clip=fs.AdaptiveClip(1.0), multiplier=1.0)
+    privacy = fs.Gaussian(clip=fs.privacy.AdaptiveClip(1.0), multiplier=1.0)
     with pytest.raises(PrivacyError, match="clip must be a number: variances are kept above the noise"):
         GaussianMixture(2, n_init=1, bound=1.0).fit(private_blobs(20), privacy=privacy)
 

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedscape import (
-    AdaptiveClip,
     All,
     Computation,
     FederatedKMeans,
@@ -22,7 +21,7 @@ from fedscape import (
     PrivacyError,
     rounds,
 )
-from fedscape.privacy import Release, calibrate
+from fedscape.privacy import AdaptiveClip, Release, calibrate
 
 
 def people(n: int = 200, categories: int = 5, rows: int = 8, seed: int = 0) -> Federation:

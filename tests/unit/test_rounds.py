@@ -6,21 +6,11 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from fedscape import (
-    Computation,
-    DataError,
-    EngineError,
-    Federation,
-    FixedSize,
-    Histogram,
-    History,
-    Local,
-    Poisson,
-    Ragged,
-    rounds,
-)
+from fedscape import Computation, DataError, EngineError, Federation, FixedSize, Histogram, Local, Poisson, rounds
 from fedscape.engine import cut, in_order
 from fedscape.errors import CheckpointError
+from fedscape.history import History
+from fedscape.ragged import Ragged
 
 
 def people(n: int = 40, seed: int = 0) -> Federation:
