@@ -2,7 +2,7 @@
 
 Uniform sampling of K from L = 3K active clients against Algorithm 3 with four weightings: ours (distances by their root
 mean square), the paper's Frobenius norm, its code's mean row norm, and the sum-only coin. The same seed has the same
-clients and first weights. Reported, with 95% intervals over seeds: the accuracy on test rows over the last quarter of
+clients and first weights. Reported, with 95% t intervals over seeds: the accuracy on test rows over the last quarter of
 the rounds and over all rounds, the differences to uniform sampling paired by seed, and after how many rounds uniform
 sampling's accuracy of the last quarter is first reached (the median over seeds; never counts as infinite).
 """
@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
+from scipy.stats import t as student
 
 import fedscape as fs
 from fedscape.datasets.generators import sketch_dirichlet, sketch_dirichlet_uniform
@@ -133,7 +134,9 @@ def curve(way: str, about: dict, seed: int, every: int) -> np.ndarray:
 
 def mean_and_half(values: list[float]) -> str:
     v = np.array(values, dtype=float)
-    return f"{v.mean():.3f} ± {1.96 * v.std(ddof=1) / np.sqrt(len(v)):.3f}" if len(v) > 1 else f"{v.mean():.3f}"
+    if len(v) == 1:
+        return f"{v.mean():.3f}"
+    return f"{v.mean():.3f} ± {student.ppf(0.975, len(v) - 1) * v.std(ddof=1) / np.sqrt(len(v)):.3f}"
 
 
 def table_of(name: str, seeds: int, args) -> list[dict]:
