@@ -363,6 +363,15 @@ def test_components_whose_clients_are_not_represented_are_named(model):
     json.dumps(found.table())
 
 
+def test_a_component_that_noise_hides_has_no_share_of_unlikely_clients():
+    few, many = np.full(20, 0.1), np.full(20, 500.0)
+    found = SelfScore({"likelihood": few + many}, noise=10.0, components=np.array([few * [40, *[-1] * 19], many]))
+    assert np.isnan(found.unlikely[0])
+    assert found.unlikely[1] == pytest.approx(0.05)
+    assert found.table()["unlikely"][0] is None
+    assert "component 0" not in str(found)
+
+
 def test_what_a_client_sends_is_six_ones(model):
     from fedscape import Key
 

@@ -287,12 +287,13 @@ def test_without_noise_steps_lead_to_the_maximum_likelihood():
     counts = draw(2000, most=80)
     work = Ascend((2,), REACH, rounds=30)
     fed = federation(counts)
-    outline = next(rounds(Outline(4), fed, n_rounds=1)).state
+    first = Outline(4)
+    outline = next(rounds(first, fed, n_rounds=1)).state
     second = next(rounds(Differ(4), fed, n_rounds=1, state={"centre": outline["centre"]})).state["second"]
     law = work.start(0)["law"]
-    state = [r.state for r in rounds(work, fed, n_rounds=30, state=work.begin(*starts((2,), outline, second, 0), law))][
-        -1
-    ]
+    start = starts((2,), outline["centre"], second, first.inverse(outline["law"]), 0)
+    *_, last = rounds(work, fed, n_rounds=30, state=work.begin(*start, law))
+    state = last.state
     best = MixtureOfDirichletMultinomials(2, tol=1e-8).fit(counts)
     found = (state["mean"] / state["dispersion"][:, None])[np.argsort(-state["weights"])]
     np.testing.assert_allclose(found, best.concentrations_, rtol=0.08)  # a standard error is about 5 percent
@@ -306,6 +307,26 @@ def test_laws_of_sizes_are_the_nearest_above_the_floor():
     np.testing.assert_allclose(found.sum(axis=1), 1.0)
     assert (found > 0).all()
     assert found[0, 0] - found[0, 1] == pytest.approx(0.2 / 0.7, rel=1e-2)  # a mass of 0.7, both lowered by 0.05
+
+
+def test_sizes_beyond_those_that_stand_out_from_the_noise_have_the_floor_alone():
+    first = Outline(4)
+    law = np.full(len(size_edges("bins", 4096)) - 1, 0.001)
+    law[20:24] = 0.25
+    law[40] = 0.01  # less than the noise, as everywhere
+    found = first.in_sight(law / law.sum(), 0.05)
+    floor = first.in_sight(np.zeros_like(law), 1.0)  # nothing stands out: the first bin alone
+    assert found[20:24].sum() > 0.98
+    assert found[25:].sum() < 1e-3
+    assert np.isfinite(floor).all()
+
+
+def test_noise_does_not_make_clients_of_a_million_rows():
+    counts = draw(1500, most=80)
+    fit = mixture(2).fit(counts, privacy=Gaussian(clip=1.5, multiplier=6.0, noise_seed=1))
+    drawn = fit.sample(2000, seed=1).sum(axis=1)
+    assert abs(drawn.mean() - counts.sum(axis=1).mean()) < 0.3 * counts.sum(axis=1).mean()
+    assert drawn.max() < 1000
 
 
 def test_comparisons_are_bounded_and_tell_models_apart():

@@ -60,10 +60,23 @@ class Outline(Computation):
         centre = np.maximum(total["position"] * np.sqrt(2) / n, 0.0)
         centre = np.maximum(centre, np.sqrt(LOWEST))
         centre = centre / max(float(np.sqrt((centre**2).sum())), 1.0)
-        law = laws(total["size"][None] * np.sqrt(2) / n, self._edges)
+        law = laws(total["size"][None] * np.sqrt(2) / n, self._edges)[0]
+        return {"centre": centre, "law": law, "clients": np.asarray(n, dtype=float)}
+
+    def in_sight(self, law: Array, noise: float) -> Array:
+        """The law without the bins beyond those that stand out from this noise, and one more on either side.
+
+        Noise gives every bin up to 2**31 a little mass, and a thousandth there makes the mean size a million.
+        """
+        seen = np.flatnonzero(law > noise) if (law > noise).any() else np.array([law.argmax()])
+        bins = np.arange(len(law))
+        near = (bins >= seen[0] - 1) & (bins <= seen[-1] + 1)
+        return most_likely(np.where(near, law, 0.0)[None], FLOOR * background(self._edges))[0]
+
+    def inverse(self, law: Array) -> float:
+        """The mean of 1 / (1 + n)."""
         middle = np.sqrt((self._edges[:-1] + 1.0) * self._edges[1:])  # of 1 + n in each bin
-        inverse = (law[0] / middle).sum()
-        return {"centre": centre, "law": law[0], "inverse": np.asarray(inverse), "clients": np.asarray(n, dtype=float)}
+        return float((law / middle).sum())
 
     def row_bound(self, state: Arrays, norm: int) -> float | None:
         # Positions have norm one and no negative numbers, so two are at most sqrt(2) apart; so are two bins.
@@ -297,13 +310,15 @@ def drawn_scores(mean: Array, dispersion: float, n: Array, rng: np.random.Genera
     return np.asarray(alpha * (psi(counts + alpha) - psi(alpha)) - mean * total[:, None])
 
 
-def starts(models: tuple[int, ...], outline: Arrays, second: Array | None, seed: int) -> tuple[Array, Array]:
+def starts(
+    models: tuple[int, ...], centre: Array, second: Array | None, inverse: float, seed: int
+) -> tuple[Array, Array]:
     """Means [G, C] and dispersions [G] of components placed around the centre, where clients differ most.
 
     The components of a model are the corners of a regular simplex, turned at random, in its K - 1 main directions. A
-    square root of a share has about a quarter of the variance 1 / n + 1 / alpha_0, which gives the scale.
+    square root of a share has about a quarter of the variance 1 / n + 1 / alpha_0, which gives the scale; `inverse` is
+    the mean of 1 / (1 + n).
     """
-    centre, inverse = outline["centre"], float(outline["inverse"])
     spread = max(1 - float((centre**2).sum()), 1e-4)
     values, vectors = np.linalg.eigh(np.zeros((len(centre), len(centre))) if second is None else second)
     values, vectors = np.maximum(values[::-1] - inverse / 4, 1e-4), vectors[:, ::-1]

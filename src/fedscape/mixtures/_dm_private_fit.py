@@ -37,6 +37,9 @@ def ascend_privately(
     first = Outline(source.n_categories, sizes=mixture.sizes or "bins", column=source.column, count=source.times)
     how_first = _bounded(how.phase(".outline"), "position", "size")
     outline = _taken(mixture._run(first, where, how_first, n_rounds=1, seed=seed, measure=0), "centre")
+    apart = (4.0 if privacy.norm == 2 else 6.0) * np.sqrt(2)  # one bin of ten thousand stands out by chance
+    noise = _noise(how_first, "size", 1, float(outline["clients"]))
+    law = first.in_sight(outline["law"], apart * noise)
     second = None
     if mixture.warm_start is None and max(models) > 1:
         state = {"centre": outline["centre"]}
@@ -49,16 +52,16 @@ def ascend_privately(
         public_reach(source.n_categories),
         sizes=mixture.sizes,
         rounds=mixture.rounds,
-        noise=_noise(privacy, sum(models) * source.n_categories, float(outline["clients"]), how),
+        noise=_noise(how, "score", sum(models) * source.n_categories, float(outline["clients"])),
         longest=ROW_LONGEST if privacy.unit == "row" else 3.0,
         column=source.column,
         count=source.times,
     )
     if mixture.warm_start is None:
-        state = work.begin(*starts(models, outline, second, seed), outline["law"])
+        state = work.begin(*starts(models, outline["centre"], second, first.inverse(law), seed), law)
     else:
         mean, dispersion, weights = mixture._warm_components(mixture.warm_start, source)
-        state = work.begin(mean, dispersion, outline["law"], weights=weights)
+        state = work.begin(mean, dispersion, law, weights=weights)
     how = how.sending("score", "shares", "sizes")
     state = mixture._run(work, where, how, n_rounds=mixture.rounds, seed=seed, state=state, measure=0)
     return work, state, int(outline["clients"])
@@ -96,12 +99,15 @@ def _bounded(how: Fit, *names: str) -> Fit:
     return replace(how, privacy=replace(how.privacy, clip=how.privacy.first_clip, scales=scales))
 
 
-def _noise(privacy: Privacy, dimension: int, clients: float, how: Fit) -> float:
-    """The standard deviation of the noise on a mean of whitened scores."""
+def _noise(how: Fit, name: str, dimension: int, clients: float) -> float:
+    """The standard deviation of the noise on a mean over clients of this array, in so many dimensions together."""
+    privacy = how.privacy
+    if privacy is None:
+        return 0.0
     clip, spread = privacy.first_clip, privacy.spread() * (1.0 if privacy.norm == 2 else np.sqrt(2))
     if privacy.counts_clients(All() if how.sampler is None else how.sampler):
         clip = privacy.with_count(clip)
-    scale = float(privacy.scales.get("score", 1.0))
+    scale = float(privacy.scales.get(name, 1.0))
     everyone = np.sqrt(clients) if privacy.place == "local" else 1.0
     return float(spread * clip * scale * everyone * np.sqrt(dimension) / clients)
 

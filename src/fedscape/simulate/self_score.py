@@ -202,7 +202,7 @@ class SelfScore:
     more than n / fitted times what chance does (the scores know no more of the parameters than the clients do), which
     is allowed for. `p` is the chi-square p-value (`p_all`: the smallest of them, times how many
     there are). `unlikely` [K] says, for the clients of each component, which share has a likelihood below the
-    1 / bins quantile of the model's own: 1 / bins if represented.
+    1 / bins quantile of the model's own: 1 / bins if represented; NaN where noise hides the component's clients.
 
     >>> flat = SelfScore({"size": np.full(10, 50.0)}, noise=0.0, components=np.full((1, 10), 50.0))
     >>> flat.misfit["size"], round(flat.p["size"], 3)
@@ -277,14 +277,17 @@ class SelfScore:
 
     @property
     def unlikely(self) -> Array:
-        return np.asarray(self.components[:, 0] / np.maximum(self.components.sum(axis=1), 1.0))
+        clients = self.components.sum(axis=1)
+        hidden = clients < 4 * self.noise * np.sqrt(self.components.shape[1])
+        share = np.clip(self.components[:, 0] / np.maximum(clients, 1.0), 0.0, 1.0)
+        return np.where(hidden, np.nan, share)
 
     def table(self) -> dict[str, Any]:
         """Plain numbers and lists, for JSON."""
         return {
             "misfit": self.misfit,
             "interval": {name: list(pair) for name, pair in self.interval.items()},
-            "unlikely": [round(float(u), 4) for u in self.unlikely],
+            "unlikely": [None if np.isnan(u) else round(float(u), 4) for u in self.unlikely],
             "p": self.p,
             "p_all": self.p_all,
         }
