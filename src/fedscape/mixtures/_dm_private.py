@@ -71,7 +71,7 @@ class Outline(Computation):
         seen = np.flatnonzero(law > noise) if (law > noise).any() else np.array([law.argmax()])
         bins = np.arange(len(law))
         near = (bins >= seen[0] - 1) & (bins <= seen[-1] + 1)
-        return most_likely(np.where(near, law, 0.0)[None], FLOOR * background(self._edges))[0]
+        return np.asarray(most_likely(np.where(near, law, 0.0)[None], FLOOR * background(self._edges))[0])
 
     def inverse(self, law: Array) -> float:
         """The mean of 1 / (1 + n)."""
