@@ -15,7 +15,7 @@ from typer.main import get_command
 from fedscape.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> list:
@@ -53,3 +53,15 @@ def test_every_command_line_in_the_readme_exists():
     for page in PAGES:
         for line in re.findall(r"`fedscape ([a-z]+)", page.read_text()):
             assert line in get_command(app).commands, f"{page.name} speaks of fedscape {line}"
+
+
+def test_tests_and_scripts_that_pages_name_exist():
+    known = {
+        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    for page in PAGES:
+        text = page.read_text()
+        for name in re.findall(r"`(test_\w+)`", text):
+            assert name in known, f"{page.name} names {name}"
+        for file in re.findall(r"\b((?:tests|benchmarks)/[\w/]+\.py)", text):
+            assert (ROOT / file).exists(), f"{page.name} names {file}"
