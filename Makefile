@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: study test check bench clean format
+.PHONY: study test check bench site clean format
 
 study: $(INSTALLED)
 	$(BIN)/python -m fedscape study
@@ -21,12 +21,15 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
 
+site: $(INSTALLED)
+	$(BIN)/mkdocs build --quiet
+
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site
 
 $(INSTALLED): pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedscape needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'

@@ -164,7 +164,7 @@ class FederatedKMeans(Estimator):
         """
         self._check_fitted("centres_")
         rows = np.asarray(x, dtype=float)
-        return nearest(rows.reshape(len(rows), -1), self.centres_[None])[0][:, 0]
+        return nearest(rows.reshape(len(rows), int(np.prod(rows.shape[1:]))), self.centres_[None])[0][:, 0]
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FederatedKMeans, Federation]]:
