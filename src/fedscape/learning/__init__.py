@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedscape.learning import models
 from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
 from fedscape.learning.export import load_model, module_of, save_model
+from fedscape.learning.fair import QFedAvg
 from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
@@ -27,6 +28,7 @@ __all__ = [
     "LocalSGD",
     "Mean",
     "Momentum",
+    "QFedAvg",
     "Rule",
     "Setting",
     "StepDecay",
