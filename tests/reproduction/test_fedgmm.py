@@ -1,13 +1,17 @@
-"""FedGMM: the paper's one-dimensional toy (Figure 1), and its covariances against the exact ones."""
+"""FedGMM: the paper's toy (Figure 1), its covariances against the exact ones, and its code's prediction."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
 from fedscape import FedEM, Federation, FedGMM, GaussianMixture
-from fedscape.learning import LocalSGD, cross_entropy, initialised
+from fedscape.datasets.generators import fedgmm_synthetic
+from fedscape.kept import kept_rows
+from fedscape.learning import LocalSGD, cross_entropy, initialised, models
 from fedscape.personal import train
 
 
@@ -56,3 +60,21 @@ def test_a_step_of_averaged_local_covariances_from_the_exact_optimum_loses_likel
     after = GaussianMixture(1, rounds=1, scatter="within_clients", **begin).fit(fed)
     assert after.covariances_[0, 0, 0] < 0.1 * exact.covariances_[0, 0, 0]
     assert exact.score(fed) - after.score(fed) > 5
+
+
+class RawWeights(FedGMM):
+    """Predictions as in the authors' public code: pi_c itself, not its logarithm, is added to the log density."""
+
+    def _weighted(self, state, clients):
+        own = kept_rows(clients, "shares", state["weights"])[clients.client_of_row]
+        return own + self.densities(state, clients, labels=False).x[:, :, None]
+
+
+def test_weights_without_their_logarithm_lose_what_clients_know_of_themselves():
+    fed, test = fedgmm_synthetic(20, 300, dimension=8, seed=0)[0].split(test=0.2, seed=0)
+    local = LocalSGD(models.linear(8, 2), cross_entropy, lr=0.3, epochs=1, batch_size=32, optimiser="adam")
+    done = train(FedGMM(local, GaussianMixture(3, seed=0).fit(fed), 3), local, fed, n_rounds=15)
+    same = replace(done, method=RawWeights(local, done.method.mixture, 3))
+    exact, raw = (model.evaluate(test).summary()["accuracy_pooled"] for model in (done, same))
+    assert exact > 0.9
+    assert exact - raw > 0.15
