@@ -59,6 +59,15 @@ class Computation:
     block_rows: int = 2**18
     total_clients: int | None = None
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        above = next(c for c in cls.__mro__[1:] if "total" in c.__dict__)
+        if "step" in cls.__dict__ and "total" not in cls.__dict__ and above is not Computation:
+            raise TypeError(
+                f"{cls.__name__} defines step but inherits total from {above.__name__}, which engines prefer to step: "
+                "define total too, or set total = Computation.total to do without"
+            )
+
     def start(self, seed: int) -> Arrays:
         """The first state."""
         raise TypeError(f"{type(self).__name__} must define start(seed)")

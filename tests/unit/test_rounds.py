@@ -11,6 +11,7 @@ from fedscape.engine import cut, in_order
 from fedscape.errors import CheckpointError
 from fedscape.history import History
 from fedscape.ragged import Ragged
+from fedscape.random import Key
 
 
 def people(n: int = 40, seed: int = 0) -> Federation:
@@ -62,6 +63,22 @@ class Bad(Computation):
 
 def last(*args, **kwargs):
     return list(rounds(*args, **kwargs))[-1].state
+
+
+def test_a_step_below_an_inherited_total_is_refused():
+    with pytest.raises(TypeError, match="Mine defines step but inherits total from Histogram"):
+
+        class Mine(Histogram):
+            def step(self, state, clients, key):
+                return {}, {}
+
+    class Fine(Histogram):
+        total = Computation.total
+
+        def step(self, state, clients, key):
+            return {}, {}
+
+    assert Fine(3).total({}, Federation({}, [0]), Key(0)) is None
 
 
 def test_kept_arrays_of_any_length_come_back_to_their_clients_only():

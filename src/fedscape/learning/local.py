@@ -73,7 +73,8 @@ class LocalSGD:
         With `epochs`: a client stops after an epoch whose mean loss, as its batches had it, is not this much below that
         of the epoch before; None never stops.
     features, target, weights
-        Names of columns; bytes (uint8) are scaled to [0, 1] unless the model begins with an embedding.
+        Names of columns; bytes (uint8) are scaled to [0, 1] unless the model begins with an embedding. Weights count in
+        training; metrics and `evaluate` count every row once.
     strategy
         "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": the same through
         torch.compile, with convolutions as matrix products; the first round takes some seconds longer. "auto": by a
