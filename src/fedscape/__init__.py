@@ -22,7 +22,7 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures, personal, simulate, sketches
+    from fedscape import learning, mixtures, personal, simulate, sketches, studies
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,
@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     )
     from fedscape.personal import FedEM, FedGMM
     from fedscape.sketches import DistributionSketch
+    from fedscape.studies import study
 
 try:
     __version__ = _version("fedscape")
@@ -50,6 +51,7 @@ _LATER = {
     "personal": ("FedEM", "FedGMM"),
     "simulate": (),
     "sketches": ("DistributionSketch",),
+    "studies": ("study",),
 }
 
 
@@ -103,4 +105,6 @@ __all__ = [
     "rounds",
     "simulate",
     "sketches",
+    "studies",
+    "study",
 ]

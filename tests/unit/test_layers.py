@@ -30,7 +30,7 @@ LAYERS = [
     {"sketches", "mixtures", "learning"},
     {"simulate", "personal"},
     {"temporal", "datasets"},
-    {"study", "report", "doctor"},
+    {"studies", "report", "doctor"},
     {"cli", "__main__", "__init__"},
 ]
 LEVEL = {name: number for number, layer in enumerate(LAYERS) for name in layer}

@@ -14,7 +14,7 @@ from fedscape import (
     MixtureOfDirichletMultinomials,
     datasets,
     simulate,
-    study,
+    studies,
 )
 from fedscape.simulate import (
     Binned,
@@ -478,7 +478,7 @@ def test_a_named_proxy_is_matched_to_a_named_population_by_name(tmp_path):
     assert got[:, 2].sum() > 0.6 * got.sum()
     mdm.save(tmp_path / "p.json")
     proxy.save(tmp_path / "proxy")
-    sim, _ = study.simulated(tmp_path / "proxy", tmp_path / "p.json", n_clients=20)
+    sim, _ = studies.simulated(tmp_path / "proxy", tmp_path / "p.json", n_clients=20)
     assert sim.counts("y")[:, 2].sum() > 0.6 * sim.n_rows
     strange = Federation({"y": rows}, [0, 1500], names={"y": ("c", "z", "a")})
     with pytest.raises(DataError, match="the proxy has rows of 'z', a category the recipe does not know"):

@@ -408,11 +408,11 @@ def test_what_only_fit_can_know_is_asked_for():
 
 
 def test_the_study_measures_features_in_bounded_memory():
-    from fedscape.study import measure
+    from fedscape.studies.measure import sketched
 
-    found = measure(federation(30), "x")
+    found = sketched(federation(30), "x")[0]
     assert found["low"] < 0 < found["high"]
     assert found["rows"] == int(np.ceil(np.sqrt(federation(30).n_rows)))
     many = Federation({"x": RNG.normal(size=(300_000, 2))}, np.arange(0, 300_001, 2))
-    assert measure(many.take(slice(0, 100_000)), "x")["rows"] == 20
-    assert measure(Federation({"x": [[1.0], [2.0]]}, [0, 1, 2]), "x") == {"clients": 0}
+    assert sketched(many.take(slice(0, 100_000)), "x")[0]["rows"] == 20
+    assert sketched(Federation({"x": [[1.0], [2.0]]}, [0, 1, 2]), "x")[0] == {"clients": 0}

@@ -11,12 +11,13 @@ import fedscape
 from fedscape.cli.data import data
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
-from fedscape.cli.population import describe, fit, sample, study
+from fedscape.cli.population import describe, fit, sample
 from fedscape.cli.privacy import privacy
 from fedscape.cli.regress import regress
 from fedscape.cli.show import flat, pairs, show
 from fedscape.cli.simulate import fidelity, simulate
 from fedscape.cli.sketch import sketch
+from fedscape.cli.study import compare, explain, report, study
 from fedscape.cli.train import sweep, train
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 
@@ -28,7 +29,22 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (study, describe, fit, sample, train, sweep, regress, simulate, fidelity, adapt, novelty):
+for command in (
+    study,
+    report,
+    compare,
+    explain,
+    describe,
+    fit,
+    sample,
+    train,
+    sweep,
+    regress,
+    simulate,
+    fidelity,
+    adapt,
+    novelty,
+):
     app.command()(command)
 for name, group in {"data": data, "privacy": privacy, "sketch": sketch}.items():
     app.add_typer(group, name=name)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedscape import datasets
 from fedscape.cli.options import Client, Column, Force, Json, Quiet, Seed, Source, free, numbers
-from fedscape.cli.show import description, flat, pairs, population_table, show, table
-from fedscape.cli.simulate import fidelity_table
+from fedscape.cli.show import description, population_table, show
 
 
 def describe(source: Source, column: Column = None, client: Client = None, seed: Seed = 0, json_: Json = False) -> None:
@@ -19,29 +18,6 @@ def describe(source: Source, column: Column = None, client: Client = None, seed:
 
     about = described(datasets.read(source, client=client), column=column, seed=seed)
     show(about, json_, description)
-
-
-def study(
-    source: Annotated[
-        str, typer.Argument(help="A name, a file or a folder; without one, embedded writers.")
-    ] = "femnist-mini",
-    column: Annotated[str, typer.Option("--column", help="The column to model: categories or ready counts.")] = "y",
-    client: Client = None,
-    epsilon: Annotated[float, typer.Option(help="The budget of the private count.")] = 2.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for result.json.")] = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
-    json_: Json = False,
-) -> None:
-    """Describe a federation, measure how its clients differ, and count its categories privately."""
-    from fedscape.study import save
-    from fedscape.study import study as studied
-
-    fed = datasets.read(source, client=client)
-    result = studied(fed, column=column, epsilon=epsilon, seed=seed, progress=False if quiet else None)
-    if out is not None:
-        save(result, out)
-    show(result, json_, _study_for_people)
 
 
 def fit(
@@ -59,7 +35,7 @@ def fit(
     json_: Json = False,
 ) -> None:
     """Model the population of clients as a mixture of Dirichlet-multinomials, and save it."""
-    from fedscape.study import population
+    from fedscape.studies import population
 
     free(out, force)
     fed = datasets.read(source, client=client)
@@ -87,7 +63,7 @@ def sample(
     json_: Json = False,
 ) -> None:
     """Draw new clients from a fitted population: their counts, one row a client."""
-    from fedscape.study import draw
+    from fedscape.studies import draw
 
     fed = draw(population, clients, seed=seed)
     if out is not None:
@@ -95,23 +71,3 @@ def sample(
     from fedscape.description import describe as described
 
     show(described(fed, column="y", seed=seed), json_, description)
-
-
-def _study_for_people(result: dict[str, Any]) -> None:
-    description(dict(result["describe"]))
-    census = result["census"]
-    title = (
-        f"private count (unit client, epsilon {census['epsilon']:g}, delta {census['delta']:g}): "
-        f"noisy shares are {census['error']:.4f} from the exact ones"
-    )
-    largest = sorted(zip(census["names"], census["exact"], census["private"], strict=True), key=lambda row: -row[1])
-    table(title, ["category", "exact share", "private share"], [list(row) for row in largest[:10]])
-    population_table(result["population"])
-    if "features" in result:
-        pairs("how far clients are apart in their features (0 alike, 1 points of their own)", flat(result["features"]))
-    for name, about in result.get("simulated", {}).items():
-        typer.echo(f"clients simulated by the {name}:" if name != "iid" else "clients simulated as IID:")
-        fidelity_table(about)
-    if "clusters" in result:
-        pairs("clusters of the features, by sums alone", flat(result["clusters"]))
-    typer.echo(f"done in {result['seconds']:.1f} s")

@@ -29,7 +29,7 @@ def simulate(
     json_: Json = False,
 ) -> None:
     """Cut clients like the true ones from data without clients."""
-    from fedscape.study import simulated
+    from fedscape.studies import simulated
 
     free(out, force)
     fed, about = simulated(proxy, population, n_clients=clients, column=column, policy=policy, client=client, seed=seed)

@@ -1,0 +1,173 @@
+"""The main job, its report, and what is done with its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Client, Force, Json, Quiet, Seed
+from fedscape.cli.show import pairs, show, table
+from fedscape.errors import DataError
+
+Folder = Annotated[Path, typer.Argument(help="The folder that 'fedscape study --out' wrote.")]
+
+
+def study(
+    source: Annotated[
+        str, typer.Argument(metavar="[DATA]", help="A name, a file or a folder; without one, embedded writers.")
+    ] = "femnist-mini",
+    column: Annotated[
+        str | None,
+        typer.Option("--column", help="Categories, ready counts, or a number; by default y, label or target."),
+    ] = None,
+    features: Annotated[str | None, typer.Option(help="Columns to learn from, with commas between.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.html, result.json and tables.")] = Path("study"),
+    client: Client = None,
+    epsilon: Annotated[float | None, typer.Option(help="Also count the categories privately in this budget.")] = None,
+    show_clients: Annotated[
+        bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
+    ] = False,
+    force: Force = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """From a federation to an answer: describe, measure, model, simulate, learn, advise; a report to read."""
+    from fedscape.studies import study as studied
+
+    if out.exists() and not (
+        force or (out / "result.json").is_file() or not any(out.iterdir() if out.is_dir() else [out])
+    ):
+        raise DataError(f"{out} is there already and holds no study: pass --force to write into it")
+    made = studied(
+        datasets.read(source, client=client),
+        column=column,
+        features=None if features is None else features.split(","),
+        epsilon=epsilon,
+        show_clients=show_clients,
+        source=Path(source).name,
+        seed=seed,
+        progress=False if quiet or json_ else None,
+    )
+    folder = made.save(out)
+    show(dict(made.result), json_, lambda result: _for_people(result, made.seconds, folder))
+
+
+def report(folder: Folder, json_: Json = False) -> None:
+    """Render the report of a study again from its result.json."""
+    from fedscape.studies import Study
+
+    made = Study.load(folder)
+    path = made.render_into(folder if folder.is_dir() else folder.parent)
+    show({"report": str(path), "bytes": path.stat().st_size}, json_, lambda about: typer.echo(about["report"]))
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="The folder of a study.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The folder of another.")],
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Two studies side by side, with a test for drift of the labels and its interval."""
+    from fedscape.studies import Study
+    from fedscape.studies import compare as compared
+
+    show(compared(Study.load(first), Study.load(second), seed=seed), json_, _comparison)
+
+
+def explain(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Such as fedavg, fedgmm, mdm, sketch, kmeans.")],
+    json_: Json = False,
+) -> None:
+    """What the server sees of a method: what is summed, what is revealed, bytes, the unit of privacy."""
+    from fedscape.studies import explain as explained
+
+    show(explained(method), json_, _explanation)
+
+
+def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder: Path) -> None:
+    about = result["describe"]
+    pairs(
+        f"{result['about']['source']}: {result['about']['column']}",
+        {
+            "clients": about["clients"],
+            "rows": about["rows"],
+            "rows a client, median": about["rows_per_client"]["median"],
+            "categories": len(about["categories"]["names"]),
+            "missing values": sum(column["missing"] for column in about["columns"]),
+        },
+    )
+    _measured(result["measure"])
+    for kind in result["model"]["components"]:
+        typer.echo(kind["words"])
+    if "learn" in result:
+        _tournament(result["learn"])
+    for item in result["advise"]:
+        typer.secho(f"\n{item['question']} {item['answer']}", bold=True)
+        typer.echo(f"  {item['text']}")
+    for note in result["notes"]:
+        typer.echo(f"\nnote: {note}")
+    typer.echo(f"\n{folder / 'report.html'}: the report; done in {sum(seconds.values()):.0f} s")
+
+
+def _measured(measured: Mapping[str, Any]) -> None:
+    shown = {"labels": "labels", "features": "features", "quantity": "sizes (Gini)"}
+    rows = [[called, *_numbers(measured[name])] for name, called in shown.items() if "value" in measured.get(name, {})]
+    by_labels = measured.get("features", {}).get("by_labels", {})
+    if "value" in by_labels:
+        rows.insert(2, ["features, as far as labels explain", *_numbers(by_labels)])
+    table("how far clients are apart (0: alike, 1: nothing in common)", ["in", "value", "95% interval"], rows)
+
+
+def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:
+    ends = ["?" if about[end] is None else f"{about[end]:.{digits}f}" for end in ("low", "high")]
+    return [f"{about['value']:.{digits}f}", f"{ends[0]} to {ends[1]}"]
+
+
+def _tournament(learn: Mapping[str, Any]) -> None:
+    predicted = {row["method"]: row for row in learn["simulated"]}
+    rows = []
+    for row in sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0)):
+        gain = "" if row["gain"] is None else " ".join(_numbers(row["gain"]))
+        guess = predicted[row["method"]]["accuracy"]["value"]
+        rows.append([row["called"], *_numbers(row["accuracy"]), gain, f"{row['worst']['value']:.3f}", f"{guess:.3f}"])
+    names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth", "simulated clients"]
+    table(f"{learn['clients']} clients, {learn['rounds']} rounds, {learn['seeds']} seeds", names, rows)
+
+
+def _comparison(about: Mapping[str, Any]) -> None:
+    drift = about["drift"]
+    said = "Labels drifted" if drift["p"] < 0.05 else "No drift of labels is shown"
+    typer.echo(
+        f"{said}: distance {drift['value']:.3f} [{drift['low']:.3f}, {drift['high']:.3f}], {drift['none']:.3f} "
+        f"would be seen without any, p = {drift['p']:.2g}."
+    )
+    moved = [[row["category"], f"{row['first']:.4f}", f"{row['second']:.4f}"] for row in drift["moved"]]
+    table("categories that moved most (mean share of a client)", ["category", about["first"], about["second"]], moved)
+    rows = [
+        [
+            row["what"],
+            f"{row['first']:,.4g}",
+            f"{row['second']:,.4g}",
+            f"{row['difference']:,.4g}",
+            "" if row["low"] is None else f"{row['low']:,.4g} to {row['high']:,.4g}",
+        ]
+        for row in about["rows"]
+    ]
+    table("side by side", ["what", about["first"], about["second"], "difference", "95% interval"], rows)
+
+
+def _explanation(about: Mapping[str, Any]) -> None:
+    typer.echo(about["words"])
+    for phase in about["phases"]:
+        rows = [[a["name"], "x".join(map(str, a["shape"])) or "1", a["bytes"], a["seen"]] for a in phase["sent"]]
+        title = f"{phase['phase']}: {phase['bytes_down']:,} bytes down, {phase['bytes_up']:,} bytes up a client"
+        table(title, ["sent", "shape", "bytes", "the server sees it"], rows)
+        typer.echo(f"  kept, never sent: {', '.join(phase['kept']) or 'nothing'}")
+    typer.echo(f"revealed client by client: {', '.join(about['reveals']) or 'nothing'}")
+    typer.echo(about["privacy"])
+    typer.echo(f"(bytes are those of {about['reference']})")

@@ -1,0 +1,209 @@
+"""What follows: sentences, each with its number and interval. "Not worth it" is one of the answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
+CLOSE = 0.005  # of two methods this close the simpler is advised
+#: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
+DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
+
+Item = dict[str, Any]
+
+
+def advise(result: dict[str, Any]) -> list[Item]:
+    """Questions and answers from what a study found; sections that are not there give no answers."""
+    items: list[Item | None] = [_differ(result)]
+    if "learn" in result:
+        learn = result["learn"]
+        best = chosen(learn["true"])
+        items += [_method(learn, best), _worth(learn, best), _alone(learn, best), _worst(learn, best)]
+        items += [_cohort(learn), _cost(learn, best), _planning(learn)]
+    else:
+        items.append(_kinds(result))
+    return [item for item in items if item is not None]
+
+
+def chosen(rows: list[Item]) -> Item:
+    """The most accurate method, or a simpler one that is half a point behind at most; rows are simplest first.
+
+    >>> a, b = ({"method": m, "accuracy": {"value": v}} for m, v in (("fedavg", 0.8), ("fedem", 0.803)))
+    >>> chosen([a, b])["method"]
+    'fedavg'
+    """
+    known = [row for row in rows if row["accuracy"]["value"] is not None]
+    top = max(row["accuracy"]["value"] for row in known)
+    return next(row for row in known if row["accuracy"]["value"] >= top - CLOSE)
+
+
+def verdict(gain: dict[str, float] | None) -> str:
+    """yes: surely above 0 and a point or more; no: surely below a point; else unclear.
+
+    >>> verdict({"value": 0.05, "low": 0.02, "high": 0.08}), verdict({"value": 0.0, "low": -0.004, "high": 0.004})
+    ('yes', 'no')
+    """
+    if gain is None or gain["value"] is None:
+        return "no"
+    low, high = gain["low"], gain["high"]
+    if low is not None and low > 0 and gain["value"] >= WORTH:
+        return "yes"
+    return "no" if high is not None and high < WORTH else "unclear"
+
+
+def points(about: dict[str, float], *, sign: bool = True) -> str:
+    """A difference of accuracies in points, with its interval.
+
+    >>> points({"value": 0.031, "low": 0.012, "high": 0.05})
+    '+3.1 points [+1.2, +5.0]'
+    """
+    mark = "+" if sign else ""
+    ends = ["unknown" if about[end] is None else f"{100 * about[end]:{mark}.1f}" for end in ("low", "high")]
+    return f"{100 * about['value']:{mark}.1f} points [{ends[0]}, {ends[1]}]"
+
+
+def percent(about: dict[str, float]) -> str:
+    """An accuracy with its interval.
+
+    >>> percent({"value": 0.5, "low": 0.4, "high": None})
+    '50.0% [40.0%, unknown]'
+    """
+    ends = ["unknown" if about[end] is None else f"{100 * about[end]:.1f}%" for end in ("low", "high")]
+    return f"{100 * about['value']:.1f}% [{ends[0]}, {ends[1]}]"
+
+
+def _item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
+    return {"question": question, "answer": answer, "text": text} | {k: about.get(k) for k in ("value", "low", "high")}
+
+
+def _differ(result: dict[str, Any]) -> Item:
+    measured = result["measure"]
+    name, about = (
+        ("features", measured["features"])
+        if "value" in measured.get("features", {})
+        else ("labels", measured["labels"])
+    )
+    if "value" not in about:
+        return _item("Do clients differ?", "unknown", "No two clients have two rows each: this cannot be told.", {})
+    low, high = about["low"], about["high"]
+    text = (
+        f"heterogeneity of {name} {about['value']:.3f} [{low:.3f}, {high:.3f}]"
+        if low is not None and high is not None
+        else (f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval")
+    )
+    if low is None or low <= 0:
+        answer, said = (
+            "not measurably",
+            f"Clients cannot be told from parts of one pool: {text}, where IID clients have 0.",
+        )
+    else:
+        answer, said = "yes", f"Clients differ: {text}, where IID clients have 0 and clients that share nothing 1."
+    return _item("Do clients differ?", answer, said, about)
+
+
+def _kinds(result: dict[str, Any]) -> Item:
+    model = result["model"]
+    share = model["components"][0]["share"]
+    n = len(model["components"])
+    word = "kind" if n == 1 else "kinds"
+    text = f"{n} {word} of clients; the most frequent has {percent(share)} of them."
+    return _item("How many kinds of clients?", str(n), text, share)
+
+
+def _method(learn: dict[str, Any], best: Item) -> Item:
+    rows = learn["true"]
+    second = sorted((r for r in rows if r is not best), key=lambda r: -(r["accuracy"]["value"] or 0))[0]
+    lead = best["accuracy"]["value"] - second["accuracy"]["value"]
+    tail = (
+        f"{second['called']} is next with {percent(second['accuracy'])}."
+        if lead >= 0
+        else f"{second['called']} has {percent(second['accuracy'])}, too little more to prefer it."
+    )
+    text = f"{best['called']}: accuracy {percent(best['accuracy'])} on rows held out, mean over clients; {tail}"
+    return _item("Which method?", best["called"], text, best["accuracy"])
+
+
+def _worth(learn: dict[str, Any], best: Item) -> Item:
+    question = "Is personalisation worth it?"
+    others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
+    personal = best if best["gain"] is not None else max(others, key=lambda r: r["gain"]["value"])
+    said, gain = verdict(personal["gain"]), personal["gain"]
+    body = f"{personal['called']} gains {points(gain)} over FedAvg, paired over clients, all comparisons together"
+    if said == "yes":
+        better = personal.get("better")
+        text = (
+            f"Worth it: {body}; {100 * better:.0f}% of the clients gain."
+            if better is not None
+            else f"Worth it: {body}."
+        )
+    elif said == "no":
+        text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
+    else:
+        text = f"Not shown: {body}; more clients or rows would settle whether that is above {100 * WORTH:.0f} point."
+    return _item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[said], text, gain)
+
+
+def _alone(learn: dict[str, Any], best: Item) -> Item | None:
+    about = learn.get("federated")
+    if about is None or about["value"] is None:
+        return None
+    called = learn["federated_method"]
+    if best["method"] == "local":
+        text = f"No: training alone is as good. {called} has {points(about)} over clients that train alone."
+        return _item("Is federation worth it?", "not worth it", text, about)
+    sure = about["low"] is not None and about["low"] > 0
+    word = "Yes" if sure and about["value"] >= WORTH else "Not shown"
+    text = f"{word}: {called} gains {points(about)} over clients that train alone, paired over clients."
+    return _item("Is federation worth it?", "worth it" if word == "Yes" else "not shown", text, about)
+
+
+def _worst(learn: dict[str, Any], best: Item) -> Item:
+    about = best["worst"]
+    mean = f"{100 * best['accuracy']['value']:.1f}%"
+    text = f"The worst tenth of the clients has {percent(about)} with {best['called']}, where the mean is {mean}."
+    kinds = [k for k in learn["by_kind"] if k["value"] is not None]
+    if len(kinds) > 1:
+        low = min(kinds, key=lambda k: k["value"])
+        text += f" Of the kinds, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
+    return _item("For whom does it fail?", "worst tenth", text, about)
+
+
+def _cohort(learn: dict[str, Any]) -> Item:
+    rows = learn["cohorts"]
+    total = rows[-1]["clients"]
+    enough = next((r for r in rows if r["behind"]["value"] is not None and r["behind"]["value"] <= WORTH), rows[-1])
+    if enough["clients"] == total:
+        near = rows[-2] if len(rows) > 1 else enough
+        behind = points(near["behind"], sign=False)
+        text = f"All {total}: with {near['clients']} a round FedAvg is {behind} behind after {learn['rounds']} rounds."
+        return _item("How many clients a round?", str(total), text, near["behind"])
+    text = (
+        f"{enough['clients']} of {total} clients a round are enough: FedAvg with them is "
+        f"{points(enough['behind'], sign=False)} behind all {total} after {learn['rounds']} rounds."
+    )
+    return _item("How many clients a round?", str(enough["clients"]), text, enough["behind"])
+
+
+def _cost(learn: dict[str, Any], best: Item) -> Item:
+    cost = next(c for c in learn["costs"] if c["method"] == best["method"])
+    settled = learn["settled"]
+    up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
+    text = (
+        f"{learn['rounds']} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
+        f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed are 1 GFLOP/s, "
+        f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its end after {settled} rounds."
+    )
+    return _item("What does it cost?", f"{learn['rounds']} rounds", text, cost["seconds"])
+
+
+def _planning(learn: dict[str, Any]) -> Item | None:
+    about = learn.get("prediction")
+    if about is None:
+        return None
+    first = f"Simulated clients put {about['predicted']} first, the true ones {about['realised']}."
+    text = (
+        f"{first} For {about['method']} they predict {points(about['gain'])} over FedAvg, where the true clients have "
+        f"{points(about['true_gain'])}; predicted accuracies are {points(about['error'], sign=False)} off."
+    )
+    answer = "yes" if about["same"] else "with care"
+    return _item("Could it have been planned on simulated clients?", answer, text, about["error"])

@@ -1,0 +1,170 @@
+"""What the server sees of a method: every array a client sends, whether it is summed or revealed, and its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedscape.clustering import FederatedKMeans
+from fedscape.computation import Arrays, Computation
+from fedscape.engine import Engine, Local
+from fedscape.errors import DataError, require
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.statistics import Histogram, Moments
+
+_CLASSES, _FEATURES, _HIDDEN = 10, 16, 8
+_UNITS = (
+    "Sums can be protected with the client as the unit: each client's whole message is clipped, noise is added to the "
+    "sum (place central, relation add-remove). Sums are not masked: without noise they are exact."
+)
+_REVEALED = "What is revealed can only be protected on the client itself (place local), before it is sent."
+_NOTHING = "Nothing is sent, so nothing need be protected."
+
+#: What a method is, in a sentence.
+WORDS = {
+    "fedavg": "Clients train from the common weights; the server moves by the mean of their moves.",
+    "fedavg+": "FedAvg, and then every client trains the common model once more on its own rows and keeps it.",
+    "local": "Every client trains alone; the server learns how many rows there are and nothing else.",
+    "ifca": "Several models; each client picks the one with the lowest loss on its rows and trains that.",
+    "clustered": "FedAvg that splits into clusters by the cosines of clients' updates (Sattler et al.).",
+    "fedem": "Several models for all; each client keeps its own mixing weights of them, found by EM.",
+    "fedgmm": "Gaussians over features and models over labels, shared; each client keeps its own weights of the pairs.",
+    "pfedme": "Each client keeps a model near the common one, which follows the clients' models.",
+    "ditto": "FedAvg, beside which every client trains a model of its own that is held near the common one.",
+    "fedrep": "Common layers that all train, and a last layer of its own for every client.",
+    "histogram": "How many rows of each category all clients have together.",
+    "moments": "Mean and covariance of all rows, from sums.",
+    "kmeans": "Centres of all rows: each client sends, for each centre, the sum and number of its nearest rows.",
+    "mdm": "A mixture of Dirichlet-multinomials over clients' label histograms, by EM over tail counts.",
+    "gmm": "A mixture of Gaussians over all rows, by EM over sums about the broadcast means.",
+    "sketch": "Histograms of locality-sensitive codes of all rows together.",
+}
+
+
+class _Watch(Local):
+    """An engine that writes down what the first client sends in each kind of round."""
+
+    def __init__(self, clients: Federation) -> None:
+        super().__init__(clients, threads=1)
+        self.seen: dict[str, dict[str, Any]] = {}
+
+    def run(self, computation: Computation, state: Arrays, cohort: Array, key: Key, **how: Any) -> Any:
+        name = type(computation).__name__
+        self.seen[name] = phase_of(computation, state, self.clients.take(cohort[:1]), key)  # the last of its kind
+        return super().run(computation, state, cohort, key, **how)
+
+
+def phase_of(computation: Computation, state: Arrays, client: Federation, key: Key) -> dict[str, Any]:
+    """What one client is sent, sends and keeps in a round of this computation."""
+    ready = computation.prepare(dict(state))
+    sent, kept = computation.step(ready, client, key)
+    down = {n: np.asarray(v) for n, v in state.items() if not n.startswith("server.")}
+    arrays = [
+        {
+            "name": name,
+            "shape": list(np.shape(values)[1:]),
+            "bytes": int(np.asarray(values).nbytes),
+            "seen": "client by client" if name in computation.reveals else "as a sum",
+        }
+        for name, values in sent.items()
+    ]
+    return {
+        "phase": type(computation).__name__,
+        "sent": arrays,
+        "kept": sorted(kept),
+        "reveals": list(computation.reveals),
+        "bytes_up": sum(a["bytes"] for a in arrays),
+        "bytes_down": int(sum(v.nbytes for v in down.values())),
+    }
+
+
+def names() -> list[str]:
+    """The methods that `explain` knows."""
+    return list(WORDS)
+
+
+def explain(method: str) -> dict[str, Any]:
+    """Run a method for two rounds on a few made-up clients, and say what the server sees of them.
+
+    Parameters
+    ----------
+    method
+        A training method such as "fedgmm", or one of histogram, moments, kmeans, mdm, gmm, sketch.
+
+    >>> about = explain("histogram")
+    >>> [(array["name"], array["seen"]) for array in about["phases"][0]["sent"]]
+    [('counts', 'as a sum')]
+    """
+    if method not in WORDS:
+        raise DataError(f"method must be one of {', '.join(WORDS)}, not {method!r}")
+    phases = watched(_RUNS.get(method, _training(method)), _clients())
+    revealed = sorted({name for phase in phases for name in phase["reveals"]})
+    privacy = f"{_UNITS} {_REVEALED}" if revealed else _UNITS
+    if method == "local":
+        privacy = _NOTHING if not phases[0]["sent"] else _UNITS
+    return {
+        "method": method,
+        "words": WORDS[method],
+        "phases": phases,
+        "reveals": revealed,
+        "privacy": privacy,
+        "reference": f"made-up clients, {_FEATURES} features, {_CLASSES} classes, one hidden layer of {_HIDDEN}",
+    }
+
+
+def watched(run: Callable[[Engine], object], clients: Federation) -> list[dict[str, Any]]:
+    """The phases of whatever is run on an engine with these clients."""
+    watch = _Watch(clients)
+    run(watch)
+    return list(watch.seen.values())
+
+
+def _clients() -> Federation:
+    rng = Key(0, purpose="made-up clients").generator()
+    sizes = np.array([12, 9, 15, 8, 11, 10])
+    y = rng.integers(0, _CLASSES, sizes.sum())
+    x = rng.normal(size=(len(y), _FEATURES)).astype(np.float32)
+    return Federation({"x": x, "y": y}, np.concatenate(([0], np.cumsum(sizes))))
+
+
+def _training(method: str) -> Callable[[Engine], object]:
+    def run(engine: Engine) -> object:
+        require("torch", extra="learn")
+        from fedscape.learning import LocalSGD, cross_entropy, models
+        from fedscape.personal import train
+
+        local = LocalSGD(models.mlp(_FEATURES, _HIDDEN, _CLASSES), cross_entropy, lr=0.1, epochs=1, batch_size=8)
+        return train(method, local, engine, n_rounds=2)
+
+    return run
+
+
+def _mdm(engine: Engine) -> object:
+    from fedscape.mixtures import MixtureOfDirichletMultinomials
+
+    return MixtureOfDirichletMultinomials(2, n_init=1, rounds=2).fit(engine, progress=False)
+
+
+def _gmm(engine: Engine) -> object:
+    from fedscape.mixtures import GaussianMixture
+
+    return GaussianMixture(2, column="x", rounds=2).fit(engine, progress=False)
+
+
+def _sketch(engine: Engine) -> object:
+    from fedscape.sketches import DistributionSketch
+
+    return DistributionSketch(16, bits=4).fit(engine, progress=False)
+
+
+_RUNS: dict[str, Callable[[Engine], object]] = {
+    "histogram": lambda engine: Histogram(_CLASSES).fit(engine, progress=False),
+    "moments": lambda engine: Moments().fit(engine, progress=False),
+    "kmeans": lambda engine: FederatedKMeans(4).fit(engine, progress=False),
+    "mdm": _mdm,
+    "gmm": _gmm,
+    "sketch": _sketch,
+}

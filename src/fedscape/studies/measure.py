@@ -1,0 +1,109 @@
+"""How far clients are apart: in labels, in features, in features beyond what labels explain, and in size."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fedscape.description import label_skew
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.simulate import ConditionallyIID, Labels, plan
+from fedscape.sketches import DistributionSketch, heterogeneity, pairwise
+from fedscape.studies.numbers import bootstrap_interval, gini, plain
+from fedscape.studies.prepare import Prepared
+
+_CELLS = 2**25
+_MOST_SKETCH_ROWS = 256
+_ON_MAP = 600
+
+
+def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
+    """Label, feature and quantity skew, each with its interval and what clients without it would have.
+
+    >>> from fedscape import datasets
+    >>> from fedscape.studies.prepare import prepare
+    >>> round(measure(prepare(datasets.load("acs-race")))["labels"]["value"], 3)
+    0.15
+    """
+    made: dict[str, Any] = {"labels": _labels(data.counts, seed), "quantity": _quantity(data.counts.sum(axis=1), seed)}
+    shown = _on_map(len(data.counts), seed)
+    maps = {"labels": _map(_shares(data.counts)[shown], data.counts.sum(axis=1)[shown])}
+    if data.rows is not None and "x" in data.rows:
+        about, sketches = sketched(data.rows, "x", seed=seed)
+        made["features"] = about
+        if sketches is not None:
+            maps["features"] = _map(sketches[shown], data.rows.sizes[shown])
+            if data.labels:
+                about["by_labels"] = _by_labels(data, seed)
+    made["map"] = {"clients": shown.tolist(), **{name: plain(points, 4) for name, points in maps.items()}}
+    found: dict[str, Any] = plain({k: v for k, v in made.items() if k != "map"})
+    return found | {"map": made["map"]}
+
+
+def sketched(federation: Federation, features: str, *, seed: int = 0) -> tuple[dict[str, Any], Array | None]:
+    """How far clients are apart in a column of numbers, by sketches: the number, its interval, the IID reference."""
+    if (federation.sizes >= 2).sum() < 2:
+        return {"clients": int((federation.sizes >= 2).sum())}, None
+    bits, most = 4, _CELLS // (16 * len(federation))  # all clients' sketches are in memory at once
+    rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), _MOST_SKETCH_ROWS, most))
+    sketch = DistributionSketch(rows, bits=bits, column=features, centre="mean", seed=seed)
+    sketches = sketch.fit(federation, progress=False).transform(federation)
+    found = heterogeneity(sketches, federation.sizes)
+    return plain({**asdict(found), "rows": rows, "cells": 2**bits}), sketches
+
+
+def _shares(counts: Array) -> Array:
+    """Label histograms as sketches of one row: [clients, 1, C]."""
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[:, None, :]
+
+
+def _labels(counts: Array, seed: int) -> dict[str, Any]:
+    skew = label_skew(counts, seed=seed)
+    about = {"tvd": skew["distance"], "tvd_iid": skew["iid"], "tvd_iid_sd": skew["iid_sd"]}
+    about |= {"categories": skew["categories"], "categories_per_client": skew["categories_per_client"]}
+    sizes = counts.sum(axis=1)
+    if (sizes >= 2).sum() >= 2:
+        about |= asdict(heterogeneity(_shares(counts), sizes))
+    return about
+
+
+def _quantity(sizes: Array, seed: int) -> dict[str, Any]:
+    known = sizes.astype(float)
+    effective = known.sum() ** 2 / max((known**2).sum(), 1e-12)
+    about = bootstrap_interval(known, gini, seed=seed)
+    return {**about, "effective_clients": float(effective), "clients": len(sizes)}
+
+
+def _by_labels(data: Prepared, seed: int) -> dict[str, Any]:
+    """The same number for clients with the same labels whose rows were exchanged within each label."""
+    assert data.rows is not None  # asked by the caller
+    counts = data.rows.counts("y")
+    column = Labels("y", counts.shape[1])
+    swapped = plan(ConditionallyIID(counts), data.rows, column=column, seed=seed).federation()
+    return sketched(swapped, "x", seed=seed)[0]
+
+
+def _on_map(n: int, seed: int) -> Array:
+    if n <= _ON_MAP:
+        return np.arange(n)
+    return np.sort(Key(seed, purpose="clients on the map").generator().permutation(n)[:_ON_MAP])
+
+
+def _map(sketches: Array, sizes: Array) -> dict[str, Any]:
+    """Classical scaling of the debiased squared distances to two dimensions; clients below two rows have no place."""
+    kept = np.flatnonzero(sizes >= 2)
+    points = np.full((len(sizes), 2), np.nan)
+    explained = 0.0
+    if len(kept) >= 3:
+        squares = np.asarray(pairwise(sketches[kept], sizes=sizes[kept], squared=True), dtype=float)
+        centred = squares - squares.mean(axis=0) - squares.mean(axis=1)[:, None] + squares.mean()
+        values, vectors = np.linalg.eigh(-(centred + centred.T) / 4)
+        two = np.maximum(values[::-1][:2], 0)
+        explained = float(two.sum() / max(np.maximum(values, 0).sum(), 1e-300))
+        axes = vectors[:, ::-1][:, :2] * np.sqrt(two)
+        signs = np.where(axes[np.abs(axes).argmax(axis=0), np.arange(2)] < 0, -1.0, 1.0)  # an eigenvector has no sign
+        points[kept] = axes * signs / np.sqrt(sketches.shape[1])
+    return {"points": points, "explained": explained}

@@ -1,0 +1,153 @@
+"""What a study leaves behind: a plain result, its tables, its report."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedscape.checkpoint import replace_file
+from fedscape.errors import DataError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Study:
+    """A finished study: `result`, plain numbers, lists and texts by section; `seconds` each section took.
+
+    >>> Study({"advise": [{"question": "Do clients differ?", "text": "Not measurably: 0.0 [-0.1, 0.1]."}]})
+    Do clients differ?
+      Not measurably: 0.0 [-0.1, 0.1].
+    """
+
+    result: Mapping[str, Any]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{item['question']}\n  {item['text']}" for item in self.result.get("advise", []))
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The tables of the result by name, one dict a row."""
+        return tables(self.result)
+
+    def html(self) -> str:
+        """The report: one self-contained page."""
+        from fedscape.report import render
+
+        return render(self.result)
+
+    def _repr_html_(self) -> str:
+        from fedscape.report import summary
+
+        return summary(self.result)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write result.json, report.html, tables/*.parquet and seconds.json; all but the last are the same bytes for
+        the same inputs and seed. Gives the folder.
+        """
+        target = Path(folder)
+        try:
+            (target / "tables").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be made: {error.strerror}") from None
+        _write(target / "result.json", json.dumps(self.result, indent=1, allow_nan=False) + "\n")
+        _write(target / "seconds.json", json.dumps(dict(self.seconds), indent=1) + "\n")
+        self.render_into(target)
+        for name, rows in self.tables().items():
+            _write_table(target / "tables" / f"{name}.parquet", rows)
+        return target
+
+    def render_into(self, folder: str | os.PathLike[str]) -> Path:
+        """Write report.html into a folder; gives its path."""
+        path = Path(folder) / "report.html"
+        _write(path, self.html())
+        return path
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Study:
+        """Read the result.json of a folder that `save` wrote."""
+        path = Path(folder) / "result.json" if Path(folder).is_dir() else Path(folder)
+        if not path.is_file():
+            raise DataError(f"there is no study in {folder}: 'fedscape study --out {folder}' writes one")
+        try:
+            found = json.loads(path.read_text())
+        except (ValueError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} is no result of a study: {error}") from None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise DataError(f"{path} is no result of a study of format {FORMAT}: run the study again")
+        return cls(found)
+
+
+def tables(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a result by name: categories, kinds, fidelity, methods, cohorts, advice, and clients if shown."""
+    categories = result["describe"]["categories"]
+    columns = zip(*(categories[k] for k in ("names", "rows", "clients", "mean_share")), strict=True)
+    made = {
+        "categories": [dict(zip(("category", "rows", "clients", "mean_share"), row, strict=True)) for row in columns],
+        "kinds": [
+            {
+                "kind": kind["kind"],
+                **_spread("share", kind["share"]),
+                "mean_size": kind["size"],
+                "category": name,
+                "mean": mean,
+            }
+            for kind in result["model"]["components"]
+            for name, mean in zip(result["model"]["names"], kind["means"], strict=True)
+        ],
+        "advice": [dict(item) for item in result["advise"]],
+    }
+    if "simulate" in result:
+        made["fidelity"] = [
+            {"clients": clients, "measure": name, **value}
+            for clients, about in result["simulate"].items()
+            for name, value in about.items()
+            if isinstance(value, Mapping) and "value" in value
+        ]
+    if "learn" in result:
+        made["methods"] = [method for which in ("true", "simulated") for method in _methods(result["learn"], which)]
+        made["cohorts"] = [
+            {"clients": row["clients"], "round": number, "accuracy": accuracy}
+            for row in result["learn"]["cohorts"]
+            for number, accuracy in row["curve"]
+        ]
+        made["costs"] = [
+            {
+                **{k: ", ".join(v) if isinstance(v, list) else v for k, v in row.items() if k != "seconds"},
+                **_spread("seconds", row["seconds"]),
+            }
+            for row in result["learn"]["costs"]
+        ]
+    if "clients" in result:
+        made["clients"] = [dict(row) for row in result["clients"]]
+    return made
+
+
+def _methods(learn: Mapping[str, Any], which: str) -> list[dict[str, Any]]:
+    rows = []
+    for row in learn[which]:
+        gain = row["gain"] or {"value": None, "low": None, "high": None}
+        numbers = {**_spread("accuracy", row["accuracy"]), **_spread("gain", gain), **_spread("worst", row["worst"])}
+        rows.append({"clients": which, "method": row["called"], **numbers, "seeds": row["seeds"]})
+    return rows
+
+
+def _spread(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: about["value"], f"{name}_low": about["low"], f"{name}_high": about["high"]}
+
+
+def _write(path: Path, text: str) -> None:
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in columns})
+    replace_file(path, lambda file: pq.write_table(table, file))

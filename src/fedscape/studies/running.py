@@ -1,0 +1,380 @@
+"""The main job, end to end: describe, measure, model, simulate, learn, advise."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from fedscape.description import describe
+from fedscape.federation import Federation
+from fedscape.random import Array, Key
+from fedscape.simulate import FromMixture
+from fedscape.studies import learn as learning
+from fedscape.studies.advise import DEVICE, advise
+from fedscape.studies.explain import watched
+from fedscape.studies.measure import measure
+from fedscape.studies.model import census, model
+from fedscape.studies.numbers import mean_interval, plain
+from fedscape.studies.prepare import Prepared, prepare
+from fedscape.studies.result import FORMAT, Study
+from fedscape.studies.simulating import LEAST, clients_of, simulating
+
+_STAGES = {"describe": 1, "measure": 6, "model": 4, "simulate": 6, "learn": 80, "advise": 1}  # shares of the time
+_PACKAGES = ("fedscape", "numpy", "scipy", "numba", "torch")
+_LEAST_LEARNERS = 4
+
+
+def study(
+    federation: Federation,
+    *,
+    column: str | None = None,
+    features: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+    epsilon: float | None = None,
+    show_clients: bool = False,
+    source: str = "a federation",
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Study:
+    """From a federation to an answer: how clients differ, what kinds there are, which method to train, and for whom.
+
+    Parameters
+    ----------
+    federation
+        The clients.
+    column
+        Categories, ready counts, or a number (cut into bins); by default y, label, labels, target or class. Without any
+        of them cells of the features stand in.
+    features
+        Columns to learn from; by default x, or all other columns of numbers and of few categories.
+    names
+        What the categories are called, in the order of their codes.
+    epsilon
+        Also count the categories privately within this budget (unit client, delta 1e-5). Its noise is secret, so that
+        two such studies differ; without it the same inputs and seed give the same bytes.
+    show_clients
+        Put ids and one row for every client into the result. By default a result is made to be shared: clients are
+        numbers in an order chosen by the seed.
+    source
+        What the data are called in the report.
+    seed
+        Everything random but the noise is a function of it.
+    progress
+        True or False shows or hides what is being done; by default it is shown on a terminal.
+
+    >>> from fedscape import datasets
+    >>> done = study(datasets.load("acs-race"))
+    >>> done.result["describe"]["clients"], len(done.result["model"]["components"]) > 1
+    (2462, True)
+    """
+    stages = _Stages(progress)
+    data = prepare(federation, column=column, features=features, names=names, seed=seed)
+    notes = list(data.notes)
+    result: dict[str, Any] = {"format": FORMAT, "about": _about(data, source, seed, show_clients)}
+    with stages.of("describe"):
+        result["describe"] = _described(data)
+    with stages.of("measure"):
+        result["measure"] = measure(data, seed=seed)
+    with stages.of("model"):
+        result["model"], mixture, shares = model(data, seed=seed, progress=False)
+        if epsilon is not None:
+            result["model"]["census"] = census(data.counts, epsilon=epsilon)
+            notes.append("The private count has secret noise: another run of the same study differs in it.")
+    with stages.of("simulate"):
+        if len(data.counts) >= LEAST:
+            result["simulate"] = simulating(data, mixture, seed=seed)
+        else:
+            notes.append(
+                f"Fidelity compares laws and needs {LEAST} clients: there are {len(data.counts)}, it is left out."
+            )
+    accuracies: dict[str, Array] = {}
+    with stages.of("learn"):
+        why = _no_learning(data)
+        if why is None:
+            result["learn"], accuracies = _learn(data, mixture, shares, notes, stages, seed)
+        elif data.labels and data.width:
+            notes.append(why)
+    with stages.of("advise"):
+        result["advise"] = advise(result)
+    result["notes"] = notes
+    _name_clients(result, data, shares, accuracies, show_clients, seed)
+    stages.close()
+    return Study(result, dict(stages.seconds))
+
+
+def _about(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[str, Any]:
+    def known(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    return {
+        "source": source,
+        "column": data.column,
+        "features": list(data.features),
+        "seed": seed,
+        "show_clients": show_clients,
+        "versions": {"python": platform.python_version(), **{name: known(name) for name in _PACKAGES}},
+        "machine": platform.machine(),
+    }
+
+
+def _described(data: Prepared) -> dict[str, Any]:
+    about = describe(data.given)
+    counts = data.counts
+    shares = counts[counts.sum(axis=1) > 0] / np.maximum(counts[counts.sum(axis=1) > 0].sum(axis=1, keepdims=True), 1)
+    edges, tally = _size_bins(counts.sum(axis=1))
+    n = len(shares)
+    # what a comparison of two studies needs: the clients' mean shares, and how far means of so many clients vary
+    spread = np.cov(shares.T, ddof=1) / n if n > 1 else np.zeros((counts.shape[1],) * 2)
+    sizes = np.log(np.maximum(counts.sum(axis=1), 1))
+    about["sizes"] = {"edges": edges, "clients": tally, "log_mean": mean_interval(sizes)}
+    about["categories"] = {
+        "names": list(data.names),
+        "rows": counts.sum(axis=0),
+        "clients": (counts > 0).sum(axis=0),
+        "mean_share": shares.mean(axis=0),
+        "covariance": plain(spread, 10),
+        "clients_with_rows": n,
+    }
+    covariance = about["categories"].pop("covariance")
+    made: dict[str, Any] = plain(about)
+    made["categories"]["covariance"] = covariance
+    return made
+
+
+def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
+    """At most 20 bins of equal ratio over the sizes of clients with rows."""
+    known = sizes[sizes > 0]
+    if known.max() / max(known.min(), 1) < 4:
+        edges = np.linspace(known.min(), known.max() + 1, 13)
+    else:
+        edges = np.geomspace(known.min(), known.max() + 1, 17)
+    edges = np.unique(np.floor(edges))
+    tally = np.histogram(known, edges)[0] if len(edges) > 1 else np.array([len(known)])
+    return edges.tolist(), tally.tolist()
+
+
+def _no_learning(data: Prepared) -> str | None:
+    if data.rows is None or not data.width or not data.labels:
+        return "left out"
+    if find_spec("torch") is None:
+        return "Training is left out: it needs torch, pip install 'fedscape[learn]'."
+    able = int((data.rows.sizes >= 2).sum())
+    if able < _LEAST_LEARNERS:
+        return f"Training is left out: {able} clients have two rows or more, and a tournament needs {_LEAST_LEARNERS}."
+    return None
+
+
+def _learn(
+    data: Prepared, mixture: Any, shares: Array, notes: list[str], stages: _Stages, seed: int
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    assert data.rows is not None  # asked by the caller
+    rows = learning.directions(data.rows)
+    who = learning.some_clients(rows, notes, seed=seed)
+    true = learning.Clients.of(learning.fewer_rows(rows.take(who), notes, seed=seed), seed=seed)
+    steps = 2 * len(learning.METHODS) * learning.SEEDS + 6
+    said = stages.inside("learn", steps)
+    said("learning rate")
+    lr = learning.best_rate(true, seed=seed)
+    drawn = clients_of(rows, FromMixture(mixture), len(who), seed=seed)
+    drawn = drawn.take(np.flatnonzero(drawn.sizes >= 2))
+    simulated = learning.Clients.of(learning.fewer_rows(drawn, [], seed=seed), seed=seed)
+    predicted = learning.tournament(simulated, lr=lr, seed=seed, say=lambda what: said(f"simulated clients: {what}"))
+    found = learning.tournament(true, lr=lr, seed=seed, say=lambda what: said(f"true clients: {what}"))
+    standing = learning.standing(found, seed=seed)
+    made: dict[str, Any] = {
+        "clients": len(who),
+        "test_rows": true.test.n_rows,
+        "train_rows": true.train.n_rows,
+        "rounds": learning.ROUNDS,
+        "seeds": learning.SEEDS,
+        "lr": lr,
+        "model": f"linear, {rows['x'].shape[1]} inputs"
+        + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
+        "inputs": int(rows["x"].shape[1]),
+        "true": standing,
+        "simulated": learning.standing(predicted, seed=seed),
+        "cohorts": learning.cohorts(true, lr=lr, seed=seed, say=said),
+        "costs": _costs(true, lr, seed),
+    }
+    made |= _beside(made, found, shares[who])
+    return plain(made), {"who": who, **{name: runs.mean(axis=0) for name, runs in found.items()}}
+
+
+def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dict[str, Any]:
+    """What advice needs beside the tables: kinds, federation against none, prediction against truth, settled rounds."""
+    from fedscape.studies.advise import chosen
+
+    best = chosen(made["true"])["method"]
+    mine = found[best].mean(axis=0)
+    kind = shares.argmax(axis=1)
+    by_kind = [
+        {
+            "kind": f"kind {chr(ord('A') + k)}",
+            "clients": int((kind == k).sum()),
+            **mean_interval(mine[kind == k], least=0.0, most=1.0),
+        }
+        for k in range(shares.shape[1])
+        if (kind == k).any()
+    ]
+    others = [row for row in made["true"] if row["method"] != "local"]
+    together = max(others, key=lambda row: row["accuracy"]["value"] or 0)
+    value = {which: {row["method"]: row for row in made[which]} for which in ("true", "simulated")}
+    personal = max((r for r in made["simulated"] if r["gain"]), key=lambda r: r["gain"]["value"] or -1)["method"]
+    first = {which: chosen(made[which]) for which in ("true", "simulated")}
+    errors = [
+        abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"]) for m in value["true"]
+    ]
+    curve = made["cohorts"][-1]["curve"]
+    settled = next(number for number, accuracy in curve if accuracy >= curve[-1][1] - 0.01)
+    return {
+        "by_kind": by_kind,
+        "federated": mean_interval(found[together["method"]].mean(axis=0) - found["local"].mean(axis=0)),
+        "federated_method": together["called"],
+        "settled": settled,
+        "prediction": {
+            "predicted": first["simulated"]["called"],
+            "realised": first["true"]["called"],
+            "same": first["simulated"]["method"] == first["true"]["method"],
+            "method": value["true"][personal]["called"],
+            "gain": value["simulated"][personal]["gain"],
+            "true_gain": value["true"][personal]["gain"],
+            "error": mean_interval(np.array(errors), least=0.0),
+        },
+    }
+
+
+def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, Any]]:
+    """For each method: arrays and bytes of the costliest round of a client, and its seconds on an assumed device."""
+    from fedscape.engine import Engine
+    from fedscape.personal import make_fedgmm, train
+
+    local = learning.way(clients.train, seed=seed, lr=lr)
+    few = clients.train.take(np.argsort(-clients.train.sizes, kind="stable")[:6])
+    made = []
+    for name, called in learning.METHODS.items():
+
+        def run(engine: Engine, name: str = name) -> object:
+            method: Any = make_fedgmm(local, engine, seed, column="z") if name == "fedgmm" else name
+            return train(method, local, engine, n_rounds=2, seed=seed)
+
+        phases = watched(run, few)
+        heaviest = max(phases, key=lambda phase: phase["bytes_up"])
+        learners = 3 if name in ("fedem", "fedgmm", "ifca") else 1
+        size = np.quantile(clients.train.sizes, [0.25, 0.5, 0.75])
+        work = 6 * local.n_parameters * learners * size / DEVICE["operations"]
+        wire = heaviest["bytes_up"] / DEVICE["up"] + heaviest["bytes_down"] / DEVICE["down"]
+        low, middle, high = (work + wire).tolist()
+        made.append(
+            {
+                "method": name,
+                "called": called,
+                "bytes_up": heaviest["bytes_up"],
+                "bytes_down": heaviest["bytes_down"],
+                "seconds": {"value": middle, "low": low, "high": high},
+                "summed": sorted({a["name"] for p in phases for a in p["sent"] if a["seen"] == "as a sum"}),
+                "revealed": sorted({name for p in phases for name in p["reveals"]}),
+                "kept": sorted({name for p in phases for name in p["kept"]}),
+            }
+        )
+    return made
+
+
+def _name_clients(
+    result: dict[str, Any], data: Prepared, shares: Array, accuracies: dict[str, Array], show: bool, seed: int
+) -> None:
+    """Give the points of the map a kind and a number by chance; where clients may be shown, one row for each."""
+    n = len(data.counts)
+    number = np.argsort(Key(seed, purpose="numbers of clients").generator().permutation(n)) + 1
+    kind = [chr(ord("A") + k) for k in shares.argmax(axis=1).tolist()]
+    places = result["measure"]["map"].pop("clients")
+    order = np.argsort(number[places], kind="stable")
+    points = result["measure"]["map"]
+    for name in ("labels", "features"):
+        if name in points:
+            points[name]["points"] = [points[name]["points"][i] for i in order.tolist()]
+    shown = np.asarray(places)[order]
+    points["client"] = [str(data.given.ids[i]) if show else f"client {number[i]}" for i in shown.tolist()]
+    points["kind"] = [kind[i] for i in shown.tolist()]
+    points["size"] = [_about_size(int(data.counts[i].sum()), show) for i in shown.tolist()]
+    if not show:
+        return
+    table: list[dict[str, Any]] = []
+    where = {int(c): i for i, c in enumerate(accuracies.get("who", np.empty(0)).tolist())}
+    for i in range(n):
+        row = {"client": str(data.given.ids[i]), "rows": int(data.counts[i].sum()), "kind": kind[i]}
+        for name in (m for m in accuracies if m != "who"):
+            row[name] = plain(accuracies[name][where[i]]) if i in where else None
+        table.append(row)
+    result["clients"] = table
+
+
+def _about_size(size: int, exact: bool) -> str:
+    """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
+    if exact or size < 2:
+        return f"{size:,} rows"
+    low = 2 ** (size.bit_length() - 1)
+    return f"{low:,} to {2 * low - 1:,} rows"
+
+
+class _Stages:
+    """Says what is being done and how much is left, on a terminal; keeps the seconds of each stage."""
+
+    def __init__(self, progress: bool | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._bar: Any = None
+        self._done = 0.0
+        if sys.stderr.isatty() if progress is None else progress:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            columns = (
+                TextColumn("{task.description:<48}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=Console(stderr=True, force_terminal=progress), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("reading", total=sum(_STAGES.values()))
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        self._say(f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}", self._done)
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+        self.seconds[name] = round(time.perf_counter() - began, 3)
+        self._done += _STAGES[name]
+        self._say("", self._done)
+
+    def inside(self, name: str, steps: int) -> learning.Say:
+        place = f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}"
+        count = iter(range(steps))
+
+        def say(what: str) -> None:
+            self._say(f"{place}: {what}", self._done + _STAGES[name] * next(count, steps) / steps)
+
+        return say
+
+    def _say(self, what: str, done: float) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, **({"description": what} if what else {}))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()

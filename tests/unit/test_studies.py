@@ -1,0 +1,311 @@
+"""The main job: known answers on clients made for them, and an answer for every kind of input."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import fedscape as fs
+from fedscape import DataError, Federation
+from fedscape.studies import Study, compare, explain, learn, study
+from fedscape.studies.advise import advise, chosen, verdict
+from fedscape.studies.comparing import drift
+from fedscape.studies.explain import names
+from fedscape.studies.model import price
+from fedscape.studies.numbers import bootstrap_interval, gini, mean_interval, plain
+from fedscape.studies.prepare import MOST_CATEGORIES, prepare
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Few rounds: what is tested is the way, not the accuracy."""
+    monkeypatch.setattr(learn, "ROUNDS", 3)
+    monkeypatch.setattr(learn, "SEEDS", 1)
+    monkeypatch.setattr(learn, "MOST_ROWS", 1500)
+
+
+def skewed(n_clients: int = 24, rows: int = 30, *, seed: int = 0, flipped: bool = False) -> Federation:
+    """Two kinds of clients by label; where flipped, the second kind also has the opposite rule."""
+    rng = np.random.default_rng(seed)
+    kind = np.arange(n_clients * rows) // rows % 2
+    x = rng.normal(size=(n_clients * rows, 5)) + 0.8 * kind[:, None]
+    y = (x[:, 0] + 0.3 * rng.normal(size=len(x)) > 0.4).astype(int)
+    if flipped:
+        y = np.where(kind == 1, 1 - y, y)
+    return Federation({"x": x, "y": y}, np.arange(0, len(x) + 1, rows))
+
+
+def test_an_interval_over_clients_is_that_of_students_t():
+    from scipy import stats
+
+    values = np.array([0.2, 0.5, 0.9, 0.4])
+    low, high = stats.t.interval(0.95, 3, values.mean(), stats.sem(values))
+    assert mean_interval(values) == plain({"value": values.mean(), "low": low, "high": high})
+    wider = mean_interval(values, comparisons=5)
+    assert wider["low"] < low < high < wider["high"]
+    assert mean_interval(np.array([0.9, 1.0, 0.2]), least=0.0, most=1.0)["high"] == 1.0
+
+
+def test_one_client_has_no_interval_and_nobody_no_mean():
+    assert mean_interval(np.array([0.5, np.nan])) == {"value": 0.5, "low": None, "high": None}
+    assert mean_interval(np.array([])) == {"value": None, "low": None, "high": None}
+
+
+def test_gini_is_half_the_relative_mean_difference():
+    sizes = np.array([1, 4, 5, 10])
+    brute = np.abs(sizes[:, None] - sizes).mean() / (2 * sizes.mean())
+    assert gini(sizes) == pytest.approx(brute)
+    assert bootstrap_interval(sizes.astype(float), gini, seed=0)["low"] <= brute
+
+
+def test_the_sections_of_a_study_and_the_same_bytes_twice(tmp_path):
+    made = study(skewed(), progress=False)
+    assert {"describe", "measure", "model", "simulate", "learn", "advise"} <= set(made.result)
+    made.save(tmp_path / "a")
+    study(skewed(), progress=False).save(tmp_path / "b")
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
+    assert len(files) > 8
+    for name in files:
+        if name.name != "seconds.json":
+            assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    again = Study.load(tmp_path / "a")
+    assert again.result == json.loads(json.dumps(made.result))
+
+
+def test_every_answer_carries_a_number_and_an_interval():
+    for item in study(skewed(), progress=False).result["advise"]:
+        assert None not in (item["value"], item["low"], item["high"]), item["question"]
+        assert any(c.isdigit() for c in item["text"])
+        assert "[" in item["text"]
+
+
+def test_where_clients_have_opposite_rules_personalisation_is_worth_it(monkeypatch):
+    monkeypatch.setattr(learn, "ROUNDS", 8)
+    result = study(skewed(24, 60, flipped=True), progress=False).result
+    answers = {item["question"]: item for item in result["advise"]}
+    assert answers["Is personalisation worth it?"]["answer"] == "worth it"
+    assert answers["Is personalisation worth it?"]["low"] > 0.1
+    assert answers["Which method?"]["answer"] != "FedAvg"
+
+
+def test_where_clients_are_alike_it_is_not_worth_it(monkeypatch):
+    monkeypatch.setattr(learn, "ROUNDS", 8)
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(20 * 60, 4))
+    fed = Federation({"x": x, "y": (x[:, 0] > 0).astype(int)}, np.arange(0, 1201, 60))
+    answers = {item["question"]: item for item in study(fed, progress=False).result["advise"]}
+    assert answers["Do clients differ?"]["answer"] == "not measurably"
+    assert answers["Is personalisation worth it?"]["answer"] in ("not worth it", "not shown")
+    assert answers["Which method?"]["answer"].startswith(("FedAvg", "Clustered", "FedEM", "FedGMM"))
+
+
+def test_of_two_close_methods_the_simpler_is_advised_and_verdicts_need_both_size_and_certainty():
+    rows = [{"method": m, "accuracy": {"value": v}} for m, v in (("fedavg", 0.70), ("fedavg+", 0.749), ("fedem", 0.75))]
+    assert chosen(rows)["method"] == "fedavg+"
+    assert verdict({"value": 0.05, "low": -0.01, "high": 0.11}) == "unclear"
+    assert verdict({"value": 0.004, "low": 0.001, "high": 0.007}) == "no"
+    assert verdict(None) == "no"
+
+
+def test_feature_skew_beyond_labels_is_told_from_what_labels_explain():
+    rng = np.random.default_rng(2)
+    y = np.repeat([0, 1], 300)  # twelve clients of one label each: labels explain all
+    x = 3.0 * y[:, None] + rng.normal(size=(600, 3))
+    about = study(Federation({"x": x, "y": y}, np.arange(0, 601, 50)), progress=False).result["measure"]["features"]
+    assert about["value"] > 0.1
+    assert about["by_labels"]["value"] == pytest.approx(about["value"], rel=0.15)
+    own = np.repeat(rng.normal(scale=3.0, size=(12, 3)), 50, axis=0)  # each client has a place of its own
+    mixed = rng.integers(0, 2, 600)
+    fed = Federation({"x": own + rng.normal(size=(600, 3)), "y": mixed}, np.arange(0, 601, 50))
+    about = study(fed, progress=False).result["measure"]["features"]
+    assert about["by_labels"]["value"] < 0.1 * about["value"]
+
+
+def test_no_simulated_client_is_tested_on_a_row_that_anyone_trained_on():
+    from fedscape.simulate import FullyIID
+    from fedscape.studies.simulating import clients_of
+
+    rows = Federation({"x": np.zeros((40, 1)), "y": np.zeros(40, dtype=int)}, [0, 40], names={"y": ["a"]})
+    drawn = clients_of(rows, FullyIID(30), 5, seed=0)  # 150 rows of 40
+    made = learn.Clients.of(drawn, seed=0)
+    assert not np.isin(made.test["row"], made.train["row"]).any()
+    assert made.train.n_rows > 0
+
+
+def test_the_price_of_a_private_count_is_near_what_counts_in_fact_cost():
+    counts = fs.datasets.load("acs-race").counts("y")
+    said = next(row for row in price(counts) if row["epsilon"] == 2.0)
+    from fedscape.studies.model import census
+
+    errors = [census(counts, epsilon=2.0)["error"] for _ in range(5)]
+    assert np.mean(errors) < 1.5 * said["error"]
+    assert census(counts, epsilon=2.0)["spent"][0]["epsilon"] <= 2.0
+
+
+def test_drift_is_found_where_it_is_and_seldom_where_it_is_not():
+    def about(shift: float, seed: int) -> dict:
+        rng = np.random.default_rng(seed)
+        p = np.array([0.5 - shift, 0.3, 0.2 + shift])
+        counts = np.stack([rng.multinomial(40, rng.dirichlet(20 * p)) for _ in range(60)])
+        shares = counts / 40
+        return {"names": ["a", "b", "c"], "mean_share": shares.mean(0), "covariance": np.cov(shares.T) / 60}
+
+    found = drift(about(0.0, 1), about(0.1, 2))
+    assert found["p"] < 0.001
+    assert found["low"] < 0.1 < found["high"]
+    assert found["moved"][0]["category"] in ("a", "c")
+    false = np.mean([drift(about(0.0, 10 + i), about(0.0, 500 + i))["p"] < 0.05 for i in range(100)])
+    assert false < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 100)
+
+
+def test_two_studies_are_compared_by_their_results_alone():
+    one, other = study(skewed(), progress=False), study(skewed(seed=5), progress=False)
+    about = compare(one, other)
+    assert about["drift"]["p"] > 0.001
+    assert {"clients", "heterogeneity of labels", "accuracy of FedAvg"} <= {row["what"] for row in about["rows"]}
+    strange = fs.datasets.load("acs-race")
+    with pytest.raises(DataError, match="share no category"):
+        compare(one, study(strange, progress=False))
+
+
+@pytest.mark.parametrize("method", names())
+def test_every_method_is_explained_and_reveals_are_named(method):
+    about = explain(method)
+    assert about["phases"]
+    for phase in about["phases"]:
+        assert phase["bytes_up"] == sum(array["bytes"] for array in phase["sent"])
+        revealed = {array["name"] for array in phase["sent"] if array["seen"] == "client by client"}
+        assert revealed == set(phase["reveals"])
+    assert about["reveals"] == (["update"] if method == "clustered" else [])
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(DataError, match=r"method must be one of fedavg, .*, not 'fedmagic'"):
+        explain("fedmagic")
+
+
+def test_a_result_is_made_to_be_shared():
+    fed = skewed()
+    named = Federation({"x": fed["x"], "y": fed["y"]}, fed.offsets, [f"patient-{i:03d}" for i in range(len(fed))])
+    text = json.dumps(study(named, progress=False).result)
+    assert "patient" not in text
+    shown = study(named, progress=False, show_clients=True).result
+    assert shown["clients"][3]["client"] == "patient-003"
+    assert 0 <= shown["clients"][3]["fedavg"] <= 1
+
+
+# -- input of every kind ---------------------------------------------------------------------------------------------
+
+
+def test_one_client_is_refused():
+    with pytest.raises(DataError, match="needs at least two of them, there is 1"):
+        study(Federation({"y": [0, 1]}, [0, 2]))
+
+
+def test_clients_without_any_rows_are_refused():
+    with pytest.raises(DataError, match="none of the clients has any"):
+        study(Federation({"y": np.empty(0, dtype=int)}, [0, 0, 0]))
+
+
+def test_two_rows_a_client_are_studied_to_the_end():
+    result = study(skewed(30, 2), progress=False).result
+    assert result["learn"]["test_rows"] == 30
+    assert result["advise"]
+
+
+def test_one_row_a_client_leaves_out_what_needs_two():
+    result = study(skewed(30, 1), progress=False).result
+    assert "learn" not in result
+    assert any("needs 4" in note for note in result["notes"])
+    assert result["advise"][0]["answer"] == "unknown"
+
+
+def test_without_labels_cells_of_the_features_stand_in():
+    result = study(skewed().select(["x"]), progress=False).result
+    assert "learn" not in result
+    assert result["describe"]["categories"]["names"][0] == "cell 1"
+    assert any("no column of labels" in note for note in result["notes"])
+
+
+def test_without_labels_and_features_there_is_nothing_to_study():
+    fed = Federation({"when": np.array(["2020-01-01"] * 4, dtype="datetime64[D]")}, [0, 2, 4])
+    with pytest.raises(DataError, match=r"nothing to study: name a column .* the columns are: 'when'"):
+        study(fed)
+
+
+def test_of_ten_thousand_categories_the_rare_ones_are_together():
+    rng = np.random.default_rng(0)
+    y = (rng.pareto(0.3, 40_000) * 5).astype(np.int64) % 10_000
+    y[:10_000] = np.arange(10_000)
+    texts = np.array([f"word {v}" for v in y])
+    fed = Federation({"x": rng.normal(size=(40_000, 3)), "y": texts}, np.arange(0, 40_001, 1000))
+    data = prepare(fed)
+    assert len(data.names) == MOST_CATEGORIES
+    assert data.counts.sum() == 40_000
+    assert any("10,000 categories" in note for note in data.notes)
+
+
+def test_texts_are_features_where_they_are_few_and_left_out_where_they_are_many():
+    n = 200
+    fed = Federation(
+        {"city": ["a", "b"] * 100, "remark": [f"t{i}" for i in range(n)], "y": np.arange(n) % 3},
+        np.arange(0, n + 1, 20),
+    )
+    data = prepare(fed)
+    assert data.features == ("city",)
+    assert any("'remark'" in note for note in data.notes)
+
+
+def test_missing_values_are_said_and_rows_without_a_label_left_out():
+    x = np.ones((60, 1)) * np.arange(60)[:, None]
+    x[3] = np.nan
+    y = np.arange(60) % 2.0
+    y[[5, 6]] = np.nan
+    data = prepare(Federation({"a": x[:, 0], "y": y}, np.arange(0, 61, 6)))
+    assert data.counts.sum() == 58
+    assert np.isfinite(data.rows["x"]).all()
+    assert any("2 of 60 rows have no 'y'" in note for note in data.notes)
+    assert any("1 missing values" in note for note in data.notes)
+
+
+def test_a_continuous_target_is_cut_at_its_quantiles():
+    rng = np.random.default_rng(0)
+    data = prepare(
+        Federation({"a": rng.normal(size=500), "income": rng.lognormal(size=500)}, [0, 250, 500]), column="income"
+    )
+    assert len(data.names) == 5
+    assert data.counts.sum(axis=0) == pytest.approx([100] * 5, abs=1)
+    assert data.features == ("a",)
+    assert any("cut at its quantiles" in note for note in data.notes)
+
+
+def test_a_column_that_says_the_label_in_other_words_is_no_feature():
+    y = np.arange(90) % 3
+    data = prepare(Federation({"code": y + 7, "a": np.random.default_rng(0).normal(size=90), "y": y}, [0, 45, 90]))
+    assert data.features == ("a",)
+
+
+def test_an_unknown_column_and_one_of_a_single_value_are_refused():
+    with pytest.raises(DataError, match="there is no column 'z'"):
+        study(skewed(), column="z")
+    with pytest.raises(DataError, match="the one value '1' in all rows"):
+        study(Federation({"y": [1, 1, 1]}, [0, 1, 3]))
+
+
+def test_ready_counts_are_studied_without_features():
+    result = study(fs.datasets.load("acs-race"), progress=False).result
+    assert "learn" not in result
+    assert result["measure"]["labels"]["low"] > 0
+    assert advise(result)[1]["question"] == "How many kinds of clients?"
+
+
+def test_many_rows_are_looked_at_in_part_and_counted_in_full(monkeypatch):
+    from fedscape.studies import prepare as module
+
+    monkeypatch.setattr("fedscape.studies.prepare.MOST_ROWS", 300)
+    data = module(skewed()) if callable(module) else module.prepare(skewed())
+    assert data.counts.sum() == 720
+    assert 200 < data.rows.n_rows < 400
+    assert any("look at about 300" in note for note in data.notes)
