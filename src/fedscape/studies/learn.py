@@ -119,6 +119,8 @@ def best_rate(clients: Clients, *, seed: int) -> float:
     from fedscape.learning import grid, sweep
 
     fit, held = clients.train.split(test=0.25, seed=seed + 1)
+    if held.n_rows == 0:  # clients of one row to train on: nothing can be held out of them
+        return _RATES[1]
     trials = sweep(
         way(fit, seed=seed), fit, grid(lr=list(_RATES)), n_rounds=8, validation=held, seed=seed, progress=False
     )

@@ -38,7 +38,7 @@ class Study:
         """The report: one self-contained page."""
         from fedscape.report import render
 
-        return render(self.result)
+        return render(self.result, self.tables())
 
     def _repr_html_(self) -> str:
         from fedscape.report import summary
