@@ -174,7 +174,7 @@ def test_two_studies_are_compared_by_their_results_alone():
     about = compare(one, other)
     assert about["drift"]["p"] > 0.001
     assert {"clients", "heterogeneity of labels", "accuracy of FedAvg"} <= {row["what"] for row in about["rows"]}
-    strange = fs.datasets.load("acs-race")
+    strange = fs.datasets.load("acs-race").take(slice(30))
     with pytest.raises(DataError, match="share no category"):
         compare(one, study(strange, progress=False))
 
@@ -304,7 +304,7 @@ def test_an_unknown_column_and_one_of_a_single_value_are_refused():
 
 
 def test_ready_counts_are_studied_without_features():
-    result = study(fs.datasets.load("acs-race"), progress=False).result
+    result = study(fs.datasets.load("acs-race").take(slice(100)), progress=False).result
     assert "learn" not in result
     assert result["measure"]["labels"]["low"] > 0
     assert advise(result)[1]["question"] == "How many kinds of clients?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from fedscape.report.words import About, between, number, safe
@@ -28,9 +29,15 @@ def shape(kind: int, x: float, y: float, size: float = 5.0) -> str:
     if form == "triangle":
         return f"M{x:.1f} {y - s * 1.15:.1f}L{x + s * 1.1:.1f} {y + s * 0.8:.1f}H{x - s * 1.1:.1f}z"
     if form == "diamond":
-        return f"M{x:.1f} {y - s * 1.25:.1f}L{x + s * 1.1:.1f} {y:.1f}L{x:.1f} {y + s * 1.25:.1f}L{x - s * 1.1:.1f} {y:.1f}z"
+        return (
+            f"M{x:.1f} {y - s * 1.25:.1f}L{x + s * 1.1:.1f} {y:.1f}L{x:.1f} {y + s * 1.25:.1f}"
+            f"L{x - s * 1.1:.1f} {y:.1f}z"
+        )
     a, b = s * 0.45, s * 1.15
-    return f"M{x - a:.1f} {y - b:.1f}h{2 * a:.1f}v{b - a:.1f}h{b - a:.1f}v{2 * a:.1f}h{a - b:.1f}v{b - a:.1f}h{-2 * a:.1f}v{a - b:.1f}h{a - b:.1f}v{-2 * a:.1f}h{b - a:.1f}z"
+    return (
+        f"M{x - a:.1f} {y - b:.1f}h{2 * a:.1f}v{b - a:.1f}h{b - a:.1f}v{2 * a:.1f}h{a - b:.1f}v{b - a:.1f}"
+        f"h{-2 * a:.1f}v{a - b:.1f}h{a - b:.1f}v{-2 * a:.1f}h{b - a:.1f}z"
+    )
 
 
 def legend(items: Sequence[tuple[str, str]]) -> str:
@@ -59,7 +66,8 @@ def scatter(points: Sequence[Any], kinds: Sequence[int], tips: Sequence[str], *,
         x = width / 2 + (points[i][0] - middle[0]) / unit
         y = height / 2 - (points[i][1] - middle[1]) / unit
         drawn.append(
-            f'<path class="point k{kinds[i] % 6}" tabindex="0" d="{shape(kinds[i], x, y, size)}" data-tip="{safe(tips[i])}"/>'
+            f'<path class="point k{kinds[i] % 6}" tabindex="0" d="{shape(kinds[i], x, y, size)}" '
+            f'data-tip="{safe(tips[i])}"/>'
         )
     frame = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="6" fill="none" class="axis"/>'
     return (
@@ -78,7 +86,8 @@ def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> st
         last = edges[i + 1] if i + 1 < len(edges) else edges[i]
         said = f"{n} clients: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
         bars.append(
-            f'<rect class="bar" x="{left + i * step + 1:.1f}" y="{height - bottom - tall:.1f}" width="{max(step - 2, 1):.1f}" '
+            f'<rect class="bar" x="{left + i * step + 1:.1f}" y="{height - bottom - tall:.1f}" '
+            f'width="{max(step - 2, 1):.1f}" '
             f'height="{tall:.1f}" rx="2" data-tip="{safe(said)}"/>'
         )
     every = max(1, math.ceil(len(tally) / 6))
@@ -86,8 +95,14 @@ def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> st
         ticks.append(f'<text x="{left + i * step:.1f}" y="{height - 10:g}" text-anchor="middle">{edges[i]:,.0f}</text>')
     base = height - bottom
     axis = f'<line class="axis" x1="{left:g}" x2="{width:g}" y1="{base:g}" y2="{base:g}"/>'
-    side = f'<text x="{left - 7:g}" y="{base + 4:g}" text-anchor="end">0</text><text x="{left - 7:g}" y="22" text-anchor="end">{top:,}</text>'
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{"".join(bars)}{axis}{"".join(ticks)}{side}</svg>'
+    side = (
+        f'<text x="{left - 7:g}" y="{base + 4:g}" text-anchor="end">0</text><text x="{left - 7:g}" y="22" '
+        f'text-anchor="end">{top:,}</text>'
+    )
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{"".join(bars)}{axis}'
+        f"{''.join(ticks)}{side}</svg>"
+    )
 
 
 def curves(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], *, label: str) -> str:
@@ -116,7 +131,8 @@ def curves(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], *, label: str)
         lines.append(f'<text x="{width - right + 8:g}" y="{ends[i] + 4:.1f}" class="k{i % 4}">{safe(name)}</text>')
     for r in sorted({first, (first + last) // 2, last}):
         lines.append(
-            f'<text x="{place(r, low)[0]:.1f}" y="{height - 8:g}" text-anchor="middle">{"round " if r == first else ""}{r:g}</text>'
+            f'<text x="{place(r, low)[0]:.1f}" y="{height - 8:g}" text-anchor="middle">'
+            f"{'round ' if r == first else ''}{r:g}</text>"
         )
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{"".join(lines)}</svg>'
 
@@ -125,7 +141,7 @@ def _apart(places: list[float], least: float) -> list[float]:
     """Moved so that no two labels overlap."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     out = list(places)
-    for before, after in zip(order[:-1], order[1:], strict=True):
+    for before, after in pairwise(order):
         out[after] = max(out[after], out[before] + least)
     return out
 
@@ -179,7 +195,10 @@ def forest(
         )
     ends = [low + (high - low) * part / 2 for part in (0, 1, 2)] if scale else []
     foot = "".join(f"<span>{safe(show(end))}</span>" for end in ends)
-    under = f'<div class="scalerow" aria-hidden="true"><span></span><span class="scale">{foot}</span><span class="n"></span></div>'
+    under = (
+        f'<div class="scalerow" aria-hidden="true"><span></span><span class="scale">{foot}</span><span '
+        'class="n"></span></div>'
+    )
     return f'<div class="forest">{"".join(made)}{under if scale else ""}</div>'
 
 
@@ -205,7 +224,8 @@ def bars(rows: Sequence[tuple[str, float, float]], *, kind: int, called: str) ->
     made = [
         f'<div class="row"><span class="name">{safe(name)}</span><span class="track" '
         f'data-tip="{safe(f"{name}: {100 * mine:.1f}% in {called}, {100 * all_:.1f}% of all rows")}">'
-        f'<i class="fill k{kind % 6}" style="width:{_at(mine, 0, top)}"></i><i class="tick" style="left:{_at(all_, 0, top)}"></i>'
+        f'<i class="fill k{kind % 6}" style="width:{_at(mine, 0, top)}"></i><i class="tick" '
+        f'style="left:{_at(all_, 0, top)}"></i>'
         f'</span><span class="n">{100 * mine:.1f}%<small>all {100 * all_:.1f}%</small></span></div>'
         for name, mine, all_ in rows
     ]

@@ -21,7 +21,11 @@ document.addEventListener("focusin", (e) => {
   const box = e.target.getBoundingClientRect();
   tell(e.target, box.right, box.top);
 });
-document.addEventListener("scroll", () => tip.classList.remove("on"), { passive: true });
+document.addEventListener("scroll", () => {
+  const owner = document.activeElement;
+  const box = owner.getBoundingClientRect();
+  tell(owner, box.right, box.top);
+}, { passive: true });
 
 for (const tabs of document.querySelectorAll(".tabs")) {
   tabs.addEventListener("click", (e) => {

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 About = Mapping[str, Any]
+NONE = "\u2013"
 
 
 def safe(value: object) -> str:
@@ -35,9 +36,9 @@ def number(value: float | None, digits: int = 3) -> str:
     """A number, or a dash where there is none.
 
     >>> number(0.12345), number(None), number(12345.6, 0)
-    ('0.123', '–', '12,346')
+    ('0.123', '\u2013', '12,346')
     """
-    return "–" if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"
+    return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -46,7 +47,7 @@ def percent(value: float | None, digits: int = 1) -> str:
     >>> percent(0.1234)
     '12.3%'
     """
-    return "–" if value is None else f"{100 * value:.{digits}f}%"
+    return NONE if value is None else f"{100 * value:.{digits}f}%"
 
 
 def between(about: About, show: Any = number) -> str:
