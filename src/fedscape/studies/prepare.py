@@ -236,7 +236,7 @@ def features_of(
         notes.append(f"Not used as features (ids, dates, texts of many values, or the label in other words): {what}.")
     if not parts:
         return (), None
-    x = np.concatenate(parts, axis=1)
+    x = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
     gaps = ~np.isfinite(x)
     if gaps.any():
         notes.append(f"{int(gaps.sum()):,} missing values in the features are replaced by the column's mean.")
@@ -248,7 +248,7 @@ def features_of(
     if used != ["x"]:
         spread = x.std(axis=0)
         x = (x - x.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-    return tuple(used), x.astype(np.float32)
+    return tuple(used), x.astype(np.float32, copy=False)
 
 
 def _numbers(fed: Federation, name: str) -> Array | None:
@@ -258,15 +258,17 @@ def _numbers(fed: Federation, name: str) -> Array | None:
         n = len(fed.names[name])
         if n > MOST_INDICATORS:
             return None
-        return np.asarray(values[:, None] == np.arange(n), dtype=np.float64)
+        return np.asarray(values[:, None] == np.arange(n), dtype=np.float32)
     if values.dtype.kind not in "biuf":
         return None
     if values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 50:
         some = values[:: max(1, len(values) // 10_000)]
         if len(np.unique(some)) > 0.95 * len(some):  # a number of its own in every row: an id
             return None
-    scale = 255.0 if values.dtype == np.uint8 and values.ndim > 1 else 1.0
-    return np.asarray(values.reshape(len(values), -1) / scale, dtype=np.float64)
+    if values.ndim == 1:
+        return np.asarray(values[:, None], dtype=np.float64)
+    made = np.asarray(values.reshape(len(values), -1), dtype=np.float32)
+    return made / np.float32(255) if values.dtype == np.uint8 else made
 
 
 def _says_the_same(values: Array, codes: Array) -> bool:

@@ -130,6 +130,9 @@ def _about(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[s
 
 def _described(data: Prepared) -> dict[str, Any]:
     about = describe(data.given)
+    for column in about["columns"]:
+        for extreme in ("min", "max"):  # the value of one row
+            column.pop(extreme, None)
     counts = data.counts
     shares = counts[counts.sum(axis=1) > 0] / np.maximum(counts[counts.sum(axis=1) > 0].sum(axis=1, keepdims=True), 1)
     edges, tally = _size_bins(counts.sum(axis=1))
