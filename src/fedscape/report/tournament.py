@@ -120,7 +120,7 @@ def learn(result: About) -> tuple[str, str, str] | None:
     ]
     low, high = draw.span([g["about"] for g in gains], 0.0)
     sure = [g["name"] for g in gains if (g["about"]["low"] or -1) > 0]
-    said = f"{', '.join(sure)} surely gain{'s' * (len(sure) == 1)}." if sure else "None surely gains."
+    said = f"Surely above zero: {', '.join(sure)}." if sure else "None is surely above zero."
     points = draw.forest(
         gains, low=low, high=high, show=lambda v: NONE if v is None else f"{100 * v:+.1f}", marks=(0.0,)
     )
