@@ -316,3 +316,11 @@ def test_many_rows_are_looked_at_in_part_and_counted_in_full(monkeypatch):
     assert data.counts.sum() == 720
     assert 200 < data.rows.n_rows < 400
     assert any("look at about 300" in note for note in data.notes)
+
+
+def test_of_texts_the_last_characters_are_learned_from():
+    fed = fs.datasets.load("shakespeare-mini").take(slice(3))
+    data = prepare(fed)
+    assert data.width == 3 * len(fed.names["y"])
+    assert np.all(data.rows["x"].sum(axis=1) == 3)
+    assert any("is text" in note for note in data.notes)
