@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,12 +20,19 @@ from fedscape.studies.numbers import bootstrap_interval, gini, mean_interval, pl
 from fedscape.studies.prepare import MOST_CATEGORIES, prepare
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def short():
     """Few rounds: what is tested is the way, not the accuracy."""
-    monkeypatch.setattr(learn, "ROUNDS", 3)
-    monkeypatch.setattr(learn, "SEEDS", 1)
-    monkeypatch.setattr(learn, "MOST_ROWS", 1500)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(learn, "ROUNDS", 3)
+        patch.setattr(learn, "SEEDS", 1)
+        patch.setattr(learn, "MOST_ROWS", 1500)
+        yield
+
+
+@cache
+def done(seed: int = 0) -> Study:
+    return study(skewed(seed=seed), progress=False)
 
 
 def skewed(n_clients: int = 24, rows: int = 30, *, seed: int = 0, flipped: bool = False) -> Federation:
@@ -61,7 +70,7 @@ def test_gini_is_half_the_relative_mean_difference():
 
 
 def test_the_sections_of_a_study_and_the_same_bytes_twice(tmp_path):
-    made = study(skewed(), progress=False)
+    made = done()
     assert {"describe", "measure", "model", "simulate", "learn", "advise"} <= set(made.result)
     made.save(tmp_path / "a")
     study(skewed(), progress=False).save(tmp_path / "b")
@@ -75,7 +84,7 @@ def test_the_sections_of_a_study_and_the_same_bytes_twice(tmp_path):
 
 
 def test_every_answer_carries_a_number_and_an_interval():
-    for item in study(skewed(), progress=False).result["advise"]:
+    for item in done().result["advise"]:
         assert None not in (item["value"], item["low"], item["high"]), item["question"]
         assert any(c.isdigit() for c in item["text"])
         assert "[" in item["text"]
@@ -161,11 +170,11 @@ def test_drift_is_found_where_it_is_and_seldom_where_it_is_not():
 
 
 def test_two_studies_are_compared_by_their_results_alone():
-    one, other = study(skewed(), progress=False), study(skewed(seed=5), progress=False)
+    one, other = done(), done(5)
     about = compare(one, other)
     assert about["drift"]["p"] > 0.001
     assert {"clients", "heterogeneity of labels", "accuracy of FedAvg"} <= {row["what"] for row in about["rows"]}
-    strange = fs.datasets.load("acs-race")
+    strange = fs.datasets.load("acs-race").take(slice(30))
     with pytest.raises(DataError, match="share no category"):
         compare(one, study(strange, progress=False))
 
@@ -189,8 +198,8 @@ def test_an_unknown_method_is_refused():
 def test_a_result_is_made_to_be_shared():
     fed = skewed()
     named = Federation({"x": fed["x"], "y": fed["y"]}, fed.offsets, [f"patient-{i:03d}" for i in range(len(fed))])
-    text = json.dumps(study(named, progress=False).result)
-    assert "patient" not in text
+    assert "client 1" in json.dumps(done().result)
+    assert "patient" not in json.dumps(study(named, progress=False).result)
     shown = study(named, progress=False, show_clients=True).result
     assert shown["clients"][3]["client"] == "patient-003"
     assert 0 <= shown["clients"][3]["fedavg"] <= 1
@@ -295,17 +304,23 @@ def test_an_unknown_column_and_one_of_a_single_value_are_refused():
 
 
 def test_ready_counts_are_studied_without_features():
-    result = study(fs.datasets.load("acs-race"), progress=False).result
+    result = study(fs.datasets.load("acs-race").take(slice(100)), progress=False).result
     assert "learn" not in result
     assert result["measure"]["labels"]["low"] > 0
     assert advise(result)[1]["question"] == "How many kinds of clients?"
 
 
 def test_many_rows_are_looked_at_in_part_and_counted_in_full(monkeypatch):
-    from fedscape.studies import prepare as module
-
-    monkeypatch.setattr("fedscape.studies.prepare.MOST_ROWS", 300)
-    data = module(skewed()) if callable(module) else module.prepare(skewed())
+    monkeypatch.setattr(sys.modules["fedscape.studies.prepare"], "MOST_ROWS", 300)
+    data = prepare(skewed())
     assert data.counts.sum() == 720
     assert 200 < data.rows.n_rows < 400
     assert any("look at about 300" in note for note in data.notes)
+
+
+def test_of_texts_the_last_characters_are_learned_from():
+    fed = fs.datasets.load("shakespeare-mini").take(slice(3))
+    data = prepare(fed)
+    assert data.width == 3 * len(fed.names["y"])
+    assert np.all(data.rows["x"].sum(axis=1) == 3)
+    assert any("is text" in note for note in data.notes)

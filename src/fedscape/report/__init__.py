@@ -1,14 +1,8 @@
-"""A result as one page."""
+"""From a plain result to something to read: one self-contained HTML file, and figures for notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from fedscape.report.page import render, summary
+from fedscape.report.plots import plot_kinds, plot_map, plot_methods, plot_skew
 
-
-def render(result: Mapping[str, Any]) -> str:
-    return ""
-
-
-def summary(result: Mapping[str, Any]) -> str:
-    return ""
+__all__ = ["plot_kinds", "plot_map", "plot_methods", "plot_skew", "render", "summary"]

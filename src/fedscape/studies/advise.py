@@ -165,7 +165,7 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
     if len(kinds) > 1:
         low = min(kinds, key=lambda k: k["value"])
         text += f" Of the kinds, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
-    return _item("For whom does it fail?", "worst tenth", text, about)
+    return _item("For whom does it fail?", f"{100 * about['value']:.0f}% in the worst tenth", text, about)
 
 
 def _cohort(learn: dict[str, Any]) -> Item:

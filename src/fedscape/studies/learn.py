@@ -93,12 +93,12 @@ def directions(rows: Federation) -> Federation:
     >>> directions(fed)["z"].shape
     (3, 2)
     """
-    wide = rows.select(["x"]).with_column("x", rows["x"].astype(np.float64))
-    moments = Moments().fit(wide, progress=False)
+    moments = Moments().fit(rows.select(["x"]), progress=False)
     values, vectors = np.linalg.eigh(moments.covariance_)
     keep = min(DIRECTIONS, len(values))
     values, vectors = np.maximum(values[::-1][:keep], 0), vectors[:, ::-1][:, :keep]
-    x = (wide["x"] - moments.mean_) @ vectors
+    blocks = range(0, max(rows.n_rows, 1), 8192)
+    x = np.concatenate([(rows["x"][a : a + 8192] - moments.mean_) @ vectors for a in blocks])
     x = x / max(float(np.sqrt(values.mean())), 1e-12)
     few = x[:, :_GAUSSIAN]
     spread = few.std(axis=0)
@@ -119,6 +119,8 @@ def best_rate(clients: Clients, *, seed: int) -> float:
     from fedscape.learning import grid, sweep
 
     fit, held = clients.train.split(test=0.25, seed=seed + 1)
+    if held.n_rows == 0:  # clients of one row to train on: nothing can be held out of them
+        return _RATES[1]
     trials = sweep(
         way(fit, seed=seed), fit, grid(lr=list(_RATES)), n_rounds=8, validation=held, seed=seed, progress=False
     )

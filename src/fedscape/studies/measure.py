@@ -17,6 +17,7 @@ from fedscape.studies.prepare import Prepared
 
 _CELLS = 2**25
 _MOST_SKETCH_ROWS = 256
+_WORK = 2e10  # multiplications for the sketches of all rows: some seconds
 _ON_MAP = 600
 
 
@@ -48,7 +49,8 @@ def sketched(federation: Federation, features: str, *, seed: int = 0) -> tuple[d
     if (federation.sizes >= 2).sum() < 2:
         return {"clients": int((federation.sizes >= 2).sum())}, None
     bits, most = 4, _CELLS // (16 * len(federation))  # all clients' sketches are in memory at once
-    rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), _MOST_SKETCH_ROWS, most))
+    work = int(_WORK // max(federation[features].size * bits, 1))
+    rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), max(work, 32), _MOST_SKETCH_ROWS, most))
     sketch = DistributionSketch(rows, bits=bits, column=features, centre="mean", seed=seed)
     sketches = sketch.fit(federation, progress=False).transform(federation)
     found = heterogeneity(sketches, federation.sizes)

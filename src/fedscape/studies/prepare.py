@@ -18,6 +18,7 @@ MOST_CATEGORIES = 100
 MOST_ROWS = 200_000
 MOST_INDICATORS = 30
 _BINS = 5
+_CONTEXT = 3  # characters of a text before the one to be guessed
 _CELLS = 8
 _OTHER = "(all other)"
 
@@ -220,12 +221,12 @@ def features_of(
     >>> features_of(fed, None, None, None, [])[1].tolist()
     [[-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]
     """
-    if wanted is None and "x" in fed and column != "x" and fed["x"].dtype.kind in "biuf":
+    if wanted is None and "x" in fed and column != "x" and "x" not in fed.names and fed["x"].dtype.kind in "biuf":
         wanted = ["x"]
     names = [n for n in (wanted or fed.columns) if n != column]
     parts, used, dropped = [], [], []
     for name in names:
-        made = _numbers(fed, name)
+        made = _numbers(fed, name) if not _is_text(fed, name, column) else _last_characters(fed, name, column, notes)
         if made is None or (wanted is None and codes is not None and _says_the_same(fed[name], codes)):
             dropped.append(name)
         else:
@@ -236,7 +237,7 @@ def features_of(
         notes.append(f"Not used as features (ids, dates, texts of many values, or the label in other words): {what}.")
     if not parts:
         return (), None
-    x = np.concatenate(parts, axis=1)
+    x = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
     gaps = ~np.isfinite(x)
     if gaps.any():
         notes.append(f"{int(gaps.sum()):,} missing values in the features are replaced by the column's mean.")
@@ -248,7 +249,7 @@ def features_of(
     if used != ["x"]:
         spread = x.std(axis=0)
         x = (x - x.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-    return tuple(used), x.astype(np.float32)
+    return tuple(used), x.astype(np.float32, copy=False)
 
 
 def _numbers(fed: Federation, name: str) -> Array | None:
@@ -258,15 +259,39 @@ def _numbers(fed: Federation, name: str) -> Array | None:
         n = len(fed.names[name])
         if n > MOST_INDICATORS:
             return None
-        return np.asarray(values[:, None] == np.arange(n), dtype=np.float64)
+        return np.asarray(values[:, None] == np.arange(n), dtype=np.float32)
     if values.dtype.kind not in "biuf":
         return None
     if values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 50:
         some = values[:: max(1, len(values) // 10_000)]
         if len(np.unique(some)) > 0.95 * len(some):  # a number of its own in every row: an id
             return None
-    scale = 255.0 if values.dtype == np.uint8 and values.ndim > 1 else 1.0
-    return np.asarray(values.reshape(len(values), -1) / scale, dtype=np.float64)
+    if values.ndim == 1:
+        return np.asarray(values[:, None], dtype=np.float64)
+    made = np.asarray(values.reshape(len(values), -1), dtype=np.float32)
+    return made / np.float32(255) if values.dtype == np.uint8 else made
+
+
+def _is_text(fed: Federation, name: str, column: str | None) -> bool:
+    """Whether rows are texts whose next character is the label: codes of the label's own alphabet."""
+    values = fed[name]
+    if (
+        column is None
+        or column not in fed.names
+        or values.ndim != 2
+        or values.dtype.kind not in "iu"
+        or not len(values)
+    ):
+        return False
+    return int(values.max()) < len(fed.names[column]) and values.shape[1] >= _CONTEXT
+
+
+def _last_characters(fed: Federation, name: str, column: str | None, notes: list[str]) -> Array:
+    """An indicator of each of the last characters of a text."""
+    last = fed[name][:, -_CONTEXT:]
+    notes.append(f"{name!r} is text: what is learned from and measured are its last {_CONTEXT} characters.")
+    letters = np.arange(len(fed.names[str(column)]))
+    return np.concatenate([last[:, [j]] == letters for j in range(_CONTEXT)], axis=1).astype(np.float32)
 
 
 def _says_the_same(values: Array, codes: Array) -> bool:

@@ -38,7 +38,7 @@ class Study:
         """The report: one self-contained page."""
         from fedscape.report import render
 
-        return render(self.result)
+        return render(self.result, self.tables())
 
     def _repr_html_(self) -> str:
         from fedscape.report import summary
@@ -57,7 +57,11 @@ class Study:
         _write(target / "result.json", json.dumps(self.result, indent=1, allow_nan=False) + "\n")
         _write(target / "seconds.json", json.dumps(dict(self.seconds), indent=1) + "\n")
         self.render_into(target)
-        for name, rows in self.tables().items():
+        made = self.tables()
+        for old in (target / "tables").glob("*.parquet"):  # an older study may have named clients
+            if old.stem not in made:
+                old.unlink()
+        for name, rows in made.items():
             _write_table(target / "tables" / f"{name}.parquet", rows)
         return target
 

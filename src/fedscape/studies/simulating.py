@@ -57,7 +57,7 @@ def simulating(data: Prepared, mixture: MixtureOfDirichletMultinomials, *, seed:
     recipes: dict[str, Recipe] = {"mixture": FromMixture(mixture), "iid": FullyIID(data.counts.sum(axis=1))}
     made: dict[str, Any] = {}
     for name, recipe in recipes.items():
-        if data.width and data.rows is not None:
+        if data.width and data.rows is not None and data.rows.n_rows == data.counts.sum():  # no row left out
             if name == "iid":
                 recipe = FullyIID(data.rows.sizes)
             sim = clients_of(data.rows, recipe, len(data.rows), seed=seed)

@@ -1,0 +1,232 @@
+"""Figures as markup: drawn here, once, so that a page needs no script to be read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from fedscape.report.words import About, between, number, safe
+
+Show = Callable[[float | None], str]
+_SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
+
+
+def shape(kind: int, x: float, y: float, size: float = 5.0) -> str:
+    """The mark of a kind of clients: told apart by form as well as by colour."""
+    form = _SHAPES[kind % len(_SHAPES)]
+    s = size
+    if form in ("circle", "ring"):
+        inner = (
+            f"M{x - s / 2:.1f} {y:.1f}a{s / 2} {s / 2} 0 1 1 {s} 0a{s / 2} {s / 2} 0 1 1 {-s} 0"
+            if form == "ring"
+            else ""
+        )
+        return f"M{x - s:.1f} {y:.1f}a{s} {s} 0 1 0 {2 * s} 0a{s} {s} 0 1 0 {-2 * s} 0{inner}"
+    if form == "square":
+        return f"M{x - s * 0.9:.1f} {y - s * 0.9:.1f}h{s * 1.8:.1f}v{s * 1.8:.1f}h{-s * 1.8:.1f}z"
+    if form == "triangle":
+        return f"M{x:.1f} {y - s * 1.15:.1f}L{x + s * 1.1:.1f} {y + s * 0.8:.1f}H{x - s * 1.1:.1f}z"
+    if form == "diamond":
+        return (
+            f"M{x:.1f} {y - s * 1.25:.1f}L{x + s * 1.1:.1f} {y:.1f}L{x:.1f} {y + s * 1.25:.1f}"
+            f"L{x - s * 1.1:.1f} {y:.1f}z"
+        )
+    a, b = s * 0.45, s * 1.15
+    return (
+        f"M{x - a:.1f} {y - b:.1f}h{2 * a:.1f}v{b - a:.1f}h{b - a:.1f}v{2 * a:.1f}h{a - b:.1f}v{b - a:.1f}"
+        f"h{-2 * a:.1f}v{a - b:.1f}h{a - b:.1f}v{-2 * a:.1f}h{b - a:.1f}z"
+    )
+
+
+def legend(items: Sequence[tuple[str, str]]) -> str:
+    """Names beside the marks, given as (path in a box of 12 by 12 with its class, name)."""
+    return '<ul class="legend">' + "".join(f"<li>{mark}{safe(name)}</li>" for mark, name in items) + "</ul>"
+
+
+def mark(kind: int) -> str:
+    """A mark for a legend."""
+    return f'<svg viewBox="0 0 12 12" aria-hidden="true"><path class="k{kind % 6}" d="{shape(kind, 6, 6, 4.6)}"/></svg>'
+
+
+def scatter(points: Sequence[Any], kinds: Sequence[int], tips: Sequence[str], *, label: str) -> str:
+    """A map: points of two coordinates, a mark each, a tip each; points without a place are left out."""
+    known = [i for i, p in enumerate(points) if p[0] is not None]
+    width, height, pad = 460.0, 340.0, 14.0
+    if not known:
+        return '<p class="reading">No client has a place on this map.</p>'
+    low = [min(points[i][a] for i in known) for a in (0, 1)]
+    high = [max(points[i][a] for i in known) for a in (0, 1)]
+    unit = max((high[0] - low[0]) / (width - 2 * pad), (high[1] - low[1]) / (height - 2 * pad), 1e-12)
+    middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+    size = 5.5 if len(known) <= 150 else 3.8
+    drawn = []
+    for i in known:
+        x = width / 2 + (points[i][0] - middle[0]) / unit
+        y = height / 2 - (points[i][1] - middle[1]) / unit
+        drawn.append(
+            f'<path class="point k{kinds[i] % 6}" tabindex="0" d="{shape(kinds[i], x, y, size)}" '
+            f'data-tip="{safe(tips[i])}"/>'
+        )
+    frame = f'<rect x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="6" fill="none" class="axis"/>'
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{frame}{"".join(drawn)}</svg>'
+    )
+
+
+def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> str:
+    """How many clients have how many rows."""
+    width, height, left, bottom = 460.0, 230.0, 34.0, 30.0
+    top = max(max(tally), 1)
+    step = (width - left) / len(tally)
+    bars, ticks = [], []
+    for i, n in enumerate(tally):
+        tall = (height - bottom - 12) * n / top
+        last = edges[i + 1] if i + 1 < len(edges) else edges[i]
+        said = f"{n} clients: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
+        bars.append(
+            f'<rect class="bar" x="{left + i * step + 1:.1f}" y="{height - bottom - tall:.1f}" '
+            f'width="{max(step - 2, 1):.1f}" '
+            f'height="{tall:.1f}" rx="2" data-tip="{safe(said)}"/>'
+        )
+    every = max(1, math.ceil(len(tally) / 6))
+    for i in range(0, len(edges), every):
+        ticks.append(f'<text x="{left + i * step:.1f}" y="{height - 10:g}" text-anchor="middle">{edges[i]:,.0f}</text>')
+    base = height - bottom
+    axis = f'<line class="axis" x1="{left:g}" x2="{width:g}" y1="{base:g}" y2="{base:g}"/>'
+    side = (
+        f'<text x="{left - 7:g}" y="{base + 4:g}" text-anchor="end">0</text><text x="{left - 7:g}" y="22" '
+        f'text-anchor="end">{top:,}</text>'
+    )
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{"".join(bars)}{axis}'
+        f"{''.join(ticks)}{side}</svg>"
+    )
+
+
+def curves(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], *, label: str) -> str:
+    """Accuracy by round, a line each, its name at its end."""
+    width, height, left, right, bottom, top = 460.0, 260.0, 44.0, 96.0, 30.0, 14.0
+    values = [v for _, curve in rows for _, v in curve]
+    low, high = min(values), max(values)
+    low, high = max(0.0, low - 0.03), min(1.0, high + 0.03)
+    last = max(r for _, curve in rows for r, _ in curve)
+    first = min(r for _, curve in rows for r, _ in curve)
+
+    def place(r: float, v: float) -> tuple[float, float]:
+        x = left + (width - left - right) * (r - first) / max(last - first, 1)
+        return x, top + (height - top - bottom) * (high - v) / max(high - low, 1e-9)
+
+    lines = []
+    for tick in _ticks(low, high):
+        y = place(first, tick)[1]
+        lines.append(f'<line class="axis" x1="{left:g}" x2="{width - right:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        lines.append(f'<text x="{left - 8:g}" y="{y + 4:.1f}" text-anchor="end">{100 * tick:.0f}%</text>')
+    ends = _apart([place(*curve[-1])[1] for _, curve in rows], 16.0)
+    for i, (name, curve) in enumerate(rows):
+        path = " ".join(f"{'ML'[j > 0]}{x:.1f} {y:.1f}" for j, (x, y) in enumerate(place(*p) for p in curve))
+        dash = ("", ' stroke-dasharray="7 4"', ' stroke-dasharray="2 5"', ' stroke-dasharray="11 4 2 4"')[i % 4]
+        lines.append(f'<path class="curve k{i % 4}" d="{path}"{dash}/>')
+        lines.append(f'<text x="{width - right + 8:g}" y="{ends[i] + 4:.1f}" class="k{i % 4}">{safe(name)}</text>')
+    for r in sorted({first, (first + last) // 2, last}):
+        lines.append(
+            f'<text x="{place(r, low)[0]:.1f}" y="{height - 8:g}" text-anchor="middle">'
+            f"{'round ' if r == first else ''}{r:g}</text>"
+        )
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{"".join(lines)}</svg>'
+
+
+def _apart(places: list[float], least: float) -> list[float]:
+    """Moved so that no two labels overlap."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    out = list(places)
+    for before, after in pairwise(order):
+        out[after] = max(out[after], out[before] + least)
+    return out
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if (high - low) / s <= 6)
+    return [round(i * step, 10) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def span(rows: Sequence[About], *more: float) -> tuple[float, float]:
+    """Where an axis begins and ends that holds all intervals and these numbers."""
+    values = [float(v) for row in rows for v in (row["low"], row["value"], row["high"]) if v is not None] + list(more)
+    low, high = min(values), max(values)
+    room = 0.05 * max(high - low, 1e-9)
+    return (low - room if low < 0 else max(0.0, low - room) if low > 0 else 0.0), high + room
+
+
+def forest(
+    rows: Sequence[dict[str, Any]],
+    *,
+    low: float,
+    high: float,
+    show: Show = number,
+    marks: Sequence[float] = (),
+    scale: bool = True,
+) -> str:
+    """Rows of a name, a number and its interval on one axis.
+
+    A row is {"name", "about" (value, low, high)} and may have "hollow", a second such number drawn beside it, "kind",
+    its colour, "tick", one more place, "tip", and "note", a smaller text.
+    """
+    made = []
+    for row in rows:
+        parts = [f'<i class="mark" style="left:{_at(m, low, high)}"></i>' for m in marks]
+        if row.get("hollow"):
+            parts.append(_interval(row["hollow"], low, high, "k1", hollow=True, up=True))
+        parts.append(
+            _interval(row["about"], low, high, f"k{row.get('kind', 0)}", up=None if not row.get("hollow") else False)
+        )
+        if row.get("tick") is not None:
+            parts.append(f'<i class="tick" style="left:{_at(row["tick"], low, high)}"></i>')
+        said = (
+            row.get("tip")
+            or f"{row['name']}: {show(row['about']['value'])}, 95% interval {between(row['about'], show)}"
+        )
+        note = row.get("note") or between(row["about"], show)
+        made.append(
+            f'<div class="row"><span class="name">{safe(row["name"])}</span>'
+            f'<span class="track" data-tip="{safe(said)}">{"".join(parts)}</span>'
+            f'<span class="n">{safe(show(row["about"]["value"]))}<small>{safe(note)}</small></span></div>'
+        )
+    ends = [low + (high - low) * part / 2 for part in (0, 1, 2)] if scale else []
+    foot = "".join(f"<span>{safe(show(end))}</span>" for end in ends)
+    under = (
+        f'<div class="scalerow" aria-hidden="true"><span></span><span class="scale">{foot}</span><span '
+        'class="n"></span></div>'
+    )
+    return f'<div class="forest">{"".join(made)}{under if scale else ""}</div>'
+
+
+def _at(value: float, low: float, high: float) -> str:
+    return f"{100 * min(max((value - low) / max(high - low, 1e-12), 0.0), 1.0):.2f}%"
+
+
+def _interval(about: About, low: float, high: float, kind: str, *, hollow: bool = False, up: bool | None = None) -> str:
+    if about["value"] is None:
+        return ""
+    top = "" if up is None else f";top:{'30%' if up else '70%'}"
+    made = ""
+    if about["low"] is not None and about["high"] is not None:
+        begin, end = _at(about["low"], low, high), _at(about["high"], low, high)
+        made = f'<i class="span {kind}" style="left:{begin};right:calc(100% - {end}){top}"></i>'
+    place = _at(about["value"], low, high)
+    return f'{made}<i class="dot {kind}{" hollow" if hollow else ""}" style="left:{place}{top}"></i>'
+
+
+def bars(rows: Sequence[tuple[str, float, float]], *, kind: int, called: str) -> str:
+    """A kind's share of each category as a bar, that of all clients as a tick."""
+    top = max(max(a, b) for _, a, b in rows)
+    made = [
+        f'<div class="row"><span class="name">{safe(name)}</span><span class="track" '
+        f'data-tip="{safe(f"{name}: {100 * mine:.1f}% in {called}, {100 * all_:.1f}% of all rows")}">'
+        f'<i class="fill k{kind % 6}" style="width:{_at(mine, 0, top)}"></i><i class="tick" '
+        f'style="left:{_at(all_, 0, top)}"></i>'
+        f'</span><span class="n">{100 * mine:.1f}%<small>all {100 * all_:.1f}%</small></span></div>'
+        for name, mine, all_ in rows
+    ]
+    return f'<div class="forest bars">{"".join(made)}</div>'

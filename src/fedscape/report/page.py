@@ -1,0 +1,153 @@
+"""The page: from a plain result to one self-contained HTML text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from typing import Any
+
+from fedscape.report.parts import capital
+from fedscape.report.sections import describe, measure, model
+from fedscape.report.tournament import learn, simulate
+from fedscape.report.words import About, embedded, number, safe
+
+
+def render(result: About, tables: dict[str, list[dict[str, Any]]]) -> str:
+    """The whole page. The same result gives the same bytes."""
+    style, script = (files("fedscape.report").joinpath(name).read_text("utf-8") for name in ("style.css", "script.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    sections = [s for s in (describe(result), measure(result), model(result), simulate(result), learn(result)) if s]
+    links = [
+        ("advice", "Advice"),
+        *[(name, title) for name, title, _ in sections],
+        ("computed", "How this was computed"),
+    ]
+    title = f"{result['about']['source']}: a study of its clients"
+    body = "".join(f'<section id="{name}">{content}</section>' for name, _, content in sections)
+    nav = "".join(f'<li><a href="#{name}">{safe(text)}</a></li>' for name, text in links)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{safe(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" '
+        'content="no-referrer">'
+        f"<title>{safe(title)}</title><style>{style}</style></head>\n<body>"
+        f"{_top(result)}<nav aria-label='Sections'><ul>{nav}</ul></nav>\n<main>"
+        f'<section id="advice">{_advice(result)}</section>{body}<section id="computed">{_computed(result)}'
+        "</section></main>"
+        f'{_foot(result)}<div id="tip" role="status"></div>'
+        f'<script type="application/json" id="tables">{embedded(tables)}</script><script>{script}</script>'
+        "</body></html>\n"
+    )
+
+
+def summary(result: About) -> str:
+    """The advice alone, for a notebook."""
+    items = "".join(
+        f"<dt><b>{safe(i['question'])}</b> {safe(i['answer'])}</dt><dd>{safe(i['text'])}</dd>" for i in result["advise"]
+    )
+    return f"<dl>{items}</dl>"
+
+
+def _top(result: About) -> str:
+    about, described = result["about"], result["describe"]
+    facts = {
+        "clients": number(described["clients"], 0),
+        "rows": number(described["rows"], 0),
+        "median rows": number(described["rows_per_client"]["median"], 0),
+        "categories": number(len(described["categories"]["names"]), 0),
+        "missing values": number(sum(c["missing"] for c in described["columns"]), 0),
+        "kinds of clients": number(len(result["model"]["components"]), 0),
+    }
+    boxes = "".join(f"<div><b>{safe(v)}</b><span>{safe(k)}</span></div>" for k, v in facts.items())
+    shared = (
+        '<p class="card warn">This report names clients and has a row for each: it was made with '
+        "<code>--show-clients</code> and is not meant to be shared.</p>"
+        if about["show_clients"]
+        else ""
+    )
+    return (
+        f'<header class="top"><p class="eyebrow">fedscape study</p><h1>{safe(about["source"])}: how its '
+        "clients differ, "
+        f'and what to do about it</h1><p class="lede">{safe(_lede(result))}</p>{shared}<div class="facts">'
+        f"{boxes}</div></header>"
+    )
+
+
+def _lede(result: About) -> str:
+    first = {item["question"]: item for item in result["advise"]}
+    parts = [f"Column studied: {result['about']['column']}."]
+    if "Which method?" in first:
+        worth = first["Is personalisation worth it?"]["answer"]
+        parts.append(f"Advice: {first['Which method?']['answer']}; personalisation is {worth}.")
+    return " ".join(parts)
+
+
+def _advice(result: About) -> str:
+    cards = []
+    for item in result["advise"]:
+        first = " first" if item["question"] == "Which method?" else ""
+        cards.append(
+            f'<article class="answer{first}"><p class="q">{safe(item["question"])}</p>'
+            f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])}</p></article>'
+        )
+    notes = "".join(f"<li>{safe(note)}</li>" for note in result["notes"])
+    remarks = (
+        '<div class="card" style="margin-top:14px"><h3>What to know about this study</h3><ul class="notes">'
+        f"{notes}</ul></div>"
+        if notes
+        else ""
+    )
+    return (
+        '<div class="head"><h2>Advice</h2><button class="csv" data-table="advice">CSV</button></div>'
+        "<p>Numbers in brackets are 95% intervals. A gain below one point of accuracy is not worth a more complicated "
+        f'method.</p><div class="answers">{"".join(cards)}</div>{remarks}'
+    )
+
+
+def _computed(result: About) -> str:
+    about = result["about"]
+    command = f"fedscape study {about['source']} --column {about['column']} --seed {about['seed']}"
+    spent = result["model"].get("census", {}).get("spent", [])
+    ledger = "; ".join(
+        f"epsilon {e['epsilon']:.4g} at delta {e['delta']:g} (unit {e['unit']}, {e['relation']}, {e['place']})"
+        for e in spent
+    )
+    sees = (
+        "In a federation: of every method sums over clients only, and client by client nothing but what the table of "
+        "costs names. Sums are not masked (no secure aggregation). This study itself was computed in one "
+        "place with all "
+        "the data at hand."
+    )
+    intervals = (
+        "95%. Means over clients: Student's t. Gains: paired over clients, Bonferroni over the methods. Worst "
+        "tenth and "
+        "Gini: bootstrap of clients. Heterogeneity: jackknife of clients. They say how the numbers would vary "
+        "with other "
+        "clients, not with another model or longer training."
+    )
+    hidden = "Clients appear as numbers in an order chosen by the seed, sizes as ranges; no id is in this file."
+    entries = {
+        "Command": f"<code>{safe(command)}</code>",
+        "Seed": safe(about["seed"]),
+        "Features": safe(", ".join(about["features"]) or "none"),
+        "Versions": safe(", ".join(f"{n} {v}" for n, v in about["versions"].items())) + f", {safe(about['machine'])}",
+        "Ledger": safe(ledger or "empty: nothing was released privately"),
+        "What the server sees": sees,
+        "Intervals": intervals,
+        "Who is in it": "Clients appear with their ids." if about["show_clients"] else hidden,
+    }
+    listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in entries.items())
+    return f'<h2>How this was computed</h2><div class="card"><dl>{listed}</dl></div>'
+
+
+def _foot(result: About) -> str:
+    return (
+        f"<footer>Made by fedscape {safe(result['about']['versions']['fedscape'])}. This file is complete: it "
+        "asks no other "
+        "host for anything. The same data, seed and versions give the same bytes.</footer>"
+    )

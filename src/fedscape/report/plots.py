@@ -1,0 +1,127 @@
+"""Figures of a study for notebooks: each function returns the matplotlib figure and the rows it shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedscape.errors import DataError, require
+from fedscape.report.words import About
+
+Rows = list[dict[str, Any]]
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B58900", "#3A8FC4")  # told apart by colour-blind readers too
+MARKS = ("o", "s", "^", "D", "P", "X")
+
+
+def plot_methods(result: About) -> tuple[Any, Rows]:
+    """The accuracy of every method with its interval, on the true clients and as simulated ones predict it."""
+    if "learn" not in result:
+        raise DataError("this study has no tournament to plot: its notes say why")
+    learn = result["learn"]
+    rows = [
+        {"method": row["called"], "clients": which, **row["accuracy"]}
+        for which in ("true", "simulated")
+        for row in sorted(learn["true"], key=lambda r: r["accuracy"]["value"])
+        for row in [next(r for r in learn[which] if r["method"] == row["method"])]
+    ]
+    names = [row["method"] for row in rows if row["clients"] == "true"]
+    figure, axes = _figure(len(names))
+    for shift, which in ((-0.12, "true"), (0.12, "simulated")):
+        mine = [row for row in rows if row["clients"] == which]
+        _errorbars(axes, mine, shift, COLOURS[which != "true"], MARKS[which != "true"], f"{which} clients")
+    _finish(axes, names, "accuracy on rows held out (95% interval over clients)")
+    axes.legend(frameon=False)
+    return figure, rows
+
+
+def plot_skew(result: About) -> tuple[Any, Rows]:
+    """Label, feature and quantity skew with their intervals."""
+    measured = result["measure"]
+    shown = {"labels": "labels", "features": "features", "quantity": "sizes (Gini)"}
+    rows = [
+        {"in": called, **{k: measured[name][k] for k in ("value", "low", "high")}}
+        for name, called in shown.items()
+        if "value" in measured.get(name, {})
+    ][::-1]
+    figure, axes = _figure(len(rows))
+    _errorbars(axes, rows, 0.0, COLOURS[0], MARKS[0], "")
+    axes.axvline(0, color="grey", linewidth=1)
+    _finish(axes, [row["in"] for row in rows], "0: clients are alike, 1: they share nothing")
+    return figure, rows
+
+
+def plot_kinds(result: About, kind: str = "A", *, most: int = 15) -> tuple[Any, Rows]:
+    """What a kind of clients has more and less of than all clients together.
+
+    Parameters
+    ----------
+    result
+        Of a study.
+    kind
+        A letter.
+    most
+        So many categories, those that differ most.
+    """
+    model = result["model"]
+    found = next((c for c in model["components"] if c["kind"] == kind), None)
+    if found is None:
+        raise DataError(f"there is no kind {kind!r}: the kinds are {', '.join(c['kind'] for c in model['components'])}")
+    rows = [
+        {"category": name, "kind": mine, "all": pool}
+        for name, mine, pool in zip(model["names"], found["means"], model["pool"], strict=True)
+    ]
+    rows = sorted(sorted(rows, key=lambda r: -abs(r["kind"] - r["all"]))[:most], key=lambda r: r["kind"] - r["all"])
+    figure, axes = _figure(len(rows))
+    axes.barh(range(len(rows)), [row["kind"] for row in rows], color=COLOURS[0], label=f"kind {kind}")
+    axes.scatter(
+        [row["all"] for row in rows], range(len(rows)), color="black", marker="|", s=160, label="all rows", zorder=3
+    )
+    _finish(axes, [row["category"] for row in rows], "share of a client's rows")
+    axes.legend(frameon=False)
+    return figure, rows
+
+
+def plot_map(result: About, by: str | None = None) -> tuple[Any, Rows]:
+    """The map of clients, by "features" or by "labels" (default: features where there are any)."""
+    about = result["measure"]["map"]
+    way = by or ("features" if "features" in about else "labels")
+    have = [name for name in ("labels", "features") if name in about]
+    if way not in have:
+        raise DataError(f"there is no map by {way!r}: there is one by {' and by '.join(have)}")
+    columns = (about["client"], about["kind"], about[way]["points"])
+    rows = [
+        {"client": client, "kind": kind, "x": point[0], "y": point[1]}
+        for client, kind, point in zip(*columns, strict=True)
+        if point[0] is not None
+    ]
+    figure, axes = _figure(8)
+    for number, kind in enumerate(sorted({row["kind"] for row in rows})):
+        mine = [row for row in rows if row["kind"] == kind]
+        look = {"color": COLOURS[number % 6], "marker": MARKS[number % 6], "label": f"kind {kind}", "alpha": 0.8}
+        axes.scatter([row["x"] for row in mine], [row["y"] for row in mine], **look)
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.legend(frameon=False)
+    return figure, rows
+
+
+def _figure(rows: int) -> tuple[Any, Any]:
+    require("matplotlib", extra="report")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 1.2 + 0.42 * max(rows, 2)), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _errorbars(axes: Any, rows: Rows, shift: float, colour: str, mark: str, label: str) -> None:
+    values = [row["value"] for row in rows]
+    below = [row["value"] - (row["value"] if row["low"] is None else row["low"]) for row in rows]
+    above = [(row["value"] if row["high"] is None else row["high"]) - row["value"] for row in rows]
+    places = [i + shift for i in range(len(rows))]
+    axes.errorbar(values, places, xerr=[below, above], fmt=mark, color=colour, capsize=3, label=label or None)
+
+
+def _finish(axes: Any, names: list[str], label: str) -> None:
+    axes.set_yticks(range(len(names)), [name.replace("$", r"\$") for name in names])
+    axes.set_xlabel(label)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,237 @@
+"""How alike simulated clients are, and how methods did: each (anchor, title, markup)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedscape.report import figures as draw
+from fedscape.report.parts import capital, card, cells, dot, stick, table_of
+from fedscape.report.words import NONE, About, between, number, percent, safe
+
+_MEASURES = {
+    "auc": "A classifier tells them apart (AUC)",
+    "distance": "Laws of the distance to all clients",
+    "size": "Laws of sizes",
+    "pool": "All rows together",
+    "sketch": "Features, by sketches",
+}
+
+
+def simulate(result: About) -> tuple[str, str, str] | None:
+    if "simulate" not in result:
+        return None
+    mixture, iid = result["simulate"]["mixture"], result["simulate"]["iid"]
+    rows, table = [], []
+    for name, called in _MEASURES.items():
+        if name not in mixture:
+            continue
+        low, high = draw.span([mixture[name], iid[name]], mixture[name]["alike"])
+        if name == "auc":
+            low, high = 0.4, 1.0
+        one = {"name": called, "about": mixture[name], "hollow": iid[name], "tick": mixture[name]["alike"], "kind": 0}
+        one["tip"] = (
+            f"{called}: mixture {number(mixture[name]['value'])} ({between(mixture[name])}), IID "
+            f"{number(iid[name]['value'])} "
+            f"({between(iid[name])}), {number(mixture[name]['alike'])} if alike"
+        )
+        one["note"] = f"IID {number(iid[name]['value'])}"
+        rows.append(draw.forest([one], low=low, high=high, scale=False))
+        for clients, about in (("mixture", mixture), ("IID", iid)):
+            table.append(
+                [
+                    (called, called),
+                    (clients, clients),
+                    *cells(about[name]),
+                    (about[name]["alike"], number(about[name]["alike"])),
+                    (about[name]["p"], "< 0.001" if about[name]["p"] < 0.001 else number(about[name]["p"])),
+                ]
+            )
+    marks = draw.legend(
+        [
+            (dot(0, False), "clients of the mixture"),
+            (dot(1, True), "fully IID clients"),
+            (stick(), "as alike as two halves of the true clients"),
+        ]
+    )
+    better = mixture["auc"]["value"] < iid["auc"]["value"]
+    reading = (
+        f"A classifier tells clients of the mixture from true ones with AUC {number(mixture['auc']['value'])} "
+        f"({between(mixture['auc'])}), IID ones with {number(iid['auc']['value'])} ({between(iid['auc'])}); "
+        "0.5 is not at all. "
+        + (
+            "The mixture is closer to the truth."
+            if better
+            else "The mixture is no closer to the truth than IID clients."
+        )
+    )
+    names = ["measure", "clients", "value", "95% interval", "if alike", "p of alike"]
+    content = (
+        "<h2>Simulate</h2><p>New clients cut from all rows together, once by the fitted mixture and once without any "
+        "difference between clients, compared with the true ones. Only the labels are modelled: what clients "
+        "have of their "
+        f"own in features is lost{', and the last row shows it' if 'sketch' in mixture else ''}.</p><div class='grid'>"
+        + card(
+            "How alike simulated clients are (each row on its own scale)",
+            marks + "".join(rows),
+            reading,
+            wide=True,
+            table="fidelity",
+        )
+        + card(
+            "The same in numbers",
+            table_of(names, table, sorts=True, numbers=(2, 4, 5)),
+            f"Not represented by the mixture: {percent(mixture['missing'])} of the true clients; by IID "
+            f"clients: {percent(iid['missing'])}.",
+            wide=True,
+        )
+        + "</div>"
+    )
+    return "simulate", "Simulate", content
+
+
+def learn(result: About) -> tuple[str, str, str] | None:
+    if "learn" not in result:
+        return None
+    learn = result["learn"]
+    predicted = {row["method"]: row for row in learn["simulated"]}
+    order = sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0))
+    rows = [
+        {"name": r["called"], "about": r["accuracy"], "hollow": predicted[r["method"]]["accuracy"], "kind": 0}
+        for r in order
+    ]
+    low, high = draw.span([r[w] for r in rows for w in ("about", "hollow")])
+    marks = draw.legend([(dot(0, False), "true clients"), (dot(1, True), "predicted by simulated clients")])
+    first = order[0]
+    reading = (
+        f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
+        f"({between(first['accuracy'], percent)}), mean over clients of rows held out."
+    )
+    accuracy = card(
+        "Accuracy, predicted and true",
+        marks + draw.forest(rows, low=low, high=min(high, 1.0), show=percent),
+        reading,
+        wide=True,
+        table="methods",
+    )
+    gains = [
+        {"name": r["called"], "about": r["gain"], "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0}
+        for r in order
+        if r["gain"]
+    ]
+    low, high = draw.span([g["about"] for g in gains], 0.0)
+    sure = [g["name"] for g in gains if (g["about"]["low"] or -1) > 0]
+    said = f"Surely above zero: {', '.join(sure)}." if sure else "None is surely above zero."
+    points = draw.forest(
+        gains, low=low, high=high, show=lambda v: NONE if v is None else f"{100 * v:+.1f}", marks=(0.0,)
+    )
+    gained = card("Gain over FedAvg, in points", points, f"Paired over clients; the intervals hold together. {said}")
+    content = (
+        f"<h2>Learn</h2><p>A short tournament: {learn['clients']} clients, {learn['rounds']} rounds, "
+        f"{learn['seeds']} seeds, "
+        f"{safe(learn['model'])}, learning rate {learn['lr']:g}. It ranks methods on these data; with a larger "
+        "model and more "
+        f"rounds all are more accurate.</p><div class='grid'>{accuracy}{gained}{_kinds_card(learn)}"
+        f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
+    )
+    return "learn", "Learn", content
+
+
+def _kinds_card(learn: About) -> str:
+    rows = [
+        {"name": f"{capital(k['kind'])} ({k['clients']})", "about": k, "kind": ord(k["kind"][-1]) - ord("A")}
+        for k in learn["by_kind"]
+    ]
+    known = [r for r in rows if r["about"]["value"] is not None]
+    if not known:
+        return ""
+    worst = min(known, key=lambda r: r["about"]["value"])
+    reading = (
+        f"{worst['name']} has the least, {percent(worst['about']['value'])} ({between(worst['about'], percent)}"
+        "); in brackets the number of clients."
+    )
+    return card(
+        "For whom it fails: accuracy by kind of client", draw.forest(known, low=0.0, high=1.0, show=percent), reading
+    )
+
+
+def _methods_table(order: Sequence[About], predicted: dict[str, About]) -> str:
+    rows = []
+    for r in order:
+        gain = r["gain"] or {"value": None, "low": None, "high": None}
+        guess = predicted[r["method"]]["accuracy"]
+        rows.append(
+            [
+                (r["called"], r["called"]),
+                (r["accuracy"]["value"], percent(r["accuracy"]["value"])),
+                (gain["value"], NONE if gain["value"] is None else f"{100 * gain['value']:+.1f}"),
+                (r["worst"]["value"], f"{percent(r['worst']['value'])}"),
+                (r["worst"]["low"], between(r["worst"], percent)),
+                (guess["value"], percent(guess["value"])),
+                (r["seeds"], NONE if r["seeds"] is None else f"{100 * r['seeds']:.1f}"),
+            ]
+        )
+    names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "predicted", "seeds, ± points"]
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6), name="methods")
+    low = min(order, key=lambda r: r["worst"]["value"] or 0)
+    reading = (
+        f"Click a heading to sort. The worst tenth of the clients does worst under {low['called']}: "
+        f"{percent(low['worst']['value'])}."
+    )
+    return card("Methods in numbers", table, reading, wide=True, table="methods")
+
+
+def _cohorts_card(learn: About) -> str:
+    rows = [(f"{c['clients']} a round", c["curve"]) for c in reversed(learn["cohorts"])]
+    reading = "FedAvg with fewer clients a round: " + "; ".join(
+        f"{c['clients']} end at {percent(c['accuracy']['value'])} ({between(c['accuracy'], percent)})"
+        for c in learn["cohorts"]
+    )
+    return card(
+        "How many clients a round",
+        draw.curves(rows, label="Accuracy of FedAvg by round and cohort"),
+        f"{reading}.",
+        table="cohorts",
+    )
+
+
+def _costs_card(learn: About) -> str:
+    rows = [
+        [
+            (c["called"], c["called"]),
+            (c["bytes_up"], number(c["bytes_up"] / 1000, 1)),
+            (c["bytes_down"], number(c["bytes_down"] / 1000, 1)),
+            (c["seconds"]["value"], f"{c['seconds']['value']:.2g}"),
+            (", ".join(c["revealed"]), ", ".join(c["revealed"]) or "nothing"),
+        ]
+        for c in learn["costs"]
+    ]
+    names = ["method", "kB up", "kB down", "s", "revealed"]
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3))
+    dear = max(learn["costs"], key=lambda c: c["bytes_up"])
+    reading = (
+        "A round of a median client on a device of 1 GFLOP/s, 1 MB/s up, 4 MB/s down (assumed); "
+        f"{dear['called']} sends "
+        "the most. Revealed is what the server sees client by client; all else that is sent it sees as a sum only."
+    )
+    return card("Cost of a round, and what the server sees", table, reading, table="costs")
+
+
+def _clients_card(result: About) -> str:
+    if "clients" not in result:
+        return ""
+    names = list(result["clients"][0])
+    rows = [
+        [
+            (row[n], number(row[n], 3 if isinstance(row[n], float) else 0) if not isinstance(row[n], str) else row[n])
+            for n in names
+        ]
+        for row in result["clients"][:500]
+    ]
+    table = table_of(
+        names, rows, sorts=True, numbers=tuple(i for i, n in enumerate(names) if n not in ("client", "kind"))
+    )
+    reading = (
+        f"Accuracy of every client under each method; {min(len(result['clients']), 500):,} of "
+        f"{len(result['clients']):,} are listed, all are in the CSV."
+    )
+    return card("Every client", table, reading, wide=True, table="clients")

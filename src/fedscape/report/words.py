@@ -1,0 +1,61 @@
+"""Text that is safe in a page, and numbers as people read them."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping
+from typing import Any
+
+About = Mapping[str, Any]
+NONE = "\u2013"
+
+
+def safe(value: object) -> str:
+    """A text in which nothing is markup, also inside an attribute.
+
+    >>> safe("<b a='1'>")
+    '&lt;b a=&#x27;1&#x27;&gt;'
+    """
+    return html.escape(str(value), quote=True)
+
+
+def embedded(value: Any) -> str:
+    """JSON that can stand inside a script element whatever texts it holds.
+
+    >>> embedded({"a": "</script>"})
+    '{"a": "\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, allow_nan=False)
+    for sign in ("<", ">", "&", "\u2028", "\u2029"):
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number, or a dash where there is none.
+
+    >>> number(0.12345), number(None), number(12345.6, 0)
+    ('0.123', '\u2013', '12,346')
+    """
+    return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share in percent.
+
+    >>> percent(0.1234)
+    '12.3%'
+    """
+    return NONE if value is None else f"{100 * value:.{digits}f}%"
+
+
+def between(about: About, show: Any = number) -> str:
+    """The interval of a number.
+
+    >>> between({"low": 0.1, "high": 0.25})
+    '0.100 to 0.250'
+    """
+    if about["low"] is None or about["high"] is None:
+        return "no interval"
+    return f"{show(about['low'])} to {show(about['high'])}"

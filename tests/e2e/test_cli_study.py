@@ -1,0 +1,103 @@
+"""The study on the command line: a report from any input it can use, one line for any it cannot."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from shell import ok, refused
+
+from fedscape import Federation, datasets
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two studies of ready counts, as the command writes them."""
+    base = tmp_path_factory.mktemp("studies")
+    fed = datasets.load("acs-race")
+    for name, part in (("a", slice(0, 120)), ("b", slice(1200, 1320))):
+        fed.take(part).save(base / f"data-{name}")
+        ok("study", base / f"data-{name}", "--out", base / name, "--quiet")
+    return base
+
+
+def test_a_study_writes_report_result_and_tables(folders):
+    found = {str(path.relative_to(folders / "a")) for path in (folders / "a").rglob("*") if path.is_file()}
+    tables = {f"tables/{name}.parquet" for name in ("categories", "kinds", "advice", "fidelity")}
+    assert found == {"result.json", "report.html", "seconds.json", *tables}
+    assert json.loads((folders / "a" / "result.json").read_text())["about"]["source"] == "data-a"
+
+
+def test_the_command_prints_advice_and_where_the_report_is(folders):
+    said = ok("study", folders / "data-a", "--out", folders / "a", "--quiet", "--seed", 0)
+    assert "Do clients differ? yes" in said
+    assert "report.html" in said
+    assert json.loads(ok("study", folders / "data-a", "--out", folders / "a", "--json"))["format"] == 1
+
+
+def test_a_report_is_rendered_again_to_the_same_bytes(folders):
+    before = (folders / "a" / "report.html").read_bytes()
+    (folders / "a" / "report.html").unlink()
+    ok("report", folders / "a")
+    assert (folders / "a" / "report.html").read_bytes() == before
+    assert "there is no study in" in refused(2, "report", folders / "data-a")
+
+
+def test_two_studies_are_compared(folders):
+    assert "drift" in ok("compare", folders / "a", folders / "b")
+    same = json.loads(ok("compare", folders / "a", folders / "a", "--json"))
+    assert same["drift"]["value"] == 0
+    assert same["drift"]["p"] > 0.9
+    (folders / "torn").mkdir()
+    (folders / "torn" / "result.json").write_text("{")
+    assert "is no result of a study" in refused(2, "compare", folders / "a", folders / "torn")
+
+
+def test_a_method_is_explained():
+    assert "client by client" in ok("explain", "clustered")
+    assert json.loads(ok("explain", "histogram", "--json"))["reveals"] == []
+    assert "not 'fedmagic'" in refused(2, "explain", "fedmagic")
+
+
+def test_a_folder_of_something_else_is_not_written_into(folders, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    assert "holds no study" in refused(2, "study", folders / "data-a", "--out", tmp_path / "mine")
+    (tmp_path / "file").write_text("x")
+    assert "holds no study" in refused(2, "study", folders / "data-a", "--out", tmp_path / "file")
+
+
+def test_csv_with_gaps_and_texts_is_studied_to_the_end(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = ["who,age,town,remark,label"]
+    for i in range(240):
+        age = "" if i % 17 == 0 else str(rng.integers(20, 80))
+        label = "" if i % 31 == 0 else ["yes", "no", "<script>"][rng.integers(0, 3)]
+        lines.append(f"p{i // 20},{age},{'ab'[i % 2]},text number {i},{label}")
+    (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
+    said = ok("study", tmp_path / "d.csv", "--client", "who", "--out", tmp_path / "s", "--quiet")
+    assert "rows have no 'label'" in said
+    assert "'remark'" in said
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "&lt;script&gt;" in page
+    assert "p3" not in json.dumps(json.loads((tmp_path / "s" / "result.json").read_text()))
+
+
+BAD = {
+    "one client": ({"y": [0, 1]}, [0, 2], "needs at least two"),
+    "no rows": ({"y": np.empty(0, dtype=np.int64)}, [0, 0, 0], "none of the clients has any"),
+    "one value": ({"y": [3, 3, 3]}, [0, 1, 3], "the one value '3'"),
+    "nothing to look at": ({"t": np.array(["2020", "2021"], dtype="datetime64[Y]")}, [0, 1, 2], "nothing to study"),
+    "labels that are all missing": ({"y": [np.nan, np.nan]}, [0, 1, 2], "no value in any row"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_studied_gives_one_line(case, tmp_path):
+    columns, offsets, message = BAD[case]
+    Federation(columns, offsets).save(tmp_path / "data")
+    said = refused(2, "study", tmp_path / "data", "--quiet", "--out", tmp_path / "s")
+    assert message in said
+    assert said.count("\n") == 1
+    assert said.startswith("fedscape: ")
