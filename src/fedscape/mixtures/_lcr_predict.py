@@ -12,6 +12,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_kernels import settle_shares
+from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import Assign, example
 from fedscape.mixtures._lcr_rows import Groups, Table, groups_of
 from fedscape.random import Array, Key
@@ -43,7 +44,7 @@ def place(work: Assign, state: Arrays, clients: Federation) -> Places:
     for some in clients.batches(256):
         found = work.label(ready, some)
         shares = np.zeros((len(found.old), work.n_components))
-        numbers = (float(state["held"]), float(work.alpha), float(work.beta))
+        numbers = (float(state["held"]), float(state["alpha"]), float(state["beta"]))
         settle_shares(
             found.log_density, found.groups.offsets, found.old, state["sums"][:, -1], *numbers, PASSES, shares
         )
@@ -53,12 +54,6 @@ def place(work: Assign, state: Arrays, clients: Federation) -> Places:
     names = None if work.table.entity is None else clients.names.get(work.table.entity)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     return Places(clients.ids, offsets, codes, names, shares, old)
-
-
-def prior_shares(state: Arrays, alpha: float) -> Array:
-    """psi as eq. (2) has it: (N^(k) + alpha / K) / (sum N + alpha)."""
-    counts = state["sums"][:, -1]
-    return np.asarray((counts + alpha / len(counts)) / (counts.sum() + alpha))
 
 
 def shares_of(places: Places | None, clients: Federation, groups: Groups, entity: str | None, prior: Array, beta: float,
@@ -183,8 +178,8 @@ class Judge(Computation):
             test = Table(**{**vars(work.table), "part": "test"}).rows(clients)
             places = place(work, {**mine, "held": np.zeros(())}, clients)
             groups = groups_of(test, work.table.entity)
-            prior = prior_shares(mine, work.alpha)
-            shares = shares_of(places, test, groups, work.table.entity, prior, work.beta)[groups.of_event]
+            prior, beta = prior_shares(mine), float(mine["beta"])
+            shares = shares_of(places, test, groups, work.table.entity, prior, beta)[groups.of_event]
             law = forecast(work.table, mine, test, work.n_features)
             columns.append(test.segment_sum(log_density(law, shares, work.table.y(test))))
         return np.column_stack(columns), test.sizes

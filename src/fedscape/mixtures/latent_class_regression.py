@@ -29,9 +29,9 @@ from fedscape.mixtures._lcr_predict import (
     log_density,
     mixed,
     place,
-    prior_shares,
     shares_of,
 )
+from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
 from fedscape.privacy import Privacy
@@ -59,7 +59,8 @@ class LatentClassRegression(Estimator):
         K; 1 is ridge regression with penalty sigma^2 / delta^2. Of several numbers the smallest within one standard
         error of the best is taken, by the likelihood of a fifth of the events held out, and fitted to all.
     alpha, beta
-        How even the classes are over all agents, and how close agents are to that.
+        How even the classes are over all agents, and how close agents are to that; None learns them from the sums of
+        expected table counts, which agents then send too.
     delta, sigma
         Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
         them from the sums (intercepts then have a variance of their own). A given sigma holds from the third round on;
@@ -82,8 +83,8 @@ class LatentClassRegression(Estimator):
         Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
 
     Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
-    standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `feature_names_`,
-    `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
+    standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `alpha_`, `beta_`,
+    `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -96,8 +97,8 @@ class LatentClassRegression(Estimator):
         self,
         n_components: int | Sequence[int] = 4,
         *,
-        alpha: float = 1.0,
-        beta: float = 1.0,
+        alpha: float | None = 1.0,
+        beta: float | None = 1.0,
         delta: float | None = None,
         sigma: float | None = None,
         intercept: bool = True,
@@ -218,14 +219,13 @@ class LatentClassRegression(Estimator):
     def _check(self) -> None:
         if not self._candidates:
             raise DataError("n_components must be a number, or several to choose among; got none")
-        check_parameters(self._candidates[0], self.alpha, self.beta, delta=self.delta, sigma=self.sigma)
+        check_parameters(self._candidates[0], alpha=self.alpha, beta=self.beta, delta=self.delta, sigma=self.sigma)
         if self.rounds < 1:
             raise DataError(f"rounds must be at least 1, not {self.rounds}")
         if self.method not in METHODS:
             raise DataError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        given = self.gamma
-        if given is not None and given != "latest" and (isinstance(given, str) or not 0 < given <= 1):
-            raise DataError(f"gamma must be above 0 and at most 1, 'latest', or None, not {given!r}")
+        if self.gamma not in (None, "latest"):
+            check_share("gamma", self.gamma)
 
     def _smoothing(self, k: int, sampler: Sampler | None) -> float | None:
         """The gamma of the rounds, None for the latest contributions."""
@@ -243,7 +243,7 @@ class LatentClassRegression(Estimator):
             table,
             n_features,
             k,
-            alpha=self.alpha,
+            alpha=1.0 if em and self.alpha is None else self.alpha,
             beta=NO_HIERARCHY if em else self.beta,
             sigma=self.sigma,
             delta=self.delta,
@@ -272,7 +272,8 @@ class LatentClassRegression(Estimator):
         self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
         own = found.mean[:, f] if self.intercept else np.zeros(len(found.mean))
         self.intercepts_ = own + centre[-1] - self.coefficients_ @ centre[:-1]
-        self.weights_ = prior_shares(state, self.alpha)
+        self.weights_ = prior_shares(state)
+        self.alpha_, self.beta_ = float(state["alpha"]), float(state["beta"])
         self.entities_, self.events_ = sums.entities, sums.events
         self.sigma_ = float(np.sqrt(state["noise"]))
         self.delta_ = float(np.sqrt(state["spread"][0]))
@@ -355,8 +356,8 @@ class LatentClassRegression(Estimator):
                 f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}"
             )
         groups = groups_of(data, entity)
-        prior = prior_shares(state, self.alpha)
-        return shares_of(places, data, groups, entity, prior, work.beta, drawn=drawn)[groups.of_event], data
+        prior, beta = prior_shares(state), float(state["beta"])
+        return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event], data
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
@@ -379,6 +380,12 @@ def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
 def _all(work: Assign) -> Assign:
     """The same reading all events, whatever part the fit read."""
     return Assign(**{**work.get_params(), "table": replace(work.table, part="all")})
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is no number above 0 and at most 1."""
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")
 
 
 def column_names(features: str | Sequence[str]) -> tuple[str, ...]:
