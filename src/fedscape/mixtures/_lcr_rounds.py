@@ -94,6 +94,7 @@ class Assign(Computation):
 
     block_clients = 32  # an agent sends K x (P + F + 3) numbers
     certain: ClassVar[bool] = False  # whether coefficients are taken at their mean
+    binary: ClassVar[bool] = False  # whether targets are 0 and 1, and forecasts their probabilities
 
     def __init__(
         self,
@@ -180,6 +181,10 @@ class Assign(Computation):
     def weighed(self, state: Arrays, clients: Federation, found: Labelled, labels: Array) -> Array:
         """The sums of each entity's events as the class of its label takes them: [entities, P + F + 2]."""
         return found.sums
+
+    def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
+        """For targets of 0 and 1: the log probability of each event's answer in each class."""
+        raise TypeError(f"{type(self).__name__} is for targets that are numbers")
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         new, held = total["sums"], 1.0

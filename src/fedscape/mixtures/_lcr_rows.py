@@ -54,6 +54,14 @@ class Table:
             raise DataError(f"the target {self.target!r} must be one number an event, not {list(values.shape[1:])}")
         return np.ascontiguousarray(values)
 
+    def standardised(self, clients: Federation, state: Arrays) -> Array:
+        """The features about the state's centre, divided by its scale, with a column of ones for an intercept."""
+        x, scale = self.x(clients), state["scale"]
+        if x.shape[1] != len(scale):
+            raise DataError(f"the features have {x.shape[1]} numbers an event, the model has {len(scale)}")
+        z = (x - state["centre"][:-1]) / scale
+        return np.column_stack([z, np.ones(len(z))]) if self.intercept else z
+
     def names(self, clients: Federation) -> tuple[str, ...]:
         """The names of the features; those of a two-dimensional column are numbered."""
         found = []

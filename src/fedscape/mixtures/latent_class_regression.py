@@ -22,6 +22,7 @@ from fedscape.ledger import Ledger
 from fedscape.mixtures._lcr_central import Chain
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
+from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import (
     Judge,
     Places,
@@ -40,10 +41,12 @@ from fedscape.random import Array
 from fedscape.sampling import All, Sampler
 
 Method = Literal["federated", "central", "central-exact", "em"]
+Link = Literal["identity", "logistic", "probit"]
 GAMMA = 0.5  # chosen on cohorts of 15% and of all agents: with 1 some fits leave two kinds of entities in one class
 WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
 HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
+LINKS = ("identity", "logistic", "probit")
 
 
 class LatentClassRegression(Estimator):
@@ -73,6 +76,9 @@ class LatentClassRegression(Estimator):
         "federated": Algorithm 3. "central": Algorithm 2, collapsed Gibbs sampling of all data in one place.
         "central-exact": the same with psi drawn by table counts, where eq. (2) only approximates. "em": the classical
         mixture without agents' own laws, beta infinite, by EM.
+    link
+        "identity": targets are numbers (the paper regresses 0 and 1 so as well). "logistic", "probit": targets are 0 or
+        1, predictions probabilities, by method "federated"; sigma has no meaning then.
     gamma
         Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. "latest" keeps
         the sum of every agent's latest contribution, which is gamma = 1 where everyone takes part. None is 0.5, but
@@ -104,6 +110,7 @@ class LatentClassRegression(Estimator):
         intercept: bool = True,
         standardise: bool = True,
         method: Method = "federated",
+        link: Link = "identity",
         gamma: float | Literal["latest"] | None = None,
         rounds: int = 20,
         features: str | Sequence[str] = "x",
@@ -119,6 +126,7 @@ class LatentClassRegression(Estimator):
         self.intercept = intercept
         self.standardise = standardise
         self.method = method
+        self.link = link
         self.gamma = gamma
         self.rounds = rounds
         self.features = features
@@ -206,7 +214,7 @@ class LatentClassRegression(Estimator):
     def _choose(self, engine: Engine, how: Fit, table: Table) -> int:
         """The smallest number of components within one standard error of the best, by agents' held-out events."""
         fitted = [self._learn(engine, how.phase(f".{k}"), table, k)[:2] for k in self._candidates]
-        judge = Judge([Assign(**work.get_params()) for work, _ in fitted])
+        judge = Judge([placing(work) for work, _ in fitted])
         state = judge.begin([state for _, state in fitted])
         done = self._run(judge, engine, how.phase(".judge"), n_rounds=1, seed=self.seed, state=state, measure=0)
         if done["events"] < 1:
@@ -224,6 +232,13 @@ class LatentClassRegression(Estimator):
             raise DataError(f"rounds must be at least 1, not {self.rounds}")
         if self.method not in METHODS:
             raise DataError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.link not in LINKS:
+            raise DataError(f"link must be one of {', '.join(LINKS)}, not {self.link!r}")
+        if self.link != "identity" and (self.method != "federated" or self.gamma == "latest"):
+            raise DataError(
+                f"link={self.link!r} goes with method='federated' and gamma a number or None, "
+                f"not method={self.method!r}, gamma={self.gamma!r}"
+            )
         if self.gamma not in (None, "latest"):
             check_share("gamma", self.gamma)
 
@@ -233,23 +248,24 @@ class LatentClassRegression(Estimator):
             return None
         if self.gamma is not None:
             return self.gamma
-        if self.method == "em":
+        if self.method == "em" or (self.link != "identity" and k == 1):
             return 1.0 if sampler is None or isinstance(sampler, All) else GAMMA
         return None if k == 1 else GAMMA
 
     def _work(self, table: Table, k: int, n_features: int, n_agents: int, gamma: float | None) -> Assign:
-        em = self.method == "em"
-        return (Share if em else Assign)(
+        em, linked = self.method == "em", self.link != "identity"
+        kind = Share if em else {"identity": Assign, "logistic": Logistic, "probit": Probit}[self.link]
+        return kind(
             table,
             n_features,
             k,
             alpha=1.0 if em and self.alpha is None else self.alpha,
             beta=NO_HIERARCHY if em else self.beta,
-            sigma=self.sigma,
+            sigma=1.0 if linked else self.sigma,
             delta=self.delta,
             gamma=gamma,
             n_agents=n_agents,
-            warm=0 if k == 1 else min(WARM, self.rounds // 2),
+            warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
         )
 
     def _begin(self, work: Assign, found: Arrays) -> Arrays:
@@ -259,11 +275,13 @@ class LatentClassRegression(Estimator):
         scale = np.ones(len(centre) - 1)
         if self.standardise:
             scale = np.where(deviation[:-1] > 0, deviation[:-1], 1.0)
+        if work.binary:
+            return work.begin(np.append(centre[:-1], 0.0), scale, deviation=1.0)
         return work.begin(centre, scale, deviation=float(deviation[-1]) or 1.0)
 
     def _take(self, work: Assign, state: Arrays) -> None:
         """Keep what was learned, in the columns' own units."""
-        self._placing = Assign(**work.get_params())
+        self._placing = placing(work)
         self._state = dict(state)
         sums = opened(state["sums"], work.n_features)
         found = classes_of(sums, float(state["noise"]), state["spread"])
@@ -291,6 +309,8 @@ class LatentClassRegression(Estimator):
     ) -> Any:
         """The target of each event (Theorem 2), and with `return_std` its standard deviation, [events] both.
 
+        With a link it is the probability that the target is 1.
+
         Parameters
         ----------
         data
@@ -307,7 +327,7 @@ class LatentClassRegression(Estimator):
         array([9.])
         """
         shares, rows = self._shares_of_events(data, history, classes)
-        law = forecast(self._placing.table, self._state, rows, self._placing.n_features)
+        law = forecast(self._placing, self._state, rows)
         mean, variance = mixed(law, shares)
         return (mean, np.sqrt(variance)) if return_std else mean
 
@@ -328,7 +348,7 @@ class LatentClassRegression(Estimator):
         (3,)
         """
         shares, rows = self._shares_of_events(data, history, "shares")
-        law = forecast(self._placing.table, self._state, rows, self._placing.n_features)
+        law = forecast(self._placing, self._state, rows)
         return log_density(law, shares, self._placing.table.y(rows))
 
     def score(self, data: Federation, *, history: Federation | None = None) -> float:
@@ -361,7 +381,7 @@ class LatentClassRegression(Estimator):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        return [pair for phase in (Survey, Assign, Share, Judge) for pair in phase.examples()]
+        return [pair for phase in (Survey, Assign, Share, Logistic, Probit, Judge) for pair in phase.examples()]
 
 
 def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
@@ -377,9 +397,14 @@ def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
     return rows
 
 
+def placing(work: Assign) -> Assign:
+    """The rounds by whose densities entities are placed: those of EM have the same classes, integrated over."""
+    return Assign(**work.get_params()) if isinstance(work, Share) else work
+
+
 def _all(work: Assign) -> Assign:
     """The same reading all events, whatever part the fit read."""
-    return Assign(**{**work.get_params(), "table": replace(work.table, part="all")})
+    return type(work)(**{**work.get_params(), "table": replace(work.table, part="all")})
 
 
 def check_share(name: str, value: Any) -> None:
