@@ -566,7 +566,7 @@ def test_every_method_predicts_nearly_as_well_as_the_truth_allows(method):
         ({"n_components": ()}, "several to choose among; got none"),
         ({"beta": 0.0}, "beta must be a positive number, not 0.0"),
         ({"sigma": -1.0}, "sigma must be a positive number, not -1.0"),
-        ({"rounds": 0}, "rounds must be at least 1, not 0"),
+        ({"rounds": 0}, "rounds and chains must be at least 1, not 0 and 1"),
         ({"method": "gibbs"}, "method must be one of federated, central, central-exact, em, not 'gibbs'"),
         ({"gamma": 1.5}, "gamma must be above 0 and at most 1, 'latest', or None, not 1.5"),
         ({"gamma": "last"}, "gamma must be above 0 and at most 1, 'latest', or None, not 'last'"),

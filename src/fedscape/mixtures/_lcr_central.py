@@ -30,16 +30,21 @@ class Chain:
     exact
         False: eq. (2). True: psi is drawn too, from Dir(alpha / K + table counts), which makes the chain that of the
         model itself; eq. (2) is an approximation to it.
+    number
+        Which of several chains of the same seed this is.
     """
 
-    def __init__(self, work: Assign, state: Arrays, federation: Federation, *, exact: bool, seed: int) -> None:
+    def __init__(
+        self, work: Assign, state: Arrays, federation: Federation, *, exact: bool, seed: int, number: int = 0
+    ) -> None:
         self.work = Assign(**{**work.get_params(), "gamma": 1.0, "n_agents": None})  # all agents in every sweep
-        self.exact, self.key = exact, Key(seed, purpose="hlcr sweep")
+        name = f" {number}" if number else ""
+        self.exact, self.key = exact, Key(seed, purpose=f"hlcr sweep{name}")
         events = work.table.rows(federation)
         self.groups: Groups = groups_of(events, work.table.entity)
         self.sums: Array = sums_of(work.table, events, self.groups, state)
         k, n = work.n_components, len(self.groups.codes)
-        self.labels: Array = Key(seed, purpose="hlcr labels").generator().integers(0, k, n)
+        self.labels: Array = Key(seed, purpose=f"hlcr labels{name}").generator().integers(0, k, n)
         self.psi: Array = np.full(k, 1 / k if exact else -1.0)
         self.state = self._counted(state)
 

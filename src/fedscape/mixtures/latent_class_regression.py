@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from fedscape.errors import DataError, PrivacyError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
-from fedscape.mixtures._lcr_central import Chain
+from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
 from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import (
+    Forecast,
     Judge,
     Places,
     forecast,
@@ -36,7 +37,6 @@ from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
 from fedscape.privacy import Privacy
-from fedscape.ragged import Ragged
 from fedscape.random import Array
 from fedscape.sampling import All, Sampler
 
@@ -47,6 +47,13 @@ WARM = 2  # rounds in which a given sigma is approached; more than a few let rar
 HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
 LINKS = ("identity", "logistic", "probit")
+
+
+class Draw(NamedTuple):
+    """One chain's state, and the classes of the entities that were in this process."""
+
+    state: Arrays
+    places: Places | None
 
 
 class LatentClassRegression(Estimator):
@@ -85,12 +92,18 @@ class LatentClassRegression(Estimator):
         "latest" for a single component and 1 for EM over all agents.
     rounds
         How many rounds, or sweeps.
+    chains
+        How many chains of labels, side by side in the same rounds. Their predictions are averaged, and `r_hat_` tells
+        whether they agree.
     features, target, entity
         Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
 
     Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
     standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `alpha_`, `beta_`,
     `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
+    `intervals_` [K, F, 2] hold coefficients (the intercept last) with probability 0.95: given the labels of one chain,
+    or over the later half of the rounds of several, which also give `r_hat_` [K, F] (classes matched to the likeliest
+    chain, whose numbers all others are).
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -113,6 +126,7 @@ class LatentClassRegression(Estimator):
         link: Link = "identity",
         gamma: float | Literal["latest"] | None = None,
         rounds: int = 20,
+        chains: int = 1,
         features: str | Sequence[str] = "x",
         target: str = "y",
         entity: str | None = "entity",
@@ -129,10 +143,13 @@ class LatentClassRegression(Estimator):
         self.link = link
         self.gamma = gamma
         self.rounds = rounds
+        self.chains = chains
         self.features = features
         self.target = target
         self.entity = entity
         self.seed = seed
+
+    _agreement: Agreement
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -180,13 +197,18 @@ class LatentClassRegression(Estimator):
         k = self._candidates[0]
         if len(self._candidates) > 1:
             k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
-        work, state, kept = self._learn(engine, how, table, k)
-        self.labels_ = kept
-        self._take(work, state)
-        self._places: Places | None = None
-        if isinstance(engine.clients, Federation):
-            clients = engine.clients if kept is None else engine.clients.with_kept({"labels": kept})
-            self._places = place(self._placing, state, clients)
+        work, found = self._learn(engine, how, table, k, chains=self.chains)
+        self.labels_ = found[0].labels
+        self._take(work, found[0].state)
+        if self.chains > 1:
+            self.r_hat_, self.intervals_ = self._agreement.r_hat, self._agreement.intervals
+        self._draws = [Draw(one.state, None) for one in found]
+        clients = engine.clients
+        if isinstance(clients, Federation):
+            held = [clients if one.labels is None else clients.with_kept({"labels": one.labels}) for one in found]
+            self._draws = [
+                Draw(one.state, place(self._placing, one.state, h)) for one, h in zip(found, held, strict=True)
+            ]
             self.feature_names_ = table.names(clients)
 
     @property
@@ -194,28 +216,47 @@ class LatentClassRegression(Estimator):
         given = self.n_components
         return (given,) if isinstance(given, int | np.integer) else tuple(sorted(set(given)))
 
-    def _learn(self, engine: Engine, how: Fit, table: Table, k: int) -> tuple[Assign, Arrays, Ragged | None]:
-        """The computation, its last state, and the labels that agents keep."""
+    def _learn(
+        self, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1
+    ) -> tuple[Assign, list[Learned]]:
+        """The computation, and its last state with the labels that agents keep for each chain, the likeliest first."""
         found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
         if found["events"] < 1:
             raise DataError("there are no events to learn from: every agent that took part is empty")
         n_features = len(found["centre"]) - 1 + table.intercept
         work = self._work(table, k, n_features, len(engine.clients.keys), self._smoothing(k, how.sampler))
         state = self._begin(work, found)
-        if not self.method.startswith("central"):
-            state = self._run(work, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
-            return work, state, engine.kept().get("labels")
-        if not isinstance(engine.clients, Federation):
-            raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
-        chain = Chain(work, state, engine.clients, exact=self.method == "central-exact", seed=self.seed)
-        *_, state = chain.sweeps(self.rounds)
-        return chain.work, state, Ragged(chain.labels.astype(np.int32), chain.groups.offsets)
+        if self.method.startswith("central"):
+            if not isinstance(engine.clients, Federation):
+                raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
+            exact = self.method == "central-exact"
+            each, trace = sample(work, state, engine.clients, exact=exact, seed=self.seed, chains=chains, n=self.rounds)
+            return work, self._agreed(work, each, trace)
+        runs: Assign | Chains = work
+        if chains > 1:
+            runs = Chains(work, chains, self.rounds)
+            state = runs.begin(state)
+        state = self._run(runs, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
+        kept = engine.kept()
+        if isinstance(runs, Assign):
+            return work, [Learned(state, kept.get("labels"))]
+        trace = Trace(*(state[f"server.{name}"] for name in Trace._fields))
+        each = [Learned(one, kept.get(f"{i}.labels")) for i, one in enumerate(runs.each(state))]
+        return work, self._agreed(work, each, trace)
+
+    def _agreed(self, work: Assign, each: list[Learned], trace: Trace) -> list[Learned]:
+        """The chains, the likeliest first."""
+        if len(each) == 1:
+            return each
+        self._agreement = agreement(work, each[0].state, trace, self.seed)
+        best = self._agreement.best
+        return [each[best], *each[:best], *each[best + 1 :]]
 
     def _choose(self, engine: Engine, how: Fit, table: Table) -> int:
         """The smallest number of components within one standard error of the best, by agents' held-out events."""
-        fitted = [self._learn(engine, how.phase(f".{k}"), table, k)[:2] for k in self._candidates]
+        fitted = [self._learn(engine, how.phase(f".{k}"), table, k) for k in self._candidates]
         judge = Judge([placing(work) for work, _ in fitted])
-        state = judge.begin([state for _, state in fitted])
+        state = judge.begin([found.state for _, (found, *_) in fitted])
         done = self._run(judge, engine, how.phase(".judge"), n_rounds=1, seed=self.seed, state=state, measure=0)
         if done["events"] < 1:
             raise DataError(f"no events were held out to choose among {self._candidates}: give one n_components")
@@ -228,8 +269,8 @@ class LatentClassRegression(Estimator):
         if not self._candidates:
             raise DataError("n_components must be a number, or several to choose among; got none")
         check_parameters(self._candidates[0], alpha=self.alpha, beta=self.beta, delta=self.delta, sigma=self.sigma)
-        if self.rounds < 1:
-            raise DataError(f"rounds must be at least 1, not {self.rounds}")
+        if self.rounds < 1 or self.chains < 1:
+            raise DataError(f"rounds and chains must be at least 1, not {self.rounds} and {self.chains}")
         if self.method not in METHODS:
             raise DataError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         if self.link not in LINKS:
@@ -282,7 +323,6 @@ class LatentClassRegression(Estimator):
     def _take(self, work: Assign, state: Arrays) -> None:
         """Keep what was learned, in the columns' own units."""
         self._placing = placing(work)
-        self._state = dict(state)
         sums = opened(state["sums"], work.n_features)
         found = classes_of(sums, float(state["noise"]), state["spread"])
         f, scale, centre = len(state["scale"]), state["scale"], state["centre"]
@@ -295,6 +335,9 @@ class LatentClassRegression(Estimator):
         self.entities_, self.events_ = sums.entities, sums.events
         self.sigma_ = float(np.sqrt(state["noise"]))
         self.delta_ = float(np.sqrt(state["spread"][0]))
+        law = traced(work, [state])
+        reach = 1.96 * np.sqrt(law.variance[0])
+        self.intervals_ = np.stack([law.mean[0] - reach, law.mean[0] + reach], axis=-1)
         self.feature_names_ = tuple(f"{i}" for i in range(f))
 
     # -- asking --------------------------------------------------------------------------------------------------------
@@ -326,9 +369,7 @@ class LatentClassRegression(Estimator):
         >>> ridge.predict(Federation({"x": [4.0]}, [0, 1])).round(2)
         array([9.])
         """
-        shares, rows = self._shares_of_events(data, history, classes)
-        law = forecast(self._placing, self._state, rows)
-        mean, variance = mixed(law, shares)
+        mean, variance = mixed(*self._forecast(data, history, classes))
         return (mean, np.sqrt(variance)) if return_std else mean
 
     def predict_proba(self, data: Federation, *, history: Federation | None = None) -> Array:
@@ -338,7 +379,8 @@ class LatentClassRegression(Estimator):
         >>> LatentClassRegression(1, entity=None).fit(fed).predict_proba(fed)
         array([[1.], [1.], [1.]])
         """
-        return self._shares_of_events(data, history, "shares")[0]
+        self._check_fitted("coefficients_")
+        return self._shares_of_events(self._draws[0], data, history, "shares")
 
     def score_events(self, data: Federation, *, history: Federation | None = None) -> Array:
         """The log predictive density of each event's target.
@@ -347,9 +389,8 @@ class LatentClassRegression(Estimator):
         >>> LatentClassRegression(1, entity=None).fit(fed).score_events(fed).shape
         (3,)
         """
-        shares, rows = self._shares_of_events(data, history, "shares")
-        law = forecast(self._placing, self._state, rows)
-        return log_density(law, shares, self._placing.table.y(rows))
+        law, shares = self._forecast(data, history, "shares")
+        return log_density(law, shares, self._placing.table.y(data))
 
     def score(self, data: Federation, *, history: Federation | None = None) -> float:
         """The mean log predictive density of the events' targets.
@@ -360,11 +401,20 @@ class LatentClassRegression(Estimator):
         """
         return float(self.score_events(data, history=history).mean())
 
-    def _shares_of_events(self, data: Federation, history: Federation | None, classes: str) -> tuple[Array, Federation]:
+    def _forecast(self, data: Federation, history: Federation | None, classes: str) -> tuple[Forecast, Array]:
+        """The law of each event under the classes of all chains side by side, and the classes' probabilities."""
         self._check_fitted("coefficients_")
+        draws = self._draws[:1] if classes == "drawn" else self._draws
+        shares = [self._shares_of_events(draw, data, history, classes) / len(draws) for draw in draws]
+        laws = [forecast(self._placing, draw.state, data) for draw in draws]
+        mean = np.concatenate([law.mean for law in laws], axis=1)
+        variance = np.concatenate([law.variance for law in laws], axis=1)
+        return Forecast(mean, variance, self._placing.binary), np.concatenate(shares, axis=1)
+
+    def _shares_of_events(self, draw: Draw, data: Federation, history: Federation | None, classes: str) -> Array:
         if classes not in ("shares", "drawn"):
             raise DataError(f"classes must be 'shares' or 'drawn', not {classes!r}")
-        work, state, places = self._placing, self._state, self._places
+        work, (state, places) = self._placing, draw
         if history is not None:
             places = place(_all(work), {**state, "held": np.zeros(())}, history)
         drawn = classes == "drawn"
@@ -377,11 +427,11 @@ class LatentClassRegression(Estimator):
             )
         groups = groups_of(data, entity)
         prior, beta = prior_shares(state), float(state["beta"])
-        return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event], data
+        return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event]
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        return [pair for phase in (Survey, Assign, Share, Logistic, Probit, Judge) for pair in phase.examples()]
+        return [pair for phase in (Survey, Assign, Share, Logistic, Probit, Judge, Chains) for pair in phase.examples()]
 
 
 def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
