@@ -11,13 +11,11 @@ from scipy import stats
 from fedscape import (
     DataError,
     Federation,
-    Gaussian,
     Key,
     LatentClassRegression,
     Local,
     NotFittedError,
     Poisson,
-    PrivacyError,
     rounds,
 )
 from fedscape.datasets.generators import hlcr_synthetic
@@ -619,11 +617,6 @@ def test_constant_features_and_a_constant_target_are_no_trouble():
     flat = fed.with_column("x", np.ones_like(fed["x"])).with_column("y", np.full(fed.n_rows, 3.0))
     reg = LatentClassRegression(2, rounds=4).fit(flat)
     np.testing.assert_allclose(reg.predict(flat), 3.0, atol=1e-6)
-
-
-def test_privacy_is_refused_with_the_reason():
-    with pytest.raises(PrivacyError, match="no bound that a clip could keep"):
-        LatentClassRegression(2).fit(example(), privacy=Gaussian(clip=1.0, multiplier=1.0))
 
 
 def test_counts_that_noise_made_too_small_are_no_trouble():

@@ -78,7 +78,7 @@ class Chain:
         if self.exact:
             self.psi = self._law(rng)
         fresh = self._counted(state)["sums"]  # added up anew: what comes and goes within a sweep leaves rounding errors
-        found = {"sums": fresh, "clients": np.asarray(1)}
+        found = {"sums": fresh / work.in_units(state), "clients": np.asarray(1)}
         if work.learns_prior:
             psi = self.psi if self.exact else prior_shares({**state, "sums": fresh})
             found["tables"] = tables_of(self.labels, self.groups.offsets, psi, float(state["beta"])).sum(axis=0)

@@ -79,6 +79,10 @@ class Assign(Computation):
         With gamma: sums of a cohort are scaled up to so many agents; None leaves them.
     alpha, beta
         Of the labels' prior; None has the server learn them, from the expected table counts that agents then send.
+    share
+        With gamma: instead, sums are divided by this share of the agents, known before anyone reports.
+    noise
+        Standard deviation of privacy's noise in each number of the sums: what it could have made is taken for nothing.
     sigma, delta
         Standard deviations of noise and coefficients; None has the server learn them from the sums.
     warm
@@ -108,7 +112,9 @@ class Assign(Computation):
         delta: float | None = None,
         gamma: float | None = None,
         n_agents: int | None = None,
+        share: float | None = None,
         warm: int = 0,
+        noise: float = 0.0,
     ) -> None:
         self.table = table
         self.n_features = n_features
@@ -119,7 +125,9 @@ class Assign(Computation):
         self.delta = delta
         self.gamma = gamma
         self.n_agents = n_agents
+        self.share = share
         self.warm = warm
+        self.noise = noise
 
     def start(self, seed: int) -> Arrays:
         f = self.n_features - self.table.intercept
@@ -138,6 +146,7 @@ class Assign(Computation):
             "beta": np.asarray(1.0 if self.beta is None else float(self.beta)),
             "centre": centre,
             "scale": scale,
+            "unit": np.asarray(self.table.units(None)[1][-1] if self.table.ranges else 1.0),
             "rounds": np.zeros(()),
             "held": np.zeros(()),
         }
@@ -168,10 +177,22 @@ class Assign(Computation):
             moved -= one_hot(old, self.n_components)
         out = np.zeros((len(clients), *state["sums"].shape))
         add_by_class(self.weighed(state, clients, found, labels), groups.offsets, moved, out)
-        sent = {"sums": out}
+        sent = {"sums": out / self.in_units(state)}
         if self.learns_prior:
             sent["tables"] = tables_of(labels, groups.offsets, prior_shares(state), float(state["beta"]))
         return sent, {"labels": Ragged(labels.astype(np.int32), groups.offsets)}
+
+    def in_units(self, state: Arrays) -> Array:
+        """The units in which sums are sent: targets count in half their range, so that no event is above 1."""
+        p, f, unit = width(self.n_features) - self.n_features - 2, self.n_features, float(state["unit"])
+        return np.concatenate([np.ones(p), np.full(f, unit), [unit**2, 1.0, 1.0]])
+
+    def row_bound(self, state: Arrays, norm: int) -> float | None:
+        # With classes one row may change all labels of its agent, and all it sends.
+        if not self.table.ranges or self.n_components > 1 or self.gamma is None or self.binary or self.learns_prior:
+            return None
+        n = width(self.n_features) + 1.0  # numbers, each between -1 and 1
+        return float(np.sqrt(n)) if norm == 2 else n
 
     @property
     def learns_prior(self) -> bool:
@@ -187,16 +208,24 @@ class Assign(Computation):
         raise TypeError(f"{type(self).__name__} is for targets that are numbers")
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
-        new, held = total["sums"], 1.0
+        units = self.in_units(state)
+        new, held = total["sums"] * units, 1.0
         everyone = self.n_agents is None or bool(total["clients"] == self.n_agents)
         scale = 1.0 if everyone or self.n_agents is None else self.n_agents / max(float(total["clients"]), 1.0)
+        if self.share is not None:
+            everyone, scale = self.share == 1 and self.noise == 0, 1 / self.share
         if self.gamma is None:
             new = state["sums"] + new
         else:
             rate = 1.0 if state["rounds"] == 0 else self.gamma
             new = (1 - rate) * state["sums"] + rate * scale * new
             held = float(rate == 1 and everyone)
-        new = sound(new, self.n_features)
+        blur = scale * self.noise
+        new = sound(new, self.n_features, 2 * np.sqrt(self.n_features) * blur)  # no eigenvalue of such noise is larger
+        least = float(state["least"])
+        if blur:  # noise can hide residuals altogether
+            events = max(float(new[:, -2].sum()), 1.0)
+            least = max(least, 2 * blur * float(state["unit"]) ** 2 * np.sqrt(self.n_components) / events)
         warm = bool(state["rounds"] < self.warm)
         noise, spread = learned(
             opened(new, self.n_features),
@@ -205,7 +234,7 @@ class Assign(Computation):
             sigma=self.sigma is None or warm,
             delta=self.delta is None,
             slopes=self.n_features - self.table.intercept,
-            least=float(state["least"]),
+            least=least,
             steps=200 if self.n_components == 1 else 5,
             certain=self.certain,
         )
@@ -228,6 +257,7 @@ class Assign(Computation):
             (cls(without, 2, 2, gamma=0.5, sigma=0.4, warm=2), fed),
             (cls(Table(held_out=0.3, part="train"), 3, 1), fed),
             (cls(table, 3, 3, gamma=0.5, n_agents=len(fed), alpha=None, beta=None), fed),
+            (cls(Table(ranges=((-2.0, 2.0), (-5.0, 5.0))), 3, 1, gamma=0.5, share=0.5, noise=0.1), fed),
         ]
 
 

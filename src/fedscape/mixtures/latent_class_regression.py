@@ -7,7 +7,7 @@ algorithm numbers are theirs. Agents are clients, entities their groups, events 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -36,9 +36,9 @@ from fedscape.mixtures._lcr_predict import (
 from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
-from fedscape.privacy import Privacy
+from fedscape.privacy import AdaptiveClip, Privacy
 from fedscape.random import Array
-from fedscape.sampling import All, Sampler
+from fedscape.sampling import All, FixedSize, Poisson, Sampler
 
 Method = Literal["federated", "central", "central-exact", "em"]
 Link = Literal["identity", "logistic", "probit"]
@@ -95,6 +95,10 @@ class LatentClassRegression(Estimator):
     chains
         How many chains of labels, side by side in the same rounds. Their predictions are averaged, and `r_hat_` tells
         whether they agree.
+    ranges
+        The least and greatest value of each feature column and of the target, to which values are cut. Centres and
+        scales follow from them and no survey is made. A private fit needs them; an agent's sums, whose norm is about
+        twice the number of its events, are then clipped and noised in every round.
     features, target, entity
         Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
 
@@ -127,6 +131,7 @@ class LatentClassRegression(Estimator):
         gamma: float | Literal["latest"] | None = None,
         rounds: int = 20,
         chains: int = 1,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
         features: str | Sequence[str] = "x",
         target: str = "y",
         entity: str | None = "entity",
@@ -144,6 +149,7 @@ class LatentClassRegression(Estimator):
         self.gamma = gamma
         self.rounds = rounds
         self.chains = chains
+        self.ranges = ranges
         self.features = features
         self.target = target
         self.entity = entity
@@ -179,21 +185,46 @@ class LatentClassRegression(Estimator):
         >>> ridge.fit(fed, features=["a"], target="b").coefficients_.round(3)
         array([[2.]])
         """
-        if privacy is not None:
-            raise PrivacyError(
-                "the sums of a regression have no bound that a clip could keep: LatentClassRegression takes no privacy="
-            )
-        self._table = Table(
-            column_names(self.features if features is None else features),
-            target or column or self.target,
-            entity or self.entity,
-            self.intercept,
+        names, answer = column_names(self.features if features is None else features), target or column or self.target
+        self._table = Table(names, answer, entity or self.entity, self.intercept, self._ranges((*names, answer)))
+        return super().fit(
+            data,
+            sampler=sampler,
+            checkpoint=checkpoint,
+            every=every,
+            allow=allow,
+            progress=progress,
+            privacy=privacy,
+            ledger=ledger,
+            measure_privacy=measure_privacy,
         )
-        return super().fit(data, sampler=sampler, checkpoint=checkpoint, every=every, allow=allow, progress=progress)
+
+    def n_releases(self) -> int:
+        """How many releases a private fit makes: what `calibrate` needs as `rounds`.
+
+        >>> LatentClassRegression(2, rounds=10).n_releases()
+        10
+        """
+        return self.rounds
+
+    def _ranges(self, names: Sequence[str]) -> tuple[tuple[float, float], ...]:
+        """The ends of these columns' ranges; none where no ranges are given."""
+        if self.ranges is None:
+            return ()
+        missing = [name for name in names if name not in self.ranges]
+        if missing:
+            raise DataError(f"ranges must name every feature and the target, but not {', '.join(missing)}: add them")
+        for name in names:
+            low, high = self.ranges[name]
+            if not -np.inf < low < high < np.inf:
+                raise DataError(f"the range of {name!r} must be a number and a greater one, not {low}, {high}")
+        return tuple((float(self.ranges[name][0]), float(self.ranges[name][1])) for name in names)
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         table: Table = self.__dict__.pop("_table")
         self._check()
+        if how.privacy is not None:
+            self._check_private(how.privacy)
         k = self._candidates[0]
         if len(self._candidates) > 1:
             k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
@@ -220,12 +251,9 @@ class LatentClassRegression(Estimator):
         self, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1
     ) -> tuple[Assign, list[Learned]]:
         """The computation, and its last state with the labels that agents keep for each chain, the likeliest first."""
-        found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
-        if found["events"] < 1:
-            raise DataError("there are no events to learn from: every agent that took part is empty")
-        n_features = len(found["centre"]) - 1 + table.intercept
-        work = self._work(table, k, n_features, len(engine.clients.keys), self._smoothing(k, how.sampler))
-        state = self._begin(work, found)
+        centre, scale, deviation = self._columns(engine, how, table)
+        work = self._work(table, k, len(scale) + table.intercept, len(engine.clients.keys), how)
+        state = work.begin(np.append(centre[:-1], 0.0) if work.binary else centre, scale, deviation=deviation)
         if self.method.startswith("central"):
             if not isinstance(engine.clients, Federation):
                 raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
@@ -283,19 +311,20 @@ class LatentClassRegression(Estimator):
         if self.gamma not in (None, "latest"):
             check_share("gamma", self.gamma)
 
-    def _smoothing(self, k: int, sampler: Sampler | None) -> float | None:
+    def _smoothing(self, k: int, how: Fit) -> float | None:
         """The gamma of the rounds, None for the latest contributions."""
         if self.gamma == "latest":
             return None
         if self.gamma is not None:
             return self.gamma
         if self.method == "em" or (self.link != "identity" and k == 1):
-            return 1.0 if sampler is None or isinstance(sampler, All) else GAMMA
-        return None if k == 1 else GAMMA
+            return 1.0 if how.privacy is None and (how.sampler is None or isinstance(how.sampler, All)) else GAMMA
+        return None if k == 1 and how.privacy is None else GAMMA
 
-    def _work(self, table: Table, k: int, n_features: int, n_agents: int, gamma: float | None) -> Assign:
+    def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> Assign:
         em, linked = self.method == "em", self.link != "identity"
         kind = Share if em else {"identity": Assign, "logistic": Logistic, "probit": Probit}[self.link]
+        private = how.privacy is not None
         return kind(
             table,
             n_features,
@@ -304,21 +333,46 @@ class LatentClassRegression(Estimator):
             beta=NO_HIERARCHY if em else self.beta,
             sigma=1.0 if linked else self.sigma,
             delta=self.delta,
-            gamma=gamma,
-            n_agents=n_agents,
+            gamma=self._smoothing(k, how),
+            n_agents=None if private else n_agents,
+            share=share_of(how.sampler, n_agents) if private else None,
             warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
+            noise=spread_of_noise(how.privacy),
         )
 
-    def _begin(self, work: Assign, found: Arrays) -> Arrays:
+    def _columns(self, engine: Engine, how: Fit, table: Table) -> tuple[Array, Array, float]:
+        """Centre of features and target, scale of the features, and the target's deviation: by sums, or the ranges."""
+        if table.ranges:
+            clients = engine.clients
+            centre, half = table.units(clients if isinstance(clients, Federation) else None)
+            return centre, half[:-1], 1.0 if self.link != "identity" else float(half[-1]) / 2
+        found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
+        if found["events"] < 1:
+            raise DataError("there are no events to learn from: every agent that took part is empty")
         centre, deviation = found["centre"], found["deviation"]
         if not self.intercept:
             deviation, centre = np.sqrt(deviation**2 + centre**2), np.zeros_like(centre)
         scale = np.ones(len(centre) - 1)
         if self.standardise:
             scale = np.where(deviation[:-1] > 0, deviation[:-1], 1.0)
-        if work.binary:
-            return work.begin(np.append(centre[:-1], 0.0), scale, deviation=1.0)
-        return work.begin(centre, scale, deviation=float(deviation[-1]) or 1.0)
+        return centre, scale, 1.0 if self.link != "identity" else float(deviation[-1]) or 1.0
+
+    def _check_private(self, privacy: Privacy) -> None:
+        if self.ranges is None:
+            raise PrivacyError(
+                "a private regression needs ranges={column: (low, high)} of features and target, known beforehand: "
+                "values are cut to them, so that no event weighs more than another"
+            )
+        if len(self._candidates) > 1 or self.chains > 1:
+            raise PrivacyError(
+                "a private regression has one n_components and one chain: each more would be released too"
+            )
+        if self.method.startswith("central") or self.gamma == "latest":
+            raise PrivacyError("a private regression has method 'federated' or 'em', and gamma a number or None")
+        if isinstance(privacy.clip, AdaptiveClip):
+            raise PrivacyError(
+                "clip must be a number: sums are judged by their noise, which an AdaptiveClip would move"
+            )
 
     def _take(self, work: Assign, state: Arrays) -> None:
         """Keep what was learned, in the columns' own units."""
@@ -461,6 +515,21 @@ def check_share(name: str, value: Any) -> None:
     """Refuse what is no number above 0 and at most 1."""
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")
+
+
+def share_of(sampler: Sampler | None, n_agents: int) -> float:
+    """The share of agents in a round, as far as it is known before anyone reports."""
+    if isinstance(sampler, Poisson):
+        return sampler.rate
+    return min(sampler.size / max(n_agents, 1), 1.0) if isinstance(sampler, FixedSize) else 1.0
+
+
+def spread_of_noise(privacy: Privacy | None) -> float:
+    """The standard deviation of the noise on the sums; a server that adds none knows of none."""
+    if privacy is None or privacy.place == "local":
+        return 0.0
+    spread = privacy.spread() * privacy.with_count(privacy.first_clip) * privacy.scales.get("sums", 1.0)
+    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)))
 
 
 def column_names(features: str | Sequence[str]) -> tuple[str, ...]:
