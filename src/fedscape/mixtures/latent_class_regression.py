@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -18,15 +18,16 @@ from fedscape.engine import Engine
 from fedscape.errors import DataError, PrivacyError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
+from fedscape.history import History
 from fedscape.ledger import Ledger
 from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
+from fedscape.mixtures._lcr_files import KINDS, Draw, Saved, plain, read_regression, write_regression
 from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import (
     Forecast,
     Judge,
-    Places,
     forecast,
     log_density,
     mixed,
@@ -46,14 +47,9 @@ GAMMA = 0.5  # chosen on cohorts of 15% and of all agents: with 1 some fits leav
 WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
 HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
+_NUMBERS = ("sigma_", "delta_", "alpha_", "beta_")
+_ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
 LINKS = ("identity", "logistic", "probit")
-
-
-class Draw(NamedTuple):
-    """One chain's state, and the classes of the entities that were in this process."""
-
-    state: Arrays
-    places: Places | None
 
 
 class LatentClassRegression(Estimator):
@@ -245,7 +241,7 @@ class LatentClassRegression(Estimator):
     @property
     def _candidates(self) -> tuple[int, ...]:
         given = self.n_components
-        return (given,) if isinstance(given, int | np.integer) else tuple(sorted(set(given)))
+        return (int(given),) if isinstance(given, int | np.integer) else tuple(sorted({int(k) for k in given}))
 
     def _learn(
         self, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1
@@ -323,7 +319,7 @@ class LatentClassRegression(Estimator):
 
     def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> Assign:
         em, linked = self.method == "em", self.link != "identity"
-        kind = Share if em else {"identity": Assign, "logistic": Logistic, "probit": Probit}[self.link]
+        kind = Share if em else KINDS[self.link]
         private = how.privacy is not None
         return kind(
             table,
@@ -482,6 +478,45 @@ class LatentClassRegression(Estimator):
         groups = groups_of(data, entity)
         prior, beta = prior_shares(state), float(state["beta"])
         return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event]
+
+    def save(self, path: str | os.PathLike[str], *, entities: bool = True) -> None:
+        """Write what was learned: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
+
+        Parameters
+        ----------
+        path
+            The .json file.
+        entities
+            Whether the classes of agents' entities are written too, with the agents' names: without them every
+            entity is a new one.
+
+        >>> import tempfile
+        >>> ridge = LatentClassRegression(1, entity=None).fit(Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ridge.save(folder + "/ridge.json")
+        ...     LatentClassRegression.load(folder + "/ridge.json").n_components
+        1
+        """
+        self._check_fitted("coefficients_")
+        draws = self._draws if entities else [Draw(draw.state, None) for draw in self._draws]
+        learned = {
+            name: getattr(self, name) for name in (*_NUMBERS, "feature_names_", "candidates_") if hasattr(self, name)
+        }
+        arrays = {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
+        params = {name: plain(value) for name, value in self.get_params().items()}
+        write_regression(path, Saved(params, learned, arrays, self._placing, draws, list(self.history_)))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
+        """Read what `save` wrote; anything else, or files that do not belong together, are refused."""
+        saved = read_regression(path)
+        made = cls(**saved.parameters)
+        for name, value in {**saved.learned, **saved.arrays}.items():
+            setattr(made, name, tuple(value) if name == "feature_names_" else value)
+        made._placing, made._draws, made.ledger_ = saved.work, saved.draws, None
+        made.history_ = History()
+        made.history_.extend(saved.history)
+        return made
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
