@@ -13,7 +13,7 @@ from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample, study
 from fedscape.cli.privacy import privacy
-from fedscape.cli.regress import regress
+from fedscape.cli.regress import predict, regress
 from fedscape.cli.show import flat, pairs, show
 from fedscape.cli.simulate import fidelity, simulate
 from fedscape.cli.sketch import sketch
@@ -28,7 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (study, describe, fit, sample, train, sweep, regress, simulate, fidelity, adapt, novelty):
+for command in (study, describe, fit, sample, train, sweep, regress, predict, simulate, fidelity, adapt, novelty):
     app.command()(command)
 for name, group in {"data": data, "privacy": privacy, "sketch": sketch}.items():
     app.add_typer(group, name=name)
