@@ -67,15 +67,15 @@ def methods(sigma, seed):
         "ridge": (LatentClassRegression(1, **known), {}),
         "LCR (EM)": (LatentClassRegression(16, **known, method="em"), {}),
         "federated": (LatentClassRegression(16, **known), {}),
-        "federated, gamma 0.5": (LatentClassRegression(16, **known, gamma=0.5), {}),
+        "federated, latest": (LatentClassRegression(16, **known, gamma="latest"), {}),
         "label drawn": (LatentClassRegression(16, **known), {"classes": "drawn"}),
         "sigma, delta learned": (LatentClassRegression(16, **learned), {}),
         "as printed": (variant(OwnKept, 16, **known, gamma=1.0), {"classes": "drawn"}),
         "counts not shared": (variant(CountsUnshared, 16, **known, gamma=1.0), {}),
         "central": (LatentClassRegression(16, **known, method="central"), {}),
         "central, exact prior": (LatentClassRegression(16, **known, method="central-exact"), {}),
-        "15%, gamma 0.5": (LatentClassRegression(16, **known, gamma=0.5), {"sampler": Poisson(0.15)}),
-        "15%, latest": (LatentClassRegression(16, **known), {"sampler": Poisson(0.15)}),
+        "15%": (LatentClassRegression(16, **known), {"sampler": Poisson(0.15)}),
+        "15%, latest": (LatentClassRegression(16, **known, gamma="latest"), {"sampler": Poisson(0.15)}),
     }
 
 
@@ -103,8 +103,8 @@ def by_gamma(seeds: range, rounds: tuple[int, ...], rates: tuple[float, ...]) ->
     rows = []
     for sigma in (1.0, 0.3):
         for rate in rates:
-            for gamma in (0.1, 0.2, 0.5, 0.75, 1.0, None):
-                row = {"sigma": sigma, "agents in a round": rate, "gamma": "latest" if gamma is None else gamma}
+            for gamma in (0.1, 0.2, 0.5, 0.75, 1.0, "latest"):
+                row = {"sigma": sigma, "agents in a round": rate, "gamma": gamma}
                 for n in rounds:
                     each = []
                     for seed in seeds:

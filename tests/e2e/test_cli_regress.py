@@ -7,6 +7,8 @@ import json
 import pytest
 from shell import ok, refused
 
+from fedscape import datasets
+
 FLIGHTS = ("regress", "flights-mini", "--entity", "tailnum", "--target", "arr_delay", "--quiet", "--rounds", 8)
 
 
@@ -55,3 +57,30 @@ def test_regress_refuses_a_table_without_rows(tmp_path):
     error = refused(2, "regress", tmp_path / "empty.csv", "--agent", "a", "--target", "y", "--features", "x", "--quiet")
     assert "there are no events to learn from" in error
     assert error.count("\n") == 1
+
+
+def test_a_kept_regression_predicts_in_another_process(tmp_path):
+    model, predicted = tmp_path / "reg.json", tmp_path / "predicted.parquet"
+    kept = ("--features", "dep_delay", "--components", 2, "--chains", 2, "--learn-prior", "--out", model)
+    shown = ok(*FLIGHTS, *kept)
+    assert "largest R-hat" in shown
+    assert "is there already: pass --force" in refused(2, *FLIGHTS, *kept)
+    about = json.loads(ok("predict", model, "flights-mini", "--out", predicted, "--json"))
+    assert {"predicted", "deviation"} <= set(about["columns"])
+    fed = datasets.read(str(predicted), client=None)
+    error = fed["arr_delay"] - fed["predicted"]
+    assert 1 - error.var() / fed["arr_delay"].var() > 0.7
+    assert "cannot be read" in refused(2, "predict", tmp_path / "none.json", "flights-mini")
+
+
+def test_regress_has_a_link_for_answers(tmp_path):
+    rows = ["a,x,y", *(f"{i % 5},{i % 7},{int(i % 7 > 3)}" for i in range(70))]
+    (tmp_path / "answers.csv").write_text("\n".join(rows) + "\n")
+    about = json.loads(
+        ok(
+            "regress", tmp_path / "answers.csv", "--agent", "a", "--target", "y", "--features", "x", "--components", 1,
+            "--link", "probit", "--quiet", "--json",
+        )
+    )  # fmt: skip
+    assert about["link"] == "probit"
+    assert about["test"]["R2"] > 0.5

@@ -11,13 +11,11 @@ from scipy import stats
 from fedscape import (
     DataError,
     Federation,
-    Gaussian,
     Key,
     LatentClassRegression,
     Local,
     NotFittedError,
     Poisson,
-    PrivacyError,
     rounds,
 )
 from fedscape.datasets.generators import hlcr_synthetic
@@ -566,9 +564,10 @@ def test_every_method_predicts_nearly_as_well_as_the_truth_allows(method):
         ({"n_components": ()}, "several to choose among; got none"),
         ({"beta": 0.0}, "beta must be a positive number, not 0.0"),
         ({"sigma": -1.0}, "sigma must be a positive number, not -1.0"),
-        ({"rounds": 0}, "rounds must be at least 1, not 0"),
+        ({"rounds": 0}, "rounds and chains must be at least 1, not 0 and 1"),
         ({"method": "gibbs"}, "method must be one of federated, central, central-exact, em, not 'gibbs'"),
-        ({"gamma": 1.5}, "gamma must be above 0 and at most 1, or None, not 1.5"),
+        ({"gamma": 1.5}, "gamma must be above 0 and at most 1, 'latest', or None, not 1.5"),
+        ({"gamma": "last"}, "gamma must be above 0 and at most 1, 'latest', or None, not 'last'"),
         ({"features": ()}, "features must name at least one column"),
         ({"entity": "x"}, "must hold one whole number or text an event"),
         ({"target": "x"}, "the target 'x' must be one number an event"),
@@ -618,11 +617,6 @@ def test_constant_features_and_a_constant_target_are_no_trouble():
     flat = fed.with_column("x", np.ones_like(fed["x"])).with_column("y", np.full(fed.n_rows, 3.0))
     reg = LatentClassRegression(2, rounds=4).fit(flat)
     np.testing.assert_allclose(reg.predict(flat), 3.0, atol=1e-6)
-
-
-def test_privacy_is_refused_with_the_reason():
-    with pytest.raises(PrivacyError, match="no bound that a clip could keep"):
-        LatentClassRegression(2).fit(example(), privacy=Gaussian(clip=1.0, multiplier=1.0))
 
 
 def test_counts_that_noise_made_too_small_are_no_trouble():

@@ -1,14 +1,15 @@
-"""The command that regresses on nested data."""
+"""The commands that regress on nested data."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Json, Quiet, Seed, Source, numbers
-from fedscape.cli.show import pairs, show, table
+from fedscape.cli.options import Force, Json, Quiet, Seed, Source, free, numbers
+from fedscape.cli.show import description, pairs, show, table
 
 
 def regress(
@@ -21,32 +22,61 @@ def regress(
     ] = None,
     components: Annotated[str, typer.Option(help="How many classes: 3, or 1-8 to choose among them.")] = "1-8",
     method: Annotated[str, typer.Option(help="federated, central, central-exact or em.")] = "federated",
+    link: Annotated[str, typer.Option(help="identity; logistic or probit where the target is 0 or 1.")] = "identity",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
+    chains: Annotated[int, typer.Option(help="How many chains of labels, which R-hat compares.")] = 1,
     alpha: Annotated[float, typer.Option(help="How even classes are over all agents.")] = 1.0,
     beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
+    learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
+    force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
     """Sort the entities of agents into classes, each with a regression of its own; a fifth of the rows test it."""
     from fedscape.mixtures._lcr_about import regression
-    from fedscape.mixtures.latent_class_regression import Method
+    from fedscape.mixtures.latent_class_regression import Link, Method
 
+    free(out, force)
     fed = datasets.read(source, client=agent)
-    about = regression(
+    made, about = regression(
         fed,
         target=target,
         features=[name.strip() for name in features.split(",") if name.strip()],
         entity=entity,
         candidates=numbers(components),
         method=cast(Method, method),
+        link=cast(Link, link),
         rounds=rounds,
-        alpha=alpha,
-        beta=beta,
+        chains=chains,
+        alpha=None if learn_prior else alpha,
+        beta=None if learn_prior else beta,
         seed=seed,
         progress=False if quiet else None,
     )
+    if out is not None:
+        made.save(out)
     show(about, json_, _for_people)
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A .json file that 'fedscape regress --out' wrote.")],
+    source: Source,
+    agent: Annotated[str | None, typer.Option(help="Column that says whose a row is (Parquet, CSV).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where rows and predictions go: .parquet, .csv or a folder.")] = None,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Predict the target of agents' rows by a saved regression: columns 'predicted' and 'deviation'."""
+    from fedscape.description import describe as described
+    from fedscape.mixtures._lcr_about import predictions
+
+    free(out, force)
+    fed = predictions(model, datasets.read(source, client=agent))
+    if out is not None:
+        datasets.write(fed, out, overwrite=force)
+    show(described(fed), json_, description)
 
 
 def _for_people(about: dict[str, Any]) -> None:
@@ -61,6 +91,9 @@ def _for_people(about: dict[str, Any]) -> None:
     ]
     title = f"{len(rows)} classes of entities: {about['target']} by class"
     table(title, ["share", "entities", "rows", "intercept", *names], rows)
+    if "r_hat" in about:
+        remark = "the chains agree" if about["r_hat"] < 1.1 else "the chains differ: more rounds, or fewer classes"
+        typer.echo(f"largest R-hat {about['r_hat']:.3g}: {remark}")
     pairs("how well", {name: _short(value) for name, value in about["test"].items()})
 
 

@@ -1,4 +1,4 @@
-"""A fitted mixture as files: JSON for people and tools, an .npz beside it for the arrays."""
+"""A fitted model as files: JSON for people and tools, an .npz beside it for the arrays."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ from fedscape.checkpoint import replace_file
 from fedscape.errors import CheckpointError
 from fedscape.random import Array
 
-FORMAT = "fedscape population 1"
 
-
-def write_population(path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+def write_population(
+    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, Array], *, what: str = "population"
+) -> None:
     """Write the arrays, then the JSON file, which names them and holds their digest; each whole or not at all."""
     target = Path(path)
     if target.suffix != ".json":
-        raise CheckpointError(f"a population is saved as .json, not {target.suffix!r}")
+        raise CheckpointError(f"a {what} is saved as .json, not {target.suffix!r}")
     packed = io.BytesIO()
     np.savez(packed, allow_pickle=False, **{name: np.asarray(values) for name, values in arrays.items()})
     content = packed.getvalue()
     digest = hashlib.sha256(content).hexdigest()
     shown = {name: np.round(values, 6).tolist() for name, values in arrays.items() if name == "weights"}
-    about = {"format": FORMAT, "arrays": target.with_suffix(".npz").name, "sha256": digest, **shown, **header}
+    about = {
+        "format": f"fedscape {what} 1",
+        "arrays": target.with_suffix(".npz").name,
+        "sha256": digest,
+        **shown,
+        **header,
+    }
     text = json.dumps({**about, "checksum": _checksum(about)}, indent=2).encode()
     for name, body in ((target.with_suffix(".npz"), content), (target, text)):
         replace_file(name, partial(_put, body))
@@ -45,13 +51,15 @@ def _put(body: bytes, file: IO[bytes]) -> None:
     file.write(body)
 
 
-def read_population(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Array]]:
+def read_population(
+    path: str | os.PathLike[str], *, what: str = "population"
+) -> tuple[dict[str, Any], dict[str, Array]]:
     """Read both files; foreign, damaged or mismatched ones are refused."""
     source = Path(path)
     try:
         header = json.loads(source.read_bytes())
-        if not isinstance(header, dict) or header.get("format") != FORMAT:
-            raise CheckpointError(f"{source} is not a population that this version of fedscape can read")
+        if not isinstance(header, dict) or header.get("format") != f"fedscape {what} 1":
+            raise CheckpointError(f"{source} is not a {what} that this version of fedscape can read")
         if header.pop("checksum", None) != _checksum(header):
             raise CheckpointError(f"{source} was changed or damaged after it was saved: its checksum does not match")
         content = source.with_suffix(".npz").read_bytes()
@@ -60,7 +68,7 @@ def read_population(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{source} is not JSON: {error}") from None
     if hashlib.sha256(content).hexdigest() != header.get("sha256"):
-        raise CheckpointError(f"{source.with_suffix('.npz')} does not belong to {source}: save the population again")
+        raise CheckpointError(f"{source.with_suffix('.npz')} does not belong to {source}: save the {what} again")
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             return header, {name: arrays[name] for name in arrays.files}

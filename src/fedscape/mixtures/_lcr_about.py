@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedscape.federation import Federation
 from fedscape.mixtures._numbers import numbers_of
-from fedscape.mixtures.latent_class_regression import LatentClassRegression, Method, column_names
+from fedscape.mixtures.latent_class_regression import LatentClassRegression, Link, Method, column_names
 
 
 def regression(
@@ -20,18 +21,20 @@ def regression(
     entity: str | None,
     candidates: Sequence[int],
     method: Method = "federated",
+    link: Link = "identity",
     rounds: int = 20,
-    alpha: float = 1.0,
-    beta: float = 1.0,
+    chains: int = 1,
+    alpha: float | None = 1.0,
+    beta: float | None = 1.0,
     seed: int = 0,
     progress: bool | None = None,
-) -> dict[str, Any]:
+) -> tuple[LatentClassRegression, dict[str, Any]]:
     """Fit to four fifths of each agent's events, test on the rest, and say what the classes are, the commonest first.
 
     Rows without a number in any of the columns are left out, and counted.
 
     >>> from fedscape import datasets
-    >>> about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
+    >>> _, about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
     ...     entity="tailnum", candidates=[2])
     >>> len(about["classes"]), about["test"]["R2"] > 0.5
     (2, True)
@@ -49,32 +52,54 @@ def regression(
         alpha=alpha,
         beta=beta,
         method=method,
+        link=link,
         rounds=rounds,
+        chains=chains,
         features=names,
         target=target,
         entity=entity,
         seed=seed,
     )
     model.fit(train, progress=progress)
-    return {
+    about = {
         "target": target,
+        "link": link,
         "candidates": getattr(model, "candidates_", []),
         "classes": [_class(model, int(k)) for k in np.argsort(-model.weights_)],
         "test": {**_tested(model, test), "sigma": model.sigma_, "rows_left_out": int((~whole).sum())},
     }
+    if hasattr(model, "r_hat_"):
+        about["r_hat"] = float(model.r_hat_.max())
+    return model, about
 
 
 def _class(model: LatentClassRegression, k: int) -> dict[str, Any]:
-    named = zip(model.feature_names_, model.coefficients_[k], model.errors_[k], strict=True)
-    rows = [(name, float(value), float(error)) for name, value, error in named]
+    f = len(model.feature_names_)
+    named = zip(model.feature_names_, model.coefficients_[k], model.errors_[k], model.intervals_[k][:f], strict=True)
+    rows = [(name, float(value), float(error), ends.tolist()) for name, value, error, ends in named]
     return {
         "share": float(model.weights_[k]),
         "entities": float(model.entities_[k]),
         "events": float(model.events_[k]),
         "intercept": float(model.intercepts_[k]),
-        "coefficients": {name: value for name, value, _ in rows},
-        "errors": {name: error for name, _, error in rows},
+        "coefficients": {name: value for name, value, _, _ in rows},
+        "errors": {name: error for name, _, error, _ in rows},
+        "intervals": {name: ends for name, _, _, ends in rows},
     }
+
+
+def predictions(path: str | os.PathLike[str], federation: Federation) -> Federation:
+    """The agents' events with what a saved regression says of each: columns `predicted` and `deviation`.
+
+    Parameters
+    ----------
+    path
+        A .json file that `LatentClassRegression.save` wrote.
+    federation
+        Events with the features, and the entity column where the regression has one.
+    """
+    mean, deviation = LatentClassRegression.load(path).predict(federation, return_std=True)
+    return federation.with_column("predicted", mean).with_column("deviation", deviation)
 
 
 def _tested(model: LatentClassRegression, test: Federation) -> dict[str, float]:

@@ -10,6 +10,7 @@ from fedscape.computation import Arrays
 from fedscape.federation import Federation
 from fedscape.mixtures._lcr_classes import for_agents
 from fedscape.mixtures._lcr_kernels import add_by_class, count_tables, sweep_labels
+from fedscape.mixtures._lcr_prior import prior_shares, tables_of
 from fedscape.mixtures._lcr_rounds import Assign, one_hot
 from fedscape.mixtures._lcr_rows import Groups, groups_of, sums_of
 from fedscape.random import Array, Key
@@ -29,16 +30,21 @@ class Chain:
     exact
         False: eq. (2). True: psi is drawn too, from Dir(alpha / K + table counts), which makes the chain that of the
         model itself; eq. (2) is an approximation to it.
+    number
+        Which of several chains of the same seed this is.
     """
 
-    def __init__(self, work: Assign, state: Arrays, federation: Federation, *, exact: bool, seed: int) -> None:
+    def __init__(
+        self, work: Assign, state: Arrays, federation: Federation, *, exact: bool, seed: int, number: int = 0
+    ) -> None:
         self.work = Assign(**{**work.get_params(), "gamma": 1.0, "n_agents": None})  # all agents in every sweep
-        self.exact, self.key = exact, Key(seed, purpose="hlcr sweep")
+        name = f" {number}" if number else ""
+        self.exact, self.key = exact, Key(seed, purpose=f"hlcr sweep{name}")
         events = work.table.rows(federation)
         self.groups: Groups = groups_of(events, work.table.entity)
         self.sums: Array = sums_of(work.table, events, self.groups, state)
         k, n = work.n_components, len(self.groups.codes)
-        self.labels: Array = Key(seed, purpose="hlcr labels").generator().integers(0, k, n)
+        self.labels: Array = Key(seed, purpose=f"hlcr labels{name}").generator().integers(0, k, n)
         self.psi: Array = np.full(k, 1 / k if exact else -1.0)
         self.state = self._counted(state)
 
@@ -54,7 +60,7 @@ class Chain:
         rng = self.key.at(index).generator()
         ready, total = for_agents(state, work.n_features), np.array(state["sums"])
         changed = {name: np.array(ready[name]) for name in ("precision", "mean", "pivot")}
-        numbers = (float(work.alpha), float(work.beta))
+        numbers = (float(state["alpha"]), float(state["beta"]))
         sweep_labels(
             self.sums,
             self.groups.offsets,
@@ -72,14 +78,18 @@ class Chain:
         if self.exact:
             self.psi = self._law(rng)
         fresh = self._counted(state)["sums"]  # added up anew: what comes and goes within a sweep leaves rounding errors
-        self.state = work.update(state, {"sums": fresh, "clients": np.asarray(1)})
+        found = {"sums": fresh / work.in_units(state), "clients": np.asarray(1)}
+        if work.learns_prior:
+            psi = self.psi if self.exact else prior_shares({**state, "sums": fresh})
+            found["tables"] = tables_of(self.labels, self.groups.offsets, psi, float(state["beta"])).sum(axis=0)
+        self.state = work.update(state, found)
         return self.state
 
     def _law(self, rng: np.random.Generator) -> Array:
         tables = np.zeros(self.work.n_components)
         uniform = rng.random(len(self.labels))
-        count_tables(self.labels, self.groups.offsets, self.psi, float(self.work.beta), uniform, tables)
-        drawn = rng.standard_gamma(tables + self.work.alpha / self.work.n_components)
+        count_tables(self.labels, self.groups.offsets, self.psi, float(self.state["beta"]), uniform, tables)
+        drawn = rng.standard_gamma(tables + float(self.state["alpha"]) / self.work.n_components)
         drawn = np.maximum(drawn, 1e-300)
         return np.asarray(drawn / drawn.sum())
 

@@ -102,13 +102,16 @@ def learned(
     return noise, spread
 
 
-def sound(sums: Array, f: int) -> Array:
-    """Sums that events can have: noise may leave X'X with negative eigenvalues, and counts below zero."""
+def sound(sums: Array, f: int, least: float = 0.0) -> Array:
+    """Sums that events can have: noise may leave X'X with negative eigenvalues, and counts below zero.
+
+    Eigenvalues are raised to `least`, which noise alone could make: ridge in directions that data say little about.
+    """
     p, out = triangle(f), np.array(sums)
     values, vectors = np.linalg.eigh(unpacked(out[:, :p], f))
-    wrong = values[:, 0] < -1e-9 * np.maximum(values[:, -1], 1e-300)
+    wrong = values[:, 0] < np.maximum(-1e-9 * np.maximum(values[:, -1], 1e-300), least)
     if wrong.any():
-        positive = np.maximum(values[wrong], 0.0)
+        positive = np.maximum(values[wrong], least)
         out[wrong, :p] = packed((vectors[wrong] * positive[:, None, :]) @ vectors[wrong].transpose(0, 2, 1))
     out[:, p + f :] = np.maximum(out[:, p + f :], 0.0)
     return out

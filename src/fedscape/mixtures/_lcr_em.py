@@ -52,7 +52,7 @@ class Share(Assign):
             shares /= shares.sum(axis=1, keepdims=True)
         out = np.zeros((len(clients), *state["sums"].shape))
         add_by_class(sums, groups.offsets, shares, out)
-        return {"sums": out}, {}
+        return {"sums": out / self.in_units(state)}, {}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         """The log-likelihood of each agent's events; that of the coefficients' prior is not in it."""

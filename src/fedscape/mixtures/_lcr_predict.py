@@ -12,6 +12,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_kernels import settle_shares
+from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import Assign, example
 from fedscape.mixtures._lcr_rows import Groups, Table, groups_of
 from fedscape.random import Array, Key
@@ -43,7 +44,7 @@ def place(work: Assign, state: Arrays, clients: Federation) -> Places:
     for some in clients.batches(256):
         found = work.label(ready, some)
         shares = np.zeros((len(found.old), work.n_components))
-        numbers = (float(state["held"]), float(work.alpha), float(work.beta))
+        numbers = (float(state["held"]), float(state["alpha"]), float(state["beta"]))
         settle_shares(
             found.log_density, found.groups.offsets, found.old, state["sums"][:, -1], *numbers, PASSES, shares
         )
@@ -53,12 +54,6 @@ def place(work: Assign, state: Arrays, clients: Federation) -> Places:
     names = None if work.table.entity is None else clients.names.get(work.table.entity)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
     return Places(clients.ids, offsets, codes, names, shares, old)
-
-
-def prior_shares(state: Arrays, alpha: float) -> Array:
-    """psi as eq. (2) has it: (N^(k) + alpha / K) / (sum N + alpha)."""
-    counts = state["sums"][:, -1]
-    return np.asarray((counts + alpha / len(counts)) / (counts.sum() + alpha))
 
 
 def shares_of(places: Places | None, clients: Federation, groups: Groups, entity: str | None, prior: Array, beta: float,
@@ -110,24 +105,22 @@ def _found(places: Places, agent: Array, codes: Array) -> Array:
 
 
 class Forecast(NamedTuple):
-    """The law of each event's target under each class: normal with this mean and variance, [events, K] both."""
+    """The law of each event's target under each class: mean and variance, [events, K] both."""
 
     mean: Array
     variance: Array
+    binary: bool  # whether targets are 0 and 1; otherwise they are normal
 
 
-def forecast(table: Table, state: Arrays, clients: Federation, n_features: int) -> Forecast:
-    """c' H x and sigma^2 + x' H x for each event and class (Theorem 2)."""
-    x, scale, centre = table.x(clients), state["scale"], state["centre"]
-    if x.shape[1] != len(scale):
-        raise DataError(f"the features have {x.shape[1]} numbers an event, the model has {len(scale)}")
-    z = (x - centre[:-1]) / scale
-    if table.intercept:
-        z = np.column_stack([z, np.ones(len(z))])
-    noise = float(state["noise"])
-    found = classes_of(opened(state["sums"], n_features), noise, state["spread"])
+def forecast(work: Assign, state: Arrays, clients: Federation) -> Forecast:
+    """c' H x and sigma^2 + x' H x for each event and class (Theorem 2); with a link the probability of a 1."""
+    z, noise = work.table.standardised(clients, state), float(state["noise"])
+    found = classes_of(opened(state["sums"], work.n_features), noise, state["spread"])
     variance = np.stack([np.einsum("nf,nf->n", z @ h, z) for h in found.covariance], axis=1)
-    return Forecast(z @ found.mean.T + centre[-1], noise + variance)
+    if work.binary:
+        chance = np.exp(work.log_chances(z @ found.mean.T, variance, np.ones(len(z), dtype=bool)))
+        return Forecast(chance, chance * (1 - chance), True)
+    return Forecast(z @ found.mean.T + state["centre"][-1], noise + variance, False)
 
 
 def mixed(law: Forecast, shares: Array) -> tuple[Array, Array]:
@@ -138,7 +131,10 @@ def mixed(law: Forecast, shares: Array) -> tuple[Array, Array]:
 
 
 def log_density(law: Forecast, shares: Array, y: Array) -> Array:
-    """log sum_k share_k N(y; mean_k, variance_k) of each event."""
+    """log sum_k share_k p(y | k) of each event."""
+    if law.binary:
+        each = np.where(y[:, None] > 0, law.mean, 1 - law.mean)
+        return np.asarray(np.log(np.maximum((shares * each).sum(axis=1), 1e-300)))
     each = -0.5 * (np.log(2 * np.pi * law.variance) + (y[:, None] - law.mean) ** 2 / law.variance)
     with np.errstate(divide="ignore"):
         each = each + np.log(shares)
@@ -183,9 +179,9 @@ class Judge(Computation):
             test = Table(**{**vars(work.table), "part": "test"}).rows(clients)
             places = place(work, {**mine, "held": np.zeros(())}, clients)
             groups = groups_of(test, work.table.entity)
-            prior = prior_shares(mine, work.alpha)
-            shares = shares_of(places, test, groups, work.table.entity, prior, work.beta)[groups.of_event]
-            law = forecast(work.table, mine, test, work.n_features)
+            prior, beta = prior_shares(mine), float(mine["beta"])
+            shares = shares_of(places, test, groups, work.table.entity, prior, beta)[groups.of_event]
+            law = forecast(work, mine, test)
             columns.append(test.segment_sum(log_density(law, shares, work.table.y(test))))
         return np.column_stack(columns), test.sizes
 

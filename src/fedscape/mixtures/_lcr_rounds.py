@@ -12,6 +12,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.mixtures._lcr_classes import FLOOR, for_agents, learned, opened, sound
 from fedscape.mixtures._lcr_kernels import add_by_class, add_log_densities, draw_labels, width
+from fedscape.mixtures._lcr_prior import learned_prior, prior_shares, tables_of
 from fedscape.mixtures._lcr_rows import Groups, Table, groups_of, sums_of
 from fedscape.ragged import Ragged, rows_of
 from fedscape.random import Array, Key
@@ -76,6 +77,12 @@ class Assign(Computation):
         contribution: agents send by how much theirs changed.
     n_agents
         With gamma: sums of a cohort are scaled up to so many agents; None leaves them.
+    alpha, beta
+        Of the labels' prior; None has the server learn them, from the expected table counts that agents then send.
+    share
+        With gamma: instead, sums are divided by this share of the agents, known before anyone reports.
+    noise
+        Standard deviation of privacy's noise in each number of the sums: what it could have made is taken for nothing.
     sigma, delta
         Standard deviations of noise and coefficients; None has the server learn them from the sums.
     warm
@@ -86,11 +93,12 @@ class Assign(Computation):
     gamma, and with gamma = 1 after rounds in which all agents took part.
 
     State: `sums` [K, P + F + 3] (X'X, X'y, y'y, events, entities), `noise` (sigma^2), `spread` [F] (delta^2), `centre`
-    [f + 1], `scale` [f], `rounds`, `held` (1 where own events can be taken out).
+    [f + 1], `scale` [f], `alpha`, `beta`, `rounds`, `held` (1 where own events can be taken out).
     """
 
     block_clients = 32  # an agent sends K x (P + F + 3) numbers
     certain: ClassVar[bool] = False  # whether coefficients are taken at their mean
+    binary: ClassVar[bool] = False  # whether targets are 0 and 1, and forecasts their probabilities
 
     def __init__(
         self,
@@ -98,13 +106,15 @@ class Assign(Computation):
         n_features: int,
         n_components: int,
         *,
-        alpha: float = 1.0,
-        beta: float = 1.0,
+        alpha: float | None = 1.0,
+        beta: float | None = 1.0,
         sigma: float | None = None,
         delta: float | None = None,
         gamma: float | None = None,
         n_agents: int | None = None,
+        share: float | None = None,
         warm: int = 0,
+        noise: float = 0.0,
     ) -> None:
         self.table = table
         self.n_features = n_features
@@ -115,7 +125,9 @@ class Assign(Computation):
         self.delta = delta
         self.gamma = gamma
         self.n_agents = n_agents
+        self.share = share
         self.warm = warm
+        self.noise = noise
 
     def start(self, seed: int) -> Arrays:
         f = self.n_features - self.table.intercept
@@ -130,8 +142,11 @@ class Assign(Computation):
             "noise": np.asarray(max(sigma, 1e-150) ** 2),
             "spread": np.full(self.n_features, max(delta, 1e-150) ** 2),
             "least": np.asarray(max(FLOOR * deviation**2, 1e-300)),
+            "alpha": np.asarray(1.0 if self.alpha is None else float(self.alpha)),
+            "beta": np.asarray(1.0 if self.beta is None else float(self.beta)),
             "centre": centre,
             "scale": scale,
+            "unit": np.asarray(self.table.units(None)[1][-1] if self.table.ranges else 1.0),
             "rounds": np.zeros(()),
             "held": np.zeros(()),
         }
@@ -148,32 +163,69 @@ class Assign(Computation):
         return Labelled(groups, sums, old, densities(state, sums, old if state["held"] > 0 else np.full_like(old, -1)))
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        groups, sums, old, log_density = self.label(state, clients)
-        counts, n = state["sums"][:, -1], len(old)
-        labels, shares = np.empty(n, dtype=np.int64), np.empty((n, self.n_components))
+        found = self.label(state, clients)
+        groups, old = found.groups, found.old
+        labels, shares = np.empty(len(old), dtype=np.int64), np.empty((len(old), self.n_components))
         uniform = key.uniform_rows(Keyed(clients.keys, groups.offsets))
-        held, alpha, beta = float(state["held"]), float(self.alpha), float(self.beta)
+        held, alpha, beta = (float(state[name]) for name in ("held", "alpha", "beta"))
         if state["rounds"] == 0:  # as in Algorithm 2, all classes alike: agents' own laws would lump entities together
             beta = NO_HIERARCHY
-        draw_labels(log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
+        counts = state["sums"][:, -1]
+        draw_labels(found.log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
         moved = one_hot(labels, self.n_components)
         if self.gamma is None:
             moved -= one_hot(old, self.n_components)
         out = np.zeros((len(clients), *state["sums"].shape))
-        add_by_class(sums, groups.offsets, moved, out)
-        return {"sums": out}, {"labels": Ragged(labels.astype(np.int32), groups.offsets)}
+        add_by_class(self.weighed(state, clients, found, labels), groups.offsets, moved, out)
+        sent = {"sums": out / self.in_units(state)}
+        if self.learns_prior:
+            sent["tables"] = tables_of(labels, groups.offsets, prior_shares(state), float(state["beta"]))
+        return sent, {"labels": Ragged(labels.astype(np.int32), groups.offsets)}
+
+    def in_units(self, state: Arrays) -> Array:
+        """The units in which sums are sent: targets count in half their range, so that no event is above 1."""
+        p, f, unit = width(self.n_features) - self.n_features - 2, self.n_features, float(state["unit"])
+        return np.concatenate([np.ones(p), np.full(f, unit), [unit**2, 1.0, 1.0]])
+
+    def row_bound(self, state: Arrays, norm: int) -> float | None:
+        # With classes one row may change all labels of its agent, and all it sends.
+        if not self.table.ranges or self.n_components > 1 or self.gamma is None or self.binary or self.learns_prior:
+            return None
+        n = width(self.n_features) + 1.0  # numbers, each between -1 and 1
+        return float(np.sqrt(n)) if norm == 2 else n
+
+    @property
+    def learns_prior(self) -> bool:
+        """Whether alpha or beta is learned."""
+        return self.alpha is None or self.beta is None
+
+    def weighed(self, state: Arrays, clients: Federation, found: Labelled, labels: Array) -> Array:
+        """The sums of each entity's events as the class of its label takes them: [entities, P + F + 2]."""
+        return found.sums
+
+    def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
+        """For targets of 0 and 1: the log probability of each event's answer in each class."""
+        raise TypeError(f"{type(self).__name__} is for targets that are numbers")
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
-        new, held = total["sums"], 1.0
+        units = self.in_units(state)
+        new, held = total["sums"] * units, 1.0
+        everyone = self.n_agents is None or bool(total["clients"] == self.n_agents)
+        scale = 1.0 if everyone or self.n_agents is None else self.n_agents / max(float(total["clients"]), 1.0)
+        if self.share is not None:
+            everyone, scale = self.share == 1 and self.noise == 0, 1 / self.share
         if self.gamma is None:
             new = state["sums"] + new
         else:
-            everyone = self.n_agents is None or bool(total["clients"] == self.n_agents)
-            scale = 1.0 if everyone or self.n_agents is None else self.n_agents / max(float(total["clients"]), 1.0)
             rate = 1.0 if state["rounds"] == 0 else self.gamma
             new = (1 - rate) * state["sums"] + rate * scale * new
             held = float(rate == 1 and everyone)
-        new = sound(new, self.n_features)
+        blur = scale * self.noise
+        new = sound(new, self.n_features, 2 * np.sqrt(self.n_features) * blur)  # no eigenvalue of such noise is larger
+        least = float(state["least"])
+        if blur:  # noise can hide residuals altogether
+            events = max(float(new[:, -2].sum()), 1.0)
+            least = max(least, 2 * blur * float(state["unit"]) ** 2 * np.sqrt(self.n_components) / events)
         warm = bool(state["rounds"] < self.warm)
         noise, spread = learned(
             opened(new, self.n_features),
@@ -182,13 +234,17 @@ class Assign(Computation):
             sigma=self.sigma is None or warm,
             delta=self.delta is None,
             slopes=self.n_features - self.table.intercept,
-            least=float(state["least"]),
+            least=least,
             steps=200 if self.n_components == 1 else 5,
             certain=self.certain,
         )
         if self.sigma is not None:
             noise = max(noise, self.sigma**2) if warm else self.sigma**2
         changed = {"sums": new, "noise": np.asarray(noise), "spread": spread}
+        if self.learns_prior:
+            alpha, beta = learned_prior(total["tables"], scale, float(state["alpha"]), float(state["beta"]))
+            changed["alpha"] = np.asarray(alpha) if self.alpha is None else state["alpha"]
+            changed["beta"] = np.asarray(beta) if self.beta is None else state["beta"]
         return {**state, **changed, "rounds": state["rounds"] + 1, "held": np.asarray(held)}
 
     @classmethod
@@ -200,6 +256,8 @@ class Assign(Computation):
             (cls(table, 3, 5, gamma=1.0, n_agents=len(fed), sigma=0.5, delta=1.0), fed),
             (cls(without, 2, 2, gamma=0.5, sigma=0.4, warm=2), fed),
             (cls(Table(held_out=0.3, part="train"), 3, 1), fed),
+            (cls(table, 3, 3, gamma=0.5, n_agents=len(fed), alpha=None, beta=None), fed),
+            (cls(Table(ranges=((-2.0, 2.0), (-5.0, 5.0))), 3, 1, gamma=0.5, share=0.5, noise=0.1), fed),
         ]
 
 
@@ -239,11 +297,11 @@ def one_hot(labels: Array, n: int) -> Array:
     return out
 
 
-def check_parameters(n_components: int, alpha: float, beta: float, **positive: float | None) -> None:
+def check_parameters(n_components: int, **positive: float | None) -> None:
     """Refuse numbers that no such model has."""
     if n_components < 1:
         raise DataError(f"n_components must be at least 1, not {n_components}")
-    for name, value in {"alpha": alpha, "beta": beta, **positive}.items():
+    for name, value in positive.items():
         if value is not None and not 0 < value < np.inf:
             raise DataError(f"{name} must be a positive number, not {value}")
 

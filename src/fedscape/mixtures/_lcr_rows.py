@@ -20,14 +20,17 @@ from fedscape.random import Array, Key
 class Table:
     """Which columns are features, target and entity, and how features are made of them.
 
-    `entity` None makes every event an entity of its own. `held_out` is a share of the events, a function of
-    `split_seed` and the event's place alone; `part` says whether the others ("train"), these ("test") or all are read.
+    `entity` None makes every event an entity of its own. `ranges` are the least and greatest value of each column of
+    features, then of the target, to which values are cut; none if empty. `held_out` is a share of the events, a
+    function of `split_seed` and the event's place alone; `part` says whether the others ("train"), these ("test") or
+    all are read.
     """
 
     features: tuple[str, ...] = ("x",)
     target: str = "y"
     entity: str | None = "entity"
     intercept: bool = True
+    ranges: tuple[tuple[float, float], ...] = ()
     held_out: float = 0.0
     split_seed: int = 0
     part: str = "all"
@@ -42,8 +45,10 @@ class Table:
     def x(self, clients: Federation) -> Array:
         """The features [events, f] as they are."""
         parts = []
-        for name in self.features:
+        for i, name in enumerate(self.features):
             values = check_finite(numbers_of(clients, name), name)
+            if self.ranges:
+                values = np.clip(values, *self.ranges[i])
             parts.append(values.reshape(len(values), int(np.prod(values.shape[1:]))))
         return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
 
@@ -52,7 +57,24 @@ class Table:
         values = check_finite(numbers_of(clients, self.target), self.target)
         if values.ndim != 1:
             raise DataError(f"the target {self.target!r} must be one number an event, not {list(values.shape[1:])}")
-        return np.ascontiguousarray(values)
+        return np.ascontiguousarray(np.clip(values, *self.ranges[-1]) if self.ranges else values)
+
+    def units(self, clients: Federation | None) -> tuple[Array, Array]:
+        """Centre and half width of the ranges, [f + 1] both: standardised features are within -1 and 1."""
+        low, high = (np.array([ends[i] for ends in self.ranges], dtype=float) for i in (0, 1))
+        sizes = [1 if clients is None else int(np.prod(clients[name].shape[1:])) for name in self.features]
+        low, high = (np.repeat(v, [*sizes, 1]) for v in (low, high))
+        if self.intercept:
+            return (low + high) / 2, (high - low) / 2
+        return np.zeros_like(low), np.maximum(np.abs(low), np.abs(high))
+
+    def standardised(self, clients: Federation, state: Arrays) -> Array:
+        """The features about the state's centre, divided by its scale, with a column of ones for an intercept."""
+        x, scale = self.x(clients), state["scale"]
+        if x.shape[1] != len(scale):
+            raise DataError(f"the features have {x.shape[1]} numbers an event, the model has {len(scale)}")
+        z = (x - state["centre"][:-1]) / scale
+        return np.column_stack([z, np.ones(len(z))]) if self.intercept else z
 
     def names(self, clients: Federation) -> tuple[str, ...]:
         """The names of the features; those of a two-dimensional column are numbered."""

@@ -7,7 +7,7 @@ algorithm numbers are theirs. Agents are clients, entities their groups, events 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -18,31 +18,38 @@ from fedscape.engine import Engine
 from fedscape.errors import DataError, PrivacyError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
+from fedscape.history import History
 from fedscape.ledger import Ledger
-from fedscape.mixtures._lcr_central import Chain
+from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
+from fedscape.mixtures._lcr_files import KINDS, Draw, Saved, plain, read_regression, write_regression
+from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import (
+    Forecast,
     Judge,
-    Places,
     forecast,
     log_density,
     mixed,
     place,
-    prior_shares,
     shares_of,
 )
+from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
-from fedscape.privacy import Privacy
-from fedscape.ragged import Ragged
+from fedscape.privacy import AdaptiveClip, Privacy
 from fedscape.random import Array
-from fedscape.sampling import Sampler
+from fedscape.sampling import All, FixedSize, Poisson, Sampler
 
 Method = Literal["federated", "central", "central-exact", "em"]
+Link = Literal["identity", "logistic", "probit"]
+GAMMA = 0.5  # chosen on cohorts of 15% and of all agents: with 1 some fits leave two kinds of entities in one class
 WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
 HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
+_NUMBERS = ("sigma_", "delta_", "alpha_", "beta_")
+_ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
+LINKS = ("identity", "logistic", "probit")
 
 
 class LatentClassRegression(Estimator):
@@ -58,7 +65,8 @@ class LatentClassRegression(Estimator):
         K; 1 is ridge regression with penalty sigma^2 / delta^2. Of several numbers the smallest within one standard
         error of the best is taken, by the likelihood of a fifth of the events held out, and fitted to all.
     alpha, beta
-        How even the classes are over all agents, and how close agents are to that.
+        How even the classes are over all agents, and how close agents are to that; None learns them from the sums of
+        expected table counts, which agents then send too.
     delta, sigma
         Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
         them from the sums (intercepts then have a variance of their own). A given sigma holds from the third round on;
@@ -71,17 +79,31 @@ class LatentClassRegression(Estimator):
         "federated": Algorithm 3. "central": Algorithm 2, collapsed Gibbs sampling of all data in one place.
         "central-exact": the same with psi drawn by table counts, where eq. (2) only approximates. "em": the classical
         mixture without agents' own laws, beta infinite, by EM.
+    link
+        "identity": targets are numbers (the paper regresses 0 and 1 so as well). "logistic", "probit": targets are 0 or
+        1, predictions probabilities, by method "federated"; sigma has no meaning then.
     gamma
-        Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. None keeps the
-        sum of every agent's latest contribution, which is the same where everyone takes part.
+        Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. "latest" keeps
+        the sum of every agent's latest contribution, which is gamma = 1 where everyone takes part. None is 0.5, but
+        "latest" for a single component and 1 for EM over all agents.
     rounds
         How many rounds, or sweeps.
+    chains
+        How many chains of labels, side by side in the same rounds. Their predictions are averaged, and `r_hat_` tells
+        whether they agree.
+    ranges
+        The least and greatest value of each feature column and of the target, to which values are cut. Centres and
+        scales follow from them and no survey is made. A private fit needs them; an agent's sums, whose norm is about
+        twice the number of its events, are then clipped and noised in every round.
     features, target, entity
         Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
 
     Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
-    standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `feature_names_`,
-    `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
+    standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `alpha_`, `beta_`,
+    `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
+    `intervals_` [K, F, 2] hold coefficients (the intercept last) with probability 0.95: given the labels of one chain,
+    or over the later half of the rounds of several, which also give `r_hat_` [K, F] (classes matched to the likeliest
+    chain, whose numbers all others are).
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -94,15 +116,18 @@ class LatentClassRegression(Estimator):
         self,
         n_components: int | Sequence[int] = 4,
         *,
-        alpha: float = 1.0,
-        beta: float = 1.0,
+        alpha: float | None = 1.0,
+        beta: float | None = 1.0,
         delta: float | None = None,
         sigma: float | None = None,
         intercept: bool = True,
         standardise: bool = True,
         method: Method = "federated",
-        gamma: float | None = None,
+        link: Link = "identity",
+        gamma: float | Literal["latest"] | None = None,
         rounds: int = 20,
+        chains: int = 1,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
         features: str | Sequence[str] = "x",
         target: str = "y",
         entity: str | None = "entity",
@@ -116,12 +141,17 @@ class LatentClassRegression(Estimator):
         self.intercept = intercept
         self.standardise = standardise
         self.method = method
+        self.link = link
         self.gamma = gamma
         self.rounds = rounds
+        self.chains = chains
+        self.ranges = ranges
         self.features = features
         self.target = target
         self.entity = entity
         self.seed = seed
+
+    _agreement: Agreement
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -151,59 +181,106 @@ class LatentClassRegression(Estimator):
         >>> ridge.fit(fed, features=["a"], target="b").coefficients_.round(3)
         array([[2.]])
         """
-        if privacy is not None:
-            raise PrivacyError(
-                "the sums of a regression have no bound that a clip could keep: LatentClassRegression takes no privacy="
-            )
-        self._table = Table(
-            column_names(self.features if features is None else features),
-            target or column or self.target,
-            entity or self.entity,
-            self.intercept,
+        names, answer = column_names(self.features if features is None else features), target or column or self.target
+        self._table = Table(names, answer, entity or self.entity, self.intercept, self._ranges((*names, answer)))
+        return super().fit(
+            data,
+            sampler=sampler,
+            checkpoint=checkpoint,
+            every=every,
+            allow=allow,
+            progress=progress,
+            privacy=privacy,
+            ledger=ledger,
+            measure_privacy=measure_privacy,
         )
-        return super().fit(data, sampler=sampler, checkpoint=checkpoint, every=every, allow=allow, progress=progress)
+
+    def n_releases(self) -> int:
+        """How many releases a private fit makes: what `calibrate` needs as `rounds`.
+
+        >>> LatentClassRegression(2, rounds=10).n_releases()
+        10
+        """
+        return self.rounds
+
+    def _ranges(self, names: Sequence[str]) -> tuple[tuple[float, float], ...]:
+        """The ends of these columns' ranges; none where no ranges are given."""
+        if self.ranges is None:
+            return ()
+        missing = [name for name in names if name not in self.ranges]
+        if missing:
+            raise DataError(f"ranges must name every feature and the target, but not {', '.join(missing)}: add them")
+        for name in names:
+            low, high = self.ranges[name]
+            if not -np.inf < low < high < np.inf:
+                raise DataError(f"the range of {name!r} must be a number and a greater one, not {low}, {high}")
+        return tuple((float(self.ranges[name][0]), float(self.ranges[name][1])) for name in names)
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         table: Table = self.__dict__.pop("_table")
         self._check()
+        if how.privacy is not None:
+            self._check_private(how.privacy)
         k = self._candidates[0]
         if len(self._candidates) > 1:
             k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
-        work, state, kept = self._learn(engine, how, table, k)
-        self.labels_ = kept
-        self._take(work, state)
-        self._places: Places | None = None
-        if isinstance(engine.clients, Federation):
-            clients = engine.clients if kept is None else engine.clients.with_kept({"labels": kept})
-            self._places = place(self._placing, state, clients)
+        work, found = self._learn(engine, how, table, k, chains=self.chains)
+        self.labels_ = found[0].labels
+        self._take(work, found[0].state)
+        if self.chains > 1:
+            self.r_hat_, self.intervals_ = self._agreement.r_hat, self._agreement.intervals
+        self._draws = [Draw(one.state, None) for one in found]
+        clients = engine.clients
+        if isinstance(clients, Federation):
+            held = [clients if one.labels is None else clients.with_kept({"labels": one.labels}) for one in found]
+            self._draws = [
+                Draw(one.state, place(self._placing, one.state, h)) for one, h in zip(found, held, strict=True)
+            ]
             self.feature_names_ = table.names(clients)
 
     @property
     def _candidates(self) -> tuple[int, ...]:
         given = self.n_components
-        return (given,) if isinstance(given, int | np.integer) else tuple(sorted(set(given)))
+        return (int(given),) if isinstance(given, int | np.integer) else tuple(sorted({int(k) for k in given}))
 
-    def _learn(self, engine: Engine, how: Fit, table: Table, k: int) -> tuple[Assign, Arrays, Ragged | None]:
-        """The computation, its last state, and the labels that agents keep."""
-        found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
-        if found["events"] < 1:
-            raise DataError("there are no events to learn from: every agent that took part is empty")
-        work = self._work(table, k, len(found["centre"]) - 1 + table.intercept, len(engine.clients.keys))
-        state = self._begin(work, found)
-        if not self.method.startswith("central"):
-            state = self._run(work, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
-            return work, state, engine.kept().get("labels")
-        if not isinstance(engine.clients, Federation):
-            raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
-        chain = Chain(work, state, engine.clients, exact=self.method == "central-exact", seed=self.seed)
-        *_, state = chain.sweeps(self.rounds)
-        return chain.work, state, Ragged(chain.labels.astype(np.int32), chain.groups.offsets)
+    def _learn(
+        self, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1
+    ) -> tuple[Assign, list[Learned]]:
+        """The computation, and its last state with the labels that agents keep for each chain, the likeliest first."""
+        centre, scale, deviation = self._columns(engine, how, table)
+        work = self._work(table, k, len(scale) + table.intercept, len(engine.clients.keys), how)
+        state = work.begin(np.append(centre[:-1], 0.0) if work.binary else centre, scale, deviation=deviation)
+        if self.method.startswith("central"):
+            if not isinstance(engine.clients, Federation):
+                raise DataError(f"method={self.method!r} needs all data in this process: pass a Federation")
+            exact = self.method == "central-exact"
+            each, trace = sample(work, state, engine.clients, exact=exact, seed=self.seed, chains=chains, n=self.rounds)
+            return work, self._agreed(work, each, trace)
+        runs: Assign | Chains = work
+        if chains > 1:
+            runs = Chains(work, chains, self.rounds)
+            state = runs.begin(state)
+        state = self._run(runs, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
+        kept = engine.kept()
+        if isinstance(runs, Assign):
+            return work, [Learned(state, kept.get("labels"))]
+        trace = Trace(*(state[f"server.{name}"] for name in Trace._fields))
+        each = [Learned(one, kept.get(f"{i}.labels")) for i, one in enumerate(runs.each(state))]
+        return work, self._agreed(work, each, trace)
+
+    def _agreed(self, work: Assign, each: list[Learned], trace: Trace) -> list[Learned]:
+        """The chains, the likeliest first."""
+        if len(each) == 1:
+            return each
+        self._agreement = agreement(work, each[0].state, trace, self.seed)
+        best = self._agreement.best
+        return [each[best], *each[:best], *each[best + 1 :]]
 
     def _choose(self, engine: Engine, how: Fit, table: Table) -> int:
         """The smallest number of components within one standard error of the best, by agents' held-out events."""
-        fitted = [self._learn(engine, how.phase(f".{k}"), table, k)[:2] for k in self._candidates]
-        judge = Judge([Assign(**work.get_params()) for work, _ in fitted])
-        state = judge.begin([state for _, state in fitted])
+        fitted = [self._learn(engine, how.phase(f".{k}"), table, k) for k in self._candidates]
+        judge = Judge([placing(work) for work, _ in fitted])
+        state = judge.begin([found.state for _, (found, *_) in fitted])
         done = self._run(judge, engine, how.phase(".judge"), n_rounds=1, seed=self.seed, state=state, measure=0)
         if done["events"] < 1:
             raise DataError(f"no events were held out to choose among {self._candidates}: give one n_components")
@@ -215,42 +292,87 @@ class LatentClassRegression(Estimator):
     def _check(self) -> None:
         if not self._candidates:
             raise DataError("n_components must be a number, or several to choose among; got none")
-        check_parameters(self._candidates[0], self.alpha, self.beta, delta=self.delta, sigma=self.sigma)
-        if self.rounds < 1:
-            raise DataError(f"rounds must be at least 1, not {self.rounds}")
+        check_parameters(self._candidates[0], alpha=self.alpha, beta=self.beta, delta=self.delta, sigma=self.sigma)
+        if self.rounds < 1 or self.chains < 1:
+            raise DataError(f"rounds and chains must be at least 1, not {self.rounds} and {self.chains}")
         if self.method not in METHODS:
             raise DataError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        if self.gamma is not None and not 0 < self.gamma <= 1:
-            raise DataError(f"gamma must be above 0 and at most 1, or None, not {self.gamma}")
+        if self.link not in LINKS:
+            raise DataError(f"link must be one of {', '.join(LINKS)}, not {self.link!r}")
+        if self.link != "identity" and (self.method != "federated" or self.gamma == "latest"):
+            raise DataError(
+                f"link={self.link!r} goes with method='federated' and gamma a number or None, "
+                f"not method={self.method!r}, gamma={self.gamma!r}"
+            )
+        if self.gamma not in (None, "latest"):
+            check_share("gamma", self.gamma)
 
-    def _work(self, table: Table, k: int, n_features: int, n_agents: int) -> Assign:
-        em = self.method == "em"
-        return (Share if em else Assign)(
+    def _smoothing(self, k: int, how: Fit) -> float | None:
+        """The gamma of the rounds, None for the latest contributions."""
+        if self.gamma == "latest":
+            return None
+        if self.gamma is not None:
+            return self.gamma
+        if self.method == "em" or (self.link != "identity" and k == 1):
+            return 1.0 if how.privacy is None and (how.sampler is None or isinstance(how.sampler, All)) else GAMMA
+        return None if k == 1 and how.privacy is None else GAMMA
+
+    def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> Assign:
+        em, linked = self.method == "em", self.link != "identity"
+        kind = Share if em else KINDS[self.link]
+        private = how.privacy is not None
+        return kind(
             table,
             n_features,
             k,
-            alpha=self.alpha,
+            alpha=1.0 if em and self.alpha is None else self.alpha,
             beta=NO_HIERARCHY if em else self.beta,
-            sigma=self.sigma,
+            sigma=1.0 if linked else self.sigma,
             delta=self.delta,
-            gamma=1.0 if em and self.gamma is None else self.gamma,
-            n_agents=n_agents,
-            warm=0 if k == 1 else min(WARM, self.rounds // 2),
+            gamma=self._smoothing(k, how),
+            n_agents=None if private else n_agents,
+            share=share_of(how.sampler, n_agents) if private else None,
+            warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
+            noise=spread_of_noise(how.privacy),
         )
 
-    def _begin(self, work: Assign, found: Arrays) -> Arrays:
+    def _columns(self, engine: Engine, how: Fit, table: Table) -> tuple[Array, Array, float]:
+        """Centre of features and target, scale of the features, and the target's deviation: by sums, or the ranges."""
+        if table.ranges:
+            clients = engine.clients
+            centre, half = table.units(clients if isinstance(clients, Federation) else None)
+            return centre, half[:-1], 1.0 if self.link != "identity" else float(half[-1]) / 2
+        found = self._run(Survey(table), engine, how.phase(".survey"), n_rounds=2, seed=self.seed, measure=0)
+        if found["events"] < 1:
+            raise DataError("there are no events to learn from: every agent that took part is empty")
         centre, deviation = found["centre"], found["deviation"]
         if not self.intercept:
             deviation, centre = np.sqrt(deviation**2 + centre**2), np.zeros_like(centre)
         scale = np.ones(len(centre) - 1)
         if self.standardise:
             scale = np.where(deviation[:-1] > 0, deviation[:-1], 1.0)
-        return work.begin(centre, scale, deviation=float(deviation[-1]) or 1.0)
+        return centre, scale, 1.0 if self.link != "identity" else float(deviation[-1]) or 1.0
+
+    def _check_private(self, privacy: Privacy) -> None:
+        if self.ranges is None:
+            raise PrivacyError(
+                "a private regression needs ranges={column: (low, high)} of features and target, known beforehand: "
+                "values are cut to them, so that no event weighs more than another"
+            )
+        if len(self._candidates) > 1 or self.chains > 1:
+            raise PrivacyError(
+                "a private regression has one n_components and one chain: each more would be released too"
+            )
+        if self.method.startswith("central") or self.gamma == "latest":
+            raise PrivacyError("a private regression has method 'federated' or 'em', and gamma a number or None")
+        if isinstance(privacy.clip, AdaptiveClip):
+            raise PrivacyError(
+                "clip must be a number: sums are judged by their noise, which an AdaptiveClip would move"
+            )
 
     def _take(self, work: Assign, state: Arrays) -> None:
         """Keep what was learned, in the columns' own units."""
-        self._placing = Assign(**work.get_params())
-        self._state = dict(state)
+        self._placing = placing(work)
         sums = opened(state["sums"], work.n_features)
         found = classes_of(sums, float(state["noise"]), state["spread"])
         f, scale, centre = len(state["scale"]), state["scale"], state["centre"]
@@ -258,10 +380,14 @@ class LatentClassRegression(Estimator):
         self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
         own = found.mean[:, f] if self.intercept else np.zeros(len(found.mean))
         self.intercepts_ = own + centre[-1] - self.coefficients_ @ centre[:-1]
-        self.weights_ = prior_shares(state, self.alpha)
+        self.weights_ = prior_shares(state)
+        self.alpha_, self.beta_ = float(state["alpha"]), float(state["beta"])
         self.entities_, self.events_ = sums.entities, sums.events
         self.sigma_ = float(np.sqrt(state["noise"]))
         self.delta_ = float(np.sqrt(state["spread"][0]))
+        law = traced(work, [state])
+        reach = 1.96 * np.sqrt(law.variance[0])
+        self.intervals_ = np.stack([law.mean[0] - reach, law.mean[0] + reach], axis=-1)
         self.feature_names_ = tuple(f"{i}" for i in range(f))
 
     # -- asking --------------------------------------------------------------------------------------------------------
@@ -275,6 +401,8 @@ class LatentClassRegression(Estimator):
         return_std: bool = False,
     ) -> Any:
         """The target of each event (Theorem 2), and with `return_std` its standard deviation, [events] both.
+
+        With a link it is the probability that the target is 1.
 
         Parameters
         ----------
@@ -291,9 +419,7 @@ class LatentClassRegression(Estimator):
         >>> ridge.predict(Federation({"x": [4.0]}, [0, 1])).round(2)
         array([9.])
         """
-        shares, rows = self._shares_of_events(data, history, classes)
-        law = forecast(self._placing.table, self._state, rows, self._placing.n_features)
-        mean, variance = mixed(law, shares)
+        mean, variance = mixed(*self._forecast(data, history, classes))
         return (mean, np.sqrt(variance)) if return_std else mean
 
     def predict_proba(self, data: Federation, *, history: Federation | None = None) -> Array:
@@ -303,7 +429,8 @@ class LatentClassRegression(Estimator):
         >>> LatentClassRegression(1, entity=None).fit(fed).predict_proba(fed)
         array([[1.], [1.], [1.]])
         """
-        return self._shares_of_events(data, history, "shares")[0]
+        self._check_fitted("coefficients_")
+        return self._shares_of_events(self._draws[0], data, history, "shares")
 
     def score_events(self, data: Federation, *, history: Federation | None = None) -> Array:
         """The log predictive density of each event's target.
@@ -312,9 +439,8 @@ class LatentClassRegression(Estimator):
         >>> LatentClassRegression(1, entity=None).fit(fed).score_events(fed).shape
         (3,)
         """
-        shares, rows = self._shares_of_events(data, history, "shares")
-        law = forecast(self._placing.table, self._state, rows, self._placing.n_features)
-        return log_density(law, shares, self._placing.table.y(rows))
+        law, shares = self._forecast(data, history, "shares")
+        return log_density(law, shares, self._placing.table.y(data))
 
     def score(self, data: Federation, *, history: Federation | None = None) -> float:
         """The mean log predictive density of the events' targets.
@@ -325,11 +451,20 @@ class LatentClassRegression(Estimator):
         """
         return float(self.score_events(data, history=history).mean())
 
-    def _shares_of_events(self, data: Federation, history: Federation | None, classes: str) -> tuple[Array, Federation]:
+    def _forecast(self, data: Federation, history: Federation | None, classes: str) -> tuple[Forecast, Array]:
+        """The law of each event under the classes of all chains side by side, and the classes' probabilities."""
         self._check_fitted("coefficients_")
+        draws = self._draws[:1] if classes == "drawn" else self._draws
+        shares = [self._shares_of_events(draw, data, history, classes) / len(draws) for draw in draws]
+        laws = [forecast(self._placing, draw.state, data) for draw in draws]
+        mean = np.concatenate([law.mean for law in laws], axis=1)
+        variance = np.concatenate([law.variance for law in laws], axis=1)
+        return Forecast(mean, variance, self._placing.binary), np.concatenate(shares, axis=1)
+
+    def _shares_of_events(self, draw: Draw, data: Federation, history: Federation | None, classes: str) -> Array:
         if classes not in ("shares", "drawn"):
             raise DataError(f"classes must be 'shares' or 'drawn', not {classes!r}")
-        work, state, places = self._placing, self._state, self._places
+        work, (state, places) = self._placing, draw
         if history is not None:
             places = place(_all(work), {**state, "held": np.zeros(())}, history)
         drawn = classes == "drawn"
@@ -341,12 +476,51 @@ class LatentClassRegression(Estimator):
                 f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}"
             )
         groups = groups_of(data, entity)
-        prior = prior_shares(state, self.alpha)
-        return shares_of(places, data, groups, entity, prior, work.beta, drawn=drawn)[groups.of_event], data
+        prior, beta = prior_shares(state), float(state["beta"])
+        return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event]
+
+    def save(self, path: str | os.PathLike[str], *, entities: bool = True) -> None:
+        """Write what was learned: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
+
+        Parameters
+        ----------
+        path
+            The .json file.
+        entities
+            Whether the classes of agents' entities are written too, with the agents' names: without them every
+            entity is a new one.
+
+        >>> import tempfile
+        >>> ridge = LatentClassRegression(1, entity=None).fit(Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ridge.save(folder + "/ridge.json")
+        ...     LatentClassRegression.load(folder + "/ridge.json").n_components
+        1
+        """
+        self._check_fitted("coefficients_")
+        draws = self._draws if entities else [Draw(draw.state, None) for draw in self._draws]
+        learned = {
+            name: getattr(self, name) for name in (*_NUMBERS, "feature_names_", "candidates_") if hasattr(self, name)
+        }
+        arrays = {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
+        params = {name: plain(value) for name, value in self.get_params().items()}
+        write_regression(path, Saved(params, learned, arrays, self._placing, draws, list(self.history_)))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
+        """Read what `save` wrote; anything else, or files that do not belong together, are refused."""
+        saved = read_regression(path)
+        made = cls(**saved.parameters)
+        for name, value in {**saved.learned, **saved.arrays}.items():
+            setattr(made, name, tuple(value) if name == "feature_names_" else value)
+        made._placing, made._draws, made.ledger_ = saved.work, saved.draws, None
+        made.history_ = History()
+        made.history_.extend(saved.history)
+        return made
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        return [pair for phase in (Survey, Assign, Share, Judge) for pair in phase.examples()]
+        return [pair for phase in (Survey, Assign, Share, Logistic, Probit, Judge, Chains) for pair in phase.examples()]
 
 
 def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
@@ -362,9 +536,35 @@ def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
     return rows
 
 
+def placing(work: Assign) -> Assign:
+    """The rounds by whose densities entities are placed: those of EM have the same classes, integrated over."""
+    return Assign(**work.get_params()) if isinstance(work, Share) else work
+
+
 def _all(work: Assign) -> Assign:
     """The same reading all events, whatever part the fit read."""
-    return Assign(**{**work.get_params(), "table": replace(work.table, part="all")})
+    return type(work)(**{**work.get_params(), "table": replace(work.table, part="all")})
+
+
+def check_share(name: str, value: Any) -> None:
+    """Refuse what is no number above 0 and at most 1."""
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")
+
+
+def share_of(sampler: Sampler | None, n_agents: int) -> float:
+    """The share of agents in a round, as far as it is known before anyone reports."""
+    if isinstance(sampler, Poisson):
+        return sampler.rate
+    return min(sampler.size / max(n_agents, 1), 1.0) if isinstance(sampler, FixedSize) else 1.0
+
+
+def spread_of_noise(privacy: Privacy | None) -> float:
+    """The standard deviation of the noise on the sums; a server that adds none knows of none."""
+    if privacy is None or privacy.place == "local":
+        return 0.0
+    spread = privacy.spread() * privacy.with_count(privacy.first_clip) * privacy.scales.get("sums", 1.0)
+    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)))
 
 
 def column_names(features: str | Sequence[str]) -> tuple[str, ...]:

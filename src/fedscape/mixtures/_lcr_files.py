@@ -1,0 +1,98 @@
+"""A fitted latent class regression as files: JSON for people and tools, an .npz beside it for the arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedscape.computation import Arrays
+from fedscape.errors import CheckpointError
+from fedscape.mixtures._dm_files import read_population, write_population
+from fedscape.mixtures._lcr_links import Logistic, Probit
+from fedscape.mixtures._lcr_predict import Places
+from fedscape.mixtures._lcr_rounds import Assign
+from fedscape.mixtures._lcr_rows import Table
+from fedscape.random import Array
+
+KINDS: dict[str, type[Assign]] = {"identity": Assign, "logistic": Logistic, "probit": Probit}
+WHAT = "regression"
+
+
+class Draw(NamedTuple):
+    """One chain's state, and the classes of the entities that were in this process."""
+
+    state: Arrays
+    places: Places | None
+
+
+class Saved(NamedTuple):
+    """What a file holds."""
+
+    parameters: dict[str, Any]
+    learned: dict[str, Any]
+    arrays: dict[str, Array]
+    work: Assign
+    draws: list[Draw]
+    history: list[dict[str, Any]]
+
+
+def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
+    """Write both files."""
+    work = saved.work.get_params()
+    arrays = {f"learned.{name}": values for name, values in saved.arrays.items()}
+    entities: list[list[str] | None] = []
+    for i, (state, places) in enumerate(saved.draws):
+        arrays |= {f"{i}.state.{name}": values for name, values in state.items()}
+        entities.append(None)
+        if places is not None:
+            arrays |= {f"{i}.places.{name}": v for name, v in places._asdict().items() if name != "names"}
+            entities[-1] = None if places.names is None else list(places.names)
+    header = {
+        "parameters": saved.parameters,
+        "learned": saved.learned,
+        "work": {**work, "table": asdict(saved.work.table)},
+        "draws": len(saved.draws),
+        "entity_names": entities,
+        "history": saved.history,
+    }
+    write_population(path, header, arrays, what=WHAT)
+
+
+def read_regression(path: str | os.PathLike[str]) -> Saved:
+    """Read both files; foreign, damaged or mismatched ones are refused."""
+    header, arrays = read_population(path, what=WHAT)
+    try:
+        table = dict(header["work"]["table"])
+        table |= {"features": tuple(table["features"]), "ranges": tuple(tuple(ends) for ends in table["ranges"])}
+        kind = KINDS[header["parameters"]["link"]]
+        work = kind(**{**header["work"], "table": Table(**table)})
+        draws = [_draw(_under(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]
+        learned = _under(arrays, "learned.")
+        return Saved(header["parameters"], header["learned"], learned, work, draws, header["history"])
+    except (KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"{os.fspath(path)} lacks or mistakes {error}: save the {WHAT} again") from None
+
+
+def _under(arrays: Mapping[str, Array], mark: str) -> dict[str, Array]:
+    return {name[len(mark) :]: values for name, values in arrays.items() if name.startswith(mark)}
+
+
+def _draw(arrays: Mapping[str, Array], names: Sequence[str] | None) -> Draw:
+    places = _under(arrays, "places.")
+    found = Places(**places, names=None if names is None else tuple(names)) if places else None
+    return Draw(_under(arrays, "state."), found)
+
+
+def plain(value: Any) -> Any:
+    """A parameter as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {name: [float(end) for end in ends] for name, ends in value.items()}
+    if isinstance(value, Sequence | range) and not isinstance(value, str):
+        return [plain(one) for one in value]
+    return value

@@ -1,0 +1,80 @@
+"""A saved latent class regression predicts what the fitted one did; damaged and foreign files are refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedscape import LatentClassRegression, MixtureOfDirichletMultinomials, NotFittedError, datasets
+from fedscape.datasets.generators import hlcr_synthetic
+from fedscape.errors import CheckpointError
+
+
+def data():
+    fed, _ = hlcr_synthetic(12, entities=3, events=8, features=2, components=2, sigma=0.5, seed=0)
+    return fed.with_column("entity", fed["entity"], names=["a", "b", "c"]).split(test=0.25, seed=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"chains": 2, "rounds": 8},
+        {"method": "em"},
+        {"method": "central-exact", "alpha": None, "beta": None},
+        {"n_components": range(1, 3), "rounds": 6},
+        {"ranges": {"x": (-3.0, 3.0), "y": (-6.0, 6.0)}},
+        {"link": "logistic"},
+        {"entity": None, "n_components": np.int64(1)},
+    ],
+)
+def test_a_loaded_regression_says_the_same(settings, tmp_path):
+    train, test = data()
+    if settings.get("link"):
+        train, test = (part.with_column("y", (part["y"] > 0) * 1.0) for part in (train, test))
+    reg = LatentClassRegression(**{"n_components": 2, **settings}).fit(train)
+    reg.save(tmp_path / "reg.json")
+    again = LatentClassRegression.load(tmp_path / "reg.json")
+    for one, two in zip(reg.predict(test, return_std=True), again.predict(test, return_std=True), strict=True):
+        assert one.tobytes() == two.tobytes()
+    assert reg.score(test, history=train) == again.score(test, history=train)
+    for name in ("coefficients_", "intercepts_", "errors_", "weights_", "intervals_"):
+        assert getattr(reg, name).tobytes() == getattr(again, name).tobytes()
+    assert (again.sigma_, again.feature_names_) == (reg.sigma_, reg.feature_names_)
+    assert list(again.history_) == list(reg.history_)
+    again.save(tmp_path / "twice.json")
+    assert (tmp_path / "twice.npz").read_bytes() == (tmp_path / "reg.npz").read_bytes()
+
+
+def test_entities_can_be_left_out(tmp_path):
+    train, test = data()
+    reg = LatentClassRegression(2, seed=0).fit(train)
+    reg.save(tmp_path / "reg.json", entities=False)
+    assert "places" not in " ".join(np.load(tmp_path / "reg.npz").files)
+    again = LatentClassRegression.load(tmp_path / "reg.json")
+    np.testing.assert_allclose(again.predict_proba(test), np.tile(reg.weights_, (test.n_rows, 1)))
+    assert again.score(test, history=train) > again.score(test)
+
+
+def test_other_files_are_refused(tmp_path):
+    train, _ = data()
+    reg = LatentClassRegression(2, rounds=3).fit(train)
+    with pytest.raises(NotFittedError):
+        LatentClassRegression(2).save(tmp_path / "none.json")
+    with pytest.raises(CheckpointError, match=r"a regression is saved as \.json, not '.pkl'"):
+        reg.save(tmp_path / "reg.pkl")
+    mixture = MixtureOfDirichletMultinomials(1).fit(datasets.load("acs-race").take(slice(0, 50)))
+    mixture.save(tmp_path / "population.json")
+    with pytest.raises(CheckpointError, match="is not a regression that this version of fedscape can read"):
+        LatentClassRegression.load(tmp_path / "population.json")
+    reg.save(tmp_path / "reg.json")
+    text = json.loads((tmp_path / "reg.json").read_text())
+    (tmp_path / "reg.json").write_text(json.dumps({**text, "draws": 5}))
+    with pytest.raises(CheckpointError, match="its checksum does not match"):
+        LatentClassRegression.load(tmp_path / "reg.json")
+    reg.save(tmp_path / "reg.json")
+    (tmp_path / "reg.npz").write_bytes(b"damaged")
+    with pytest.raises(CheckpointError, match="does not belong to"):
+        LatentClassRegression.load(tmp_path / "reg.json")

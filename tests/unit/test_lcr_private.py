@@ -1,0 +1,130 @@
+"""Private latent class regression: cut values, bounded sums, the ledger, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedscape import (
+    All,
+    DataError,
+    Federation,
+    FixedSize,
+    Gaussian,
+    Key,
+    LatentClassRegression,
+    Ledger,
+    Poisson,
+    PrivacyError,
+    calibrate,
+)
+from fedscape.datasets.generators import hlcr_synthetic
+from fedscape.mixtures._lcr_rounds import Assign
+from fedscape.mixtures._lcr_rows import Table
+from fedscape.privacy import AdaptiveClip
+
+RANGES = {"x": (-3.0, 3.0), "y": (-6.0, 6.0)}
+
+
+def data(agents=400, k=2, seed=1):
+    fed, _ = hlcr_synthetic(agents, entities=3, events=10, features=2, components=k, sigma=0.5, delta=1.5, seed=seed)
+    place = np.arange(fed.n_rows) % 10
+    return fed.where(place < 8), fed.where(place >= 8)
+
+
+def test_ranges_make_the_same_regression_without_a_survey():
+    train, test = data(100)
+    with_ranges = LatentClassRegression(2, ranges=RANGES, beta=2.0, seed=0).fit(train)
+    plain = LatentClassRegression(2, beta=2.0, seed=0).fit(train)
+    assert with_ranges.score(test) == pytest.approx(plain.score(test), abs=0.03)
+    assert len(with_ranges.history_) == 20
+    assert len(plain.history_) == 22
+
+
+def test_values_are_cut_to_their_ranges():
+    fed = Federation({"x": [0.0, 1.0, 50.0], "y": [0.0, 1.0, -9.0]}, [0, 3])
+    cut = Federation({"x": [0.0, 1.0, 2.0], "y": [0.0, 1.0, -1.0]}, [0, 3])
+    settings = {"ranges": {"x": (-2.0, 2.0), "y": (-1.0, 1.0)}, "entity": None}
+    one, two = (LatentClassRegression(1, **settings).fit(part) for part in (fed, cut))
+    assert one.coefficients_.tobytes() == two.coefficients_.tobytes()
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_one_row_moves_the_sums_of_one_line_by_no_more_than_its_bound(intercept):
+    work = Assign(Table(ranges=((-2.0, 4.0), (0.0, 10.0)), intercept=intercept), 2 + intercept, 1, gamma=0.5)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(0, 9, (200, 2)), rng.normal(0, 20, 200)
+    centre, half = work.table.units(Federation({"x": x[:1], "y": y[:1]}, [0, 1]))
+    state = work.begin(centre, half[:-1], deviation=1.0)
+    for norm in (1, 2):
+        bound = work.row_bound(state, norm)
+        for i in range(200):
+            fed = Federation({"x": x[[i]], "y": y[[i]], "entity": [0]}, [0, 1])
+            sent, _ = work.step(work.prepare(state), fed, Key(0, 0))
+            assert np.linalg.norm(sent["sums"].ravel(), norm) <= bound * (1 + 1e-12)
+    assert Assign(Table(ranges=((-2.0, 4.0), (0.0, 10.0))), 3, 2, gamma=0.5).row_bound(state, 2) is None
+
+
+@pytest.mark.parametrize("sampler", [None, Poisson(0.5), FixedSize(300)])
+def test_a_private_fit_stays_in_its_budget_and_learns(sampler):
+    train, test = data(800)
+    reg = LatentClassRegression(2, ranges=RANGES, beta=2.0, rounds=8, seed=0)
+    multiplier = calibrate(20.0, 1e-6, rounds=reg.n_releases(), sampler=sampler or All(), n_clients=800)
+    ledger = Ledger(epsilon=20.1, delta=1e-6)
+    reg.fit(train, privacy=Gaussian(clip=30.0, multiplier=multiplier), ledger=ledger, sampler=sampler)
+    assert sum(line["kind"] == "release" for line in ledger.entries()) == 8
+    assert max(ledger.spent().values()) <= 20.1
+    assert reg.ledger_ is ledger
+    flat = LatentClassRegression(1, ranges=RANGES).fit(train)
+    assert np.isfinite(reg.coefficients_).all()
+    if sampler is None:
+        assert reg.score(test) > flat.score(test)
+
+
+def test_strong_noise_leaves_finite_numbers_near_the_prior():
+    train, test = data(50)
+    for link in ("identity", "logistic"):
+        part = train if link == "identity" else train.with_column("y", (train["y"] > 0) * 1.0)
+        settings = {"ranges": {**RANGES, "y": (0.0, 1.0)} if link == "logistic" else RANGES, "link": link, "rounds": 5}
+        reg = LatentClassRegression(3, **settings).fit(part, privacy=Gaussian(clip=5.0, multiplier=50.0, noise_seed=1))
+        assert np.isfinite(reg.coefficients_).all()
+        assert np.isfinite(reg.predict(test)).all()
+        assert not reg.ledger_.private
+
+
+def test_a_single_event_can_be_the_unit_for_one_line():
+    train, _ = data(300, k=1)
+    reg = LatentClassRegression(1, ranges=RANGES, rounds=2)
+    reg.fit(train, privacy=Gaussian(clip=4.0, multiplier=1.0, unit="row", noise_seed=0))
+    exact = LatentClassRegression(1, ranges=RANGES, rounds=2).fit(train)
+    np.testing.assert_allclose(reg.coefficients_, exact.coefficients_, atol=0.05)
+    with pytest.raises(PrivacyError, match="does not bound what one row can change"):
+        LatentClassRegression(2, ranges=RANGES).fit(train, privacy=Gaussian(clip=4.0, multiplier=1.0, unit="row"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "clip", "message"),
+    [
+        ({}, 1.0, r"a private regression needs ranges=\{column: \(low, high\)\}"),
+        ({"ranges": RANGES, "n_components": (1, 2)}, 1.0, "one n_components and one chain"),
+        ({"ranges": RANGES, "chains": 2}, 1.0, "one n_components and one chain"),
+        ({"ranges": RANGES, "method": "central"}, 1.0, "method 'federated' or 'em', and gamma a number"),
+        ({"ranges": RANGES, "gamma": "latest"}, 1.0, "method 'federated' or 'em', and gamma a number"),
+        ({"ranges": RANGES}, AdaptiveClip(1.0), "clip must be a number: sums are judged by their noise"),
+    ],
+)
+def test_what_a_private_fit_refuses(settings, clip, message):
+    with pytest.raises(PrivacyError, match=message):
+        LatentClassRegression(**settings).fit(data(5)[0], privacy=Gaussian(clip=clip, multiplier=1.0))
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"x": (0.0, 1.0)}, "ranges must name every feature and the target, but not y: add them"),
+        ({"x": (1.0, 1.0), "y": (0.0, 1.0)}, "the range of 'x' must be a number and a greater one, not 1.0, 1.0"),
+    ],
+)
+def test_bad_ranges_are_refused(ranges, message):
+    with pytest.raises(DataError, match=message):
+        LatentClassRegression(1, ranges=ranges).fit(data(5)[0])
