@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Column, Force, Json, Quiet, Seed, Source, free, numbers
+from fedscape.cli.options import (
+    Address,
+    Client,
+    Column,
+    EngineName,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    Source,
+    Workers,
+    free,
+    numbers,
+    placing,
+)
 from fedscape.cli.show import description, flat, pairs, population_table, show, table
 from fedscape.cli.simulate import fidelity_table
 
@@ -53,6 +67,9 @@ def fit(
     solver: Annotated[str, typer.Option(help="exact, newton or fixed_point.")] = "exact",
     starts: Annotated[int, typer.Option(help="How many starts run side by side.")] = 4,
     rounds: Annotated[int, typer.Option(help="At most this many rounds.")] = 30,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -72,6 +89,7 @@ def fit(
         rounds=rounds,
         seed=seed,
         progress=False if quiet else None,
+        place=placing(engine, address, workers),
     )
     if out is not None:
         made.save(out)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Json, Quiet, Seed, Source, numbers
+from fedscape.cli.options import Address, EngineName, Json, Quiet, Seed, Source, Workers, numbers, placing
 from fedscape.cli.show import pairs, show, table
 
 
@@ -24,6 +24,9 @@ def regress(
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
     alpha: Annotated[float, typer.Option(help="How even classes are over all agents.")] = 1.0,
     beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     json_: Json = False,
@@ -45,6 +48,7 @@ def regress(
         beta=beta,
         seed=seed,
         progress=False if quiet else None,
+        place=placing(engine, address, workers),
     )
     show(about, json_, _for_people)
 

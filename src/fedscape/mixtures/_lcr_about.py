@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedscape.engine import Engine, Local
 from fedscape.federation import Federation
 from fedscape.mixtures._numbers import numbers_of
 from fedscape.mixtures.latent_class_regression import LatentClassRegression, Method, column_names
@@ -25,10 +26,11 @@ def regression(
     beta: float = 1.0,
     seed: int = 0,
     progress: bool | None = None,
+    place: Callable[[Federation], Engine] = Local,
 ) -> dict[str, Any]:
     """Fit to four fifths of each agent's events, test on the rest, and say what the classes are, the commonest first.
 
-    Rows without a number in any of the columns are left out, and counted.
+    Rows without a number in any of the columns are left out, and counted; `place` says where the agents live.
 
     >>> from fedscape import datasets
     >>> about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
@@ -55,7 +57,7 @@ def regression(
         entity=entity,
         seed=seed,
     )
-    model.fit(train, progress=progress)
+    model.fit(place(train), progress=progress)
     return {
         "target": target,
         "candidates": getattr(model, "candidates_", []),
