@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ _SETTINGS = {
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+CONNECT_SECONDS = 10.0
 _LOCK = threading.Lock()
 _ENGINES = {"users": 0, "ours": 0}
 
@@ -81,6 +83,7 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
         if address is not None:
+            _knock(address)
             ray.init(address=address, **quiet)
             return
         cores = max(cores, len(os.sched_getaffinity(0)))
@@ -89,6 +92,13 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         where = "no Ray cluster could be started here" if address is None else f"no Ray cluster answers at {address!r}"
         raise EngineError(f"{where}: {one_line(error)}") from error
+
+
+def _knock(address: str) -> None:
+    """Ray ends the whole process where nobody answers: find out before."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
 
 
 @contextmanager
