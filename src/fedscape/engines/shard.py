@@ -36,21 +36,20 @@ class Source(NamedTuple):
     parquet: str | None
     client: str | None
 
-    def open(self) -> tuple[Federation, tempfile.TemporaryDirectory[str] | None]:
-        """The Federation, and the folder of this worker's own where it had to make one."""
+    def open(self) -> Federation:
+        """The Federation, memory-mapped."""
         if seal_of(self.folder) == self.seal:
-            return load_folder(self.folder, verify=False, walk=True), None
+            return load_folder(self.folder, verify=False, walk=True)
         if self.parquet is None or self.client is None:
             raise DataError(
                 f"the machine {platform.node()} does not see the clients' files in {self.folder}: "
                 "pass folder= on a file system that all machines share"
             )
-        own = tempfile.TemporaryDirectory(prefix="fedscape-ray-")
-        place = Path(own.name) / "clients"
-        Federation.from_parquet(self.parquet, client=self.client).save(place)
-        if seal_of(place) != self.seal:
-            raise DataError(f"{self.parquet} on the machine {platform.node()} is not the file that the driver read")
-        return load_folder(place, verify=False, walk=True), own
+        with tempfile.TemporaryDirectory(prefix="fedscape-ray-") as own:
+            Federation.from_parquet(self.parquet, client=self.client).save(Path(own) / "clients")
+            if seal_of(Path(own) / "clients") != self.seal:
+                raise DataError(f"{self.parquet} on the machine {platform.node()} is not the file that the driver read")
+            return load_folder(Path(own) / "clients", verify=False, walk=True)  # stays mapped when the names are gone
 
 
 def seal_of(folder: str | Path) -> str | None:
@@ -102,7 +101,7 @@ class Shard:
         try:
             if (mine := software()) != versions:
                 raise EngineError(f"the machine {platform.node()} has {mine}, the driver {dict(versions)}")
-            self.federation, self._own = self.source.open()
+            self.federation = self.source.open()
             self._order = self.federation.order
             if self.memory is not None:
                 _bound_memory(self.memory)
