@@ -58,6 +58,8 @@ class Diary(Computation):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == "always":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.trouble == "gpu":
+            Path(self.marker).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
         if self.trouble == "pid":
             Path(self.marker).write_text(str(os.getpid()))
             time.sleep(0.5)

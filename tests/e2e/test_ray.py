@@ -12,20 +12,24 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 from ray_computations import Diary, digest, people
 
 from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
-from fedscape.engines.cluster import Cluster
+from fedscape.engines.cluster import _importable
 
 SCRIPT = Path(__file__).with_name("ray_computations.py")
 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """One cluster for all tests of this file."""
-    held = Cluster(None, 4, 1, 0.0, None)
-    yield held
-    held.leave()
+    """One cluster for all tests of this file, somebody else's; its GPUs are numbers alone."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with _importable():
+        ray.init("local", num_cpus=4, num_gpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
+    yield
+    assert ray.is_initialized()  # engines have not stopped what they did not start
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +120,15 @@ def test_memory_is_bounded(cluster):
 def test_more_than_the_cluster_has_is_refused(cluster):
     with pytest.raises(EngineError, match=r"9 workers with 1 CPUs each do not fit the cluster, which has 4"):
         Ray(people(), workers=9)
-    with pytest.raises(EngineError, match=r"1 workers with 1 GPUs each do not fit the cluster, which has 0"):
-        Ray(people(), workers=1, gpus_per_worker=1)
+    with pytest.raises(EngineError, match=r"2 workers with 1.5 GPUs each do not fit the cluster, which has 2"):
+        Ray(people(), workers=2, gpus_per_worker=1.5)
+
+
+def test_each_worker_sees_the_gpus_that_are_its_own(cluster, tmp_path):
+    with Ray(people(), workers=2, gpus_per_worker=1) as engine:
+        for who in (3, 70):  # one in either shard
+            ending(engine, Diary("gpu", who=who, marker=str(tmp_path / str(who))), All())
+    assert {(tmp_path / str(who)).read_text() for who in (3, 70)} == {"0", "1"}
 
 
 def test_files_and_parquet_give_the_same_and_files_written_here_are_removed(cluster, tmp_path):
