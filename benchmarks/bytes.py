@@ -17,6 +17,7 @@ from fedscape import (
     Federation,
     GaussianMixture,
     Histogram,
+    Key,
     LatentClassRegression,
     Local,
     MixtureOfDirichletMultinomials,
@@ -25,6 +26,8 @@ from fedscape import (
     personal,
     rounds,
 )
+from fedscape.computation import frozen
+from fedscape.engine import broadcast
 from fedscape.mixtures import Diagonal, Full
 from table import arguments, report
 
@@ -111,8 +114,11 @@ def fitted(fit: Callable[[Local], object], engine: Local) -> list[tuple[int, int
 
 
 def trained(method: object, engine: Local) -> list[tuple[int, int]]:
-    done = rounds(method, engine, n_rounds=2, allow=method.reveals, measure=0)
-    return [(r.bytes_down, r.bytes_up) for r in done]
+    """The same; bytes up are those of a client alone, because sums of float32 that are made at once are float64."""
+    sizes = [r.bytes_down for r in rounds(method, engine, n_rounds=2, allow=method.reveals, measure=0)]
+    one, state = engine.federation.take([0]), method.prepare(broadcast(frozen(method.start(0))))
+    sent, _ = method.step(state, one, Key(0))
+    return [(down, sum(values.nbytes for values in sent.values())) for down in sizes]
 
 
 def scaled(row: dict) -> dict:

@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("ray_computations.py")
 @pytest.fixture(scope="module")
 def cluster():
     """One cluster for all tests of this file, somebody else's; its GPUs are numbers alone."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with _importable():
         ray.init("local", num_cpus=4, num_gpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
     yield

@@ -15,11 +15,13 @@ from typing import Any
 from fedscape.errors import EngineError, require
 from fedscape.formats.files import one_line
 
-# nothing is reported to anyone; errors are raised, not also printed; workers without a GPU keep their environment
+# nothing is reported to anyone; errors are raised, not also printed; workers without a GPU keep their environment, and
+# those of a cluster started here run at the priority of this process, which waits for them
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
 }
 CONNECT_SECONDS = 10.0
 _LOCK = threading.Lock()
