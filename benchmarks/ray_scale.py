@@ -1,6 +1,7 @@
 """What does Ray cost on one machine: a round of the mixture over millions of clients, with two workers and on `Local`?
 
-Both map the same files; rounds alternate, so that other work on the machine hits both; the smallest time counts.
+Both map the same files; rounds alternate, so that other work on the machine hits both; the smallest time counts. CPU
+time is that of this process and all it started, Ray's own processes included: it says what Ray costs on a machine that is busy, too.
 """
 
 from __future__ import annotations
@@ -43,11 +44,27 @@ def own_memory() -> int:
     return most
 
 
-def timed(engine: Local | Ray, work: Maximise, state: dict, cohort: np.ndarray) -> tuple[float, dict]:
-    began = time.perf_counter()
+def cpu() -> float:
+    """Seconds of CPU of this process and its descendants so far."""
+    parents, used = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(fields[1])
+        used[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(used[pid] for pid in family)
+
+
+def timed(engine: Local | Ray, work: Maximise, state: dict, cohort: np.ndarray) -> tuple[float, float, dict]:
+    began, spent = time.perf_counter(), cpu()
     reply = engine.run(work, state, cohort, Key(0))
     work.update(state, reply.total)
-    return time.perf_counter() - began, reply.total
+    return time.perf_counter() - began, cpu() - spent, reply.total
 
 
 def compare(n: int, workers: int, repeats: int) -> dict:
@@ -61,12 +78,14 @@ def compare(n: int, workers: int, repeats: int) -> dict:
             near = Local(Federation.load(path, verify=False), threads=workers)
             for engine in (near, far):
                 timed(engine, work, state, cohort)  # compile, build the tables, bring the files into memory
-            here, there = [], []
+            here, there, spent = [], [], np.zeros(2)
             for _ in range(repeats):
-                took, expected = timed(near, work, state, cohort)
+                took, used, expected = timed(near, work, state, cohort)
                 here.append(took)
-                took, total = timed(far, work, state, cohort)
+                spent[0] += used
+                took, used, total = timed(far, work, state, cohort)
                 there.append(took)
+                spent[1] += used
                 same = all(np.asarray(total[name]).tobytes() == np.asarray(expected[name]).tobytes() for name in total)
             memory = own_memory()
     ratios = np.array(there) / np.array(here)
@@ -77,6 +96,9 @@ def compare(n: int, workers: int, repeats: int) -> dict:
         "Ray, s": min(there),
         "overhead": f"{min(there) / min(here) - 1:.1%}",
         "median of pairs": f"{np.median(ratios) - 1:.1%}",
+        "Local, CPU s": spent[0] / repeats,
+        "Ray, CPU s": spent[1] / repeats,
+        "overhead, CPU": f"{spent[1] / spent[0] - 1:.1%}",
         "same bytes": same,
         "start, s": started,
         "memory of a worker, MB": memory / 1e6,
