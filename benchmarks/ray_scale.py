@@ -1,7 +1,7 @@
 """What does Ray cost on one machine: a round of the mixture over millions of clients, with two workers and on `Local`?
 
 Both map the same files; rounds alternate, so that other work on the machine hits both; the smallest time counts. CPU
-time is that of this process and all it started, Ray's own processes included: it says what Ray costs on a machine that is busy, too.
+time is that of this process and all it started, Ray's own processes included: a busy machine does not blur it.
 """
 
 from __future__ import annotations
