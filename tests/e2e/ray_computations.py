@@ -78,7 +78,7 @@ def digest(loop) -> str:
 
 
 def main(folder: str, n_rounds: int) -> None:
-    with Ray(people(), workers=2) as engine:
+    with Ray(people(), workers=2, folder=folder) as engine:
         loop = rounds(Diary(), engine, n_rounds=n_rounds, sampler=FixedSize(60), resume=f"{folder}/run.ckpt")
         for r in loop:
             r.save(f"{folder}/run.ckpt")
