@@ -23,6 +23,7 @@ from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures, personal, simulate, sketches, studies
+    from fedscape.engines.ray import Ray
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,
@@ -39,8 +40,9 @@ try:
 except _PackageNotFoundError:  # run from the source tree
     __version__ = "0.1.0+source"
 
-# loaded when first asked for: they need SciPy and torch
-_LATER = {
+# loaded when first asked for: they need SciPy, torch or an engine's own package
+_LATER: dict[str, tuple[str, ...]] = {
+    "engines.ray": ("Ray",),
     "learning": ("FedAvg", "LocalSGD"),
     "mixtures": (
         "GaussianMixture",
@@ -95,6 +97,7 @@ __all__ = [
     "Poisson",
     "Privacy",
     "PrivacyError",
+    "Ray",
     "Sampler",
     "calibrate",
     "choose_components",

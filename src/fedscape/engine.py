@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from fedscape.random import Array, HasKeys, Key
 
 T = TypeVar("T")
 S = TypeVar("S")
+
+SECTIONS = 256  # at most so many runs of blocks, each added up where it is run: what waits for its turn is bounded
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class Local:
     """All clients in this process, block by block on a few threads.
 
     The cohort, in the order of ids, is cut into blocks at places that depend on the computation alone; threads take
-    whole blocks; block sums are added in order. So the result is the same to the byte whatever the number of threads.
+    whole blocks; block sums are added in order, those of a section (one block, or as many as make 256 sections) first.
+    So the result is the same to the byte whatever the number of threads.
 
     Parameters
     ----------
@@ -142,46 +145,44 @@ class Local:
         release: Release | None = None,
         measure_release: Release | None = None,
     ) -> Reply:
-        if len(cohort) < self.min_clients:
-            raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {self.min_clients}")
+        check_enough(cohort, self.min_clients, key)
         cohort = self._in_order_of_id(cohort)
-        task = Task(computation, key, measure, release, measure_release)
         sent = broadcast(state)
-        work = partial(self._block, task, computation.prepare(sent), own_row_numbers(sent, self.federation))
-        size = computation.block_clients
-        if release is None and not computation.reveals and computation.total_clients is not None:
-            size = computation.total_clients
-        blocks = cut(self.federation.sizes[cohort], size, computation.block_rows)
-        parts = [as_slice(cohort[begin:end]) for begin, end in blocks]
-        answers = _Sum()
+        site = Site(self.federation, Task(computation, key, measure, release, measure_release), sent)
+        parts = [
+            [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
+            for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
+        ]
+        answer = Answer()
         with one_library_thread():
-            for answer in in_order(work, parts, self._pool, self.threads):
-                answers.add(answer)
-        self._store.put(answers.kept)
-        total = {**answers.sent, **_joined(answers.revealed)}
-        if computation.reveals:
-            total["ids"] = self.federation.ids[cohort]
-        total["clients"] = np.asarray(len(cohort))
-        return Reply(total, answers.metrics, len(cohort), bytes_down(sent), answers.bytes_up)
+            for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
+                answer.add(part)
+        self._store.put(answer.kept)
+        return answer.reply(computation, self.federation.ids[cohort], sent)
+
+    def _kept(self, where: Array | slice) -> Mapping[str, Ragged]:
+        return {name: arrays.take(where) for name, arrays in self._store.arrays.items()}
 
     def _in_order_of_id(self, cohort: Array) -> Array:
         order = self.federation.order
-        if order is None:
-            return cohort
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        return cohort[np.argsort(rank[cohort])]
+        return cohort if order is None else order[np.sort(ranks(order)[cohort])]
 
-    def _block(self, task: Task, state: Arrays, own: Array | None, where: Array | slice) -> _Answer:
-        clients = self.federation.borrow(where)
-        if self._store.arrays:
-            clients = clients.with_kept({name: arrays.take(where) for name, arrays in self._store.arrays.items()})
-        try:
-            mine = state if own is None else own_rows(state, own[where])
-            return answer_of(task, mine, clients, where)
-        except DataError as error:
-            first, last = clients.ids[0], clients.ids[-1]
-            raise DataError(f"{error} (among the clients {first!s} to {last!s}, rows counted from the first)") from None
+
+def check_enough(cohort: Array, min_clients: int, key: Key) -> None:
+    """Refuse a cohort that is too small, before anything is computed."""
+    if len(cohort) < min_clients:
+        raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {min_clients}")
+
+
+def ranks(order: Array) -> Array:
+    """The place of each client in the order of ids.
+
+    >>> ranks(np.array([2, 0, 1]))
+    array([1, 2, 0])
+    """
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
 
 
 @cache
@@ -219,40 +220,70 @@ class Task:
     measure_release: Release | None
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What one block of clients gave."""
+class Block(NamedTuple):
+    """Clients that one call of `step` sees: where their rows are, and their place among what is kept."""
 
-    sent: Arrays
-    revealed: Arrays
-    metrics: Arrays
     where: Array | slice
-    kept: Mapping[str, Ragged]
-    bytes_up: int
+    place: Array | slice
 
 
-class _Sum:
-    """Adds answers in the order in which they come."""
+@dataclass
+class Answer:
+    """What a block of clients gave; blocks, and runs of blocks, are added in their order."""
 
-    def __init__(self) -> None:
-        self.sent: Arrays = {}
-        self.metrics: Arrays = {}
-        self.revealed: dict[str, list[Array]] = {}
-        self.kept: list[tuple[Array | slice, Mapping[str, Ragged]]] = []
-        self.bytes_up = 0
+    sent: Arrays = field(default_factory=dict)
+    metrics: Arrays = field(default_factory=dict)
+    revealed: dict[str, list[Array]] = field(default_factory=dict)
+    kept: list[tuple[Array | slice, Mapping[str, Ragged]]] = field(default_factory=list)
+    bytes_up: int = 0
 
-    def add(self, answer: _Answer) -> None:
-        for sums, new in ((self.sent, answer.sent), (self.metrics, answer.metrics)):
+    def add(self, other: Answer) -> None:
+        """Take in the answer of the clients that come next."""
+        for sums, new in ((self.sent, other.sent), (self.metrics, other.metrics)):
             for name, values in new.items():
                 sums[name] = sums[name] + values if name in sums else values
-        for name, values in answer.revealed.items():
-            self.revealed.setdefault(name, []).append(values)
-        if answer.kept:
-            self.kept.append((answer.where, answer.kept))
-        self.bytes_up = max(self.bytes_up, answer.bytes_up)
+        for name, rows in other.revealed.items():
+            self.revealed.setdefault(name, []).extend(rows)
+        self.kept += other.kept
+        self.bytes_up = max(self.bytes_up, other.bytes_up)
+
+    def reply(self, computation: Computation, ids: Array, state: Arrays) -> Reply:
+        """What the clients of these ids, who were sent this state, gave together."""
+        total = {**self.sent, **{name: np.concatenate(rows) for name, rows in self.revealed.items()}}
+        if computation.reveals:
+            total["ids"] = ids
+        total["clients"] = np.asarray(len(ids))
+        return Reply(total, self.metrics, len(ids), bytes_down(state), self.bytes_up)
 
 
-def answer_of(task: Task, state: Arrays, clients: Federation, where: Array | slice) -> _Answer:
+class Site:
+    """Clients of a process at work in one round: what `Local` and the workers of other engines have in common."""
+
+    def __init__(self, federation: Federation, task: Task, sent: Arrays) -> None:
+        self.federation, self.task = federation, task
+        self._state = task.computation.prepare(sent)
+        self._own = own_row_numbers(sent, federation)
+
+    def run(self, blocks: Sequence[Block], kept: Callable[[Array | slice], Mapping[str, Ragged]]) -> Answer:
+        """These blocks one after the other, added in order; `kept` says what the clients at a place keep."""
+        answer = Answer()
+        for block in blocks:
+            answer.add(self._run_one(block, kept(block.place)))
+        return answer
+
+    def _run_one(self, block: Block, kept: Mapping[str, Ragged]) -> Answer:
+        clients = self.federation.borrow(block.where)
+        if kept:
+            clients = clients.with_kept(kept)
+        try:
+            mine = self._state if self._own is None else own_rows(self._state, self._own[block.where])
+            return answer_of(self.task, mine, clients, block.place)
+        except DataError as error:
+            first, last = clients.ids[0], clients.ids[-1]
+            raise DataError(f"{error} (among the clients {first!s} to {last!s}, rows counted from the first)") from None
+
+
+def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | slice) -> Answer:
     """One block: step, check, clip, sum."""
     computation, metrics = task.computation, {}
     if task.measure:
@@ -262,15 +293,19 @@ def answer_of(task: Task, state: Arrays, clients: Federation, where: Array | sli
     if fast is not None:
         sums, left = fast if isinstance(fast, tuple) else (fast, {})
         up = sum(v.nbytes for v in sums.values())
-        return _Answer(sums, {}, metrics, where, as_ragged(left, len(clients)), up)
+        return Answer(dict(sums), metrics, {}, _placed(left, clients, place), up)
     sent, kept = computation.step(state, clients, task.key)
     sent = _checked(computation, sent, clients)
     up = sum(v.itemsize * int(np.prod(v.shape[1:])) for v in sent.values())
     if task.release is not None and sent:
         sent = task.release.on_clients(sent, clients)  # before anything is revealed
-    revealed = {name: sent.pop(name) for name in computation.reveals}
+    revealed = {name: [sent.pop(name)] for name in computation.reveals}
     sums = {name: add_up(values) for name, values in sent.items()}
-    return _Answer(sums, revealed, metrics, where, as_ragged(kept, len(clients)), up)
+    return Answer(sums, metrics, revealed, _placed(kept, clients, place), up)
+
+
+def _placed(kept: Kept, clients: Federation, place: Array | slice) -> list[tuple[Array | slice, Mapping[str, Ragged]]]:
+    return [(place, as_ragged(kept, len(clients)))] if kept else []
 
 
 def _summed(rows: Arrays, clients: Federation, release: Release | None) -> Arrays:
@@ -358,6 +393,22 @@ def cut(sizes: Array, clients: int, rows: int) -> list[tuple[int, int]]:
     return blocks
 
 
+def sections(computation: Computation, sizes: Array, *, clipped: bool) -> list[list[tuple[int, int]]]:
+    """The blocks of a cohort of these sizes, in runs that are each added up before they are added to one another.
+
+    Up to 256 blocks a section is one block. Where sections begin depends on the computation and the cohort alone.
+
+    >>> [len(section) for section in sections(Computation(), np.ones(300 * 512), clipped=False)][:2]
+    [2, 2]
+    """
+    size = computation.block_clients
+    if not clipped and not computation.reveals and computation.total_clients is not None:
+        size = computation.total_clients
+    blocks = cut(sizes, size, computation.block_rows)
+    several = -(-len(blocks) // SECTIONS)
+    return [blocks[begin : begin + several] for begin in range(0, len(blocks), several)] if blocks else []
+
+
 def as_slice(positions: Array) -> Array | slice:
     """A slice where the positions follow one another, so that rows are viewed and not copied."""
     first, last = int(positions[0]), int(positions[-1])
@@ -384,7 +435,3 @@ def in_order(work: Callable[[S], T], items: Sequence[S], pool: ThreadPoolExecuto
         for future in waiting:  # an error or Ctrl-C: start nothing more, and leave nothing running
             future.cancel()
         wait(waiting)
-
-
-def _joined(rows: Mapping[str, list[Array]]) -> dict[str, Any]:
-    return {name: np.concatenate(parts) for name, parts in rows.items()}

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -289,6 +289,19 @@ class Release:
         if self.privacy.unit == "row":
             return self.clip * (1 + 2.0**-20)  # cutting a sum to the grid can move it by one cell more
         return self.privacy.with_count(self.clip) if self.counted else self.clip
+
+    @property
+    def grids(self) -> Mapping[str, float]:
+        """The cell of each array that clients have cut to its grid."""
+        return dict(self._grids)
+
+    def learn(self, grids: Mapping[str, float]) -> None:
+        """Take over the grids of clients that live in another process."""
+        self._grids.update(grids)
+
+    def without_secret(self) -> Release:
+        """The same for another process of the engine: where noise is added to the sum, clients need no key."""
+        return replace(self, key=b"") if self.privacy.place == "central" else self
 
     def on_clients(self, sent: Arrays, clients: HasKeys) -> Arrays:
         """Clip each client's row, and cut it to the grid: whole numbers that may be added."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedscape.engine import Engine, Local
 from fedscape.errors import DataError
+from fedscape.federation import Federation
 
 Source = Annotated[str, typer.Argument(help="A name (see 'fedscape data info'), a file or a folder.")]
 Client = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
@@ -16,12 +19,28 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 Seed = Annotated[int, typer.Option("--seed", help="Everything random is a function of it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, no remarks.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+EngineName = Annotated[str, typer.Option("--engine", help="Where clients live: local, or ray (a cluster's workers).")]
+Address = Annotated[str | None, typer.Option(help="ray: a running cluster, or auto; without one it is started here.")]
+Workers = Annotated[int | None, typer.Option(help="ray: how many processes; by default one per core.")]
 
 
 def free(path: Path | None, force: bool) -> None:
     """Refuse to write over what is there unless told so."""
     if path is not None and path.exists() and not force:
         raise DataError(f"{path} is there already: pass --force to replace it")
+
+
+def placing(engine: str, address: str | None, workers: int | None) -> Callable[[Federation], Engine]:
+    """What makes the engine for a Federation; it is closed when the command ends."""
+    if engine == "ray":
+        from fedscape.engines.ray import Ray
+
+        return lambda federation: Ray(federation, address=address, workers=workers)
+    if engine != "local":
+        raise DataError(f"--engine must be local or ray, not {engine!r}")
+    if address is not None or workers is not None:
+        raise DataError("--address and --workers go with --engine ray")
+    return Local
 
 
 def numbers(text: str) -> list[int]:

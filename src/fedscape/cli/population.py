@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Column, Force, Json, Quiet, Seed, Source, free, numbers
+from fedscape.cli.options import (
+    Address,
+    Client,
+    Column,
+    EngineName,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    Source,
+    Workers,
+    free,
+    numbers,
+    placing,
+)
 from fedscape.cli.show import description, population_table, show
 
 
@@ -29,6 +43,9 @@ def fit(
     solver: Annotated[str, typer.Option(help="exact, newton or fixed_point.")] = "exact",
     starts: Annotated[int, typer.Option(help="How many starts run side by side.")] = 4,
     rounds: Annotated[int, typer.Option(help="At most this many rounds.")] = 30,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -48,6 +65,7 @@ def fit(
         rounds=rounds,
         seed=seed,
         progress=False if quiet else None,
+        place=placing(engine, address, workers),
     )
     if out is not None:
         made.save(out)

@@ -8,7 +8,19 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Force, Json, Quiet, Seed, Source, free, numbers
+from fedscape.cli.options import (
+    Address,
+    EngineName,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    Source,
+    Workers,
+    free,
+    numbers,
+    placing,
+)
 from fedscape.cli.show import description, pairs, show, table
 
 
@@ -30,6 +42,9 @@ def regress(
     learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
     force: Force = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     seed: Seed = 0,
     quiet: Quiet = False,
     json_: Json = False,
@@ -54,6 +69,7 @@ def regress(
         beta=None if learn_prior else beta,
         seed=seed,
         progress=False if quiet else None,
+        place=placing(engine, address, workers),
     )
     if out is not None:
         made.save(out)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Quiet, Seed, Source, free
+from fedscape.cli.options import Address, Client, EngineName, Force, Json, Quiet, Seed, Source, Workers, free, placing
 from fedscape.cli.show import show, table
+from fedscape.engine import Engine
 from fedscape.errors import DataError, require
 from fedscape.federation import Federation
 
@@ -56,6 +57,9 @@ def train(
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -66,6 +70,7 @@ def train(
     from fedscape.learning.running import method_for, training
 
     _check_out(out, resume, force)
+    place = placing(engine, address, workers)
     if epsilon is not None and standardise:
         raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
     learners, held_out, local = _parts(
@@ -77,7 +82,8 @@ def train(
             raise DataError(f"--resume, --epsilon and --server-lr go with fedavg, fedprox and fedadam, not {method}")
         can_be_read = "," not in features and not standardise
         how = {"n_rounds": rounds, "sampler": _sampler(cohort, len(learners)), "seed": seed}
-        about = _personal(method, model, local, learners, held_out, how, _folder(out, False), can_be_read)
+        parts = (local, learners, place(learners), held_out)
+        about = _personal(method, model, *parts, how, _folder(out, False), can_be_read)
         show(about, json_, lambda made: _finish(made, out, quiet))
         return
     weighting = "samples" if epsilon is None else "equal"
@@ -87,7 +93,7 @@ def train(
     how = _private(epsilon, delta, clip, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
     for r, found, rows in training(
-        computation, learners, test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
+        computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
         checkpoint=folder and folder / "checkpoint", **how,
     ):  # fmt: skip
         _say(rows[len(said) :], quiet or json_, first=not said)
@@ -123,6 +129,9 @@ def sweep(
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -138,11 +147,12 @@ def sweep(
         source, client, model, features, target, standardise, test, seed,
         lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
     )  # fmt: skip
+    place = placing(engine, address, workers)
     lists = {name: _list(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
     whole = [int(s) for s in _list(seeds, "seeds")]
     folder = _folder(out, resume)
     trials = swept(
-        local, learners, grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
+        local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
         checkpoint=folder and folder / "checkpoint", progress=False if quiet or json_ else None,
     )  # fmt: skip
@@ -267,6 +277,7 @@ def _personal(
     model: str,
     local: LocalSGD,
     learners: Federation,
+    engine: Engine,
     held_out: Federation,
     how: dict[str, Any],
     folder: Path | None,
@@ -276,7 +287,7 @@ def _personal(
     from fedscape.personal import save_personal
     from fedscape.personal import train as trained
 
-    made = trained(method, local, learners, **how)
+    made = trained(method, local, engine, **how)
     found = made.evaluate(held_out)
     rows = [{"round": how["n_rounds"], **found.summary()}]
     if folder is not None:

@@ -74,7 +74,7 @@ def _seal(index: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def load_folder(path: Name, *, verify: bool = True) -> Federation:
+def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Federation:
     """Open a folder written by `save_folder`; columns are memory-mapped, so that only rows in use are read.
 
     Every file's type, shape and length is checked against the JSON file, and that against its own checksum.
@@ -86,13 +86,17 @@ def load_folder(path: Name, *, verify: bool = True) -> Federation:
     verify
         Whether to read every byte of the columns against its checksum. Without it, damage inside them is not noticed,
         and only the pages of rows in use are ever read: quick for taking some clients, slow for a first walk over all.
+    walk
+        Whether that walk is what comes, so that the system should read ahead.
     """
     place = Path(path)
     if not (place / INDEX).is_file():
         raise DataError(f"{place} is not a saved Federation: it holds no {INDEX}")
     with reading(place / INDEX, "index of a Federation"):
         index = json.loads((place / INDEX).read_text(encoding="ascii"))
-        columns = [(str(entry["name"]), _open_array(place, entry, verify, _COLUMN_FILE)) for entry in _checked(index)]
+        columns = [
+            (str(entry["name"]), _open_array(place, entry, verify, _COLUMN_FILE, walk)) for entry in _checked(index)
+        ]
         if len({name for name, _ in columns}) < len(columns):
             raise ValueError("it names a column twice")
         ids = np.array(_open_array(place, index["ids"], True, re.compile(r"ids\.npy")))
@@ -117,7 +121,9 @@ def _checked(index: Any) -> list[Any]:
     return list(index["columns"])
 
 
-def _open_array(folder: Path, entry: dict[str, Any], verify: bool, pattern: re.Pattern[str]) -> Array:
+def _open_array(
+    folder: Path, entry: dict[str, Any], verify: bool, pattern: re.Pattern[str], walk: bool = False
+) -> Array:
     """A memory-mapped array whose file is what its entry says."""
     name = entry["file"]
     if not isinstance(name, str) or not pattern.fullmatch(name):
@@ -132,7 +138,7 @@ def _open_array(folder: Path, entry: dict[str, Any], verify: bool, pattern: re.P
     if verify and _digest(path) != entry["sha256"]:
         raise DataError(f"{name} of {folder} does not match its checksum: the file is damaged")
     mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not verify and hasattr(mmap, "MADV_RANDOM"):
+    if not verify and not walk and hasattr(mmap, "MADV_RANDOM"):
         mapped._mmap.madvise(mmap.MADV_RANDOM)  # or the system reads megabytes around every client that is taken
     values: Array = mapped
     return values

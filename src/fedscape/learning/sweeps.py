@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedscape.computation import Arrays, Computation, Kept, rounds
+from fedscape.engine import Engine
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
@@ -214,7 +215,7 @@ class _Later:
 
 def sweep(
     local: LocalSGD,
-    federation: Federation,
+    federation: Engine | Federation,
     settings: Sequence[Setting],
     *,
     n_rounds: int,
@@ -239,7 +240,7 @@ def sweep(
     local
         How a client trains.
     federation
-        The clients that train.
+        The clients that train, or an engine where they live.
     settings
         What to try.
     n_rounds
@@ -292,7 +293,7 @@ def sweep(
 
 def _race(
     made: Sweep,
-    federation: Federation,
+    federation: Engine | Federation,
     n_rounds: int,
     sampler: Sampler,
     seed: int,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from fedscape.engine import Engine, Local
 from fedscape.federation import Federation
 from fedscape.mixtures._numbers import numbers_of
 from fedscape.mixtures.latent_class_regression import LatentClassRegression, Link, Method, column_names
@@ -28,10 +29,11 @@ def regression(
     beta: float | None = 1.0,
     seed: int = 0,
     progress: bool | None = None,
+    place: Callable[[Federation], Engine] = Local,
 ) -> tuple[LatentClassRegression, dict[str, Any]]:
     """Fit to four fifths of each agent's events, test on the rest, and say what the classes are, the commonest first.
 
-    Rows without a number in any of the columns are left out, and counted.
+    Rows without a number in any of the columns are left out, and counted; `place` says where the agents live.
 
     >>> from fedscape import datasets
     >>> _, about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
@@ -60,7 +62,7 @@ def regression(
         entity=entity,
         seed=seed,
     )
-    model.fit(train, progress=progress)
+    model.fit(place(train), progress=progress)
     about = {
         "target": target,
         "link": link,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
+from fedscape.engine import Engine, Local
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
@@ -132,8 +133,11 @@ def population(
     rounds: int = 30,
     seed: int = 0,
     progress: bool | None = None,
+    place: Callable[[Federation], Engine] = Local,
 ) -> tuple[MixtureOfDirichletMultinomials, dict[str, Any]]:
     """Model the kinds of clients, choosing how many by clients held out: the mixture, and what it says.
+
+    `place` says where the clients live.
 
     >>> from fedscape import datasets
     >>> made, about = population(datasets.load("acs-race"), "y", candidates=[2])
@@ -143,15 +147,15 @@ def population(
     mixture = MixtureOfDirichletMultinomials(
         candidates[0], solver=cast(Solver, solver), n_init=n_init, rounds=rounds, column=column, seed=seed
     )
-    tried = []
+    tried, engine = [], place(federation)
     if len(candidates) > 1:
-        choice = choose_components(mixture, federation, candidates=candidates, progress=progress)
+        choice = choose_components(mixture, engine, candidates=candidates, progress=progress)
         mixture = MixtureOfDirichletMultinomials(**{**mixture.get_params(), "n_components": choice.n_components})
         tried = [
             {"components": k, "score": round(float(s), 4), "behind": round(float(b), 4), "error": round(float(e), 4)}
             for k, s, b, e in zip(choice.candidates, choice.scores, choice.behind, choice.errors, strict=True)
         ]
-    mixture.fit(federation, progress=progress)
+    mixture.fit(engine, progress=progress)
     names = federation.names.get(column) or [str(i) for i in range(mixture.concentrations_.shape[1])]
     sizes = federation.counts(column).sum(axis=1)
     shares = mixture.predict_proba(federation)

@@ -1,0 +1,117 @@
+"""A connection to a Ray cluster: one that runs already, or one on this machine alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from fedscape.errors import EngineError, require
+from fedscape.formats.files import one_line
+
+# nothing is reported to anyone; errors are raised, not also printed; workers without a GPU keep their environment, and
+# those of a cluster started here run at the priority of this process, which waits for them
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+CONNECT_SECONDS = 10.0
+_LOCK = threading.Lock()
+_ENGINES = {"users": 0, "ours": 0}
+
+
+class Cluster:
+    """The cluster that engines of this process share; one that was started or joined here is left by the last.
+
+    Parameters
+    ----------
+    address
+        As for `Ray`.
+    workers, threads, gpus, memory
+        What is asked of it: processes, and for each of them cores, GPUs and bytes.
+    """
+
+    def __init__(self, address: str | None, workers: int | None, threads: int, gpus: float, memory: int | None) -> None:
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        self.ray: ModuleType = require("ray", extra="ray")
+        self._each = {"num_cpus": threads, "num_gpus": gpus, **({} if memory is None else {"memory": memory})}
+        with _LOCK:
+            if not self.ray.is_initialized():
+                _connect(self.ray, address, (workers or 1) * threads)
+                _ENGINES["ours"] = 1
+            _ENGINES["users"] += 1
+        try:
+            self.workers = workers or self._room(threads)
+            self._check_room(threads, gpus)
+        except BaseException:
+            self.leave()
+            raise
+
+    def _room(self, threads: int) -> int:
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
+
+    def _check_room(self, threads: int, gpus: float) -> None:
+        have = self.ray.cluster_resources()
+        for what, each in (("CPU", threads), ("GPU", gpus)):
+            if self.workers * each > have.get(what, 0):
+                raise EngineError(
+                    f"{self.workers} workers with {each:g} {what}s each do not fit the cluster, which has "
+                    f"{have.get(what, 0):g}: ask for fewer workers"
+                )
+
+    def actor(self, kind: type, *arguments: Any) -> Any:
+        """A new process with an object of this kind; should it die, nobody but us starts it again."""
+        return self.ray.remote(kind).options(**self._each, max_restarts=0).remote(*arguments)
+
+    def leave(self) -> None:
+        """Disconnect, and stop what was started here, unless another engine uses it."""
+        with _LOCK:
+            _ENGINES["users"] -= 1
+            if _ENGINES["users"] == 0 and _ENGINES["ours"]:
+                _ENGINES["ours"] = 0
+                self.ray.shutdown()
+
+
+def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    try:
+        if address is not None:
+            _knock(address)
+            ray.init(address=address, **quiet)
+            return
+        cores = max(cores, len(os.sched_getaffinity(0)))
+        with _importable():
+            ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        where = "no Ray cluster could be started here" if address is None else f"no Ray cluster answers at {address!r}"
+        raise EngineError(f"{where}: {one_line(error)}") from error
+
+
+def _knock(address: str) -> None:
+    """Ray ends the whole process where nobody answers: find out before."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Within it, processes that are started can import what this one can."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

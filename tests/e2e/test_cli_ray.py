@@ -1,0 +1,28 @@
+"""The command line on Ray: the same results as without it, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+
+from shell import ok, refused
+
+from fedscape import MixtureOfDirichletMultinomials
+
+
+def test_fit_on_ray_gives_the_population_of_local(tmp_path):
+    how = ["fit", "acs-race", "--components", "2", "--rounds", 4, "--quiet", "--json"]
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    expected = json.loads(ok(*how, "--out", here / "population.json"))
+    assert json.loads(ok(*how, "--out", there / "population.json", "--engine", "ray", "--workers", 2)) == expected
+    a, b = (MixtureOfDirichletMultinomials.load(folder / "population.json") for folder in (here, there))
+    assert a.concentrations_.tobytes() == b.concentrations_.tobytes()
+    assert a.weights_.tobytes() == b.weights_.tobytes()
+
+
+def test_engines_that_do_not_exist_or_do_not_answer_are_one_line():
+    assert "--engine must be local or ray, not 'spark'" in refused(2, "fit", "acs-race", "--engine", "spark")
+    assert "go with --engine ray" in refused(2, "fit", "acs-race", "--workers", 2)
+    gone = ("train", "femnist-mini", "--model", "linear", "--engine", "ray", "--address", "127.0.0.1:1")
+    assert "no Ray cluster answers at '127.0.0.1:1'" in refused(1, *gone)

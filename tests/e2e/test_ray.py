@@ -1,0 +1,160 @@
+"""Ray with real processes: workers that die, raise or want too much, and a driver that is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray_computations import Diary, digest, people
+
+from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
+from fedscape.engines.cluster import _importable
+
+SCRIPT = Path(__file__).with_name("ray_computations.py")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One cluster for all tests of this file, somebody else's; its GPUs are numbers alone."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    with _importable():
+        ray.init("local", num_cpus=4, num_gpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
+    yield
+    assert ray.is_initialized()  # engines have not stopped what they did not start
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster):
+    with Ray(people(), workers=2) as made:
+        yield made
+
+
+def ending(engine, computation, sampler=None, n_rounds=5):
+    loop = rounds(computation, engine, n_rounds=n_rounds, sampler=sampler or FixedSize(60))
+    for _ in loop:
+        pass
+    return digest(loop)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return ending(Local(people()), Diary())
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_round_changes_nothing(engine, expected, tmp_path):
+    for who in (3, 70):  # one in either shard
+        marker = tmp_path / str(who)
+        assert ending(engine, Diary("kill", who=who, marker=str(marker)), All()) == ending(
+            Local(people()), Diary(), All()
+        )
+        assert marker.exists()
+    assert ending(engine, Diary()) == expected
+
+
+def test_a_worker_that_another_process_kills_changes_nothing(engine, tmp_path):
+    marker = tmp_path / "pid"
+
+    def kill():
+        while not (marker.exists() and marker.read_text()):
+            time.sleep(0.01)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    there = ending(engine, Diary("pid", at=3, marker=str(marker)), All())
+    killer.join()
+    assert there == ending(Local(people()), Diary(), All())
+
+
+def test_a_worker_that_dies_every_time_is_an_error_that_names_its_clients(engine, expected):
+    with pytest.raises(EngineError, match=r"shard 1 of 2 \(clients 0 to \d+\): its worker died 4 times in one round"):
+        ending(engine, Diary("always"), All())
+    assert ending(engine, Diary()) == expected
+
+
+def test_a_bug_in_a_computation_names_shard_clients_and_cause(engine, expected):
+    with pytest.raises(EngineError, match=r"^shard 1 of 2 \(clients 0 to \d+\): ValueError: a bug of the author's$"):
+        ending(engine, Diary("raise"), All())
+    assert ending(engine, Diary()) == expected
+
+
+def test_an_error_of_ours_arrives_as_it_is_and_the_failed_round_is_not_kept(engine):
+    with pytest.raises(DataError) as here:
+        ending(Local(people()), Diary("refuse"), All())
+    with pytest.raises(DataError) as there:
+        ending(engine, Diary("refuse"), All())
+    assert str(there.value).startswith(str(here.value))
+    assert re.search(r", in shard 1 of 2 \(clients 0 to \d+\)$", str(there.value))
+    assert engine.kept()["diary"].lengths.tolist() == [2] * 100  # of the two rounds before
+
+
+def test_what_clients_keep_goes_out_and_in(engine):
+    loop = rounds(Diary(), engine, n_rounds=3, sampler=FixedSize(60))
+    for _ in loop:
+        pass
+    kept = {name: type(v)(v.flat.copy(), v.offsets.copy()) for name, v in engine.kept().items()}
+    engine.forget()
+    assert engine.kept() == {}
+    engine.restore(kept)
+    for a, b in zip(engine.kept()["diary"], kept["diary"], strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_memory_is_bounded(cluster):
+    with (
+        Ray(people(), workers=1, memory=2**30) as engine,
+        pytest.raises(EngineError, match=r"shard 1 of 1 .*MemoryError.*; memory=1,073,741,824 bounds it"),
+    ):
+        ending(engine, Diary("memory"), All())
+
+
+def test_more_than_the_cluster_has_is_refused(cluster):
+    with pytest.raises(EngineError, match=r"9 workers with 1 CPUs each do not fit the cluster, which has 4"):
+        Ray(people(), workers=9)
+    with pytest.raises(EngineError, match=r"2 workers with 1.5 GPUs each do not fit the cluster, which has 2"):
+        Ray(people(), workers=2, gpus_per_worker=1.5)
+
+
+def test_each_worker_sees_the_gpus_that_are_its_own(cluster, tmp_path):
+    with Ray(people(), workers=2, gpus_per_worker=1) as engine:
+        for who in (3, 70):  # one in either shard
+            ending(engine, Diary("gpu", who=who, marker=str(tmp_path / str(who))), All())
+    assert {(tmp_path / str(who)).read_text() for who in (3, 70)} == {"0", "1"}
+
+
+def test_files_and_parquet_give_the_same_and_files_written_here_are_removed(cluster, tmp_path):
+    fed = people()
+    fed.save(tmp_path / "clients")
+    from fedscape.formats import to_parquet
+
+    to_parquet(fed, tmp_path / "clients.parquet", client="who")
+    whole = Histogram(4).fit(fed).counts_.tolist()
+    for data, client in ((tmp_path / "clients", None), (tmp_path / "clients.parquet", "who"), (fed, None)):
+        with Ray(data, client=client, workers=1, threads=2, folder=tmp_path) as engine:
+            assert Histogram(4).fit(engine).counts_.tolist() == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clients", "clients.parquet"]
+    with pytest.raises(EngineError, match="closed"):
+        Histogram(4).fit(engine)
+
+
+def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
+    call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5"]
+    running = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
+    for line in running.stdout:
+        if line.startswith("round 1"):
+            break
+    running.kill()
+    running.communicate()
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] in ("round 2", "round 3")
+    assert done.stdout.splitlines()[-1] == expected
