@@ -1,0 +1,1 @@
+"""Learning through day and night: who is available when, temporal priors, FedTEM, FedTKM and their baselines."""
