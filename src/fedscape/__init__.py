@@ -22,7 +22,7 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures, personal, simulate, sketches
+    from fedscape import learning, mixtures, personal, simulate, sketches, temporal
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,
@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     )
     from fedscape.personal import FedEM, FedGMM
     from fedscape.sketches import DistributionSketch
+    from fedscape.temporal import FedTEM, FedTKM
 
 try:
     __version__ = _version("fedscape")
@@ -50,13 +51,14 @@ _LATER = {
     "personal": ("FedEM", "FedGMM"),
     "simulate": (),
     "sketches": ("DistributionSketch",),
+    "temporal": ("FedTEM", "FedTKM"),
 }
 
 
 def __getattr__(name: str) -> _Any:
     for module, names in _LATER.items():
         if name == module or name in names:
-            if module in ("learning", "personal"):
+            if module in ("learning", "personal", "temporal"):
                 require("torch", extra="learn")
             found = _import_module(f"fedscape.{module}")
             return found if name == module else getattr(found, name)
@@ -74,6 +76,8 @@ __all__ = [
     "FedAvg",
     "FedEM",
     "FedGMM",
+    "FedTEM",
+    "FedTKM",
     "FederatedKMeans",
     "Federation",
     "FedscapeError",
@@ -103,4 +107,5 @@ __all__ = [
     "rounds",
     "simulate",
     "sketches",
+    "temporal",
 ]

@@ -181,7 +181,7 @@ class Trace:
 
     @cached_property
     def _here(self) -> Array:
-        return np.asarray(self.available) == 1
+        return np.asarray(np.asarray(self.available) == 1)
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         if len(self._here) != len(clients.keys):
@@ -237,8 +237,9 @@ class Dropping:
 
     def date(self, index: int) -> np.datetime64:
         """When this round takes place; of a sampler without a clock, half an hour after the one before."""
-        own = getattr(self.sampler, "date", Clock().date)
-        return np.datetime64(own(index), "s")
+        return (
+            self.sampler.date(index) if isinstance(self.sampler, Shifting | Trace | Dropping) else Clock().date(index)
+        )
 
 
 def by_mode(fed: Federation, mode_of_row: npt.ArrayLike) -> tuple[Federation, Array]:

@@ -118,7 +118,7 @@ class Blocks:
 
     def shares(self, t: float) -> Array:
         """All for the mode whose turn it is."""
-        return np.eye(self.n_modes)[int(t % self.period * self.n_modes / self.period)]
+        return np.asarray(np.eye(self.n_modes)[int(t % self.period * self.n_modes / self.period)])
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Steady:
     def shares(self, t: float) -> Array:
         """The fixed shares."""
         made = np.ones(self.n_modes) if self.fixed is None else np.asarray(self.fixed, dtype=float)
-        return made / made.sum()
+        return np.asarray(made / made.sum())
 
 
 @dataclass(frozen=True)
