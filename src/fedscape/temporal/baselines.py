@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.nn import functional
 
 from fedscape.computation import Arrays, Computation, Kept
@@ -141,17 +140,14 @@ class BranchFedEM(Branched):
         mass = segment_sum_twin(shares, clients.offsets)
         return shares, {"shares": np.where(rows > 0, mass / np.maximum(rows, 1), own)}
 
-    def log_probs(self, state: Arrays, clients: Federation, *, unit: str = "client", batch: int = 64) -> Array:
-        """log p(class | x) of each row under its unit's mixture, whose weights come from the labels of these rows."""
-        rows = self.see(state, clients, outputs=True)
+    def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
         offsets = self.offsets_of_units(clients, unit, batch).cpu().numpy()
         fits, owner = _fits_of(self, rows, clients), np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
         own = np.full((len(offsets) - 1, self.n_modes), 1 / self.n_modes)
         for _ in range(self.iterations):
             own = segment_sum_twin(normalised(fits + logs(own)[owner]), offsets)
             own = own / np.maximum(own.sum(axis=1, keepdims=True), 1e-300)
-        each = functional.log_softmax(rows.outputs, dim=-1) + self.double(logs(own)[owner])[:, :, None]
-        return torch.logsumexp(each, dim=1).cpu().numpy()  # type: ignore[no-any-return]
+        return self.double(own[owner])
 
     @classmethod
     def examples(cls) -> Sequence[tuple[BranchFedEM, Federation]]:

@@ -48,10 +48,12 @@ class FedTKM(Branched):
     server, weighting, initial
         As for FedAvg. With weighting="equal", for privacy, every client counts one instead of its rows.
 
-    >>> from fedscape import rounds
-    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 2, 4])
-    >>> step = LocalSGD(MultiBranch(nn.Linear(4, 2)), cross_entropy, lr=1.0, epochs=1, batch_size=2)
-    >>> [r.state["factors"].round(2).tolist() for r in rounds(FedTKM(step, Linear(4)), fed, n_rounds=1)]
+    >>> import fedscape as fs
+    >>> from fedscape.learning import cross_entropy, models
+    >>> fed = fs.Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 2, 4])
+    >>> net = fs.temporal.MultiBranch(models.linear(4, 2))
+    >>> step = fs.LocalSGD(net, cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> [r.state["factors"].round(2).tolist() for r in fs.rounds(FedTKM(step, Linear(4)), fed, n_rounds=1)]
     [[1.0, 1.11]]
     """
 
