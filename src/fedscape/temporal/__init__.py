@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
 from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
 from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
+from fedscape.temporal.clock import Cycle, read_clock
 from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
 from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM
@@ -19,6 +20,7 @@ __all__ = [
     "Clock",
     "Cosine",
     "Curve",
+    "Cycle",
     "Dropping",
     "FedTEM",
     "FedTEMBySums",
@@ -42,4 +44,5 @@ __all__ = [
     "method_for",
     "parse_curve",
     "parse_prior",
+    "read_clock",
 ]

@@ -23,6 +23,7 @@ from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.branches import MultiBranch
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.gaussians import (
+    blended,
     log_densities,
     log_posteriors,
     log_shares,
@@ -50,6 +51,7 @@ class GaussianBranches(Branched):
         choice: str = "mle",
         pick: str = "greedy",
         memory: float = 0.99,
+        inertia: float = 0.0,
         floor: float = 1e-3,
         server: Rule = MEAN,
         weighting: str = "samples",
@@ -63,16 +65,20 @@ class GaussianBranches(Branched):
         self.pick = pick
         self.memory = memory
         self.floor = floor
+        self.inertia = inertia
         check_prior(prior, self.n_modes)
         if choice not in ("mle", "posterior") or pick not in ("greedy", "sampled"):
             raise DataError(f"choice must be 'mle' or 'posterior', pick 'greedy' or 'sampled': {choice!r}, {pick!r}")
-        if not (0 <= memory < 1 and floor > 0):
-            raise DataError(f"memory must be at least 0 and below 1, floor above 0, not {memory} and {floor}")
+        if not (0 <= memory < 1 and 0 <= inertia < 1 and floor > 0):
+            raise DataError(
+                f"memory and inertia must be from 0 to below 1, floor above 0: {memory}, {inertia}, {floor}"
+            )
 
     def modes(self, seed: int) -> Arrays:
         k, d = self.n_modes, self.local.model.n_features
         means = 0.1 * Key(seed, purpose="modes").generator().standard_normal((k, d))
-        return {"means": means, "variances": np.ones((k, d)), "weights": np.full(k, 1 / k), **first_prior(k)}
+        law = {"means": means, "variances": np.ones((k, d)), "weights": np.full(k, 1 / k)}
+        return {**law, "server.mass": np.zeros(k), **first_prior(k)}
 
     def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
         shares = self._client_shares(state, self.see(state, clients).features, self.offsets(clients), state["weights"])
@@ -142,6 +148,9 @@ class FedTEM(GaussianBranches):
         "greedy": the branch with the largest share. "sampled": a branch drawn from the shares, in training.
     memory
         beta of the running prior.
+    inertia
+        How much of the rows of earlier rounds still counts in a mode's mean and variance: 0 is (10), where one client
+        that was taken for the wrong mode can replace it.
     floor
         The smallest variance.
     scatter
@@ -170,6 +179,7 @@ class FedTEM(GaussianBranches):
         choice: str = "mle",
         pick: str = "greedy",
         memory: float = 0.99,
+        inertia: float = 0.0,
         floor: float = 1e-3,
         scatter: str = "all",
         server: Rule = MEAN,
@@ -178,7 +188,7 @@ class FedTEM(GaussianBranches):
     ) -> None:
         super().__init__(
             local, prior, strength=strength, smoothing=smoothing, choice=choice, pick=pick, memory=memory,
-            floor=floor, server=server, weighting=weighting, initial=initial,
+            inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
         )  # fmt: skip
         self.scatter = scatter
         if scatter not in ("all", "within_clients"):
@@ -207,10 +217,13 @@ class FedTEM(GaussianBranches):
         before = (np.array(state["means"]), np.array(state["variances"]))
         rows, mean, variance = (total[name][some] for name in ("rows", "mean", "variance"))
         means, variances, mass = mode_parameters(modes, rows, mean, variance, before, scatter=self.scatter)
+        fresh, mass = mass, state["server.mass"]
+        means, variances, mass = blended(before, (means, variances), mass, fresh, self.inertia)
         mixture = {
             "means": means,
             "variances": np.maximum(variances, self.floor),
-            "weights": self._running(state, mass),
+            "weights": self._running(state, fresh),
+            "server.mass": mass,
         }
         return {**mixture, **remembered}
 
@@ -236,7 +249,7 @@ class FedTEMBySums(GaussianBranches):
 
     Parameters
     ----------
-    local, prior, strength, smoothing, choice, pick, memory, floor, server, weighting, initial
+    local, prior, strength, smoothing, choice, pick, memory, inertia, floor, server, weighting, initial
         As for FedTEM; with weighting="equal", for privacy, every client counts one instead of its rows.
     rate
         How fast thresholds follow; equation (27) makes it smaller where the prior is not sure.
@@ -258,6 +271,7 @@ class FedTEMBySums(GaussianBranches):
         choice: str = "mle",
         pick: str = "greedy",
         memory: float = 0.99,
+        inertia: float = 0.0,
         floor: float = 1e-3,
         rate: float = 1.0,
         server: Rule = MEAN,
@@ -266,7 +280,7 @@ class FedTEMBySums(GaussianBranches):
     ) -> None:
         super().__init__(
             local, prior, strength=strength, smoothing=smoothing, choice=choice, pick=pick, memory=memory,
-            floor=floor, server=server, weighting=weighting, initial=initial,
+            inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
         )  # fmt: skip
         self.rate = rate
         if not 0 <= rate < np.inf:
@@ -299,15 +313,18 @@ class FedTEMBySums(GaussianBranches):
         shares, remembered = self._expected(state, total, np.maximum(total["likely"], 0.0))
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
-        some = mass >= 1  # noise alone may say less
-        over = np.where(some, mass, 1.0)[:, None]
-        move = np.where(some[:, None], total["first"] / over, 0.0)
-        second = np.where(some[:, None], total["second"] / over - move**2, state["variances"])
+        fresh = np.where(mass >= 1, mass, 0.0)  # noise alone may say less
+        over = np.where(fresh > 0, mass, 1.0)[:, None]
+        move = total["first"] / over
+        before = (state["means"], state["variances"])
+        now = (state["means"] + move, np.maximum(total["second"] / over - move**2, 0.0))
+        means, variances, kept = blended(before, now, state["server.mass"], fresh, self.inertia)
         made = {
-            "means": state["means"] + move,
-            "variances": np.maximum(second, self.floor),
+            "means": means,
+            "variances": np.maximum(variances, self.floor),
             "weights": self._running(state, mass),
             "thresholds": state["thresholds"],
+            "server.mass": kept,
         }
         if self.prior is not None and near.sum() >= 1:
             off = self.rate * certainty(shares) * (near / near.sum() - shares)

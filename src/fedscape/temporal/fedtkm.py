@@ -43,6 +43,8 @@ class FedTKM(Branched):
         A curve, `Soft`, or None: plain k-means.
     rate
         eta_max of equation (27).
+    inertia
+        How much of the rows of earlier rounds still counts in a centre; 0 is (12).
     strength, smoothing
         lambda and epsilon of equation (4).
     server, weighting, initial
@@ -65,6 +67,7 @@ class FedTKM(Branched):
         prior: Prior | None = _LINEAR,
         *,
         rate: float = 0.2,
+        inertia: float = 0.0,
         strength: float = 0.5,
         smoothing: float = 0.1,
         server: Rule = MEAN,
@@ -76,14 +79,15 @@ class FedTKM(Branched):
         )
         self.prior = prior
         self.rate = rate
+        self.inertia = inertia
         check_prior(prior, self.n_modes)
-        if not 0 <= rate < np.inf:
-            raise DataError(f"rate must be at least 0, not {rate}")
+        if not (0 <= rate < np.inf and 0 <= inertia < 1):
+            raise DataError(f"rate must be at least 0 and inertia from 0 to below 1, not {rate} and {inertia}")
 
     def modes(self, seed: int) -> Arrays:
         k, d = self.n_modes, self.local.model.n_features
         centres = 0.1 * Key(seed, purpose="modes").generator().standard_normal((k, d))
-        return {"centres": centres, "factors": np.ones(k), **first_prior(k)}
+        return {"centres": centres, "factors": np.ones(k), "server.mass": np.zeros(k), **first_prior(k)}
 
     def _distances(self, state: Arrays, features: Tensor) -> Tensor:
         """alpha_k |f - c_k| of each row: [rows, K]."""
@@ -112,14 +116,15 @@ class FedTKM(Branched):
     def learn(self, state: Arrays, total: Arrays) -> Arrays:
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
-        some = mass >= 1  # noise alone may say less
-        move = np.where(some[:, None], total["away"] / np.where(some, mass, 1.0)[:, None], 0.0)
+        fresh = np.where(mass >= 1, mass, 0.0)  # noise alone may say less
+        kept = np.where(fresh > 0, self.inertia * state["server.mass"] + fresh, state["server.mass"])
+        move = np.where(fresh[:, None] > 0, total["away"] / np.maximum(kept, 1.0)[:, None], 0.0)
         shares, remembered = expected_shares(self.prior, state, total, near)
         factors = np.array(state["factors"], dtype=float)
         if self.prior is not None and near.sum() >= 1:
             eta = self.rate * certainty(shares)
             factors[1:] *= np.exp(eta * (near / near.sum() - shares))[1:]
-        return {"centres": state["centres"] + move, "factors": factors, **remembered}
+        return {"centres": state["centres"] + move, "factors": factors, "server.mass": kept, **remembered}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedTKM, Federation]]:

@@ -70,7 +70,7 @@ def mode_parameters(
     >>> made[0].tolist(), made[1].tolist(), made[2].tolist()
     ([[3.0], [0.0]], [[4.0], [1.0]], [4.0, 0.0])
     """
-    mean, variance = before[0].copy(), before[1].copy()
+    mean, variance = np.array(before[0]), np.array(before[1])
     mass = np.bincount(modes, weights=rows, minlength=len(mean))
     for k in np.flatnonzero(mass):
         mine = modes == k
@@ -79,3 +79,29 @@ def mode_parameters(
         apart = (means[mine] - mean[k]) ** 2 if scatter == "all" else 0.0
         variance[k] = (weight * (variances[mine] + apart)).sum(axis=0)
     return mean, variance, mass
+
+
+def blended(
+    old: tuple[Array, ...], new: tuple[Array, ...], mass: Array, fresh: Array, inertia: float
+) -> tuple[Array, Array, Array]:
+    """Means and variances of rows seen before, at a mass that decays, together with fresh ones; and the new mass.
+
+    Parameters
+    ----------
+    old, new
+        Means and variances [K, d] before, and of this round alone.
+    mass, fresh
+        How many rows [K] stand behind each.
+    inertia
+        What is left of the old mass; 0 forgets it, and a mode without fresh rows keeps what it had in any case.
+
+    >>> old, new = (np.array([[0.0]]), np.array([[1.0]])), (np.array([[3.0]]), np.array([[1.0]]))
+    >>> [v.tolist() for v in blended(old, new, np.array([4.0]), np.array([1.0]), 0.5)]
+    [[[1.0]], [[3.0]], [3.0]]
+    """
+    kept = inertia * mass
+    share = (kept / np.maximum(kept + fresh, 1e-300))[:, None]
+    share = np.where(fresh[:, None] > 0, share, 1.0)
+    mean = share * old[0] + (1 - share) * new[0]
+    variance = share * (old[1] + (old[0] - mean) ** 2) + (1 - share) * (new[1] + (new[0] - mean) ** 2)
+    return mean, variance, np.where(fresh > 0, kept + fresh, mass)
