@@ -576,7 +576,7 @@ def test_three_zones_find_three_branches():
     x = rng.normal(size=(540, 4)) + 3 * np.eye(4)[mode]
     fed = Federation({"x": x, "y": (mode + (x[:, 3] > 0)) % 3}, np.arange(0, 541, 12))
     local = LocalSGD(MultiBranch(models.linear(4, 3), n_branches=3), cross_entropy, lr=0.1, epochs=1, batch_size=6)
-    method = FedTEM(local, Zones(12, 3, p=3.0))
+    method = FedTEM(local, Zones(12, 3, p=3.0), inertia=0.8)
     sampler = Shifting(modes, Zones(12, 3, p=3.0), 12)
     *_, r = rounds(method, fed, n_rounds=60, sampler=sampler, allow=method.reveals, measure=0)
     chosen = method.branches_of(r.state, fed, unit="client")[fed.offsets[:-1]]
