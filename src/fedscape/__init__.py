@@ -22,7 +22,7 @@ from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures, personal, simulate, sketches, studies
+    from fedscape import learning, mixtures, personal, simulate, sketches, temporal
     from fedscape.engines.ray import Ray
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
@@ -34,6 +34,7 @@ if _TYPE_CHECKING:
     from fedscape.personal import FedEM, FedGMM
     from fedscape.sketches import DistributionSketch
     from fedscape.studies import study
+    from fedscape.temporal import FedTEM, FedTKM
 
 try:
     __version__ = _version("fedscape")
@@ -54,13 +55,14 @@ _LATER: dict[str, tuple[str, ...]] = {
     "simulate": (),
     "sketches": ("DistributionSketch",),
     "studies": ("study",),
+    "temporal": ("FedTEM", "FedTKM"),
 }
 
 
 def __getattr__(name: str) -> _Any:
     for module, names in _LATER.items():
         if name == module or name in names:
-            if module in ("learning", "personal"):
+            if module in ("learning", "personal", "temporal"):
                 require("torch", extra="learn")
             found = _import_module(f"fedscape.{module}")
             return found if name == module else getattr(found, name)
@@ -78,6 +80,8 @@ __all__ = [
     "FedAvg",
     "FedEM",
     "FedGMM",
+    "FedTEM",
+    "FedTKM",
     "FederatedKMeans",
     "Federation",
     "FedscapeError",
@@ -108,6 +112,6 @@ __all__ = [
     "rounds",
     "simulate",
     "sketches",
-    "studies",
     "study",
+    "temporal",
 ]

@@ -58,6 +58,8 @@ class Computation:
     block_clients: int = 512
     block_rows: int = 2**18
     total_clients: int | None = None
+    #: Whether `update` gets the number of the round as `total["round"]`; a count of updates misses abandoned rounds.
+    follows_rounds: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -233,6 +235,8 @@ class Rounds:
         total, metrics = reply.total, {n: v / reply.clients for n, v in reply.metrics.items()}
         if guard is not None and opened is not None:
             total, metrics = guard.released(opened, reply)
+        if self.computation.follows_rounds:
+            total = {**total, "round": np.asarray(key.round)}
         new = frozen(self.computation.update(state, total))
         check_state(self.computation, new, key.round)
         took = time.perf_counter() - started

@@ -154,7 +154,8 @@ class Privacy:
 
     def entries(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
         """For each mechanism of a round, what the ledger must know of it."""
-        replace = self.relation == "replace-one" or (self.unit == "client" and isinstance(sampler, FixedSize))
+        fills = isinstance(sampler, FixedSize) or getattr(sampler, "exchanges", False)  # a gap with another client
+        replace = self.relation == "replace-one" or (self.unit == "client" and fills)
         if self.place == "local":
             replace = self.unit == "client" or self.relation == "replace-one"
         group = {

@@ -13,6 +13,7 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import Address, Client, EngineName, Force, Json, Quiet, Seed, Source, Workers, free, placing
 from fedscape.cli.show import show, table
+from fedscape.cli.temporal import TEMPORAL, of_modes, sampler_for, temporal_method
 from fedscape.engine import Engine
 from fedscape.errors import DataError, require
 from fedscape.federation import Federation
@@ -36,7 +37,9 @@ Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap or compiled.
 def train(
     source: Source,
     model: Model = "mlp",
-    method: Annotated[str, typer.Option(help=f"fedavg, fedprox, fedadam; or {', '.join(PERSONAL)}.")] = "fedavg",
+    method: Annotated[
+        str, typer.Option(help=f"fedavg, fedprox, fedadam; {', '.join((*PERSONAL, *TEMPORAL))}.")
+    ] = "fedavg",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
     cohort: Cohort = 10,
     lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
@@ -48,6 +51,15 @@ def train(
     target: Target = "y",
     standardise: Standardise = False,
     test: Test = 0.2,
+    schedule: Annotated[
+        str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
+    ] = None,
+    prior: Annotated[
+        str, typer.Option(help="What fedtem and fedtkm believe of it: linear, cosine, soft, none, or a schedule.")
+    ] = "linear",
+    modes: Annotated[
+        str | None, typer.Option(help="Day and night clients: COLUMN:CUT, as y:10; by default half of the classes.")
+    ] = None,
     every: Annotated[int, typer.Option(help="Evaluate and save after so many rounds.")] = 5,
     epsilon: Annotated[float | None, typer.Option(help="Train privately within this budget, with --clip.")] = None,
     delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-6,
@@ -73,33 +85,48 @@ def train(
     place = placing(engine, address, workers)
     if epsilon is not None and standardise:
         raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
+    if method in TEMPORAL and schedule is None:
+        raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
+    if modes is not None and schedule is None:
+        raise DataError("--modes goes with --schedule")
+    fed = _read(source, client, features)
+    if schedule is not None:
+        fed, mode_of_client = of_modes(fed, modes, target)
+        chosen = sampler_for(schedule, mode_of_client, cohort)
     learners, held_out, local = _parts(
-        source, client, model, features, target, standardise, test, seed,
+        fed, model, features, target, standardise, test, seed,
         lr=lr, epochs=epochs, batch_size=batch_size, proximal=proximal, device=device, strategy=strategy,
     )  # fmt: skip
+    sampler = _sampler(cohort, len(learners)) if schedule is None else chosen
     if method in PERSONAL:
         if resume or epsilon is not None or server_lr is not None:
             raise DataError(f"--resume, --epsilon and --server-lr go with fedavg, fedprox and fedadam, not {method}")
         can_be_read = "," not in features and not standardise
-        how = {"n_rounds": rounds, "sampler": _sampler(cohort, len(learners)), "seed": seed}
+        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
         parts = (local, learners, place(learners), held_out)
         about = _personal(method, model, *parts, how, _folder(out, False), can_be_read)
         show(about, json_, lambda made: _finish(made, out, quiet))
         return
     weighting = "samples" if epsilon is None else "equal"
-    computation = method_for(method, local, server_lr=server_lr, weighting=weighting)
+    judge = None
+    if method in TEMPORAL:
+        server = method_for("fedavg" if server_lr is None else "fedadam", local, server_lr=server_lr).server
+        computation, judge = temporal_method(
+            method, local, learners, sampler, prior, server=server, weighting=weighting, seed=seed
+        )
+    else:
+        computation = method_for(method, local, server_lr=server_lr, weighting=weighting)
     folder = _folder(out, resume)
-    sampler = _sampler(cohort, len(learners))
     how = _private(epsilon, delta, clip, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
     for r, found, rows in training(
         computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
-        checkpoint=folder and folder / "checkpoint", **how,
+        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge, **how,
     ):  # fmt: skip
         _say(rows[len(said) :], quiet or json_, first=not said)
         said = list(rows)
         if folder is not None:
-            _write(folder, model, local, r.state, found, rows)
+            _write(folder, model, computation.local, r.state, found, rows)
     if not said:
         raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
@@ -144,7 +171,7 @@ def sweep(
 
     _check_out(out, resume, force)
     learners, held_out, local = _parts(
-        source, client, model, features, target, standardise, test, seed,
+        _read(source, client, features), model, features, target, standardise, test, seed,
         lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
     )  # fmt: skip
     place = placing(engine, address, workers)
@@ -164,9 +191,14 @@ def sweep(
     show(result, json_, _sweep_for_people)
 
 
+def _read(source: str, client: str | None, features: str) -> Federation:
+    from fedscape.learning.running import with_features
+
+    return with_features(datasets.read(source, client=client), features.split(","))
+
+
 def _parts(
-    source: str,
-    client: str | None,
+    fed: Federation,
     model: str,
     features: str,
     target: str,
@@ -176,10 +208,9 @@ def _parts(
     **how: Any,
 ) -> tuple[Federation, Federation, LocalSGD]:
     from fedscape.learning import LocalSGD, cross_entropy
-    from fedscape.learning.running import model_for, standardising, with_features
+    from fedscape.learning.running import model_for, standardising
 
     names = features.split(",")
-    fed = with_features(datasets.read(source, client=client), names)
     column = names[0] if len(names) == 1 else "x"
     learners, held_out = fed.split(test=test, seed=seed)
     network = model_for(model, fed, features=column, target=target, seed=seed)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedscape.computation import Round, rounds
+from fedscape.computation import Arrays, Round, rounds
 from fedscape.engine import Engine
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -152,6 +152,8 @@ def training(
     checkpoint: str | os.PathLike[str] | None = None,
     privacy: Privacy | None = None,
     ledger: Ledger | None = None,
+    allow: Sequence[str] = (),
+    judge: Callable[[Arrays, Federation], Evaluation] | None = None,
 ) -> Iterator[tuple[Round, Evaluation, list[dict[str, Any]]]]:
     """Train, and every so many rounds evaluate every client: the round, the evaluation, and the table so far.
 
@@ -167,12 +169,14 @@ def training(
         The clients' rows to evaluate on.
     n_rounds
         How many rounds.
-    sampler, seed, privacy, ledger
+    sampler, seed, privacy, ledger, allow
         As for `rounds`.
     every
         Evaluate, and save, after so many rounds and after the last.
     checkpoint
         A file to save to, and to go on from.
+    judge
+        Evaluates a state on the test rows; by default `evaluate` with the method's model and loss.
 
     >>> from fedscape.learning import cross_entropy
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
@@ -192,13 +196,14 @@ def training(
         privacy=privacy,
         ledger=ledger,
         resume=checkpoint,
+        allow=allow,
     )
     table, seconds = list(loop.notes.get("table", [])), 0.0
     for r in loop:
         seconds += r.seconds
         if (r.index + 1) % every and r.index + 1 < n_rounds:
             continue
-        found = evaluate(method.local, r.state, test)
+        found = evaluate(method.local, r.state, test) if judge is None else judge(r.state, test)
         table.append({"round": r.index + 1, "cohort": r.clients, "seconds": seconds, **found.summary()})
         if checkpoint is not None:
             r.save(checkpoint, notes={"table": table})

@@ -1,0 +1,72 @@
+"""Training on a schedule: clients of the day and of the night, as the command line writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+
+if TYPE_CHECKING:
+    from fedscape.learning import FedAvg, LocalSGD
+    from fedscape.random import Array
+
+TEMPORAL = ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")
+
+
+def of_modes(fed: Federation, text: str | None, target: str) -> tuple[Federation, Array]:
+    """Clients of one mode each: rows cut at `COLUMN:a,b,...`, by default at the middle of the classes."""
+    import numpy as np
+
+    from fedscape.temporal import by_mode
+
+    name, _, rest = (text or f"{target}:{fed.categories(target) // 2}").partition(":")
+    try:
+        ends = [float(part) for part in rest.split(",")]
+    except ValueError:
+        raise DataError(f"--modes must be a column and where to cut it, such as y:10, not {text!r}") from None
+    if name not in fed.columns or fed[name].ndim != 1:
+        raise DataError(f"--modes cuts a column of one number a row, not {name!r}: there are {', '.join(fed.columns)}")
+    return by_mode(fed, np.searchsorted(sorted(ends), fed[name], side="right"))
+
+
+def sampler_for(schedule: str, modes: Array, cohort: int) -> Any:
+    """Cohorts of this schedule."""
+    from fedscape.temporal import Shifting, parse_curve
+
+    if cohort < 1:
+        raise DataError(f"--schedule needs a --cohort of at least 1, not {cohort}")
+    return Shifting(modes, parse_curve(schedule), cohort)
+
+
+def temporal_method(
+    name: str,
+    local: LocalSGD,
+    learners: Federation,
+    sampler: Any,
+    prior: str,
+    *,
+    server: Any,
+    weighting: str,
+    seed: int,
+) -> tuple[FedAvg, Any]:
+    """The method, and how to evaluate a state of it."""
+    from dataclasses import replace
+
+    from fedscape.temporal import MultiBranch, collect_centres, evaluate, method_for, parse_prior
+
+    curve = sampler.curve
+    period = float(getattr(curve, "period", 256.0))
+    local = replace(local, model=MultiBranch(local.model, n_branches=curve.n_modes, seed=seed))
+    centres = None
+    if name == "t-shot":
+        how = {"n_rounds": int(period), "sampler": sampler, "seed": seed, "column": local.features}
+        centres = collect_centres(learners, curve.n_modes, **how)
+    belief = parse_prior(prior, period)
+    method = method_for(name, local, belief, server=server, weighting=weighting, centres=centres)
+    reveals = ("centres",) if name == "t-shot" else method.reveals
+    if reveals:
+        typer.echo(f"{name}: on a deployment the server would see, client by client: {', '.join(reveals)}", err=True)
+    return method, lambda state, test: evaluate(method, state, test)

@@ -1,0 +1,48 @@
+"""Learning through day and night: who is available when, temporal priors, FedTEM, FedTKM and their baselines."""
+
+from __future__ import annotations
+
+from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
+from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
+from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
+from fedscape.temporal.clock import Cycle, read_clock
+from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
+from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
+from fedscape.temporal.fedtkm import FedTKM
+from fedscape.temporal.methods import METHODS, collect_centres, evaluate, method_for
+from fedscape.temporal.priors import Soft, parse_prior
+
+__all__ = [
+    "METHODS",
+    "Blocks",
+    "BranchFedEM",
+    "BranchLoss",
+    "Clock",
+    "Cosine",
+    "Curve",
+    "Cycle",
+    "Dropping",
+    "FedTEM",
+    "FedTEMBySums",
+    "FedTKM",
+    "Linear",
+    "LocalCentres",
+    "MeanOfBranches",
+    "MinLoss",
+    "MultiBranch",
+    "NearestCentre",
+    "SemiCyclic",
+    "Shifting",
+    "Soft",
+    "Steady",
+    "Trace",
+    "Zones",
+    "by_mode",
+    "centres_of",
+    "collect_centres",
+    "evaluate",
+    "method_for",
+    "parse_curve",
+    "parse_prior",
+    "read_clock",
+]

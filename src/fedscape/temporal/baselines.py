@@ -1,0 +1,328 @@
+"""What FedTEM and FedTKM are compared with, on the same network: other ways to find the branch of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from torch.nn import functional
+
+from fedscape.computation import Arrays, Computation, Kept
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.kept import kept_rows
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import Tensor
+from fedscape.learning.server import Adam, Rule
+from fedscape.personal.fedem import logs, normalised
+from fedscape.ragged import segment_sum_twin
+from fedscape.random import Array, Key
+from fedscape.temporal.branched import MEAN, Branched, Seen
+from fedscape.temporal.curves import Curve, Linear
+from fedscape.temporal.fedtem import small_example
+
+_LINEAR = Linear()
+
+
+class MinLoss(Branched):
+    """IFCA on branches: a client trains the branch with the smallest loss on its labelled rows (Ghosh et al. 2020).
+
+    Test clients have no labels: they take the branch whose predictions are surest, by the KL from the uniform law.
+
+    Parameters
+    ----------
+    local, strength, smoothing, server, weighting, initial
+        As for FedTEM; the paper uses label smoothing here too.
+
+    >>> fed, step, _ = small_example()  # twelve clients, two branches
+    >>> MinLoss(step).reveals
+    ()
+    """
+
+    def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
+        fits = segment_sum_twin(_fits(self, state, clients), clients.offsets)
+        return np.eye(self.n_modes)[fits.argmax(axis=1)][clients.client_of_row], {}
+
+    def evidence(self, state: Arrays, rows: Seen) -> Tensor:
+        return certainty_of_outputs(rows.outputs)
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[MinLoss, Federation]]:
+        fed, one, two = small_example()
+        return [(cls(one), fed), (cls(two, server=Adam()), fed)]
+
+
+class SemiCyclic(Branched):
+    """Semi-cyclic SGD on branches: the branch of a round is that of the hour (Eichner et al. 2019).
+
+    Test clients take the branch whose predictions are surest, as for MinLoss. The other branch is not trained.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    schedule
+        The branch of a round is the mode with the largest share: with a curve of equation (3) one branch for the half
+        of the day around the peak; `Blocks(T)` is the first half of each period by the count of rounds.
+    server, weighting, initial
+        As for FedAvg.
+
+    >>> fed, step, _ = small_example()  # twelve clients, two branches
+    >>> [SemiCyclic(step, Linear(8)).choose({}, fed, Key(0, t))[0][0].tolist() for t in (0, 4)]
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        schedule: Curve = _LINEAR,
+        *,
+        server: Rule = MEAN,
+        weighting: str = "samples",
+        initial: str = "given",
+    ) -> None:
+        super().__init__(local, strength=0.0, smoothing=0.0, server=server, weighting=weighting, initial=initial)
+        self.schedule = schedule
+
+    def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
+        branch = int(self.schedule.shares(key.round).argmax())
+        return np.repeat(np.eye(self.n_modes)[branch : branch + 1], clients.n_rows, axis=0), {}
+
+    def evidence(self, state: Arrays, rows: Seen) -> Tensor:
+        return certainty_of_outputs(rows.outputs)
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[SemiCyclic, Federation]]:
+        fed, one, _ = small_example()
+        return [(cls(one, Linear(4)), fed)]
+
+
+class BranchFedEM(Branched):
+    """FedEM on branches: every client mixes the branches with weights of its own, found from losses (Marfoq 2021).
+
+    Clients keep their weights from round to round. Test clients find theirs by EM on *labelled* test rows, a privilege
+    that no other method has: its results are to be read with that in mind.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    iterations
+        Of EM for a client that is tested.
+    server, weighting, initial
+        As for FedAvg.
+
+    >>> fed, step, _ = small_example()  # twelve clients, two branches
+    >>> BranchFedEM(step).strength
+    0.0
+    """
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        *,
+        iterations: int = 20,
+        server: Rule = MEAN,
+        weighting: str = "samples",
+        initial: str = "given",
+    ) -> None:
+        super().__init__(local, strength=0.0, smoothing=0.0, server=server, weighting=weighting, initial=initial)
+        self.iterations = iterations
+        if iterations < 1:
+            raise DataError(f"iterations must be at least 1, not {iterations}")
+
+    def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
+        own = kept_rows(clients, "shares", np.full(self.n_modes, 1 / self.n_modes))
+        shares = normalised(_fits(self, state, clients) + logs(own)[clients.client_of_row])
+        rows = clients.sizes[:, None]
+        mass = segment_sum_twin(shares, clients.offsets)
+        return shares, {"shares": np.where(rows > 0, mass / np.maximum(rows, 1), own)}
+
+    def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
+        offsets = self.offsets_of_units(clients, unit, batch).cpu().numpy()
+        fits, owner = _fits_of(self, rows, clients), np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        own = np.full((len(offsets) - 1, self.n_modes), 1 / self.n_modes)
+        for _ in range(self.iterations):
+            own = segment_sum_twin(normalised(fits + logs(own)[owner]), offsets)
+            own = own / np.maximum(own.sum(axis=1, keepdims=True), 1e-300)
+        return self.double(own[owner])
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[BranchFedEM, Federation]]:
+        fed, one, two = small_example()
+        return [(cls(one), fed), (cls(two, iterations=3), fed)]
+
+
+class NearestCentre(Branched):
+    """Every row takes the branch of the centre that is nearest to its raw features, in training and in tests.
+
+    Centres come from T-shot k-means (`LocalCentres`, which reveals the centres of clients) or, by sums alone, from
+    `FederatedKMeans` over the same rounds.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    centres
+        [K, d], of features as they are stored, flattened.
+    strength, smoothing, server, weighting, initial
+        As for FedTEM.
+
+    >>> fed, step, _ = small_example()  # twelve clients, two branches
+    >>> two = Federation({"x": [[0.0, 1, 0, 0], [5.0, 5, 5, 5]]}, [0, 2])
+    >>> NearestCentre(step, [[0] * 4, [5] * 4]).choose({}, two, Key(0))[0].tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        centres: npt.ArrayLike,
+        *,
+        strength: float = 0.0,
+        smoothing: float = 0.0,
+        server: Rule = MEAN,
+        weighting: str = "samples",
+        initial: str = "given",
+    ) -> None:
+        super().__init__(
+            local, strength=strength, smoothing=smoothing, server=server, weighting=weighting, initial=initial
+        )
+        self.centres = centres
+        made = np.asarray(centres, dtype=float)
+        if made.ndim != 2 or len(made) != self.n_modes or not np.isfinite(made).all():
+            raise DataError(f"centres must be finite numbers [{self.n_modes}, d], not of shape {made.shape}")
+
+    def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
+        return np.eye(self.n_modes)[self._nearest(clients)], {}
+
+    def _nearest(self, clients: Federation) -> Array:
+        x = clients[self.local.features]
+        x = x.reshape(len(x), int(np.prod(x.shape[1:]))).astype(np.float64)
+        centres = np.asarray(self.centres, dtype=float)
+        return np.asarray((x @ centres.T - (centres**2).sum(axis=1) / 2).argmax(axis=1))
+
+    def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
+        self.offsets_of_units(clients, unit, batch)
+        return self.double(np.eye(self.n_modes)[self._nearest(clients)])  # always row by row
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[NearestCentre, Federation]]:
+        fed, one, _ = small_example()
+        return [(cls(one, [[0, 0, 0, 0], [2, 2, 2, 2]]), fed)]
+
+
+class LocalCentres(Computation):
+    """Every client's own k-means centres of its raw rows, collected over a period: T-shot k-means (Dennis et al. 2021).
+
+    The server sees the centres of each client; after the rounds `centres_of` groups them. The paper's form of one-shot
+    k-means collects for a whole period, so that both modes have been there.
+
+    Parameters
+    ----------
+    n_centres
+        Per client; one with fewer rows repeats its last.
+    column
+        The features, flattened.
+    iterations
+        Of Lloyd's algorithm on the client, from rows drawn by its key.
+
+    >>> from fedscape import rounds
+    >>> fed = Federation({"x": [[0.0], [1.0], [9.0]]}, [0, 2, 3])
+    >>> work = LocalCentres(1)
+    >>> state = [r.state for r in rounds(work, fed, n_rounds=1, allow=work.reveals)][-1]
+    >>> centres_of(state, 2).tolist()
+    [[0.5], [9.0]]
+    """
+
+    reveals: ClassVar[tuple[str, ...]] = ("centres", "rows")
+    block_clients = 64
+
+    def __init__(self, n_centres: int = 2, *, column: str = "x", iterations: int = 10) -> None:
+        self.n_centres = n_centres
+        self.column = column
+        self.iterations = iterations
+        if n_centres < 1 or iterations < 1:
+            raise DataError(f"n_centres and iterations must be at least 1, not {n_centres} and {iterations}")
+
+    def start(self, seed: int) -> Arrays:
+        return {"server.centres": np.zeros((0, 0)), "server.rows": np.zeros(0)}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        x = clients[self.column]
+        x = x.reshape(len(x), int(np.prod(x.shape[1:]))).astype(np.float64)
+        centres = np.zeros((len(clients), self.n_centres, x.shape[1]))
+        rows = np.zeros((len(clients), self.n_centres))
+        for i, rng in enumerate(key.to("centres").of(clients)):
+            mine = x[clients.offsets[i] : clients.offsets[i + 1]]
+            if len(mine):
+                centres[i], rows[i] = lloyd(mine, np.ones(len(mine)), self.n_centres, rng, self.iterations)
+        return {"centres": centres, "rows": rows}, {}
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        d = total["centres"].shape[2]
+        before = state["server.centres"].reshape(-1, d)
+        flat, rows = total["centres"].reshape(-1, d), total["rows"].reshape(-1)
+        some = rows > 0
+        return {
+            "server.centres": np.concatenate([before, flat[some]]),
+            "server.rows": np.concatenate([state["server.rows"], rows[some]]),
+        }
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[LocalCentres, Federation]]:
+        fed, _, _ = small_example()
+        return [(cls(2, iterations=3), fed)]
+
+
+def centres_of(state: Arrays, n_modes: int, *, seed: int = 0, starts: int = 10) -> Array:
+    """The centres of the modes from those that clients revealed, by k-means weighted by rows: [K, d], by first number.
+
+    The best of several starts counts.
+    """
+    points, weight = state["server.centres"], state["server.rows"]
+    if len(points) < n_modes:
+        raise DataError(f"{n_modes} centres cannot be found among the {len(points)} that clients sent: run more rounds")
+    best, least = np.zeros((0, 0)), np.inf
+    for s in range(starts):
+        made, _ = lloyd(points, weight, n_modes, Key(seed, s, "centres").generator(), 50)
+        away = ((points[:, None, :] - made) ** 2).sum(axis=2).min(axis=1) @ weight
+        if away < least:
+            best, least = made, away
+    return best[np.argsort(best[:, 0], kind="stable")]
+
+
+def lloyd(x: Array, weight: Array, k: int, rng: np.random.Generator, iterations: int) -> tuple[Array, Array]:
+    """Weighted k-means of a few rows: centres [k, d] and the weight of each; an empty centre stays where it was."""
+    centres = x[np.resize(rng.permutation(len(x)), k)].copy()
+    mass = np.zeros(k)
+    for _ in range(iterations):
+        near = (x @ centres.T - (centres**2).sum(axis=1) / 2).argmax(axis=1)
+        mass = np.bincount(near, weights=weight, minlength=k).astype(float)
+        for j in np.flatnonzero(mass):
+            mine = near == j
+            centres[j] = weight[mine] @ x[mine] / mass[j]
+    return centres, mass
+
+
+def certainty_of_outputs(outputs: Tensor) -> Tensor:
+    """KL of each branch's prediction from the uniform law: [rows, K]; the larger, the surer the branch.
+
+    >>> certainty_of_outputs(torch.tensor([[[0.0, 0.0], [0.0, 99.0]]])).numpy().round(3)
+    array([[0.   , 0.693]], dtype=float32)
+    """
+    logs_ = functional.log_softmax(outputs, dim=-1)
+    return (logs_.exp() * logs_).sum(dim=-1) + float(np.log(outputs.shape[-1]))
+
+
+def _fits(method: Branched, state: Arrays, clients: Federation) -> Array:
+    """log p(y | x) of each row under each branch: [rows, K]."""
+    return _fits_of(method, method.see(state, clients, outputs=True), clients)
+
+
+def _fits_of(method: Branched, rows: Seen, clients: Federation) -> Array:
+    y = method.local.targets(clients)
+    classes = y[:, None, None].expand(-1, method.n_modes, 1)
+    return functional.log_softmax(rows.outputs, dim=-1).gather(2, classes)[:, :, 0].cpu().numpy()  # type: ignore[no-any-return]

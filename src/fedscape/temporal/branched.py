@@ -1,0 +1,314 @@
+"""What methods with branches share: a branch for each client, training by (4), statistics of the trained network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from fedscape.computation import Arrays, Kept
+from fedscape.engine import add_up
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.learning.evaluation import model_arrays, tensors_of
+from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
+from fedscape.learning.local import LocalSGD, shared
+from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.optimisers import Rates
+from fedscape.learning.plan import groups
+from fedscape.learning.server import Mean, Rule
+from fedscape.learning.training import Tensors, one_thread, precise, train, work_of
+from fedscape.personal.learners import log_probs_of
+from fedscape.ragged import rows_of, segment_sum_twin
+from fedscape.random import Array, Key
+from fedscape.temporal.branches import BranchLoss, MultiBranch
+from fedscape.temporal.gaussians import segment_means
+
+_BATCH = 1024  # rows of one forward pass
+_WIDE = 128  # rows of each client in one pass over many clients
+MEAN = Mean()
+UNITS = ("sample", "batch", "client")
+
+
+class Seen(NamedTuple):
+    """What a network makes of rows: features [rows, d] and, where asked for, outputs [rows, K, classes]; float64."""
+
+    features: Tensor
+    outputs: Tensor | None
+
+
+class Branched(FedAvg):
+    """Clients train one branch of a common network, and say something about the features they saw.
+
+    A subclass says which branch (`choose`), what clients send beside their moves (`look_back`), what the server makes
+    of it (`learn`), and how well each branch suits rows without labels (`evidence`).
+
+    Parameters
+    ----------
+    local
+        How a client trains; the model is a MultiBranch, the loss cross entropy.
+    strength, smoothing
+        lambda and epsilon of equation (4).
+    server, weighting, initial
+        As for FedAvg.
+    """
+
+    follows_rounds = True
+    #: Whether clients look at their features again with the network they trained.
+    looks_back = False
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        *,
+        strength: float = 0.5,
+        smoothing: float = 0.1,
+        server: Rule = MEAN,
+        weighting: str = "samples",
+        initial: str = "given",
+    ) -> None:
+        super().__init__(local, server=server, weighting=weighting, initial=initial)
+        self.strength = strength
+        self.smoothing = smoothing
+        if not isinstance(local.model, MultiBranch):
+            raise DataError(f"the model must be a MultiBranch(model, layer), not {type(local.model).__name__}")
+        if local.loss is not cross_entropy:
+            raise DataError("the loss must be fedscape.learning.cross_entropy: branches are trained on smoothed labels")
+        BranchLoss(strength, smoothing)
+        self._ready: tuple[Any, LocalSGD] | None = None
+
+    @property
+    def n_modes(self) -> int:
+        """How many branches the network has."""
+        return int(self.local.model.n_branches)
+
+    # -- what a method says --------------------------------------------------------------------------------------------
+
+    def modes(self, seed: int) -> Arrays:
+        """The first state beyond the network."""
+        return {}
+
+    def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
+        """The weight of each branch for each row in training, [rows, K], and what clients keep."""
+        raise TypeError(f"{type(self).__name__} must define choose(state, clients, key)")
+
+    def look_back(self, state: Arrays, features: Tensor, offsets: Tensor) -> Arrays:
+        """What clients send of the features under the network each has trained: {name: [clients, ...]}."""
+        return {}
+
+    def learn(self, state: Arrays, total: Arrays) -> Arrays:
+        """The new state beyond the network."""
+        return {}
+
+    def evidence(self, state: Arrays, rows: Seen) -> Tensor:
+        """For rows without labels, how well each branch suits: [rows, K]; added over the rows of a unit."""
+        raise TypeError(f"{type(self).__name__} must define evidence(state, rows)")
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    def start(self, seed: int) -> Arrays:
+        return {**super().start(seed), **self.modes(seed)}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        weights, kept = self.choose(state, clients, key)
+        own = self._nothing(state, clients)
+        moves = self._trained(state, clients, key, weights, own)
+        return {**rows_of_moves(moves, model_arrays(state), clients, self.weighting), **own}, kept
+
+    def total(  # type: ignore[override]  # some methods keep something
+        self, state: Arrays, clients: Federation, key: Key
+    ) -> Arrays | tuple[Arrays, Kept] | None:
+        if self.reveals:
+            return None
+        weights, kept = self.choose(state, clients, key)
+        own = self._nothing(state, clients)
+        moves = self._trained(state, clients, key, weights, own)
+        made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+        made.update({n: add_up(v) for n, v in own.items()})
+        return (made, kept) if kept else made
+
+    def update(self, state: Arrays, total: Arrays) -> Arrays:
+        return {**state, **super().update(state, total), **self.learn(state, total)}
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        loss, right = self.losses_and_hits(state, clients, unit="client")
+        rows = np.maximum(clients.sizes, 1)
+        return {"loss": loss / rows, "accuracy": right / rows, "with_rows": clients.sizes > 0}
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:
+        return []  # its methods have them
+
+    def _nothing(self, state: Arrays, clients: Federation) -> Arrays:
+        """What clients without rows send."""
+        if not self.looks_back:
+            return {}
+        none = torch.zeros(0, self.local.model.n_features, dtype=torch.float64, device=self.local.device)
+        empty = torch.zeros(2, dtype=torch.int64, device=self.local.device)
+        return {n: np.repeat(v, len(clients), axis=0) for n, v in self.look_back(state, none, empty).items()}
+
+    def _trained(
+        self, state: Arrays, clients: Federation, key: Key, weights: Array, own: Arrays
+    ) -> Iterator[tuple[Array, Tensors]]:
+        """Train group by group; what each client has to say of its features goes into `own`."""
+        trainer, start = self._trainer, tensors_of(self.local, model_arrays(state))
+        data = self.local.data(clients)
+        _check_classes(self.local, clients)
+        coded = torch.cat([data.y[:, None].to(self.local.dtype), self._tensor(weights)], dim=1)
+        data = data._replace(y=coded)
+        rates = Rates(self.local.rate(key.round), self.local.proximal)
+        for positions in groups(clients.sizes, self.local.timing, most=self.local.chunk):
+            moved = train(trainer, start, work_of(trainer, data, clients, positions, key), rates)
+            if self.looks_back:
+                features, offsets = features_after(trainer, start, moved, data.x, clients, positions)
+                for name, rows in self.look_back(state, features, offsets).items():
+                    own[name][positions] = rows
+            yield positions, moved
+
+    @property
+    def _trainer(self) -> LocalSGD:
+        """The same local training with the loss of equation (4)."""
+        settings = (self.local, self.strength, self.smoothing)
+        if self._ready is None or any(a is not b for a, b in zip(self._ready[0], settings, strict=True)):
+            self._ready = (settings, replace(self.local, loss=BranchLoss(self.strength, self.smoothing)))
+        return self._ready[1]
+
+    def _tensor(self, values: Array) -> Tensor:
+        return torch.as_tensor(np.array(values), device=self.local.device).to(self.local.dtype)
+
+    def double(self, values: Array) -> Tensor:
+        """An array of the state where clients compute with it, in float64."""
+        return shared(np.asarray(values)).to(self.local.device, torch.float64)
+
+    def offsets(self, clients: Federation) -> Tensor:
+        """Where each client's rows begin and end."""
+        return shared(clients.offsets).to(self.local.device)
+
+    # -- which branch --------------------------------------------------------------------------------------------------
+
+    def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
+        """Features of all rows under the broadcast network and, where asked for, outputs of all branches."""
+        local, parts, made = self.local, [], []
+        params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
+        with one_thread(), precise(local), torch.no_grad(), self._trainer.borrowed() as module:
+            module.eval()
+            for begin in range(0, max(clients.n_rows, 1), _BATCH):
+                x = local.inputs(local.column(clients, local.features, slice(begin, begin + _BATCH)))
+                output, features = functional_call(module, params, (x,), {"both": True})
+                parts.append(features.to(torch.float64))
+                made += [output.to(torch.float64)] if outputs else []
+            module.train()
+        return Seen(torch.cat(parts), torch.cat(made) if outputs else None)
+
+    def branch_shares(self, evidence: Tensor, offsets: Tensor) -> Tensor:
+        """One for the branch with the most evidence of all rows of a unit, zero for the others: [units, K]."""
+        return _one_hot(segment_means(evidence, offsets))
+
+    def log_probs(self, state: Arrays, clients: Federation, *, unit: str = "batch", batch: int = 64) -> Array:
+        """log p(class | x) of each row under the branch that its unit chooses without labels: [rows, classes].
+
+        Parameters
+        ----------
+        state
+            The state of a round.
+        clients
+            Whose rows; nothing is kept of them.
+        unit
+            "sample": every row for itself. "batch": rows of a client in batches. "client": all rows of a client.
+        batch
+            Rows of a batch.
+        """
+        rows = self.see(state, clients, outputs=True)
+        shares = self._shares_of_units(state, rows, clients, unit, batch)
+        logs = functional.log_softmax(rows.outputs, dim=-1)
+        mixed = torch.logsumexp(logs + shares.clamp(min=1e-300).log()[:, :, None], dim=1)
+        return mixed.cpu().numpy()  # type: ignore[no-any-return]
+
+    def losses_and_hits(
+        self, state: Arrays, clients: Federation, *, unit: str = "batch", batch: int = 64
+    ) -> tuple[Array, Array]:
+        """Each client's summed -log p(y | x) and number of right predictions."""
+        logs, y = self.log_probs(state, clients, unit=unit, batch=batch), clients[self.local.target]
+        each = np.stack([-log_probs_of(logs, y, otherwise=float(np.log(1e-12))), logs.argmax(axis=1) == y], axis=1)
+        made = segment_sum_twin(each, clients.offsets)
+        return made[:, 0], made[:, 1]
+
+    def branches_of(self, state: Arrays, clients: Federation, *, unit: str = "batch", batch: int = 64) -> Array:
+        """The branch of each row."""
+        rows = self.see(state, clients, outputs=True)
+        return self._shares_of_units(state, rows, clients, unit, batch).argmax(dim=1).cpu().numpy()  # type: ignore[no-any-return]
+
+    def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
+        ends = self.offsets_of_units(clients, unit, batch)
+        shares = self.branch_shares(self.evidence(state, rows), ends)
+        return shares[torch.repeat_interleave(torch.arange(len(shares), device=ends.device), ends.diff())]
+
+    def offsets_of_units(self, clients: Federation, unit: str, batch: int) -> Tensor:
+        """Where the rows of each unit begin and end."""
+        if unit not in UNITS or batch < 1:
+            raise DataError(f"unit must be one of {UNITS} and batch at least 1, not {unit!r} and {batch}")
+        size = {"sample": 1, "batch": batch, "client": max(clients.n_rows, 1)}[unit]
+        starts = [np.arange(a, b, size) for a, b in zip(clients.offsets[:-1], clients.offsets[1:], strict=True)]
+        ends = np.concatenate([*starts, [clients.n_rows]]).astype(np.int64)
+        return torch.from_numpy(ends).to(self.local.device)
+
+
+def features_after(
+    local: LocalSGD, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
+) -> tuple[Tensor, Tensor]:
+    """Features of the rows of these clients, each under the network it has trained: [rows, d] and offsets, float64."""
+    _, offsets = rows_of(clients.offsets, positions)
+    with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
+        module.eval()
+        run = _one_by_one if local.chosen == "sequential" else _all_at_once
+        features = run(local, module, start, moved, x, clients, positions)
+        module.train()
+    return features, shared(offsets).to(local.device)
+
+
+def _one_by_one(
+    local: LocalSGD, module: Any, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
+) -> Tensor:
+    parts = []
+    for i, client in enumerate(positions):
+        params = {n: start[n][0] + moved[n][i] for n in start}
+        for begin in range(clients.offsets[client], clients.offsets[client + 1], _BATCH):
+            part = local.inputs(x[begin : min(begin + _BATCH, int(clients.offsets[client + 1]))])
+            parts.append(functional_call(module, params, (part,), {"both": True})[1].to(torch.float64))
+    return torch.cat(parts)
+
+
+def _all_at_once(
+    local: LocalSGD, module: Any, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
+) -> Tensor:
+    def features(params: Tensors, rows: Tensor) -> Tensor:
+        return functional_call(module, params, (local.inputs(rows),), {"both": True})[1]
+
+    params, sizes = {n: start[n] + moved[n] for n in start}, clients.sizes[positions]  # sizes fall
+    first, begin_of = clients.offsets[:-1][positions], np.concatenate(([0], np.cumsum(sizes)))[:-1]
+    made = torch.zeros(int(sizes.sum()), local.model.n_features, dtype=torch.float64, device=local.device)
+    for begin in range(0, int(sizes.max()), _WIDE):
+        going = int((sizes > begin).sum())
+        place = begin + np.arange(min(_WIDE, int(sizes[0]) - begin))
+        real = place < sizes[:going, None]
+        rows = torch.from_numpy(np.where(real, first[:going, None] + place, first[:going, None])).to(local.device)
+        found = vmap(features)({n: p[:going] for n, p in params.items()}, x[rows])
+        target = torch.from_numpy((begin_of[:going, None] + place)[real]).to(local.device)
+        made[target] = found[torch.from_numpy(real).to(local.device)].to(torch.float64)
+    return made
+
+
+def _one_hot(values: Tensor) -> Tensor:
+    return functional.one_hot(values.argmax(dim=1), values.shape[1]).to(values.dtype)
+
+
+def _check_classes(local: LocalSGD, clients: Federation) -> None:
+    if clients[local.target].dtype.kind not in "biu" or clients[local.target].ndim != 1:
+        raise DataError(
+            f"the column {local.target!r} must hold classes 0, 1, 2, ..., not {clients[local.target].dtype}"
+        )

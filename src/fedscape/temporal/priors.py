@@ -1,0 +1,126 @@
+"""What the server believes of the shares of the modes in a round, and which clients it then takes to be of which mode.
+
+Any curve is a prior; `Soft` believes in the peak and the valley alone (appendix A.3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.random import Array
+from fedscape.temporal.curves import Cosine, Curve, Linear, parse_curve
+
+
+@dataclass(frozen=True)
+class Soft:
+    """One at the peak, zero at the valley, in between only monotone: equations (25) and (26).
+
+    Between them the share is the one seen in the cohort, as long as it goes the right way. Seen is, over the rows of
+    the whole cohort, how many have the higher posterior for the first mode. Printed (26) has no case for t mod T = 0;
+    here, as in equation (3), that is the peak.
+
+    >>> soft = Soft(8)
+    >>> soft.follow(1, before=1.0, seen=0.7), soft.follow(2, before=0.7, seen=0.9), soft.follow(4, before=0.7, seen=0.9)
+    (0.7, 0.7, 0.0)
+    """
+
+    period: float = 256.0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.period < np.inf:
+            raise DataError(f"period must be at least 2 rounds, not {self.period}")
+
+    @property
+    def n_modes(self) -> int:
+        return 2
+
+    def follow(self, t: float, *, before: float, seen: float, last: float | None = None) -> float:
+        """The share in round t, after `before` in the round `last` (by default the one before)."""
+        at = t % self.period
+        falling = at < self.period / 2
+        if at < 1:
+            return 1.0
+        if 0 <= at - self.period / 2 < 1:
+            return 0.0
+        last = t - 1 if last is None else last
+        begin = t - at if falling else t - at + self.period / 2
+        if last < begin:  # the rounds at the turning point were abandoned
+            before = 1.0 if falling else 0.0
+        return float(min(before, seen) if falling else max(before, seen))
+
+
+Prior = Curve | Soft
+
+
+def expected(prior: Prior | None, t: int, *, before: Array, seen: float, last: int) -> Array:
+    """The shares that the prior expects in round t: [K]; without one, those that were seen last."""
+    if prior is None:
+        return before
+    if isinstance(prior, Soft):
+        q = prior.follow(t, before=float(before[0]), seen=seen, last=last)
+        return np.array([q, 1 - q])
+    return np.asarray(prior.shares(t), dtype=float)
+
+
+def certainty(shares: Array) -> float:
+    """How sure a prior is of one mode: 1 at a peak, 0 where all are equal; for two modes 2 |1/2 - q|, equation (27).
+
+    >>> round(certainty(np.array([0.9, 0.1])), 3)
+    0.8
+    """
+    k = len(shares)
+    return float((k * shares.max() - 1) / (k - 1)) if k > 1 else 1.0
+
+
+def counts_of_modes(shares: Array, m: int) -> Array:
+    """How many of m clients each mode gets; for two modes floor(q m + 1/2) and the rest.
+
+    >>> counts_of_modes(np.array([0.25, 0.75]), 10)
+    array([3, 7])
+    """
+    ends = np.floor(np.cumsum(shares) * m + 0.5 + 1e-9)
+    ends[-1] = m
+    return np.diff(np.concatenate(([0.0], np.minimum(ends, m)))).astype(np.int64)
+
+
+def assign(log_share: Array, shares: Array | None) -> Array:
+    """The mode of each client from the logarithms of its shares [clients, K] and the expected shares of the modes.
+
+    For two modes the floor(q m + 1/2) clients with the highest share of the first are of the first (before equation
+    10). For more, the sum of the logarithms is as large as it can be with the given counts; for two modes that is the
+    same. Without expected shares every client is of its most likely mode ("EM only", appendix A.5). Equal shares go by
+    the order of the clients.
+
+    >>> assign(np.log([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]), np.array([0.33, 0.67])).tolist()
+    [0, 1, 1]
+    """
+    if shares is None:
+        return np.asarray(log_share.argmax(axis=1))
+    n, k = log_share.shape
+    counts = counts_of_modes(shares, n)
+    if k == 2:
+        order = np.argsort(-(log_share[:, 0] - log_share[:, 1]), kind="stable")
+        modes = np.ones(n, dtype=np.int64)
+        modes[order[: counts[0]]] = 0
+        return modes
+    from scipy.optimize import linear_sum_assignment
+
+    seats = np.repeat(np.arange(k), counts)
+    _, seat = linear_sum_assignment(-log_share[:, seats])
+    return np.asarray(seats[seat])
+
+
+def parse_prior(text: str, period: float) -> Prior | None:
+    """A prior as the command line writes it: linear, cosine, soft, none, or any schedule with its own numbers.
+
+    >>> parse_prior("linear", 64), parse_prior("soft", 64), parse_prior("none", 64)
+    (Linear(period=64, p=1.0, peak=0.0, valley=None), Soft(period=64), None)
+    """
+    plain = {"linear": Linear, "cosine": Cosine, "soft": Soft}
+    if text in plain:
+        made: Prior = plain[text](period)
+        return made
+    return None if text == "none" else parse_curve(text)
