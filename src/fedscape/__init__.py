@@ -23,6 +23,7 @@ from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures, personal, simulate, sketches
+    from fedscape.engines.flower import Flower
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,
@@ -38,8 +39,9 @@ try:
 except _PackageNotFoundError:  # run from the source tree
     __version__ = "0.1.0+source"
 
-# loaded when first asked for: they need SciPy and torch
+# loaded when first asked for: they need SciPy, torch and Flower
 _LATER = {
+    "engines.flower": ("Flower",),
     "learning": ("FedAvg", "LocalSGD"),
     "mixtures": (
         "GaussianMixture",
@@ -78,6 +80,7 @@ __all__ = [
     "Federation",
     "FedscapeError",
     "FixedSize",
+    "Flower",
     "Gaussian",
     "GaussianMixture",
     "Histogram",

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
@@ -29,6 +29,8 @@ S = TypeVar("S")
 class Reply:
     """What a cohort gave: the sums, the sums of the metrics, how many reported, bytes per client.
 
+    Where some of the cohort did not report, `absent` is a digest of who did, and `faults` counts what went wrong.
+
     >>> Reply({"rows": np.array(3)}, {}, clients=2, bytes_down=0, bytes_up=8).total["rows"]
     array(3)
     """
@@ -38,6 +40,8 @@ class Reply:
     clients: int
     bytes_down: int
     bytes_up: int
+    absent: str = ""
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -308,6 +308,27 @@ class Release:
             out[_INSIDE] = within
         return out
 
+    @property
+    def grids(self) -> Mapping[str, float]:
+        """The grid to which each array was cut on the clients."""
+        return self._grids
+
+    def take_grids(self, grids: Mapping[str, float]) -> None:
+        """Learn the grids from clients elsewhere; only those that this release can have are believed."""
+        for name, grid in grids.items():
+            if grid not in (self._grid(name, True), self._grid(name, False)):
+                raise PrivacyError(f"array {name!r} was cut to a grid of {grid!r}, which this release cannot have")
+        self._grids.update(grids)
+
+    def check_sum(self, total: Arrays, reported: int) -> None:
+        """Refuse sums that so many clipped clients cannot have; where clients add noise, any sum can be."""
+        if self.privacy.place != "central" or self.privacy.unit != "client":
+            return
+        for name, cells in total.items():
+            most = 1.0 if name == _INSIDE else self.clip * self._scale(name) / self._grids[name]
+            if cells.size and float(np.abs(cells.astype(float)).max()) > reported * most * (1 + 1e-9):
+                raise PrivacyError(f"the sum {name!r} is more than {reported} clipped clients can have")
+
     def on_total(self, total: Arrays, reported: int) -> Arrays:
         """Add noise to the sum, and give it its own units again; `clients` is how many there were, noisy if secret."""
         if reported * self.sensitivity / min(self._grids.values(), default=1.0) > 2.0**62:

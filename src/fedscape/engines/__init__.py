@@ -1,0 +1,1 @@
+"""Where clients live elsewhere: on other machines, on devices and in silos."""
