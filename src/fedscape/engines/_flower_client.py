@@ -19,7 +19,7 @@ from fedscape.engines import _wire
 from fedscape.engines._flwr import ClientApp, Context, Message
 from fedscape.engines._node import Folder
 from fedscape.engines._wire import Unreadable
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
 from fedscape.privacy import Release
@@ -212,6 +212,7 @@ class _Owner:
             computation = _wire.rebuilt(header["computation"], self.computations)
         except (KeyError, TypeError, DataError):
             raise Unreadable("not a request of a round") from None
+        _check_shapes(computation, state)
         if not set(computation.reveals) <= set(self.terms.reveals):
             raise Unreadable("a computation that shows client by client what the owner does not")
         return _Request(digest, header, state, cohort, computation)
@@ -253,6 +254,23 @@ class _Owner:
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
             ledger.release(run, index, f"{kind} {name}", request.digest)
+
+
+def _check_shapes(computation: Computation, state: Arrays) -> None:
+    """Arrays must have the shapes of the computation's first state: compiled loops do not look where they read.
+
+    Lengths of 0 and 1 there are places that data fill later.
+    """
+    try:
+        first = computation.start(0)
+    except NotFittedError:  # its first state is made of what only the server has learned
+        return
+    for name, values in first.items():
+        if name in state and not name.startswith("of_client."):
+            wanted, got = np.shape(values), state[name].shape
+            free = len(wanted) == len(got) and all(a == b or a < 2 for a, b in zip(wanted, got, strict=True))
+            if not free or (state[name].dtype.kind in "fiub") != (np.asarray(values).dtype.kind in "fiub"):
+                raise Unreadable("a state of other shapes than the computation's")
 
 
 def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, metrics: Release | None) -> bytes:

@@ -68,10 +68,10 @@ class Flower:
 
     >>> import tempfile
     >>> from fedscape import Federation, Histogram
-    >>> fed, folder = Federation({"y": [0, 1, 1, 1]}, [0, 1, 2, 4]), tempfile.TemporaryDirectory()
-    >>> app = client_app(lambda c: fed.take([c.node_config["i"]]), folder=lambda c: f"{folder.name}/{c.node_id}")
-    >>> engine = Flower(LocalGrid(app, [{"i": 0}, {"i": 1}, {"i": 2}]), min_clients=2)
-    >>> Histogram(2).fit(engine).counts_
+    >>> fed = Federation({"y": [0, 1, 1, 1]}, [0, 1, 2, 4])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     app = client_app(lambda c: fed.take([c.node_id - 1]), folder=lambda c: f"{folder}/{c.node_id}")
+    ...     Histogram(2).fit(Flower(LocalGrid(app, [{}] * 3), min_clients=2)).counts_
     array([1, 3])
     """
 
