@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -21,10 +22,13 @@ from fedscape.engines._node import Folder
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.federation import Federation
+from fedscape.kernel import uncompiled
 from fedscape.ledger import Ledger
 from fedscape.privacy import Release
 from fedscape.random import Key
 from fedscape.sampling import All
+
+_FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
 
 #: How a node's ledger calls a contribution that leaves without noise of its own.
 UNNOISED = "protected only by the server"
@@ -178,15 +182,16 @@ class _Owner:
         node.restore(kept)
         where = node.federation.positions(request.cohort)
         self._write_down(request, release, metrics, folder)
-        reply = node.run(
-            request.computation,
-            state,
-            where,
-            Key(*header["key"]),
-            measure=bool(header["measure"]),
-            release=release,
-            measure_release=metrics,
-        )
+        with _quickly(request.computation, node.federation, where):
+            reply = node.run(
+                request.computation,
+                state,
+                where,
+                Key(*header["key"]),
+                measure=bool(header["measure"]),
+                release=release,
+                measure_release=metrics,
+            )
         left = node.kept()
         answer = _reply(reply, digest, keeps=bool(left), release=release, metrics=metrics)
         folder.store(request.run, request.number, kept=left, request=digest, reply=answer)
@@ -220,10 +225,12 @@ class _Owner:
     def _rehearse(self, request: _Request, fed: Federation) -> None:
         """Let a client without rows take the step: a state of wrong shapes, or too large an answer, shows there."""
         nobody = Federation({name: v[:0] for name, v in fed.columns.items()}, [0, 0], ids=["nobody"], names=fed.names)
+        measure = bool(request.header["measure"])
         try:
-            reply = Local(nobody, threads=1).run(
-                request.computation, request.state, np.arange(1), Key(0), measure=bool(request.header["measure"])
-            )
+            with uncompiled():  # which also finds a place read beyond the end of an array
+                reply = Local(nobody, threads=1).run(
+                    request.computation, request.state, np.arange(1), Key(0), measure=measure
+                )
         except Exception as error:
             raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
         if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
@@ -254,6 +261,15 @@ class _Owner:
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
             ledger.release(run, index, f"{kind} {name}", request.digest)
+
+
+def _quickly(computation: Computation, fed: Federation, cohort: Any) -> contextlib.AbstractContextManager[None]:
+    """Every message is a process of its own, and loading the compiler takes longer than a small step without it."""
+    column = getattr(computation, "column", None)
+    columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
+    width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
+    few = width * int(fed.sizes[cohort].sum()) <= _FEW
+    return uncompiled() if few else contextlib.nullcontext()
 
 
 def _check_shapes(computation: Computation, state: Arrays) -> None:
