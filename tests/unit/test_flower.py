@@ -15,6 +15,7 @@ import pytest
 from fedscape import (
     DataError,
     EngineError,
+    FederatedKMeans,
     Federation,
     FixedSize,
     Flower,
@@ -289,6 +290,7 @@ def test_estimators_learn_the_same_as_in_one_process(tmp_path):
         (GaussianMixture(2, n_features=2, rounds=3), "means_"),
         (LatentClassRegression(2, rounds=3), "coefficients_"),
         (Moments(), "mean_"),
+        (FederatedKMeans(2, bound=4.0), "centres_"),
         (DistributionSketch(rows=5, bits=2), "total_"),
     ):
         own = {"features": "x", "target": "y", "entity": "entity"} if isinstance(kind, LatentClassRegression) else {}

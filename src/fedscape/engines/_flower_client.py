@@ -136,6 +136,7 @@ class _Owner:
 
     def __init__(self, load: Callable[[Any], Federation], computations: tuple[Computation, ...], terms: Terms) -> None:
         self.load, self.computations, self.terms = load, computations, terms
+        self.steps = 0  # of this process: on a real node there is one for every message
 
     def answer(self, content: Any, context: Any, folder: Folder) -> bytes:
         """The reply; a refusal says why in words made here, and the rest stays in the node's log."""
@@ -178,11 +179,12 @@ class _Owner:
         release = _wire.release_read(header["release"], key, request.computation, state)
         metrics = _wire.release_read(header["measure_release"], key[::-1], request.computation, state)
         node = Local(self._load(context), threads=1)
-        self._rehearse(request, node.federation)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
-        self._write_down(request, release, metrics, folder)
-        with _quickly(request.computation, node.federation, where):
+        first, self.steps = self.steps == 0, self.steps + 1
+        with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
+            self._rehearse(request, node.federation)
+            self._write_down(request, release, metrics, folder)
             reply = node.run(
                 request.computation,
                 state,
@@ -227,10 +229,9 @@ class _Owner:
         nobody = Federation({name: v[:0] for name, v in fed.columns.items()}, [0, 0], ids=["nobody"], names=fed.names)
         measure = bool(request.header["measure"])
         try:
-            with uncompiled():  # which also finds a place read beyond the end of an array
-                reply = Local(nobody, threads=1).run(
-                    request.computation, request.state, np.arange(1), Key(0), measure=measure
-                )
+            reply = Local(nobody, threads=1).run(
+                request.computation, request.state, np.arange(1), Key(0), measure=measure
+            )
         except Exception as error:
             raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
         if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
@@ -263,13 +264,12 @@ class _Owner:
             ledger.release(run, index, f"{kind} {name}", request.digest)
 
 
-def _quickly(computation: Computation, fed: Federation, cohort: Any) -> contextlib.AbstractContextManager[None]:
-    """Every message is a process of its own, and loading the compiler takes longer than a small step without it."""
+def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
+    """Whether so few numbers are read that loading the compiler takes longer than doing without it."""
     column = getattr(computation, "column", None)
     columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
     width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
-    few = width * int(fed.sizes[cohort].sum()) <= _FEW
-    return uncompiled() if few else contextlib.nullcontext()
+    return width * int(fed.sizes[cohort].sum()) <= _FEW
 
 
 def _check_shapes(computation: Computation, state: Arrays) -> None:
@@ -279,7 +279,7 @@ def _check_shapes(computation: Computation, state: Arrays) -> None:
     """
     try:
         first = computation.start(0)
-    except NotFittedError:  # its first state is made of what only the server has learned
+    except (NotFittedError, DataError):  # its first state is made of what only the server knows
         return
     for name, values in first.items():
         if name in state and not name.startswith("of_client."):
