@@ -28,6 +28,8 @@ from fedscape.privacy import Release
 from fedscape.random import Key
 from fedscape.sampling import All
 
+Shapes = dict[str, tuple[int, ...]]
+
 _FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
 
 #: How a node's ledger calls a contribution that leaves without noise of its own.
@@ -136,6 +138,7 @@ class _Owner:
 
     def __init__(self, load: Callable[[Any], Federation], computations: tuple[Computation, ...], terms: Terms) -> None:
         self.load, self.computations, self.terms = load, computations, terms
+        self.shapes: dict[str, Shapes] = {}  # of the last computation's first state
         self.steps = 0  # of this process: on a real node there is one for every message
 
     def answer(self, content: Any, context: Any, folder: Folder) -> bytes:
@@ -219,7 +222,10 @@ class _Owner:
             computation = _wire.rebuilt(header["computation"], self.computations)
         except (KeyError, TypeError, DataError):
             raise Unreadable("not a request of a round") from None
-        _check_shapes(computation, state)
+        name = computation.digest()
+        if name not in self.shapes:
+            self.shapes = {name: _first_shapes(computation)}
+        _check_shapes(self.shapes[name], state)
         if not set(computation.reveals) <= set(self.terms.reveals):
             raise Unreadable("a computation that shows client by client what the owner does not")
         return _Request(digest, header, state, cohort, computation)
@@ -272,21 +278,25 @@ def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
     return width * int(fed.sizes[cohort].sum()) <= _FEW
 
 
-def _check_shapes(computation: Computation, state: Arrays) -> None:
-    """Arrays must have the shapes of the computation's first state: compiled loops do not look where they read.
+def _first_shapes(computation: Computation) -> Shapes:
+    """The shapes of the computation's first state."""
+    try:
+        first = computation.start(0)
+    except (NotFittedError, DataError):  # it is made of what only the server knows
+        return {}
+    return {name: np.shape(values) for name, values in first.items() if not name.startswith("of_client.")}
+
+
+def _check_shapes(wanted: Shapes, state: Arrays) -> None:
+    """Arrays must have the shapes of the first state: compiled loops do not look where they read.
 
     Lengths of 0 and 1 there are places that data fill later.
     """
-    try:
-        first = computation.start(0)
-    except (NotFittedError, DataError):  # its first state is made of what only the server knows
-        return
-    for name, values in first.items():
-        if name in state and not name.startswith("of_client."):
-            wanted, got = np.shape(values), state[name].shape
-            free = len(wanted) == len(got) and all(a == b or a < 2 for a, b in zip(wanted, got, strict=True))
-            if not free or (state[name].dtype.kind in "fiub") != (np.asarray(values).dtype.kind in "fiub"):
-                raise Unreadable("a state of other shapes than the computation's")
+    for name in wanted.keys() & state.keys():
+        first, now = wanted[name], state[name].shape
+        alike = len(first) == len(now) and all(a in (b, 0, 1) for a, b in zip(first, now, strict=True))
+        if not alike or state[name].dtype.kind not in "fiub":
+            raise Unreadable("a state of other shapes than the computation's")
 
 
 def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, metrics: Release | None) -> bytes:
