@@ -92,31 +92,55 @@ class Counting(LocalGrid):
         return replies
 
 
-def in_process(n: int, nodes: int, seed: int, n_rounds: int) -> list[dict[str, Any]]:
-    fed = population(n, seed)
-    rows = []
+def engine_of(fed: Federation, nodes: int, folder: str, own: tuple[Computation, ...]) -> Flower:
+    app = client_app(
+        lambda context: fed.take(np.arange(context.node_id - 1, len(fed), nodes)),
+        folder=lambda context: f"{folder}/{context.node_id}",
+        computations=own,
+    )
+    return Flower(Counting(app, [{}] * nodes), timeout=600, poll=0.001)
+
+
+def bytes_of_methods(nodes: int, seed: int) -> list[dict[str, Any]]:
+    """What a message of each method weighs, for nodes of one client; arrays and their envelope."""
+    fed, rows = population(nodes, seed), []
     for name, computation in methods().items():
         with tempfile.TemporaryDirectory() as folder:
-            app = client_app(
-                lambda context: fed.take(np.arange(context.node_id - 1, n, nodes)),
-                folder=lambda context, folder=folder: f"{folder}/{context.node_id}",
-                computations=(computation,) if "FedAvg" in name else (),
-            )
-            engine = Flower(Counting(app, [{}] * nodes), timeout=600, poll=0.001)
+            engine = engine_of(fed, nodes, folder, (computation,) if "FedAvg" in name else ())
             Counting.bytes_down = Counting.bytes_up = 0
-            there = [r.seconds for r in rounds(computation, engine, n_rounds=n_rounds, measure=0)]
-            here = [r.seconds for r in rounds(computation, Local(fed, threads=1), n_rounds=n_rounds, measure=0)]
-            messages = n_rounds * nodes
+            done = list(rounds(computation, engine, n_rounds=2, measure=0))[-1]
             rows.append(
                 {
                     "method": name,
-                    "bytes down a message": round(Counting.bytes_down / messages),
-                    "bytes up a message": round(Counting.bytes_up / messages),
-                    "s per round": statistics.median(there),
-                    "ms per node": statistics.median(there) / nodes * 1e3,
-                    "s per round, Local": statistics.median(here),
+                    "bytes down": done.bytes_down,
+                    "bytes up": done.bytes_up,
+                    "message down": round(Counting.bytes_down / (2 * nodes)),
+                    "message up": round(Counting.bytes_up / (2 * nodes)),
                 }
             )
+    return rows
+
+
+def in_process(clients: int, nodes: int, seed: int, n_rounds: int) -> list[dict[str, Any]]:
+    """Seconds per round of a Grid in this process: messages, checks, files on disk, no network."""
+    fed, rows = population(clients, seed), []
+    for name in ("Histogram(62)", "MDM, 3 components, exact"):
+        computation = methods()[name]
+        with tempfile.TemporaryDirectory() as folder:
+            engine = engine_of(fed, nodes, folder, ())
+            there = [r.seconds for r in rounds(computation, engine, n_rounds=n_rounds, measure=0)][1:]
+        here = [r.seconds for r in rounds(computation, Local(fed, threads=1), n_rounds=n_rounds, measure=0)][1:]
+        took = statistics.median(there)
+        rows.append(
+            {
+                "method": name,
+                "clients": clients,
+                "nodes": nodes,
+                "s per round": took,
+                "ms per node": took / nodes * 1e3,
+                "s per round, Local": statistics.median(here),
+            }
+        )
     return rows
 
 
@@ -146,12 +170,14 @@ def deployed(nodes: int, seed: int, n_rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    args = arguments(__doc__, nodes=0, deployments="3,8")
+    args = arguments(__doc__, deployments="3,8")
+    report("flower_bytes", bytes_of_methods(12, args.seed), note="per client and round")
+    print()
     if args.quick:
-        report("flower_methods", in_process(60, 20, args.seed, 2))
+        report("flower_in_process", in_process(100, 20, args.seed, 2))
         return
-    n = args.nodes or 1000
-    report("flower_methods", in_process(n, n, args.seed, 3), note=f"{n} nodes of one client of about 20 rows each")
+    rows = [row for nodes in (1000, 10) for row in in_process(1000, nodes, args.seed, 4)]
+    report("flower_in_process", rows, note="about 20 rows a client")
     print()
     rows = [deployed(int(nodes), args.seed, 10) for nodes in args.deployments.split(",")]
     report("flower_rounds", rows, note="Histogram(3) over 60 clients, TLS and node authentication on loopback")

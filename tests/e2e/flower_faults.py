@@ -85,15 +85,22 @@ class Fragile(Deployment):
         path = self.out / "rounds.txt"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def process(self, name: str, *, within: int | None = None) -> int:
-        """The id of a process of this deployment by its command, or 0; only processes that were started here."""
-        mine = [p.pid for p in self.running] if within is None else [within]
-        table = subprocess.run(["ps", "-eo", "pid,sid,args"], capture_output=True, text=True, check=True).stdout
-        for line in table.splitlines()[1:]:
-            pid, session, command = line.split(None, 2)
-            if int(session) in mine and f"/{name} " in f"{command} " and "superexec" not in command:
-                return int(pid)
+    def process(self, name: str, *, of: int | None = None) -> int:
+        """The id of a process that was started here, by its command, or 0."""
+        listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+        table = {int(pid): (int(parent), args) for pid, parent, args in map(_three, listed.splitlines()[1:])}
+        family = {p.pid for p in self.running} if of is None else {of}
+        while more := {pid for pid, (parent, _) in table.items() if parent in family} - family:
+            family |= more
+        for pid in sorted(family & table.keys()):
+            command = table[pid][1].split()
+            if any(word.endswith(f"/{name}") or word == name for word in command[:2]):
+                return pid
         return 0
+
+
+def _three(line: str) -> list[str]:
+    return line.split(None, 2)
 
 
 class Listed:
@@ -144,7 +151,7 @@ def test_a_node_killed_in_a_round_is_left_out_and_comes_back_with_what_its_clien
     running.out = running.folder / "node"
     run = running.start_run(running.out, "rounds=14 timeout=30.0")
     until(lambda: len(running.lines()) >= 2, 240, "2 rounds")
-    os.kill(running.process("flower-supernode", within=running.supernodes[1].pid), signal.SIGKILL)
+    os.kill(running.process("flower-supernode", of=running.supernodes[1].pid), signal.SIGKILL)
     assert run.wait(560) == 0, running.log("run")
     lines = running.lines()
     lost = {line[0]: 1 for line in lines if line[1] == 40}

@@ -264,6 +264,8 @@ class _Owner:
         for name, entry in release.privacy.entries(All(), 1).items():
             if release.privacy.place == "central":
                 entry["note"] = UNNOISED
+            elif release.privacy.place == "distributed":  # that there are so many is the server's word
+                entry["note"] = f"protected if {release.min_clients} clients add their part of the noise"
             about = json.dumps([kind, name, entry], sort_keys=True)
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)

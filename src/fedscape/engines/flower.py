@@ -34,6 +34,8 @@ __all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
 #: What can go wrong with a node in a round, as `faults` counts it.
 FAULTS = ("missing", "failed", "refused", "corrupt", "late", "duplicate")
 
+_LATE = 10_000  # unanswered messages that are looked for in later rounds
+
 
 class Flower:
     """Clients on the nodes of a Flower grid.
@@ -164,6 +166,8 @@ class Flower:
                 faults[one.fault] += 1
                 self._tell(key.round, one)
         seen = {name: number for name, number in faults.items() if number}
+        if asked and all(one.answer is None and one.fault == "refused" for one in asked):
+            raise EngineError(f"round {key.round}: every node that was asked refused; {self.troubles[-1]}")
         reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
         self._enough(len(reported), key.round, seen)
         reply = self._sum(there, reported, cohort, sent, seen, reveals)
@@ -224,7 +228,7 @@ class Flower:
                 break
             open_ |= self._push(again, index)
             self._pull(open_, again, check, faults)
-        self._late |= dict.fromkeys(open_, index)
+        self._late = dict([*self._late.items(), *dict.fromkeys(open_, index).items()][-_LATE:])
         return faults
 
     def _push(self, asked: Sequence[Asked], index: int) -> dict[str, Asked]:
@@ -269,7 +273,7 @@ class Flower:
                 number = message.metadata.reply_to_message_id
                 if number in self._late:
                     del self._late[number]
-                    faults["late"] += 1
+                    faults["late"] += not message.has_error()
                 elif number not in open_ or open_[number].answer is not None:
                     faults["duplicate"] += 1  # a second answer, or one to a message answered before
                 else:
