@@ -179,7 +179,7 @@ def main() -> None:
     rows = [row for nodes in (1000, 10) for row in in_process(1000, nodes, args.seed, 4)]
     report("flower_in_process", rows, note="about 20 rows a client")
     print()
-    rows = [deployed(int(nodes), args.seed, 10) for nodes in args.deployments.split(",")]
+    rows = [deployed(int(nodes), args.seed, 6) for nodes in args.deployments.split(",")]
     report("flower_rounds", rows, note="Histogram(3) over 60 clients, TLS and node authentication on loopback")
 
 

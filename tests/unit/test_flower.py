@@ -370,6 +370,29 @@ def test_asking_twice_gives_the_same_reply_from_the_disk(tmp_path):
     assert len(loads) == 2 + 3  # who is there, twice, and one step for each round
 
 
+def test_a_request_that_was_under_way_too_long_undoes_nothing(tmp_path):
+    fed = federation()
+    app = client_app(lambda context: fed, folder=tmp_path, computations=(Remember(),))
+    first = []
+
+    class Slow(LocalGrid):
+        def deliver(self, message):
+            if _header(message)["op"] == "run":
+                first.append(message)
+            return super().deliver(message)
+
+    grid = Slow(app, [{}])
+    engine = Flower(grid, min_clients=2, poll=0.001)
+    loop = rounds(Remember(), engine, n_rounds=5)
+    for _ in range(4):
+        next(loop)
+    stale = _wire.read(_wire.disclose(LocalGrid.deliver(grid, first[0])[0].content, 2**30))[1]
+    assert "older than one that was answered before" in stale["refused"]
+    assert next(loop).state["past"] == pytest.approx(
+        float([r.state["past"] for r in rounds(Remember(), fed, n_rounds=5)][-1])
+    )
+
+
 def test_a_node_that_lost_its_files_says_so_and_is_left_out(tmp_path):
     fed, path = federation(), tmp_path / "run.ckpt"
     engine = engine_of(fed, tmp_path, own=(Remember(),))
@@ -473,6 +496,24 @@ def test_another_set_of_reporters_gets_other_noise_and_another_entry(tmp_path):
     assert np.abs((sums[0] - sums[1]) - clipped.sum(axis=0)).max() > 0.1
 
 
+def test_a_grid_of_one_nodes_own_does_not_change_the_others(tmp_path):
+    def scaled(factor):
+        def change(arrays, header):
+            return arrays, {**header, "grids": {"counts": header["grids"]["counts"] * factor}}
+
+        return lambda grid, message, reply: [changed(reply, message, change)]
+
+    fed = federation()
+    others = fed.take([i for i in range(12) if i % 3 != 1])
+    for factor, unit in ((2.0, "client"), (0.5**31, "row")):
+        privacy = Laplace(clip=1.0 if unit == "row" else 1e6, epsilon=1e3, unit=unit)
+        engine = engine_of(fed, tmp_path / unit, grid=grid_with(scaled(factor), at=0))
+        done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=privacy))
+        assert dict(done.faults) == {"corrupt": 1}
+        if unit == "row":
+            assert np.abs(done.state["counts"] - others.counts("y", 3).sum(axis=0)).max() < 0.5
+
+
 def test_a_sum_that_no_clipped_clients_can_have_is_left_out(tmp_path):
     grid = grid_with(with_counts(lambda v: v * 1000 + 2**60), at=0)
     engine = engine_of(federation(), tmp_path, grid=grid)
@@ -531,7 +572,8 @@ def test_what_the_server_sends_is_checked_before_any_work(tmp_path):
         "neither a number nor a text nor an array": {
             "change": lambda a, h: (a, {**h, "computation": {**h["computation"], "parameters": {"column": {"x": 1}}}})
         },
-        "without a round or a cohort": {"change": lambda a, h: ({n: v for n, v in a.items() if n != "cohort"}, h)},
+        "without a round": {"change": lambda a, h: ({n: v for n, v in a.items() if n != "cohort"}, h)},
+        "in which each client is once": {"change": lambda a, h: ({**a, "cohort": a["cohort"].repeat(2)}, h)},
         "a run without a proper name": {"run": "../../etc"},
         "not a request of a round": {"key": ["x", 0, "step"]},
         "of another format": {"format": 99},

@@ -12,7 +12,7 @@ from fedscape.computation import Arrays
 from fedscape.engines import _wire
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import EngineError
-from fedscape.privacy import Release
+from fedscape.privacy import INSIDE, Release
 from fedscape.random import Array, client_keys
 
 
@@ -106,7 +106,8 @@ def read_answer(
     grids = header.get("grids", {}), header.get("measure_grids", {})
     for made, known, numbers in ((release, grids[0], total), (metrics, grids[1], measured)):
         if made is not None:
-            if not isinstance(known, dict) or any(v.dtype.kind not in "biu" for v in numbers.values()):
+            whole = all(v.dtype.kind in "biu" for v in numbers.values())
+            if not whole or not isinstance(known, dict) or set(known) != set(numbers) - {INSIDE}:
                 raise Unreadable("not clipped")
             made.take_grids(known)
             made.check_sum(numbers, len(one.clients))

@@ -124,7 +124,7 @@ def client_app(
         path = where or context.node_config.get("folder")
         if not path:
             raise DataError("a node needs a folder of its own: --node-config 'folder=\"/var/lib/fedscape\"'")
-        blob = owner.answer(message.content, context, Folder(str(path)))
+        blob = owner.answer(message.content, context, Folder(str(path)), message.metadata.created_at)
         return Message(_wire.enclose(blob), reply_to=message)
 
     # Flower inspects the annotations of what it registers
@@ -141,7 +141,7 @@ class _Owner:
         self.shapes: dict[str, Shapes] = {}  # of the last computation's first state
         self.steps = 0  # of this process: on a real node there is one for every message
 
-    def answer(self, content: Any, context: Any, folder: Folder) -> bytes:
+    def answer(self, content: Any, context: Any, folder: Folder, asked: float) -> bytes:
         """The reply; a refusal says why in words made here, and the rest stays in the node's log."""
         request = ""
         try:
@@ -151,7 +151,7 @@ class _Owner:
             if header.get("op") == "who":
                 return self._who(context, request)
             with folder.alone():
-                return self._run(arrays, header, request, context, folder)
+                return self._run(self._checked(arrays, header, request), context, folder, asked)
         except Unreadable as refusal:
             folder.log(f"refused request {request[:16]}: {refusal}")
             return _refusal(request, f"refused: it is {refusal}")
@@ -171,12 +171,12 @@ class _Owner:
             raise DataError(f"load(context) must return a Federation, not {type(fed).__name__}")
         return fed
 
-    def _run(self, arrays: Arrays, header: dict[str, Any], digest: str, context: Any, folder: Folder) -> bytes:
-        request = self._checked(arrays, header, digest)
+    def _run(self, request: _Request, context: Any, folder: Folder, asked: float) -> bytes:
+        header, digest = request.header, request.digest
         known = folder.replied(request.run, request.number, digest)
         if known is not None:
             return known
-        kept = folder.go_back(request.run, int(header["closed"]))
+        kept = folder.go_back(request.run, int(header["closed"]), asked)
         key = hmac.digest(folder.secret(), digest.encode(), "sha256")
         state = request.state
         release = _wire.release_read(header["release"], key, request.computation, state)
@@ -199,7 +199,7 @@ class _Owner:
             )
         left = node.kept()
         answer = _reply(reply, digest, keeps=bool(left), release=release, metrics=metrics)
-        folder.store(request.run, request.number, kept=left, request=digest, reply=answer)
+        folder.store(request.run, request.number, kept=left, request=digest, reply=answer, asked=asked)
         return answer
 
     # -- before any work -----------------------------------------------------------------------------------------------
@@ -217,8 +217,9 @@ class _Owner:
             key, number, closed = header["key"], header["number"], header["closed"]
             Key(*key)
             numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (number, closed))
-            if not numbers or not -1 <= closed < number or cohort is None or cohort.ndim != 1 or not len(cohort):
-                raise Unreadable("without a round or a cohort")
+            several = cohort is not None and cohort.ndim == 1 and 0 < len(cohort) == len(np.unique(cohort))
+            if not numbers or not -1 <= closed < number or not several:
+                raise Unreadable("without a round, or a cohort in which each client is once")
             computation = _wire.rebuilt(header["computation"], self.computations)
         except (KeyError, TypeError, DataError):
             raise Unreadable("not a request of a round") from None

@@ -85,25 +85,33 @@ class Folder:
         arrays, header = checkpoint.read(self._file(run, number))
         return arrays["reply"].tobytes() if header["request"] == request else None
 
-    def go_back(self, run: str, closed: int) -> dict[str, Ragged]:
-        """What clients kept after the request `closed` (-1: nothing yet); whatever came later is dropped."""
-        for number in self.versions(run):
+    def go_back(self, run: str, closed: int, asked: float) -> dict[str, Ragged]:
+        """What clients kept after the request `closed` (-1: nothing yet); whatever came later is dropped.
+
+        A request made before one that was answered has been under way too long: it must not undo what came after.
+        """
+        found = {number: checkpoint.read(self._file(run, number)) for number in self.versions(run)}
+        if any(asked < header["asked"] for _, header in found.values()):
+            raise _wire.Unreadable("older than one that was answered before")
+        if closed >= 0 and closed not in found:
+            raise _wire.Unreadable("a round to go on from that this node does not hold any more")
+        for number in found:
             if number > closed:
                 self._file(run, number).unlink()
         if closed < 0:
             return {}
-        if closed not in self.versions(run):
-            raise _wire.Unreadable("a round to go on from that this node does not hold any more")
-        arrays = _wire.prefixed(checkpoint.read(self._file(run, closed))[0], "kept/")
+        arrays = _wire.prefixed(found[closed][0], "kept/")
         names = [name.removesuffix("/flat") for name in arrays if name.endswith("/flat")]
         return {name: Ragged(arrays[f"{name}/flat"], arrays[f"{name}/offsets"]) for name in names}
 
-    def store(self, run: str, number: int, *, kept: Mapping[str, Ragged], request: str, reply: bytes) -> None:
+    def store(
+        self, run: str, number: int, *, kept: Mapping[str, Ragged], request: str, reply: bytes, asked: float
+    ) -> None:
         """Keep this version and the one before; older ones go, and so do the oldest runs."""
         self._run(run).mkdir(mode=0o700, exist_ok=True)
         arrays = dict(_wire.flat(kept, "kept/"))
         arrays["reply"] = np.frombuffer(reply, dtype=np.uint8)
-        checkpoint.write(self._file(run, number), arrays, {"request": request}, secret=True)
+        checkpoint.write(self._file(run, number), arrays, {"request": request, "asked": asked}, secret=True)
         for old in self.versions(run)[:-2]:
             self._file(run, old).unlink()
         runs = sorted((self.path / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)

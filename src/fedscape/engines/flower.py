@@ -170,7 +170,7 @@ class Flower:
             raise EngineError(f"round {key.round}: every node that was asked refused; {self.troubles[-1]}")
         reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
         self._enough(len(reported), key.round, seen)
-        reply = self._sum(there, reported, cohort, sent, seen, reveals)
+        reply = self._sum(there, reported, cohort, sent, seen, reveals, (release, measure_release))
         for one in there:
             if one.answer is not None and one.answer.keeps:
                 self._closed[one.place] = self._number
@@ -306,8 +306,12 @@ class Flower:
         sent: Arrays,
         faults: Mapping[str, int],
         reveals: frozenset[str],
+        releases: tuple[Release | None, Release | None],
     ) -> Reply:
         answers = [one.answer for one in there if one.answer is not None]  # in the order of nodes
+        for release, grids in zip(releases, (answers[0].grids, answers[0].measure_grids), strict=True):
+            if release is not None:
+                release.take_grids(grids)  # those that most agree on
         total, metrics = added(answers, reveals)
         total["clients"] = np.asarray(len(reported))
         absent = (
