@@ -23,6 +23,7 @@ from fedscape.statistics import Histogram, Moments
 
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures, personal, simulate, sketches, temporal
+    from fedscape.engines.flower import Flower
     from fedscape.engines.ray import Ray
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
@@ -43,6 +44,7 @@ except _PackageNotFoundError:  # run from the source tree
 
 # loaded when first asked for: they need SciPy, torch or an engine's own package
 _LATER: dict[str, tuple[str, ...]] = {
+    "engines.flower": ("Flower",),
     "engines.ray": ("Ray",),
     "learning": ("FedAvg", "LocalSGD"),
     "mixtures": (
@@ -86,6 +88,7 @@ __all__ = [
     "Federation",
     "FedscapeError",
     "FixedSize",
+    "Flower",
     "Gaussian",
     "GaussianMixture",
     "Histogram",

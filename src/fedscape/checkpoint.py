@@ -50,21 +50,36 @@ def write(
     >>> arrays["x"].tolist(), header["round"]
     ([0, 1, 2], 4)
     """
+    parts = _parts(arrays, header)
+
+    def fill(file: IO[bytes]) -> None:
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+        file.write(digest.digest())
+
+    replace_file(path, fill, mode=0o600 if secret else None)
+
+
+def pack(arrays: Mapping[str, Array], header: Mapping[str, Any]) -> bytes:
+    """The bytes of such a file, to be sent instead of stored; the same arrays and header give the same bytes.
+
+    >>> unpack(pack({"x": np.arange(3)}, {"round": 4}))[1]
+    {'round': 4}
+    """
+    body = b"".join(_parts(arrays, header))
+    return body + hashlib.sha256(body).digest()
+
+
+def _parts(arrays: Mapping[str, Array], header: Mapping[str, Any]) -> list[bytes]:
     solid = {name: np.asarray(values) for name, values in arrays.items()}
     for name, values in solid.items():
         if not _DTYPE.fullmatch(values.dtype.str):
             raise CheckpointError(f"array {name!r} of type {values.dtype} cannot be saved: only numbers and texts can")
     listing = [{"name": n, "dtype": v.dtype.str, "shape": list(v.shape)} for n, v in solid.items()]
     text = json.dumps({"arrays": listing, "header": dict(header)}, sort_keys=True).encode()
-
-    def fill(file: IO[bytes]) -> None:
-        digest = hashlib.sha256()
-        for part in (_MAGIC, len(text).to_bytes(8, "little"), text, *(v.tobytes() for v in solid.values())):
-            digest.update(part)
-            file.write(part)
-        file.write(digest.digest())
-
-    replace_file(path, fill, mode=0o600 if secret else None)
+    return [_MAGIC, len(text).to_bytes(8, "little"), text, *(v.tobytes() for v in solid.values())]
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -74,17 +89,20 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]
             content = file.read()
     except OSError as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
+    return unpack(content, os.fspath(path))
+
+
+def unpack(content: bytes, what: str = "what was received") -> tuple[dict[str, Array], dict[str, Any]]:
+    """Read bytes of `pack` or of a file; torn, damaged or foreign ones are refused."""
     if not content.startswith(_MAGIC):
-        raise CheckpointError(f"{os.fspath(path)} is not a fedscape checkpoint")
+        raise CheckpointError(f"{what} is not a fedscape checkpoint")
     body, digest = content[:-_DIGEST], content[-_DIGEST:]
     if hashlib.sha256(body).digest() != digest:
-        raise CheckpointError(
-            f"{os.fspath(path)} is torn or damaged: its checksum does not match; use an older checkpoint"
-        )
+        raise CheckpointError(f"{what} is torn or damaged: its checksum does not match; use an older checkpoint")
     try:
         return _unpack(memoryview(body))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{os.fspath(path)} is not a checkpoint this version can read: {error}") from None
+        raise CheckpointError(f"{what} is not a checkpoint this version can read: {error}") from None
 
 
 def _unpack(body: memoryview) -> tuple[dict[str, Array], dict[str, Any]]:

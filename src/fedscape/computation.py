@@ -55,6 +55,8 @@ class Computation:
 
     #: Names of sent arrays that the server sees client by client; all others it sees only as a sum.
     reveals: ClassVar[tuple[str, ...]] = ()
+    #: Raised when what clients compute or send changes: a server and its clients elsewhere must agree on it.
+    version: ClassVar[int] = 1
     block_clients: int = 512
     block_rows: int = 2**18
     total_clients: int | None = None
@@ -142,6 +144,7 @@ class Round:
 
     `index` counts from 0; `state` is the new state; `metrics` are means over the cohort under the state before;
     `abandoned` says that fewer clients reported than `min_clients`: nothing was released and the state is unchanged.
+    `faults` counts what went wrong with clients elsewhere: missing, late, corrupt answers.
 
     >>> from fedscape import Histogram
     >>> r = next(rounds(Histogram(2), Federation({"y": [0, 1, 1]}, [0, 1, 3]), n_rounds=1))
@@ -158,6 +161,7 @@ class Round:
     bytes_down: int
     bytes_up: int
     run: Rounds = field(repr=False)
+    faults: Mapping[str, int] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str], *, notes: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which `rounds(..., resume=path)` goes on to the same bytes.
@@ -230,8 +234,8 @@ class Rounds:
         releases = {} if opened is None else {"release": opened.sum, "measure_release": opened.metrics}
         try:
             reply = self.engine.run(self.computation, state, cohort, key, measure=measure, **releases)
-        except TooFewClients:
-            return Round(key.round, state, {}, 0, True, time.perf_counter() - started, 0, 0, self)
+        except TooFewClients as error:
+            return Round(key.round, state, {}, 0, True, time.perf_counter() - started, 0, 0, self, error.faults)
         total, metrics = reply.total, {n: v / reply.clients for n, v in reply.metrics.items()}
         if guard is not None and opened is not None:
             total, metrics = guard.released(opened, reply)
@@ -239,8 +243,8 @@ class Rounds:
             total = {**total, "round": np.asarray(key.round)}
         new = frozen(self.computation.update(state, total))
         check_state(self.computation, new, key.round)
-        took = time.perf_counter() - started
-        return Round(key.round, new, metrics, reply.clients, False, took, reply.bytes_down, reply.bytes_up, self)
+        took, size = time.perf_counter() - started, (reply.bytes_down, reply.bytes_up)
+        return Round(key.round, new, metrics, reply.clients, False, took, *size, self, reply.faults)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""

@@ -31,6 +31,8 @@ SECTIONS = 256  # at most so many runs of blocks, each added up where it is run:
 class Reply:
     """What a cohort gave: the sums, the sums of the metrics, how many reported, bytes per client.
 
+    Where some of the cohort did not report, `absent` is a digest of who did, and `faults` counts what went wrong.
+
     >>> Reply({"rows": np.array(3)}, {}, clients=2, bytes_down=0, bytes_up=8).total["rows"]
     array(3)
     """
@@ -40,6 +42,8 @@ class Reply:
     clients: int
     bytes_down: int
     bytes_up: int
+    absent: str = ""
+    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 class Engine(Protocol):

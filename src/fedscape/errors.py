@@ -15,6 +15,7 @@ Every message names what is wrong, where, the value, and what to do.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 
 
@@ -51,7 +52,11 @@ class EngineError(FedscapeError, RuntimeError):
 
 
 class TooFewClients(EngineError):
-    """Fewer clients reported than `min_clients`; nothing was released."""
+    """Fewer clients reported than `min_clients`; nothing was released. `faults` counts what went wrong."""
+
+    def __init__(self, message: str, *, faults: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.faults = dict(faults or {})
 
 
 def require(module: str, *, extra: str) -> ModuleType:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,14 @@ class Opened:
     metrics: Release | None
     round: int
     digests: Mapping[str, str]
+
+    def without(self, absent: str) -> Opened:
+        """The same releases of those who reported: another sum, so other noise and another entry."""
+        for release in (self.sum, self.metrics):
+            if release is not None:
+                release.key = hmac.digest(release.key, absent.encode(), "sha256")
+        digests = {name: hashlib.sha256(f"{d} {absent}".encode()).hexdigest() for name, d in self.digests.items()}
+        return replace(self, digests=digests)
 
 
 class Guard:
@@ -118,6 +127,8 @@ class Guard:
 
     def released(self, opened: Opened, reply: Reply) -> tuple[Arrays, Arrays]:
         """Write the releases down, then make them: the noisy total, and the means of the noisy metrics."""
+        if reply.absent:
+            opened = opened.without(reply.absent)
         if self.privacy.place not in _ENTRIES_AHEAD:
             self._write(opened)
         sums = {n: v for n, v in reply.total.items() if n not in ("clients", "ids")}

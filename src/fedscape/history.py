@@ -37,6 +37,7 @@ class History:
             "seconds": done.seconds,
             "bytes_down": done.bytes_down,
             "bytes_up": done.bytes_up,
+            **done.faults,
         }
         for name, values in done.metrics.items():
             if np.ndim(values) == 0:

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
+
+import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COMPILING = threading.Lock()
+_plain = threading.local()
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Within it this thread runs kernels as the plain Python they are: for a process that lives for one small step.
+
+    >>> with uncompiled():
+    ...     kernel(lambda x: x + 1)(1)
+    2
+    """
+    before = getattr(_plain, "on", False)
+    _plain.on = True
+    try:
+        with np.errstate(over="ignore"):  # compiled, whole numbers wrap around in silence
+            yield
+    finally:
+        _plain.on = before
 
 
 def kernel(function: F) -> F:
@@ -30,6 +51,8 @@ def kernel(function: F) -> F:
     @functools.wraps(function)
     def first_call(*args: Any) -> Any:
         if not compiled:
+            if getattr(_plain, "on", False):
+                return function(*args)
             with _COMPILING:
                 if not compiled:
                     compiled.append(_compile(function))

@@ -112,6 +112,13 @@ class Ledger:
             about = {"run": run, "mechanism": mechanism, "round": round_, "digest": digest}
             self._append({"kind": "release", **about})
 
+    def note(self, text: str, *, run: str, round_: int, digest: str) -> None:
+        """Write down something that no accountant can count, such as a contribution that left without noise; once."""
+        about = {"kind": "note", "note": text, "run": run, "round": round_, "digest": digest}
+        with self._locked():
+            if not any(about.items() <= line.items() for line in self._known):
+                self._append(about)
+
     def hand_back(self, run: str) -> None:
         """Give back what this run reserved and did not use."""
         with self._locked():

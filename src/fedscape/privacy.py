@@ -24,7 +24,7 @@ from fedscape.sampling import FixedSize, Poisson, Sampler
 
 Arrays = dict[str, Array]
 
-_INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
+INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
 _PLACES = ("central", "distributed", "local")
 _RELATIONS = ("add-remove", "replace-one")
@@ -296,10 +296,6 @@ class Release:
         """The cell of each array that clients have cut to its grid."""
         return dict(self._grids)
 
-    def learn(self, grids: Mapping[str, float]) -> None:
-        """Take over the grids of clients that live in another process."""
-        self._grids.update(grids)
-
     def without_secret(self) -> Release:
         """The same for another process of the engine: where noise is added to the sum, clients need no key."""
         return replace(self, key=b"") if self.privacy.place == "central" else self
@@ -319,8 +315,24 @@ class Release:
         if self.privacy.place != "central":
             self._add_own_noise(out, clients)
         if isinstance(self.privacy.clip, AdaptiveClip):
-            out[_INSIDE] = within
+            out[INSIDE] = within
         return out
+
+    def take_grids(self, grids: Mapping[str, float]) -> None:
+        """Learn the grids from clients elsewhere; only those that this release can have are believed."""
+        for name, grid in grids.items():
+            if grid not in (self._grid(name, True), self._grid(name, False)):
+                raise PrivacyError(f"array {name!r} was cut to a grid of {grid!r}, which this release cannot have")
+        self._grids.update(grids)
+
+    def check_sum(self, total: Arrays, reported: int) -> None:
+        """Refuse sums that so many clipped clients cannot have; where clients add noise, any sum can be."""
+        if self.privacy.place != "central" or self.privacy.unit != "client":
+            return
+        for name, cells in total.items():
+            most = 1.0 if name == INSIDE else self.clip * self._scale(name) / self._grids[name]
+            if cells.size and float(np.abs(cells.astype(float)).max()) > reported * most * (1 + 1e-9):
+                raise PrivacyError(f"the sum {name!r} is more than {reported} clipped clients can have")
 
     def on_total(self, total: Arrays, reported: int) -> Arrays:
         """Add noise to the sum, and give it its own units again; `clients` is how many there were, noisy if secret."""
@@ -328,16 +340,16 @@ class Release:
             raise PrivacyError(f"{reported:,} clients at this little noise overflow the sum: raise the multiplier")
         out: Arrays = {}
         for name, cells in total.items():
-            if name == _INSIDE:
+            if name == INSIDE:
                 continue
             if self.privacy.place == "central":
                 spread = self.privacy.spread() * self.sensitivity * self._scale(name) / self._grids[name]
                 cells = cells + self._noise(name, spread, cells.size).reshape(cells.shape)
             out[name] = cells * self._grids[name]
         out["clients"] = np.asarray(self._number_of_clients(reported))
-        if _INSIDE in total and isinstance(self.privacy.clip, AdaptiveClip):
+        if INSIDE in total and isinstance(self.privacy.clip, AdaptiveClip):
             noise = discrete_gaussian(self._stream("clip"), self.privacy.clip.multiplier, 1)[0]
-            self.inside = float(total[_INSIDE] + noise) / max(float(out["clients"]), 1.0)
+            self.inside = float(total[INSIDE] + noise) / max(float(out["clients"]), 1.0)
         return out
 
     def variance(self, name: str, reported: int, *, whole: bool) -> float:

@@ -113,7 +113,7 @@ def test_grids_come_back_and_the_key_of_central_noise_never_leaves(saved):
     assert shard.open("digest", Histogram(3), told) is None
     outcome, _ = shard.run(Part(slice(0, 20), [[(0, 20)]]))
     assert isinstance(outcome, Outcome)
-    release.learn(outcome.grids[0])
+    release.take_grids(outcome.grids[0])
     here = Release(Gaussian(clip=2.0, multiplier=1.0), 2.0, b"secret", True, 1)
     site = Site(fed, Task(Histogram(3), Key(0), False, here, None), {})
     order = np.argsort(fed.ids)

@@ -9,6 +9,7 @@ import typer
 
 import fedscape
 from fedscape.cli.data import data
+from fedscape.cli.deploy import deploy
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample
@@ -47,7 +48,7 @@ for command in (
     novelty,
 ):
     app.command()(command)
-for name, group in {"data": data, "privacy": privacy, "sketch": sketch}.items():
+for name, group in {"data": data, "deploy": deploy, "privacy": privacy, "sketch": sketch}.items():
     app.add_typer(group, name=name)
 
 

@@ -155,7 +155,7 @@ class Ray:
                 answer.add(part)
             for each, grids in zip((release, measure_release), outcome.grids, strict=True):
                 if each is not None:
-                    each.learn(grids)
+                    each.take_grids(grids)
             kinds.update(outcome.kinds)
         if kinds:
             self._crew.keep(kinds, assignments)

@@ -215,13 +215,13 @@ class GaussianRounds(Computation):
 
 
 class GaussianScore(GaussianRounds):
-    """One round that says how likely the rows are under each start: `score` [S], the mean over rows.
+    """One round that says how likely the rows are under each start: `server.score` [S], the mean over rows.
 
     With weighting="clients" it is the mean over clients of their means.
     """
 
     def start(self, seed: int) -> Arrays:
-        return {**super().start(seed), "score": np.zeros(len(self.weights))}
+        return {**super().start(seed), "server.score": np.zeros(len(self.weights))}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         sent = super().measure(state, clients)
@@ -237,7 +237,7 @@ class GaussianScore(GaussianRounds):
         return {}
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
-        return {**state, "score": total["log_likelihood"] / max(float(total["rows"]), 1.0)}
+        return {**state, "server.score": total["log_likelihood"] / max(float(total["rows"]), 1.0)}
 
     def row_bound(self, state: Arrays, norm: int) -> float | None:
         return None  # a row may be as unlikely as it likes

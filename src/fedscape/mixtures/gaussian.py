@@ -154,8 +154,9 @@ class GaussianMixture(Estimator):
             judge = GaussianScore(**work.get_params())
             judging = replace(how.phase(".final"), privacy=how.measure_privacy, measure_privacy=None)
             judging = replace(judging, ledger=None) if judging.privacy is None else judging
-            unknown = {**state, "score": np.full(starts, np.nan)}  # where no client is drawn to judge
-            score = self._run(judge, engine, judging, n_rounds=1, seed=self.seed, state=unknown, carry=True)["score"]
+            unknown = {**state, "server.score": np.full(starts, np.nan)}  # where no client is drawn to judge
+            judged = self._run(judge, engine, judging, n_rounds=1, seed=self.seed, state=unknown, carry=True)
+            score = judged["server.score"]
             if not np.isnan(score).all():
                 best, self.log_likelihood_ = int(np.argmax(score)), float(score.max())
         order = np.arange(self.n_components)

@@ -69,10 +69,10 @@ class SelfScores(Computation):
             "size_edges": np.zeros(1) if laws is None else laws.edges.astype(float),
             "size_probabilities": np.zeros((len(model.weights_), 0)) if laws is None else np.array(laws.probabilities),
         }
-        return {**state, **{name: np.zeros(self._shape(name)) for name in STATISTICS}}
+        return {**state, **{name: np.zeros(self._shape(name, state)) for name in STATISTICS}}
 
-    def _shape(self, statistic: str) -> tuple[int, ...]:
-        return (len(self.population.weights_), self.bins) if statistic == "likelihood" else (self.bins,)
+    def _shape(self, statistic: str, state: Arrays) -> tuple[int, ...]:
+        return (len(state["weights"]), self.bins) if statistic == "likelihood" else (self.bins,)
 
     def prepare(self, state: Arrays) -> Arrays:
         alpha, weights = state["concentrations"], state["weights"]
@@ -97,7 +97,7 @@ class SelfScores(Computation):
         found, best = _statistics(state, counts, log_weights)
         scores = {name: _rank(values, luck[:, s]) for s, (name, values) in enumerate(found.items())}
         scores["size"] = _size_rank(state, own.sum(axis=1), luck[:, -1])
-        sent = {name: np.zeros((len(own), *self._shape(name)), dtype=np.int64) for name in STATISTICS}
+        sent = {name: np.zeros((len(own), *self._shape(name, state)), dtype=np.int64) for name in STATISTICS}
         everyone = np.arange(len(own))
         for name, u in scores.items():
             place = np.minimum((u * self.bins).astype(np.int64), self.bins - 1)

@@ -1,0 +1,323 @@
+"""The side of a node: what is asked of it, whether it may be answered, and the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedscape import checkpoint
+from fedscape.computation import Arrays, Computation
+from fedscape.engine import Local, Reply
+from fedscape.engines import _wire
+from fedscape.engines._flwr import ClientApp, Context, Message
+from fedscape.engines._node import Folder
+from fedscape.engines._wire import Unreadable
+from fedscape.errors import DataError, NotFittedError, PrivacyError
+from fedscape.federation import Federation
+from fedscape.kernel import uncompiled
+from fedscape.ledger import Ledger
+from fedscape.privacy import Release
+from fedscape.random import Key
+from fedscape.sampling import All
+
+Shapes = dict[str, tuple[int, ...]]
+
+_FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
+
+#: How a node's ledger calls a contribution that leaves without noise of its own.
+UNNOISED = "protected only by the server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """On which terms the owner of a node lets it answer.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The budget of each (unit, relation, place) in the node's own ledger; None only writes down. A round counts as if
+        the node always took part. Where the noise is the server's to add, its word is taken for how much.
+    unnoised
+        How many answers may leave to which nobody promises any noise; None is any number, 0 is none.
+    reveals
+        The names of arrays that the server may see client by client.
+    numbers
+        The most numbers that a request may bring or an answer take.
+    largest
+        The largest number, in size, that a request may bring.
+
+    >>> Terms(epsilon=2.0).delta
+    1e-06
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-6
+    unnoised: int | None = None
+    reveals: tuple[str, ...] = ()
+    numbers: int = 10**8
+    largest: float = 1e15
+
+    def __post_init__(self) -> None:
+        if (self.unnoised is not None and self.unnoised < 0) or self.numbers < 1 or not self.largest > 0:
+            raise DataError(f"terms must not be negative, and numbers and largest positive: {self}")
+
+
+@dataclass(frozen=True)
+class _Request:
+    """A request that was read and checked."""
+
+    digest: str
+    header: dict[str, Any]
+    state: Arrays
+    cohort: Any
+    computation: Computation
+
+    @property
+    def run(self) -> str:
+        return str(self.header["run"])
+
+    @property
+    def number(self) -> int:
+        return int(self.header["number"])
+
+
+def client_app(
+    load: Callable[[Any], Federation],
+    *,
+    folder: str | os.PathLike[str] | Callable[[Any], str | os.PathLike[str]] | None = None,
+    computations: Sequence[Computation] = (),
+    terms: Terms | None = None,
+) -> Any:
+    """A Flower ClientApp that answers computations by name.
+
+    It answers those on fedscape's own list, rebuilt from numbers, texts and arrays; and those that the owner supplies
+    here, whose models and losses are the owner's own code. Nothing that is sent is ever executed.
+
+    Parameters
+    ----------
+    load
+        From Flower's context (`context.node_config`) to the clients of this node: one or many.
+    folder
+        Where the node keeps its files, or a function of the context; by default `folder` of the node's config.
+    computations
+        What the owner supplies: `FedAvg(LocalSGD(model, ...))` and the like, with the server's parameters.
+    terms
+        The owner's terms.
+
+    >>> app = client_app(lambda context: Federation({"y": [0, 1]}, [0, 2]), folder="node")
+    >>> type(app).__name__
+    'ClientApp'
+    """
+    app = ClientApp()
+    owner = _Owner(load, tuple(computations), terms or Terms())
+
+    def answer(message: Any, context: Any) -> Any:
+        where = folder(context) if callable(folder) else folder
+        path = where or context.node_config.get("folder")
+        if not path:
+            raise DataError("a node needs a folder of its own: --node-config 'folder=\"/var/lib/fedscape\"'")
+        blob = owner.answer(message.content, context, Folder(str(path)), message.metadata.created_at)
+        return Message(_wire.enclose(blob), reply_to=message)
+
+    # Flower inspects the annotations of what it registers
+    answer.__annotations__ = {"message": Message, "context": Context, "return": Message}
+    app.query(_wire.ACTION)(answer)
+    return app
+
+
+class _Owner:
+    """Answers requests on the terms of the node's owner."""
+
+    def __init__(self, load: Callable[[Any], Federation], computations: tuple[Computation, ...], terms: Terms) -> None:
+        self.load, self.computations, self.terms = load, computations, terms
+        self.shapes: dict[str, Shapes] = {}  # of the last computation's first state
+        self.steps = 0  # of this process: on a real node there is one for every message
+
+    def answer(self, content: Any, context: Any, folder: Folder, asked: float) -> bytes:
+        """The reply; a refusal says why in words made here, and the rest stays in the node's log."""
+        request = ""
+        try:
+            blob = _wire.disclose(content, 16 * self.terms.numbers)
+            request = _wire.digest(blob)
+            arrays, header = _wire.read(blob)
+            if header.get("op") == "who":
+                return self._who(context, request)
+            with folder.alone():
+                return self._run(self._checked(arrays, header, request), context, folder, asked)
+        except Unreadable as refusal:
+            folder.log(f"refused request {request[:16]}: {refusal}")
+            return _refusal(request, f"refused: it is {refusal}")
+        except PrivacyError as error:
+            folder.log(f"refused request {request[:16]}: {error}")
+            return _refusal(request, "refused: it is beyond the budget, or not a release this node can make")
+        except Exception as error:  # whatever happens, its text may hold data and must not leave
+            folder.log(f"request {request[:16]} failed: {type(error).__name__}: {error}")
+            return _refusal(request, f"failed: {type(error).__name__}; the node's log says more")
+
+    def _who(self, context: Any, request: str) -> bytes:
+        return _packed({"ids": self._load(context).ids}, request)
+
+    def _load(self, context: Any) -> Federation:
+        fed = self.load(context)
+        if not isinstance(fed, Federation):
+            raise DataError(f"load(context) must return a Federation, not {type(fed).__name__}")
+        return fed
+
+    def _run(self, request: _Request, context: Any, folder: Folder, asked: float) -> bytes:
+        header, digest = request.header, request.digest
+        known = folder.replied(request.run, request.number, digest)
+        if known is not None:
+            return known
+        kept = folder.go_back(request.run, int(header["closed"]), asked)
+        key = hmac.digest(folder.secret(), digest.encode(), "sha256")
+        state = request.state
+        release = _wire.release_read(header["release"], key, request.computation, state)
+        metrics = _wire.release_read(header["measure_release"], key[::-1], request.computation, state)
+        node = Local(self._load(context), threads=1)
+        node.restore(kept)
+        where = node.federation.positions(request.cohort)
+        first, self.steps = self.steps == 0, self.steps + 1
+        with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
+            self._rehearse(request, node.federation)
+            self._write_down(request, release, metrics, folder)
+            reply = node.run(
+                request.computation,
+                state,
+                where,
+                Key(*header["key"]),
+                measure=bool(header["measure"]),
+                release=release,
+                measure_release=metrics,
+            )
+        left = node.kept()
+        answer = _reply(reply, digest, keeps=bool(left), release=release, metrics=metrics)
+        folder.store(request.run, request.number, kept=left, request=digest, reply=answer, asked=asked)
+        return answer
+
+    # -- before any work -----------------------------------------------------------------------------------------------
+
+    def _checked(self, arrays: Arrays, header: dict[str, Any], digest: str) -> _Request:
+        state, cohort = _wire.prefixed(arrays, "state/"), arrays.get("cohort")
+        if sum(values.size for values in arrays.values()) > self.terms.numbers:
+            raise Unreadable("larger than the owner allows")
+        for values in state.values():
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                raise Unreadable("a state with NaN or infinity")
+            if values.dtype.kind in "fiu" and values.size and float(np.abs(values).max()) > self.terms.largest:
+                raise Unreadable("a state with numbers beyond the owner's range")
+        try:
+            key, number, closed = header["key"], header["number"], header["closed"]
+            Key(*key)
+            numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (number, closed))
+            several = cohort is not None and cohort.ndim == 1 and 0 < len(cohort) == len(np.unique(cohort))
+            if not numbers or not -1 <= closed < number or not several:
+                raise Unreadable("without a round, or a cohort in which each client is once")
+            computation = _wire.rebuilt(header["computation"], self.computations)
+        except (KeyError, TypeError, DataError):
+            raise Unreadable("not a request of a round") from None
+        name = computation.digest()
+        if name not in self.shapes:
+            self.shapes = {name: _first_shapes(computation)}
+        _check_shapes(self.shapes[name], state)
+        if not set(computation.reveals) <= set(self.terms.reveals):
+            raise Unreadable("a computation that shows client by client what the owner does not")
+        return _Request(digest, header, state, cohort, computation)
+
+    def _rehearse(self, request: _Request, fed: Federation) -> None:
+        """Let a client without rows take the step: a state of wrong shapes, or too large an answer, shows there."""
+        nobody = Federation({name: v[:0] for name, v in fed.columns.items()}, [0, 0], ids=["nobody"], names=fed.names)
+        measure = bool(request.header["measure"])
+        try:
+            reply = Local(nobody, threads=1).run(
+                request.computation, request.state, np.arange(1), Key(0), measure=measure
+            )
+        except Exception as error:
+            raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
+        if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
+            raise Unreadable("a computation that sends more than the owner allows")
+
+    def _write_down(self, request: _Request, release: Release | None, metrics: Release | None, folder: Folder) -> None:
+        """Enter what is about to leave, or refuse."""
+        ledger = Ledger(folder.ledger, epsilon=self.terms.epsilon, delta=self.terms.delta)
+        index = int(request.header["key"][1])
+        plain = release is None or (bool(request.header["measure"]) and metrics is None)
+        if plain:
+            self._count_unnoised(ledger, request.digest)
+            ledger.note(f"no noise: {UNNOISED}", run=request.run, round_=index, digest=request.digest)
+        for kind, made in (("sum", release), ("metrics", metrics)):
+            if made is not None:
+                self._enter(ledger, request, kind, made, index)
+
+    def _count_unnoised(self, ledger: Ledger, digest: str) -> None:
+        past = {line["digest"] for line in ledger.entries() if line["kind"] == "note"} - {digest}
+        if self.terms.unnoised is not None and len(past) >= self.terms.unnoised:
+            raise Unreadable("one more answer without noise than the owner allows")
+
+    def _enter(self, ledger: Ledger, request: _Request, kind: str, release: Release, index: int) -> None:
+        for name, entry in release.privacy.entries(All(), 1).items():
+            if release.privacy.place == "central":
+                entry["note"] = UNNOISED
+            elif release.privacy.place == "distributed":  # that there are so many is the server's word
+                entry["note"] = f"protected if {release.min_clients} clients add their part of the noise"
+            about = json.dumps([kind, name, entry], sort_keys=True)
+            run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
+            ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
+            ledger.release(run, index, f"{kind} {name}", request.digest)
+
+
+def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
+    """Whether so few numbers are read that loading the compiler takes longer than doing without it."""
+    column = getattr(computation, "column", None)
+    columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
+    width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
+    return width * int(fed.sizes[cohort].sum()) <= _FEW
+
+
+def _first_shapes(computation: Computation) -> Shapes:
+    """The shapes of the computation's first state."""
+    try:
+        first = computation.start(0)
+    except (NotFittedError, DataError):  # it is made of what only the server knows
+        return {}
+    return {name: np.shape(values) for name, values in first.items() if not name.startswith("of_client.")}
+
+
+def _check_shapes(wanted: Shapes, state: Arrays) -> None:
+    """Arrays must have the shapes of the first state: compiled loops do not look where they read.
+
+    Lengths of 0 and 1 there are places that data fill later.
+    """
+    for name in wanted.keys() & state.keys():
+        first, now = wanted[name], state[name].shape
+        alike = len(first) == len(now) and all(a in (b, 0, 1) for a, b in zip(first, now, strict=True))
+        if not alike or state[name].dtype.kind not in "fiub":
+            raise Unreadable("a state of other shapes than the computation's")
+
+
+def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, metrics: Release | None) -> bytes:
+    total = {f"total/{name}": values for name, values in reply.total.items() if name != "clients"}
+    measured = {f"metrics/{name}": values for name, values in reply.metrics.items()}
+    about = {
+        "clients": reply.clients,
+        "keeps": keeps,
+        "grids": {} if release is None else dict(release.grids),
+        "measure_grids": {} if metrics is None else dict(metrics.grids),
+    }
+    return _packed({**total, **measured}, digest, **about)
+
+
+def _packed(arrays: Arrays, request: str, **about: Any) -> bytes:
+    here = {name: v.cpu().numpy() if hasattr(v, "cpu") else v for name, v in arrays.items()}
+    return checkpoint.pack(here, {"format": _wire.FORMAT, "request": request, **about})
+
+
+def _refusal(request: str, why: str) -> bytes:
+    return _packed({}, request, refused=why)

@@ -1,0 +1,42 @@
+"""The names of Flower that are used, and nothing else of it.
+
+Only the message API (`flwr.app`, `flwr.clientapp`, `flwr.serverapp`). Telemetry is switched off before Flower is
+imported: nothing here calls home.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fedscape.errors import EngineError, require
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+
+def _found(module: str, *names: str) -> list[Any]:
+    here = require(module, extra="flower")
+    missing = [name for name in names if not hasattr(here, name)]
+    if missing:
+        raise EngineError(f"this Flower has no {module}.{missing[0]}: install flwr 1.41 or a later one")
+    return [getattr(here, name) for name in names]
+
+
+Array, ArrayRecord, Context, Message, RecordDict = _found(
+    "flwr.app", "Array", "ArrayRecord", "Context", "Message", "RecordDict"
+)
+(ClientApp,) = _found("flwr.clientapp", "ClientApp")
+(Grid,) = _found("flwr.serverapp", "Grid")
+
+
+def pretend_task() -> None:
+    """Outside a task of Flower no message can be made; a rehearsal in one process says it is task 1 of run 1."""
+    try:
+        from flwr.supercore.task_identity import TaskIdentity
+    except ImportError:  # a Flower that does not ask
+        return
+    try:
+        _ = TaskIdentity.run_id
+    except RuntimeError:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

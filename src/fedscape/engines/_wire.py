@@ -1,0 +1,254 @@
+"""What crosses between a server and its nodes: one checksummed container of arrays and JSON, never code.
+
+A computation crosses as its name, its version and its constructor's arguments. Names are looked up in a list that is
+part of this file; arguments are numbers, texts, arrays, and parts named in that list. What is code on one side - a
+network, a loss, an embedding - cannot cross: the node's owner supplies it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from fedscape import checkpoint
+from fedscape.computation import Arrays, Computation
+from fedscape.engines._flwr import Array as FlowerArray
+from fedscape.engines._flwr import ArrayRecord, RecordDict
+from fedscape.errors import CheckpointError, EngineError
+from fedscape.privacy import AdaptiveClip, Gaussian, Laplace, Privacy, Release
+
+ACTION = "fedscape"  # messages are of the type query.fedscape
+FORMAT = 1
+
+#: The computations that a node carries out when it is asked by name; others its owner must supply.
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "statistics": ("Histogram", "Moments"),
+    "clustering": ("FederatedKMeans",),
+    "mixtures._dm_start": ("Initialise", "Survey"),
+    "mixtures._dm_rounds": ("Maximise",),
+    "mixtures._dm_judge": ("Compare", "Contrast", "Information"),
+    "mixtures._dm_private": ("Ascend", "Differ", "Outline"),
+    "mixtures._gm_rounds": ("GaussianRounds", "GaussianScore"),
+    "mixtures._lcr_em": ("Share",),
+    "mixtures._lcr_predict": ("Judge",),
+    "mixtures._lcr_rounds": ("Assign", "Survey"),
+    "mixtures.dirichlet_multinomial": ("MixtureOfDirichletMultinomials",),
+    "simulate.self_score": ("SelfScores",),
+    "sketches.distribution": ("ClientSketches", "DistributionSketch"),
+    "sketches.features": ("Spread",),
+    "sketches.selection": ("OwnWeights",),
+}
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "mixtures._gm_covariances": ("Diagonal", "Full", "Spherical", "Tied"),
+    "mixtures._lcr_rows": ("Table",),
+}
+_DEEPEST = 8
+_MECHANISMS: dict[str, type[Privacy]] = {"Gaussian": Gaussian, "Laplace": Laplace}
+
+
+class Unreadable(Exception):
+    """What was received is not what it must be; the text is made here and carries nothing of it."""
+
+
+# -- envelopes ---------------------------------------------------------------------------------------------------------
+
+
+def enclose(blob: bytes) -> Any:
+    """The content of a message."""
+    array = FlowerArray(dtype="uint8", shape=(len(blob),), stype="fedscape", data=blob)
+    return RecordDict({ACTION: ArrayRecord({"blob": array})})
+
+
+def disclose(content: Any, largest: int) -> bytes:
+    """The bytes in the content of a message, if it is one of ours and no larger than that."""
+    try:
+        array = content[ACTION]["blob"]
+        blob = array.data
+        if array.stype != "fedscape" or not isinstance(blob, bytes):
+            raise Unreadable("not a message of fedscape")
+    except (KeyError, TypeError, AttributeError):
+        raise Unreadable("not a message of fedscape") from None
+    if len(blob) > largest:
+        raise Unreadable("larger than allowed")
+    return blob
+
+
+def read(blob: bytes) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays and the header."""
+    try:
+        arrays, header = checkpoint.unpack(blob)
+    except CheckpointError:
+        raise Unreadable("torn, damaged or foreign") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise Unreadable("of another format")
+    return arrays, header
+
+
+def digest(blob: bytes) -> str:
+    """What a reply names to say which request it answers."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def prefixed(arrays: Mapping[str, Any], prefix: str) -> Arrays:
+    """The arrays under this prefix, without it."""
+    return {name[len(prefix) :]: values for name, values in arrays.items() if name.startswith(prefix)}
+
+
+# -- computations ------------------------------------------------------------------------------------------------------
+
+
+def described(computation: Computation) -> dict[str, Any]:
+    """A computation as JSON: what of it is code is listed under `theirs`."""
+    found, theirs = {}, []
+    for name, value in computation.get_params().items():
+        try:
+            found[name] = _written(value)
+        except TypeError:
+            theirs.append(name)
+    return {"name": name_of(computation), "version": computation.version, "parameters": found, "theirs": theirs}
+
+
+def check_sendable(computation: Computation) -> None:
+    """Refuse, on the server, an unknown computation that would only fail on every node with a poorer message."""
+    if name_of(computation).startswith("?"):
+        raise EngineError(
+            f"{type(computation).__name__} is made inside a function: nodes could not know it; define it in a module"
+        )
+
+
+def name_of(computation: Computation) -> str:
+    """Its module and class, by which both sides know it."""
+    kind = type(computation)
+    if "<locals>" in kind.__qualname__:
+        return f"?{kind.__qualname__}"
+    return f"{kind.__module__.removeprefix('fedscape.')}.{kind.__qualname__}"
+
+
+def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation:
+    """The computation that was asked for: one that the owner supplied, or one from the list."""
+    try:
+        name, version, wanted, theirs = about["name"], about["version"], about["parameters"], about["theirs"]
+        for mine in own:
+            if name_of(mine) == name and mine.version == version and _same(mine, wanted):
+                return mine
+        if theirs:
+            raise Unreadable("a computation whose owner has not supplied it, or with other parameters")
+        made = _known(KNOWN, str(name))(**{key: _read(value, 0) for key, value in wanted.items()})
+    except (KeyError, TypeError, AttributeError):
+        raise Unreadable("not a computation") from None
+    if not isinstance(made, Computation) or made.version != version:
+        raise Unreadable("a computation of another version")
+    return made
+
+
+def _same(mine: Computation, wanted: Mapping[str, Any]) -> bool:
+    return bool(described(mine)["parameters"] == wanted)
+
+
+def _known(listed: Mapping[str, tuple[str, ...]], name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    if kind not in listed.get(module, ()):
+        raise Unreadable("a computation that is not on the list")
+    return getattr(import_module(f"fedscape.{module}"), kind)
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return {"tuple" if isinstance(value, tuple) else "list": [_written(v) for v in value]}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufU":
+        return {"array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
+    module, kind = type(value).__module__.removeprefix("fedscape."), type(value).__qualname__
+    if kind in _PARTS.get(module, ()) and is_dataclass(value):
+        return {"part": f"{module}.{kind}", "fields": {f.name: _written(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, Computation) and kind in KNOWN.get(module, ()):
+        about = described(value)
+        if not about["theirs"]:
+            return {"computation": about}
+    raise TypeError
+
+
+def _read(value: Any, depth: int) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if depth > _DEEPEST or not isinstance(value, dict):
+        raise Unreadable("an argument that is neither a number nor a text nor an array")
+    if "array" in value:
+        return _read_array(value["array"])
+    if "tuple" in value or "list" in value:
+        items = [_read(v, depth + 1) for v in value["tuple" if "tuple" in value else "list"]]
+        return tuple(items) if "tuple" in value else items
+    if "part" in value:
+        return _known(_PARTS, str(value["part"]))(**{k: _read(v, depth + 1) for k, v in value["fields"].items()})
+    if "computation" in value and not value["computation"]["theirs"]:
+        return rebuilt(value["computation"], ())
+    raise Unreadable("an argument that is neither a number nor a text nor an array")
+
+
+def _read_array(value: Any) -> Any:
+    try:
+        dtype, shape, text = value
+        numbers = base64.b64decode(text, validate=True)
+        if np.dtype(dtype).kind not in "biufU" or any(not isinstance(n, int) or n < 0 for n in shape):
+            raise ValueError
+        return np.frombuffer(numbers, dtype).reshape(shape).copy()
+    except (ValueError, TypeError, binascii.Error):
+        raise Unreadable("an array whose size and shape disagree") from None
+
+
+# -- releases ----------------------------------------------------------------------------------------------------------
+
+
+def release_written(release: Release | None) -> dict[str, Any] | None:
+    """A release as JSON. Its key is never part of it: the key of central noise is the server's secret."""
+    if release is None:
+        return None
+    mechanism = release.privacy
+    about = {f.name: getattr(mechanism, f.name) for f in fields(mechanism) if f.name != "noise_seed"}
+    if isinstance(mechanism.clip, AdaptiveClip):
+        about["clip"] = {f.name: getattr(mechanism.clip, f.name) for f in fields(AdaptiveClip)}
+    about["scales"] = dict(mechanism.scales)
+    return {
+        "mechanism": type(mechanism).__name__,
+        "privacy": about,
+        "clip": float(release.clip),
+        "counted": release.counted,
+        "min_clients": release.min_clients,
+    }
+
+
+def release_read(
+    about: Mapping[str, Any] | None, key: bytes, computation: Computation, state: Arrays
+) -> Release | None:
+    """The release, with the node's own key, and its own bound on what one row can change."""
+    if about is None:
+        return None
+    try:
+        given = dict(about["privacy"])
+        if isinstance(given["clip"], dict):
+            given["clip"] = AdaptiveClip(**given["clip"])
+        privacy = _MECHANISMS[about["mechanism"]](**given)
+        bound = computation.row_bound(state, privacy.norm) if privacy.unit == "row" else None
+        clip, counted, number = about["clip"], about["counted"], about["min_clients"]
+        if not (isinstance(clip, float) and 0 < clip < np.inf and isinstance(counted, bool) and int(number) >= 1):
+            raise Unreadable("a clip or a number of clients that cannot be")
+        return Release(privacy, clip, key, counted, int(number), bound)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Unreadable("not a mechanism of privacy") from None
+
+
+def flat(kept: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Ragged arrays as plain ones."""
+    for name, ragged in kept.items():
+        yield f"{prefix}{name}/flat", ragged.flat
+        yield f"{prefix}{name}/offsets", ragged.offsets

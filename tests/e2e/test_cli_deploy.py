@@ -1,0 +1,111 @@
+"""fedscape deploy: what it writes is safe from the start, and check finds what was made unsafe."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+
+import pytest
+from shell import fedscape, ok, refused
+
+from fedscape import DataError
+from fedscape.engines import deploy
+
+
+def test_init_writes_a_deployment_that_check_finds_no_error_in(tmp_path):
+    made = json.loads(ok("deploy", "init", tmp_path / "d", "--nodes", 2, "--host", "fl.example.org", "--json"))
+    assert made["address"] == "fl.example.org:8000"
+    found = json.loads(ok("deploy", "check", tmp_path / "d", "--json"))
+    assert {finding["level"] for finding in found} == {"warning", "note"}
+    assert any("listens to the network" in finding["what"] for finding in found)
+    secrets = [*(tmp_path / "d").glob("keys/node-?"), *(tmp_path / "d").glob("certificates/*.key")]
+    assert len(secrets) == 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+    for name in ("keys", "certificates", "nodes"):
+        assert "*" in (tmp_path / "d" / name / ".gitignore").read_text().split()
+    for script in (tmp_path / "d").glob("*.sh"):
+        subprocess.run(["bash", "-n", str(script)], check=True)
+    assert "known gaps" in ok("deploy", "check", "--help")
+
+
+def test_bad_input_is_refused_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "not an empty folder" in refused(2, "deploy", "init", tmp_path)
+    assert "is not a deployment" in refused(2, "deploy", "check", tmp_path)
+    assert "must be at least 1" in refused(2, "deploy", "init", tmp_path / "d", "--nodes", 0)
+    said = refused(2, "deploy", "init", tmp_path / "d", "--host", "fl.example.org", "--plain-text-on-loopback")
+    assert "plain text is for this machine alone, not for fl.example.org" in said
+
+
+def _expired(folder):
+    for path in (folder / "certificates").glob("*.*"):
+        path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        real = deploy.datetime.datetime
+
+        class Past(real):
+            @classmethod
+            def now(cls, tz=None):
+                return real.now(tz) - deploy.datetime.timedelta(days=400)
+
+        patch.setattr(deploy.datetime, "datetime", Past)
+        deploy._write_certificates(folder / "certificates", ["127.0.0.1"], 365)
+
+
+def _replace(name, old, new):
+    def change(folder):
+        path = folder / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return change
+
+
+GAPS = {
+    "can be read by others (mode 644)": lambda folder: (folder / "keys" / "node-0").chmod(0o644),
+    "could end up in a repository": lambda folder: (folder / "keys" / ".gitignore").unlink(),
+    "telemetry or update checks are on": _replace("environment.sh", "TELEMETRY_ENABLED=0", "TELEMETRY_ENABLED=1"),
+    "packages would be installed": _replace("superlink.sh", "--disable-runtime-dependency-installation", ""),
+    "any node is served": _replace("superlink.sh", "--enable-supernode-auth", ""),
+    "supernode.sh asks for plain text": _replace("supernode.sh", "--root-certificates", "--insecure"),
+    "has expired": _expired,
+    "is not of this CA": lambda folder: _other_ca(folder),
+    "the certificate is not for": _replace("deployment.json", "127.0.0.1", "10.0.0.7"),
+    "is not an EC key in OpenSSH form": lambda folder: (folder / "keys" / "node-1").write_text("no key"),
+    "superlink.sh is missing": lambda folder: (folder / "superlink.sh").unlink(),
+    "cannot be read": lambda folder: (folder / "certificates" / "server.pem").write_text("no certificate"),
+}
+
+
+def _other_ca(folder):
+    deploy.init(folder / "other")
+    (folder / "certificates" / "ca.crt").write_bytes((folder / "other" / "certificates" / "ca.crt").read_bytes())
+
+
+@pytest.mark.parametrize("gap", GAPS)
+def test_check_finds_what_was_made_unsafe(gap, tmp_path):
+    deploy.init(tmp_path / "d", nodes=2)
+    assert not [f for f in deploy.check(tmp_path / "d") if f.level == "error"]
+    GAPS[gap](tmp_path / "d")
+    errors = [finding.what for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    assert any(gap in what for what in errors), errors
+
+
+def test_check_exits_with_an_error_and_warns_before_expiry(tmp_path):
+    deploy.init(tmp_path / "d", days=9)
+    levels = {f.what: f.level for f in deploy.check(tmp_path / "d")}
+    assert levels["certificates/server.pem expires in 8 days"] == "warning"
+    (tmp_path / "d" / "superlink.sh").unlink()
+    done = fedscape("deploy", "check", tmp_path / "d")
+    assert done.returncode == 1
+    assert "superlink.sh is missing" in done.stdout
+
+
+def test_plain_text_is_only_for_loopback_and_said_so(tmp_path):
+    deploy.init(tmp_path / "d", plain=True)
+    assert "--insecure" in (tmp_path / "d" / "superlink.sh").read_text()
+    assert any("plain text" in finding.what for finding in deploy.check(tmp_path / "d"))
+    with pytest.raises(DataError, match="plain text is for this machine alone"):
+        deploy.init(tmp_path / "e", plain=True, hosts=["192.0.2.1"])
