@@ -149,7 +149,7 @@ def test_files_and_parquet_give_the_same_and_files_written_here_are_removed(clus
 def test_a_cluster_that_runs_already_is_joined_by_its_address(cluster, tmp_path, expected):
     address = ray.get_runtime_context().gcs_address
     call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5", address]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == expected
     assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
@@ -163,7 +163,7 @@ def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
             break
     running.kill()
     running.communicate()
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] in ("round 2", "round 3")
     assert done.stdout.splitlines()[-1] == expected
