@@ -77,8 +77,8 @@ def digest(loop) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def main(folder: str, n_rounds: int) -> None:
-    with Ray(people(), workers=2, folder=folder) as engine:
+def main(folder: str, n_rounds: int, address: str | None = None) -> None:
+    with Ray(people(), workers=2, folder=folder, address=address) as engine:
         loop = rounds(Diary(), engine, n_rounds=n_rounds, sampler=FixedSize(60), resume=f"{folder}/run.ckpt")
         for r in loop:
             r.save(f"{folder}/run.ckpt")
@@ -87,4 +87,4 @@ def main(folder: str, n_rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

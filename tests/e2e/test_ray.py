@@ -16,7 +16,7 @@ import ray
 from ray_computations import Diary, digest, people
 
 from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
-from fedscape.engines.cluster import _importable
+from fedscape.engines.cluster import surroundings
 
 SCRIPT = Path(__file__).with_name("ray_computations.py")
 
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("ray_computations.py")
 def cluster():
     """One cluster for all tests of this file, somebody else's; its GPUs are numbers alone."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    with _importable():
+    with surroundings():
         ray.init("local", num_cpus=4, num_gpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
     yield
     assert ray.is_initialized()  # engines have not stopped what they did not start
@@ -146,6 +146,15 @@ def test_files_and_parquet_give_the_same_and_files_written_here_are_removed(clus
         Histogram(4).fit(engine)
 
 
+def test_a_cluster_that_runs_already_is_joined_by_its_address(cluster, tmp_path, expected):
+    address = ray.get_runtime_context().gcs_address
+    call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5", address]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
+
+
 def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
     call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5"]
     running = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
@@ -154,7 +163,7 @@ def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
             break
     running.kill()
     running.communicate()
-    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] in ("round 2", "round 3")
     assert done.stdout.splitlines()[-1] == expected

@@ -89,7 +89,7 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
             ray.init(address=address, **quiet)
             return
         cores = max(cores, len(os.sched_getaffinity(0)))
-        with _importable():
+        with surroundings():
             ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         where = "no Ray cluster could be started here" if address is None else f"no Ray cluster answers at {address!r}"
@@ -104,13 +104,17 @@ def _knock(address: str) -> None:
 
 
 @contextmanager
-def _importable() -> Iterator[None]:
-    """Within it, processes that are started can import what this one can."""
-    before = os.environ.get("PYTHONPATH")
+def surroundings() -> Iterator[None]:
+    """Within it, processes that are started can import what this one can, and write files for their owner alone.
+
+    Among those is Ray's token, which is all that keeps others on the network from running code in the cluster.
+    """
+    before, mask = os.environ.get("PYTHONPATH"), os.umask(0o077)
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     try:
         yield
     finally:
+        os.umask(mask)
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
