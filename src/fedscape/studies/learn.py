@@ -143,14 +143,16 @@ def trained(method: str, clients: Clients, *, lr: float, seed: int, n_rounds: in
     return np.asarray(found.accuracy)
 
 
-def tournament(clients: Clients, *, lr: float, seed: int, say: Say) -> dict[str, Array]:
+def tournament(
+    clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
+) -> dict[str, Array]:
     """Accuracies [seeds, clients] of every method."""
     made = {}
     for name, called in METHODS.items():
         runs = []
-        for run in range(SEEDS):
+        for run in range(seeds):
             say(called)
-            runs.append(trained(name, clients, lr=lr, seed=seed + run))
+            runs.append(trained(name, clients, lr=lr, seed=seed + run, n_rounds=n_rounds))
         made[name] = np.array(runs)
     return made
 
@@ -190,7 +192,9 @@ def worst_tenth(values: Array) -> float:
     return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
-def cohorts(clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS) -> list[dict[str, Any]]:
+def cohorts(
+    clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
+) -> list[dict[str, Any]]:
     """FedAvg with fewer clients a round: accuracy after every other round, the last beside that of all clients."""
     from fedscape.computation import rounds
     from fedscape.learning import FedAvg, evaluate
@@ -203,7 +207,7 @@ def cohorts(clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int =
     for size in sizes:
         say(f"cohorts of {size}")
         curves, ends = [], []
-        for run in range(SEEDS):
+        for run in range(seeds):
             sampler = None if size == n else FixedSize(size)
             method = FedAvg(local, initial="seed")
             curve = []
