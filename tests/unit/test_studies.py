@@ -52,6 +52,16 @@ def test_an_interval_over_clients_is_that_of_students_t():
     assert mean_interval(np.array([0.9, 1.0, 0.2]), least=0.0, most=1.0)["high"] == 1.0
 
 
+def test_a_method_that_depends_on_its_seed_has_a_wider_interval():
+    rng = np.random.default_rng(0)
+    base, noise = rng.normal(0.5, 0.1, size=(1, 20)), rng.normal(0, 0.02, size=20)
+    calm = {"fedavg": np.repeat(base, 2, 0), "ifca": np.repeat(base + 0.1 + noise, 2, 0)}
+    wild = calm | {"ifca": np.concatenate([base + noise, base + 0.2 + noise])}
+    widths = [learn.standing(found, seed=0)[1]["gain"] for found in (calm, wild)]
+    assert widths[0]["value"] == pytest.approx(widths[1]["value"], abs=1e-6)
+    assert widths[1]["high"] - widths[1]["low"] > 3 * (widths[0]["high"] - widths[0]["low"])
+
+
 def test_one_client_has_no_interval_and_nobody_no_mean():
     assert mean_interval(np.array([0.5, np.nan])) == {"value": 0.5, "low": None, "high": None}
     assert mean_interval(np.array([])) == {"value": None, "low": None, "high": None}

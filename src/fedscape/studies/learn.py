@@ -160,8 +160,8 @@ def tournament(
 def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
     """Every method with its accuracy, its worst tenth and its gain over FedAvg, intervals over clients.
 
-    The gain is paired: the difference client by client, averaged over seeds; the intervals of all methods' gains hold
-    together. `seeds` is how far the mean moves from seed to seed.
+    The gain is paired: the difference client by client, averaged over seeds; its interval also holds how far the mean
+    moves from seed to seed, and those of all methods hold together. `seeds` is how far the accuracy moves.
     """
     base = found["fedavg"].mean(axis=0)
     known = np.isfinite(base)
@@ -176,7 +176,9 @@ def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
         row["worst"] = bootstrap_interval(mine[known], worst_tenth, seed=seed)
         row["gain"] = None
         if name != "fedavg":
-            row["gain"] = mean_interval(mine - base, comparisons=len(found) - 1)
+            moves = np.nanmean(runs - found["fedavg"], axis=1)  # of each seed
+            variance = float(moves.var(ddof=1) / len(moves)) if len(moves) > 1 else 0.0
+            row["gain"] = mean_interval(mine - base, comparisons=len(found) - 1, variance=variance)
             row["better"] = float(((mine - base)[known] > 0).mean())
         row["seeds"] = float(np.nanmean(runs, axis=1).std(ddof=1)) if len(runs) > 1 else None
         rows.append(row)
