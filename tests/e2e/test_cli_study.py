@@ -76,7 +76,9 @@ def test_csv_with_gaps_and_texts_is_studied_to_the_end(tmp_path):
         label = "" if i % 31 == 0 else ["yes", "no", "<script>"][rng.integers(0, 3)]
         lines.append(f"p{i // 20},{age},{'ab'[i % 2]},text number {i},{label}")
     (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
-    said = ok("study", tmp_path / "d.csv", "--client", "who", "--out", tmp_path / "s", "--quiet")
+    said = ok(
+        "study", tmp_path / "d.csv", "--client", "who", "--rounds", 2, "--seeds", 1, "--out", tmp_path / "s", "--quiet"
+    )
     assert "rows have no 'label'" in said
     assert "'remark'" in said
     page = (tmp_path / "s" / "report.html").read_text()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedscape import Federation
-from fedscape.studies import learn, study
+from fedscape.studies import study
 
 CHROMIUM = (
     os.environ.get("CHROMIUM")
@@ -36,10 +36,7 @@ def page_file(tmp_path_factory):
     x = rng.normal(size=(1200, 4)) + y[:, None]
     fed = Federation({"x": x, "y": y}, np.arange(0, 1201, 40), names={"y": LABELS})
     folder = tmp_path_factory.mktemp("study")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learn, "ROUNDS", 2)
-        patch.setattr(learn, "SEEDS", 1)
-        study(fed, progress=False).save(folder)
+    study(fed, rounds=2, seeds=1, progress=False).save(folder)
     return folder / "report.html"
 
 

@@ -12,7 +12,7 @@ import pytest
 import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.report import plot_kinds, plot_map, plot_methods, plot_skew, render, summary
-from fedscape.studies import Study, learn, study
+from fedscape.studies import Study, study
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -30,10 +30,7 @@ def made():
     y = rng.integers(0, len(EVIL), 600)
     x = rng.normal(size=(600, 3)) + y[:, None]
     fed = Federation({"x": x, "y": y}, np.arange(0, 601, 25), names={"y": EVIL})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learn, "ROUNDS", 2)
-        patch.setattr(learn, "SEEDS", 1)
-        return study(fed, source="<i>evil</i>.csv", progress=False)
+    return study(fed, rounds=2, seeds=1, source="<i>evil</i>.csv", progress=False)
 
 
 class Tags(HTMLParser):

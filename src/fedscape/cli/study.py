@@ -27,6 +27,8 @@ def study(
     features: Annotated[str | None, typer.Option(help="Columns to learn from, with commas between.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, result.json and tables.")] = Path("study"),
     client: Client = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of the tournament.")] = 20,
+    seeds: Annotated[int, typer.Option(help="How often each method is trained in it.")] = 2,
     epsilon: Annotated[float | None, typer.Option(help="Also count the categories privately in this budget.")] = None,
     show_clients: Annotated[
         bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
@@ -47,6 +49,8 @@ def study(
         datasets.read(source, client=client),
         column=column,
         features=None if features is None else features.split(","),
+        rounds=rounds,
+        seeds=seeds,
         epsilon=epsilon,
         show_clients=show_clients,
         source=Path(source).name,

@@ -124,7 +124,8 @@ def _computed(result: About) -> str:
         "the data at hand."
     )
     intervals = (
-        "95%. Means over clients: Student's t. Gains: paired over clients, Bonferroni over the methods. Worst "
+        "95%. Means over clients: Student's t. Gains: paired over clients, variance over seeds added, "
+        "Bonferroni over the methods. Worst "
         "tenth and "
         "Gini: bootstrap of clients. Heterogeneity: jackknife of clients. They say how the numbers would vary "
         "with other "

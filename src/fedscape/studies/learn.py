@@ -143,14 +143,16 @@ def trained(method: str, clients: Clients, *, lr: float, seed: int, n_rounds: in
     return np.asarray(found.accuracy)
 
 
-def tournament(clients: Clients, *, lr: float, seed: int, say: Say) -> dict[str, Array]:
+def tournament(
+    clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
+) -> dict[str, Array]:
     """Accuracies [seeds, clients] of every method."""
     made = {}
     for name, called in METHODS.items():
         runs = []
-        for run in range(SEEDS):
+        for run in range(seeds):
             say(called)
-            runs.append(trained(name, clients, lr=lr, seed=seed + run))
+            runs.append(trained(name, clients, lr=lr, seed=seed + run, n_rounds=n_rounds))
         made[name] = np.array(runs)
     return made
 
@@ -158,8 +160,8 @@ def tournament(clients: Clients, *, lr: float, seed: int, say: Say) -> dict[str,
 def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
     """Every method with its accuracy, its worst tenth and its gain over FedAvg, intervals over clients.
 
-    The gain is paired: the difference client by client, averaged over seeds; the intervals of all methods' gains hold
-    together. `seeds` is how far the mean moves from seed to seed.
+    The gain is paired: the difference client by client, averaged over seeds; its interval also holds how far the mean
+    moves from seed to seed, and those of all methods hold together. `seeds` is how far the accuracy moves.
     """
     base = found["fedavg"].mean(axis=0)
     known = np.isfinite(base)
@@ -174,7 +176,9 @@ def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
         row["worst"] = bootstrap_interval(mine[known], worst_tenth, seed=seed)
         row["gain"] = None
         if name != "fedavg":
-            row["gain"] = mean_interval(mine - base, comparisons=len(found) - 1)
+            moves = np.nanmean(runs - found["fedavg"], axis=1)  # of each seed
+            variance = float(moves.var(ddof=1) / len(moves)) if len(moves) > 1 else 0.0
+            row["gain"] = mean_interval(mine - base, comparisons=len(found) - 1, variance=variance)
             row["better"] = float(((mine - base)[known] > 0).mean())
         row["seeds"] = float(np.nanmean(runs, axis=1).std(ddof=1)) if len(runs) > 1 else None
         rows.append(row)
@@ -190,7 +194,9 @@ def worst_tenth(values: Array) -> float:
     return float(np.sort(values)[: max(1, len(values) // 10)].mean())
 
 
-def cohorts(clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS) -> list[dict[str, Any]]:
+def cohorts(
+    clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
+) -> list[dict[str, Any]]:
     """FedAvg with fewer clients a round: accuracy after every other round, the last beside that of all clients."""
     from fedscape.computation import rounds
     from fedscape.learning import FedAvg, evaluate
@@ -203,7 +209,7 @@ def cohorts(clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int =
     for size in sizes:
         say(f"cohorts of {size}")
         curves, ends = [], []
-        for run in range(SEEDS):
+        for run in range(seeds):
             sampler = None if size == n else FixedSize(size)
             method = FedAvg(local, initial="seed")
             curve = []

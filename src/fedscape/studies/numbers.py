@@ -11,11 +11,13 @@ from fedscape.random import Array, Key
 Interval = dict[str, Any]
 
 
-def mean_interval(values: Array, *, comparisons: int = 1, least: float = -np.inf, most: float = np.inf) -> Interval:
+def mean_interval(
+    values: Array, *, comparisons: int = 1, least: float = -np.inf, most: float = np.inf, variance: float = 0.0
+) -> Interval:
     """The mean over clients and its 95% t-interval; with several comparisons all hold together (Bonferroni).
 
-    The interval is cut to what is possible, `least` to `most`. One client has none: its ends are then infinite, which
-    is written as None.
+    `variance` is that of the mean for other reasons than who the clients are, such as the seeds of a training. The
+    interval is cut to what is possible, `least` to `most`. One client has none: its ends are None.
 
     >>> mean_interval(np.array([1.0, 2.0, 3.0]))
     {'value': 2.0, 'low': -0.484138, 'high': 4.484138}
@@ -30,7 +32,7 @@ def mean_interval(values: Array, *, comparisons: int = 1, least: float = -np.inf
     middle = float(known.mean())
     reach = float("inf")
     if n > 1:
-        reach = float(t.ppf(1 - 0.025 / comparisons, n - 1) * known.std(ddof=1) / np.sqrt(n))
+        reach = float(t.ppf(1 - 0.025 / comparisons, n - 1) * np.sqrt(known.var(ddof=1) / n + variance))
     low, high = (max(middle - reach, least), min(middle + reach, most)) if np.isfinite(reach) else (np.nan, np.nan)
     made: Interval = plain({"value": middle, "low": low, "high": high})
     return made

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.description import describe
+from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array, Key
 from fedscape.simulate import FromMixture
@@ -38,6 +39,8 @@ def study(
     column: str | None = None,
     features: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
+    rounds: int = learning.ROUNDS,
+    seeds: int = learning.SEEDS,
     epsilon: float | None = None,
     show_clients: bool = False,
     source: str = "a federation",
@@ -57,6 +60,8 @@ def study(
         Columns to learn from; by default x, or all other columns of numbers and of few categories.
     names
         What the categories are called, in the order of their codes.
+    rounds, seeds
+        Of the tournament: every method is trained for so many rounds, so many times.
     epsilon
         Also count the categories privately within this budget (unit client, delta 1e-5). Its noise is secret, so that
         two such studies differ; without it the same inputs and seed give the same bytes.
@@ -75,6 +80,8 @@ def study(
     >>> done.result["describe"]["clients"], done.result["advise"][0]["answer"]
     (100, 'yes')
     """
+    if rounds < 1 or seeds < 1:
+        raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
     stages = _Stages(progress)
     data = prepare(federation, column=column, features=features, names=names, seed=seed)
     notes = list(data.notes)
@@ -99,7 +106,7 @@ def study(
     with stages.of("learn"):
         why = _no_learning(data)
         if why is None:
-            result["learn"], accuracies = _learn(data, mixture, shares, notes, stages, seed)
+            result["learn"], accuracies = _learn(data, mixture, shares, notes, stages, seed, rounds, seeds)
         elif data.labels and data.width:
             notes.append(why)
     with stages.of("advise"):
@@ -179,35 +186,36 @@ def _no_learning(data: Prepared) -> str | None:
 
 
 def _learn(
-    data: Prepared, mixture: Any, shares: Array, notes: list[str], stages: _Stages, seed: int
+    data: Prepared, mixture: Any, shares: Array, notes: list[str], stages: _Stages, seed: int, n_rounds: int, seeds: int
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     assert data.rows is not None  # asked by the caller
     rows = learning.directions(data.rows)
     who = learning.some_clients(rows, notes, seed=seed)
     true = learning.Clients.of(learning.fewer_rows(rows.take(who), notes, seed=seed), seed=seed)
-    steps = 2 * len(learning.METHODS) * learning.SEEDS + 6
+    steps = 2 * len(learning.METHODS) * seeds + 6
+    how: dict[str, Any] = {"seed": seed, "n_rounds": n_rounds, "seeds": seeds}
     said = stages.inside("learn", steps)
     said("learning rate")
     lr = learning.best_rate(true, seed=seed)
     drawn = clients_of(rows, FromMixture(mixture), len(who), seed=seed)
     drawn = drawn.take(np.flatnonzero(drawn.sizes >= 2))
     simulated = learning.Clients.of(learning.fewer_rows(drawn, [], seed=seed), seed=seed)
-    predicted = learning.tournament(simulated, lr=lr, seed=seed, say=lambda what: said(f"simulated clients: {what}"))
-    found = learning.tournament(true, lr=lr, seed=seed, say=lambda what: said(f"true clients: {what}"))
+    predicted = learning.tournament(simulated, lr=lr, **how, say=lambda what: said(f"simulated clients: {what}"))
+    found = learning.tournament(true, lr=lr, **how, say=lambda what: said(f"true clients: {what}"))
     standing = learning.standing(found, seed=seed)
     made: dict[str, Any] = {
         "clients": len(who),
         "test_rows": true.test.n_rows,
         "train_rows": true.train.n_rows,
-        "rounds": learning.ROUNDS,
-        "seeds": learning.SEEDS,
+        "rounds": n_rounds,
+        "seeds": seeds,
         "lr": lr,
         "model": f"linear, {rows['x'].shape[1]} inputs"
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
         "true": standing,
         "simulated": learning.standing(predicted, seed=seed),
-        "cohorts": learning.cohorts(true, lr=lr, seed=seed, say=said),
+        "cohorts": learning.cohorts(true, lr=lr, **how, say=said),
         "costs": _costs(true, lr, seed),
     }
     made |= _beside(made, found, shares[who])
