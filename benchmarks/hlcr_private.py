@@ -15,17 +15,16 @@ from table import arguments, report
 MODEL = {"alpha": 4.0, "beta": 2.0, "ranges": {"x": (-3.0, 3.0), "y": (-8.0, 8.0)}, "rounds": 10}
 
 
-def private(train, test, epsilon: float, k: int, seed: int) -> float:
+def private(train, test, multiplier: float, k: int, seed: int) -> float:
     reg = fs.LatentClassRegression(k, **MODEL, seed=seed)
-    multiplier = fs.calibrate(epsilon, 1e-6, rounds=reg.n_releases(), sampler=fs.All())
-    reg.fit(train, privacy=fs.Gaussian(clip=25.0, multiplier=multiplier), progress=False)
-    return reg.score(test)
+    return reg.fit(train, privacy=fs.Gaussian(clip=25.0, multiplier=multiplier), progress=False).score(test)
 
 
 def main() -> None:
-    args = arguments(__doc__, seeds=3)
+    args = arguments(__doc__, seeds=3, agents="1000,4000,16000")
+    noise = {e: fs.calibrate(e, 1e-6, rounds=MODEL["rounds"], sampler=fs.All()) for e in (1.0, 2.0, 4.0, 8.0)}
     rows = []
-    for agents in (200,) if args.quick else (1_000, 4_000, 16_000):
+    for agents in (200,) if args.quick else (int(n) for n in args.agents.split(",")):
         fed, _ = hlcr_synthetic(
             agents, entities=3, events=10, features=3, components=2, sigma=0.7, delta=1.5, beta=2.0, alpha=4.0, seed=1
         )
@@ -34,9 +33,9 @@ def main() -> None:
         row: dict[str, object] = {"agents": agents}
         for name, k in (("no privacy", 2), ("no privacy, one line", 1)):
             row[name] = fs.LatentClassRegression(k, **MODEL).fit(train, progress=False).score(test)
-        for epsilon in (1.0, 2.0, 4.0, 8.0):
+        for epsilon, multiplier in noise.items():
             for k in (2, 1):
-                each = [private(train, test, epsilon, k, seed) for seed in range(1 if args.quick else args.seeds)]
+                each = [private(train, test, multiplier, k, seed) for seed in range(1 if args.quick else args.seeds)]
                 what = f"epsilon {epsilon:g}" + ("" if k == 2 else ", one line")
                 row[what] = f"{np.mean(each):.3f} ({min(each):.2f} to {max(each):.2f})"
         rows.append(row)

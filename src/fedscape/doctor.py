@@ -18,6 +18,8 @@ EXTRAS = {
     "ray": ("ray",),
     "flower": ("flwr",),
     "report": ("jinja2", "matplotlib"),
+    "tune": ("optuna",),
+    "log": ("tensorboard",),
 }
 
 

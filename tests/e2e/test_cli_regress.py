@@ -66,7 +66,7 @@ def test_a_kept_regression_predicts_in_another_process(tmp_path):
     assert "largest R-hat" in shown
     assert "is there already: pass --force" in refused(2, *FLIGHTS, *kept)
     about = json.loads(ok("predict", model, "flights-mini", "--out", predicted, "--json"))
-    assert {"predicted", "deviation"} <= set(about["columns"])
+    assert {"predicted", "deviation"} <= {column["name"] for column in about["columns"]}
     fed = datasets.read(str(predicted), client=None)
     error = fed["arr_delay"] - fed["predicted"]
     assert 1 - error.var() / fed["arr_delay"].var() > 0.7

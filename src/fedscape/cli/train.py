@@ -66,6 +66,7 @@ def train(
     clip: Annotated[float, typer.Option(help="Private: the longest move of a client that counts whole.")] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoint, model, clients and table.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in --out.")] = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for what TensorBoard shows.")] = None,
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
@@ -80,6 +81,7 @@ def train(
     """Train a network over cohorts of clients and evaluate every client; a run that was stopped can go on."""
     require("torch", extra="learn")
     from fedscape.learning.running import method_for, training
+    from fedscape.learning.tracking import Board
 
     _check_out(out, resume, force)
     place = placing(engine, address, workers)
@@ -99,8 +101,10 @@ def train(
     )  # fmt: skip
     sampler = _sampler(cohort, len(learners)) if schedule is None else chosen
     if method in PERSONAL:
-        if resume or epsilon is not None or server_lr is not None:
-            raise DataError(f"--resume, --epsilon and --server-lr go with fedavg, fedprox and fedadam, not {method}")
+        if resume or epsilon is not None or server_lr is not None or tensorboard is not None:
+            raise DataError(
+                f"--resume, --epsilon, --server-lr and --tensorboard go with fedavg, fedprox and fedadam, not {method}"
+            )
         can_be_read = "," not in features and not standardise
         how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
         parts = (local, learners, place(learners), held_out)
@@ -119,11 +123,14 @@ def train(
     folder = _folder(out, resume)
     how = _private(epsilon, delta, clip, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
+    board = None if tensorboard is None else Board(tensorboard)
     for r, found, rows in training(
         computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
         checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge, **how,
     ):  # fmt: skip
         _say(rows[len(said) :], quiet or json_, first=not said)
+        if board is not None:
+            board.write(rows[len(said) :])
         said = list(rows)
         if folder is not None:
             _write(folder, model, computation.local, r.state, found, rows)

@@ -15,10 +15,12 @@ from fedscape.learning.schedules import CosineDecay, StepDecay
 from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
 from fedscape.learning.strategies import measure_strategies
 from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
+from fedscape.learning.tracking import Board, ask_and_sweep, follow
 
 __all__ = [
     "Adagrad",
     "Adam",
+    "Board",
     "ClientAccuracy",
     "CosineDecay",
     "Evaluation",
@@ -35,8 +37,10 @@ __all__ = [
     "Sweep",
     "Trial",
     "Yogi",
+    "ask_and_sweep",
     "cross_entropy",
     "evaluate",
+    "follow",
     "grid",
     "initialised",
     "load_model",

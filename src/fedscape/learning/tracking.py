@@ -1,0 +1,157 @@
+"""Other tools that look on: TensorBoard shows the numbers of a run, Optuna chooses what to try next.
+
+Both are optional and stand outside the loop, which stays the caller's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any, Self
+
+from fedscape.computation import Round
+from fedscape.errors import DataError, require
+from fedscape.federation import Federation
+from fedscape.learning.evaluation import Evaluation
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.server import Mean, Rule
+from fedscape.learning.sweeps import Setting, Trial, sweep
+from fedscape.sampling import Sampler
+
+_MEAN = Mean()
+
+
+class Board:
+    """Writes tables of rounds as scalars that TensorBoard shows; needs `pip install 'fedscape[log]'`.
+
+    Parameters
+    ----------
+    folder
+        Where the event file goes: `tensorboard --logdir FOLDER` shows it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Board(folder) as board:
+    ...     board.write([{"round": 1, "loss": 0.5}, {"round": 2, "loss": 0.25}])
+    2
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._writer = require("tensorboard.summary", extra="log").Writer(os.fspath(folder))
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Write rows such as those of `training`'s table or a `History`; how many numbers were written.
+
+        A row's `round` is the step; texts, None and what is no number are left out.
+        """
+        written = 0
+        for row in rows:
+            if "round" not in row:
+                raise DataError(f"a row needs 'round' to have a place on the board; it has {', '.join(row)}")
+            for name, value in row.items():
+                if name != "round" and isinstance(value, Real):
+                    self._writer.add_scalar(name, float(value), int(row["round"]))
+                    written += 1
+        self._writer.flush()
+        return written
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+
+def follow(
+    trial: Any, runs: Iterable[tuple[Round, Evaluation, list[dict[str, Any]]]], *, metric: str = "loss_pooled"
+) -> float:
+    """Report a training to an Optuna trial as it goes on, and stop where the study prunes it; the last value.
+
+    Parameters
+    ----------
+    trial
+        What Optuna gives to an objective.
+    runs
+        What `training` yields.
+    metric
+        The column of its table that the study optimises.
+
+    >>> class Patient:
+    ...     def report(self, value, step): print(step, value)
+    ...     def should_prune(self): return False
+    >>> follow(Patient(), [(None, None, [{"round": 5, "loss_pooled": 0.5}])])
+    5 0.5
+    0.5
+    """
+    value = float("nan")
+    for _, _, table in runs:
+        if metric not in table[-1]:
+            raise DataError(f"metric must be a column of the table, not {metric!r}: it has {', '.join(table[-1])}")
+        value = float(table[-1][metric])
+        trial.report(value, table[-1]["round"])
+        if trial.should_prune():
+            raise require("optuna", extra="tune").TrialPruned(f"after {table[-1]['round']} rounds")
+    return value
+
+
+def ask_and_sweep(
+    study: Any,
+    space: Mapping[str, Any],
+    local: LocalSGD,
+    federation: Federation,
+    *,
+    n_settings: int,
+    n_rounds: int,
+    validation: Federation,
+    rungs: int = 1,
+    sampler: Sampler | None = None,
+    server: Rule = _MEAN,
+    seed: int = 0,
+) -> list[Trial]:
+    """Ask an Optuna study for settings, train them side by side as one sweep, and tell it how they did.
+
+    The study must minimise: it is told the pooled validation loss. Settings that a rung drops are told as pruned, those
+    that diverge as failed.
+
+    Parameters
+    ----------
+    study
+        An Optuna study.
+    space
+        Optuna distributions of `lr`, `proximal`, `server`, `seed`; lr at least.
+    local, federation
+        As for `sweep`.
+    n_settings
+        How many settings to ask for.
+    n_rounds, validation, rungs, sampler, server, seed
+        As for `sweep`.
+    """
+    unknown = set(space) - {"lr", "proximal", "server", "seed"}
+    if unknown or "lr" not in space:
+        raise DataError(f"space must name lr, and may name proximal, server and seed, not {sorted(space)}")
+    state = require("optuna", extra="tune").trial.TrialState
+    asked = [study.ask(dict(space)) for _ in range(n_settings)]
+    settings = [Setting(**trial.params) for trial in asked]
+    tried = sweep(
+        local,
+        federation,
+        settings,
+        n_rounds=n_rounds,
+        validation=validation,
+        rungs=rungs,
+        sampler=sampler,
+        server=server,
+        seed=seed,
+    )
+    found = {id(trial.setting): trial for trial in tried}
+    for trial, setting in zip(asked, settings, strict=True):
+        done = found[id(setting)]
+        if done.diverged:
+            study.tell(trial, state=state.FAIL)
+            continue
+        trial.report(done.loss, done.rounds)
+        if done.rounds < n_rounds:
+            study.tell(trial, state=state.PRUNED)
+        else:
+            study.tell(trial, done.loss)
+    return tried
