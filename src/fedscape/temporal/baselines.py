@@ -310,6 +310,7 @@ def lloyd(x: Array, weight: Array, k: int, rng: np.random.Generator, iterations:
 def certainty_of_outputs(outputs: Tensor) -> Tensor:
     """KL of each branch's prediction from the uniform law: [rows, K]; the larger, the surer the branch.
 
+    >>> import torch
     >>> certainty_of_outputs(torch.tensor([[[0.0, 0.0], [0.0, 99.0]]])).numpy().round(3)
     array([[0.   , 0.693]], dtype=float32)
     """

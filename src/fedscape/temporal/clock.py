@@ -104,9 +104,7 @@ def read_clock(
     )
     left = float(_rest(trend, y[:, None])[0])
     found = grid.rest(y[:, None])[:, 0]
-    best = _shorter(
-        grid, found, _fit(t, trend, y, grid.frequencies[found.argmin()], harmonics, step), len(y), harmonics
-    )
+    best = _shorter(grid, found, left)
     model = _fit(t, trend, y, best, harmonics, step)
     null = _noise(_fit(t, trend, y, None, harmonics, step), (len(y), draws), rng)
     gain = (_rest(trend, null)[None] / grid.rest(null)).max(axis=0)
@@ -228,14 +226,13 @@ def _noise(model: _Fit, shape: tuple[int, int], rng: np.random.Generator) -> Arr
     return out
 
 
-def _shorter(grid: _Grid, found: Array, model: _Fit, n: int, harmonics: int) -> float:
-    """The best frequency; two or three times it where that leaves hardly more, for a longer period can mimic it."""
+def _shorter(grid: _Grid, found: Array, left: float) -> float:
+    """The best frequency, or two or three times it where that explains nearly as much: long ones mimic short ones."""
     best = float(grid.frequencies[found.argmin()])
-    effective = n * (1 - model.likeness) / (1 + model.likeness)
     for times in (3, 2):
         near = np.abs(grid.frequencies / (times * best) - 1) < 0.02
         if near.any():
             i = np.flatnonzero(near)[found[near].argmin()]
-            if effective * np.log(found[i] / found.min()) < 6 * harmonics:
+            if left - found[i] > 0.8 * (left - found.min()):
                 return float(grid.frequencies[i])
     return best
