@@ -197,3 +197,16 @@ class Judge(Computation):
     def examples(cls) -> Sequence[tuple[Judge, Federation]]:
         table = Table(held_out=0.3, part="train")
         return [(cls([Assign(table, 3, 1), Assign(table, 3, 2)]), example())]
+
+
+def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
+    """Mean held-out log-likelihood of an event by candidate, how far behind the best, and the error of that."""
+    scores, products, n = done["scores"], done["products"], float(done["events"])
+    best, agents = int(np.argmax(scores)), float(done["agents"])
+    rows = []
+    for i, k in enumerate(candidates):
+        squared = products[best, best] + products[i, i] - 2 * products[best, i]  # of agents' differences
+        behind = float(scores[best] - scores[i])
+        error = np.sqrt(max(float(squared) - behind**2 / agents, 0.0)) / n
+        rows.append({"components": k, "score": float(scores[i]) / n, "behind": behind / n, "error": float(error)})
+    return rows

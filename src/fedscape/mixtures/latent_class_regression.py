@@ -15,7 +15,7 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation
 from fedscape.engine import Engine
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.history import History
@@ -28,6 +28,7 @@ from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import (
     Forecast,
     Judge,
+    compared,
     forecast,
     log_density,
     mixed,
@@ -35,11 +36,12 @@ from fedscape.mixtures._lcr_predict import (
     shares_of,
 )
 from fedscape.mixtures._lcr_prior import prior_shares
+from fedscape.mixtures._lcr_private import check_private, ranges_of, share_of, spread_of_noise
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
-from fedscape.privacy import AdaptiveClip, Privacy
+from fedscape.privacy import Privacy
 from fedscape.random import Array
-from fedscape.sampling import All, FixedSize, Poisson, Sampler
+from fedscape.sampling import All, Sampler
 
 Method = Literal["federated", "central", "central-exact", "em"]
 Link = Literal["identity", "logistic", "probit"]
@@ -182,7 +184,9 @@ class LatentClassRegression(Estimator):
         array([[2.]])
         """
         names, answer = column_names(self.features if features is None else features), target or column or self.target
-        self._table = Table(names, answer, entity or self.entity, self.intercept, self._ranges((*names, answer)))
+        self._table = Table(
+            names, answer, entity or self.entity, self.intercept, ranges_of(self.ranges, (*names, answer))
+        )
         return super().fit(
             data,
             sampler=sampler,
@@ -203,30 +207,18 @@ class LatentClassRegression(Estimator):
         """
         return self.rounds
 
-    def _ranges(self, names: Sequence[str]) -> tuple[tuple[float, float], ...]:
-        """The ends of these columns' ranges; none where no ranges are given."""
-        if self.ranges is None:
-            return ()
-        missing = [name for name in names if name not in self.ranges]
-        if missing:
-            raise DataError(f"ranges must name every feature and the target, but not {', '.join(missing)}: add them")
-        for name in names:
-            low, high = self.ranges[name]
-            if not -np.inf < low < high < np.inf:
-                raise DataError(f"the range of {name!r} must be a number and a greater one, not {low}, {high}")
-        return tuple((float(self.ranges[name][0]), float(self.ranges[name][1])) for name in names)
-
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         table: Table = self.__dict__.pop("_table")
         self._check()
         if how.privacy is not None:
-            self._check_private(how.privacy)
+            check_private(self.get_params(), len(self._candidates), how.privacy)
         k = self._candidates[0]
         if len(self._candidates) > 1:
             k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
         work, found = self._learn(engine, how, table, k, chains=self.chains)
         self.labels_ = found[0].labels
         self._take(work, found[0].state)
+        self.__dict__.pop("r_hat_", None)  # of an earlier fit
         if self.chains > 1:
             self.r_hat_, self.intervals_ = self._agreement.r_hat, self._agreement.intervals
         self._draws = [Draw(one.state, None) for one in found]
@@ -352,23 +344,6 @@ class LatentClassRegression(Estimator):
         if self.standardise:
             scale = np.where(deviation[:-1] > 0, deviation[:-1], 1.0)
         return centre, scale, 1.0 if self.link != "identity" else float(deviation[-1]) or 1.0
-
-    def _check_private(self, privacy: Privacy) -> None:
-        if self.ranges is None:
-            raise PrivacyError(
-                "a private regression needs ranges={column: (low, high)} of features and target, known beforehand: "
-                "values are cut to them, so that no event weighs more than another"
-            )
-        if len(self._candidates) > 1 or self.chains > 1:
-            raise PrivacyError(
-                "a private regression has one n_components and one chain: each more would be released too"
-            )
-        if self.method.startswith("central") or self.gamma == "latest":
-            raise PrivacyError("a private regression has method 'federated' or 'em', and gamma a number or None")
-        if isinstance(privacy.clip, AdaptiveClip):
-            raise PrivacyError(
-                "clip must be a number: sums are judged by their noise, which an AdaptiveClip would move"
-            )
 
     def _take(self, work: Assign, state: Arrays) -> None:
         """Keep what was learned, in the columns' own units."""
@@ -523,19 +498,6 @@ class LatentClassRegression(Estimator):
         return [pair for phase in (Survey, Assign, Share, Logistic, Probit, Judge, Chains) for pair in phase.examples()]
 
 
-def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
-    """Mean held-out log-likelihood of an event by candidate, how far behind the best, and the error of that."""
-    scores, products, n = done["scores"], done["products"], float(done["events"])
-    best, agents = int(np.argmax(scores)), float(done["agents"])
-    rows = []
-    for i, k in enumerate(candidates):
-        squared = products[best, best] + products[i, i] - 2 * products[best, i]  # of agents' differences
-        behind = float(scores[best] - scores[i])
-        error = np.sqrt(max(float(squared) - behind**2 / agents, 0.0)) / n
-        rows.append({"components": k, "score": float(scores[i]) / n, "behind": behind / n, "error": float(error)})
-    return rows
-
-
 def placing(work: Assign) -> Assign:
     """The rounds by whose densities entities are placed: those of EM have the same classes, integrated over."""
     return Assign(**work.get_params()) if isinstance(work, Share) else work
@@ -550,21 +512,6 @@ def check_share(name: str, value: Any) -> None:
     """Refuse what is no number above 0 and at most 1."""
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")
-
-
-def share_of(sampler: Sampler | None, n_agents: int) -> float:
-    """The share of agents in a round, as far as it is known before anyone reports."""
-    if isinstance(sampler, Poisson):
-        return sampler.rate
-    return min(sampler.size / max(n_agents, 1), 1.0) if isinstance(sampler, FixedSize) else 1.0
-
-
-def spread_of_noise(privacy: Privacy | None) -> float:
-    """The standard deviation of the noise on the sums; a server that adds none knows of none."""
-    if privacy is None or privacy.place == "local":
-        return 0.0
-    spread = privacy.spread() * privacy.with_count(privacy.first_clip) * privacy.scales.get("sums", 1.0)
-    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)))
 
 
 def column_names(features: str | Sequence[str]) -> tuple[str, ...]:
