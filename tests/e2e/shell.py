@@ -9,7 +9,7 @@ import sys
 
 def fedscape(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-W", "ignore", "-m", "fedscape", *map(str, arguments)]
-    return subprocess.run(call, capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+    return subprocess.run(call, capture_output=True, text=True, env={**os.environ, **env}, timeout=300)
 
 
 def ok(*arguments: object, **env: str) -> str:
