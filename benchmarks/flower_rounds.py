@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -169,18 +170,54 @@ def deployed(nodes: int, seed: int, n_rounds: int) -> dict[str, Any]:
     }
 
 
+PROCESS = """
+import contextlib, json, sys, time
+times = [time.process_time()]
+import flwr.app, flwr.clientapp
+times.append(time.process_time())
+import fedscape.engines.flower
+times.append(time.process_time())
+import numpy as np
+from fedscape import Federation, Key, Local
+from fedscape.kernel import uncompiled
+from fedscape.mixtures._dm_rounds import Maximise
+times.append(time.process_time())
+fed = Federation({"y": np.arange(400) % 10}, np.arange(0, 401, 20))
+work = Maximise((3,), np.append(np.full(10, 16), 64))
+with uncompiled() if sys.argv[1] == "plain Python" else contextlib.nullcontext():
+    Local(fed, threads=1).run(work, work.start(0), np.arange(20), Key(0))
+times.append(time.process_time())
+print(json.dumps(list(np.diff(times))))
+"""
+
+
+def process() -> list[dict[str, Any]]:
+    """CPU seconds of a node's process, which lives for one message: imports, and an MDM step of 20 clients."""
+    names = ("Flower", "fedscape", "mixtures, with SciPy", "the step")
+    rows = []
+    for how in ("plain Python", "Numba, cached"):
+        call = [sys.executable, "-W", "ignore", "-c", PROCESS, how]
+        runs = [json.loads(subprocess.run(call, capture_output=True, check=True).stdout) for _ in range(4)][1:]
+        rows.append(
+            {"step by": how, **dict(zip(names, (float(np.median(t)) for t in zip(*runs, strict=True)), strict=True))}
+        )
+    return rows
+
+
 def main() -> None:
-    args = arguments(__doc__, deployments="3,8")
-    report("flower_bytes", bytes_of_methods(12, args.seed), note="per client and round")
-    print()
-    if args.quick:
-        report("flower_in_process", in_process(100, 20, args.seed, 2))
-        return
-    rows = [row for nodes in (1000, 10) for row in in_process(1000, nodes, args.seed, 4)]
-    report("flower_in_process", rows, note="about 20 rows a client")
-    print()
-    rows = [deployed(int(nodes), args.seed, 6) for nodes in args.deployments.split(",")]
-    report("flower_rounds", rows, note="Histogram(3) over 60 clients, TLS and node authentication on loopback")
+    args = arguments(__doc__, parts="bytes,process,in_process,deployed", deployments="3,8")
+    parts = ("bytes", "process", "in_process") if args.quick else args.parts.split(",")
+    if "bytes" in parts:
+        report("flower_bytes", bytes_of_methods(12, args.seed), note="per client and round\n")
+    if "process" in parts:
+        report("flower_process", process(), note="CPU seconds, median of three\n")
+    if "in_process" in parts:
+        sizes = [(100, 20)] if args.quick else [(1000, 1000), (1000, 10)]
+        rows = [row for clients, nodes in sizes for row in in_process(clients, nodes, args.seed, 4)]
+        report("flower_in_process", rows, note="about 20 rows a client\n")
+    if "deployed" in parts:
+        rows = [deployed(int(nodes), args.seed, 6) for nodes in args.deployments.split(",")]
+        report("flower_rounds", rows, note="Histogram(3) over 60 clients, TLS and node authentication on loopback")
 
 
 if __name__ == "__main__":
