@@ -125,8 +125,8 @@ def advice(fed: Federation, seed: int) -> tuple[list[dict], float]:
 
 
 def main() -> None:
-    given = arguments(__doc__, repeats=3)
-    names = list(WORLDS)[:1] + list(WORLDS)[2:3] if given.quick else list(WORLDS)
+    given = arguments(__doc__, repeats=3, first=0, last=len(WORLDS))
+    names = list(WORLDS)[:1] + list(WORLDS)[2:3] if given.quick else list(WORLDS)[given.first : given.last]
     rows = []
     for name in names:
         make, size, fitting = WORLDS[name]
