@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -197,9 +197,10 @@ class Branched(FedAvg):
         params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
         with one_thread(), precise(local), torch.no_grad(), self._trainer.borrowed() as module:
             module.eval()
+            run = _with(self._trainer, module, params)
             for begin in range(0, max(clients.n_rows, 1), _BATCH):
                 x = local.inputs(local.column(clients, local.features, slice(begin, begin + _BATCH)))
-                output, features = functional_call(module, params, (x,), {"both": True})
+                output, features = run(x)
                 parts.append(features.to(torch.float64))
                 made += [output.to(torch.float64)] if outputs else []
             module.train()
@@ -271,15 +272,27 @@ def features_after(
     return features, shared(offsets).to(local.device)
 
 
+def _with(local: LocalSGD, module: Any, params: Tensors) -> Callable[[Tensor], Any]:
+    """The network with these parameters, as (outputs, features).
+
+    One client after the other trains in the module's own memory, whose layout convolutions are fast with: use it too.
+    """
+    if local.chosen != "sequential":
+        return lambda x: functional_call(module, params, (x,), {"both": True})
+    named = dict(module.named_parameters())
+    torch._foreach_copy_([named[n] for n in params], list(params.values()))
+    return lambda x: module(x, both=True)
+
+
 def _one_by_one(
     local: LocalSGD, module: Any, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
 ) -> Tensor:
     parts = []
     for i, client in enumerate(positions):
-        params = {n: start[n][0] + moved[n][i] for n in start}
+        network = _with(local, module, {n: start[n][0] + moved[n][i] for n in start})
         for begin in range(clients.offsets[client], clients.offsets[client + 1], _BATCH):
             part = local.inputs(x[begin : min(begin + _BATCH, int(clients.offsets[client + 1]))])
-            parts.append(functional_call(module, params, (part,), {"both": True})[1].to(torch.float64))
+            parts.append(network(part)[1].to(torch.float64))
     return torch.cat(parts)
 
 
