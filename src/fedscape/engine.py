@@ -152,13 +152,14 @@ class Local:
         check_enough(cohort, self.min_clients, key)
         cohort = self._in_order_of_id(cohort)
         sent = broadcast(state)
-        site = Site(self.federation, Task(computation, key, measure, release, measure_release), sent)
+        task = Task(computation, key, measure, release, measure_release)
         parts = [
             [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
         ]
         answer = Answer()
         with one_library_thread():
+            site = Site(self.federation, task, sent)
             for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
                 answer.add(part)
         self._store.put(answer.kept)

@@ -79,6 +79,75 @@ GAPS = {
 }
 
 
+def _commented(name, start):
+    def change(folder):
+        path = folder / name
+        lines = path.read_text().splitlines()
+        assert any(line.startswith(start) for line in lines)
+        path.write_text("".join(f"# {line}\n" if line.startswith(start) else f"{line}\n" for line in lines))
+
+    return change
+
+
+COMMENTS = {
+    "telemetry or update checks are on": _commented("environment.sh", "export FLWR_TELEMETRY_ENABLED"),
+    "packages would be installed": _commented("environment.sh", "export FLWR_DISABLE_RUNTIME"),
+    "superlink.sh starts no flower-superlink": _commented("superlink.sh", "exec "),
+    "superlink.sh does not read environment.sh": _commented("superlink.sh", ". "),
+    "any node is served": _replace(
+        "superlink.sh", "--enable-supernode-auth \\\n", "\\\n  # --enable-supernode-auth \\\n"
+    ),
+    "superlink.sh asks for plain text": _replace(
+        "superlink.sh", "exec flower-superlink", "# the certificates come first \\\nexec flower-superlink --insecure"
+    ),
+    "flower/config.toml asks for plain text": _replace("flower/config.toml", "root-cert", "insecure=true\nroot-cert"),
+    "superlink.sh cannot be read": _replace("superlink.sh", 'cd "$here"', 'cd "$here'),
+    "app/pyproject.toml cannot be read": _replace("app/pyproject.toml", "[project]", "[project"),
+}
+
+
+@pytest.mark.parametrize("gap", COMMENTS)
+def test_check_looks_at_commands_and_not_at_comments(gap, tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    COMMENTS[gap](tmp_path / "d")
+    errors = [finding.what for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    assert any(gap in what for what in errors), errors
+
+
+def test_a_comment_that_names_a_risk_is_none(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    for name in ("superlink.sh", "supernode.sh", "flower/config.toml"):
+        path = tmp_path / "d" / name
+        path.write_text(f"{path.read_text()}# never --insecure, nor\n# insecure = true\n")
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+
+
+def test_a_superlink_that_listens_to_the_network_is_seen_whatever_its_address(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    assert not any("listens to the network" in finding.what for finding in deploy.check(tmp_path / "d"))
+    _replace("superlink.sh", "--host 127.0.0.1", "--host 0.0.0.0")(tmp_path / "d")
+    assert any("listens to the network" in finding.what for finding in deploy.check(tmp_path / "d"))
+
+
+PLAIN = {
+    "the address in deployment.json is 192.0.2.1": _replace("deployment.json", "127.0.0.1", "192.0.2.1"),
+    "the address in flower/config.toml is 192.0.2.1": _replace("flower/config.toml", "127.0.0.1", "192.0.2.1"),
+    "--host in superlink.sh is 0.0.0.0": _replace("superlink.sh", "--host 127.0.0.1", "--host=0.0.0.0"),
+    "--superlink in supernode.sh is fl.example.org": _replace(
+        "supernode.sh", "--superlink 127.0.0.1", "--superlink fl.example.org"
+    ),
+}
+
+
+@pytest.mark.parametrize("gap", PLAIN)
+def test_plain_text_that_leaves_this_machine_is_an_error(gap, tmp_path):
+    deploy.init(tmp_path / "d", nodes=1, plain=True)
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    PLAIN[gap](tmp_path / "d")
+    errors = [finding.what for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    assert any(gap in what for what in errors), errors
+
+
 def _other_ca(folder):
     deploy.init(folder / "other")
     (folder / "certificates" / "ca.crt").write_bytes((folder / "other" / "certificates" / "ca.crt").read_bytes())

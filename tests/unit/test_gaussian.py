@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import multivariate_normal
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as Central
+from threadpoolctl import threadpool_limits
 
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, PrivacyError
@@ -175,6 +176,20 @@ def test_theorem_1_increments_of_the_likelihood_vanish_as_one_over_t():
     steps = np.abs(np.diff(seen))
     assert np.diff(seen).min() > -1e-9
     assert steps.mean() <= (seen[-1] - seen[0]) / len(steps) + 1e-9
+
+
+def test_the_bytes_do_not_depend_on_the_threads_of_blas():
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(1, 2, 400, 400))  # large enough for BLAS to share the work, and so to add in another order
+    spread = root @ root.swapaxes(-1, -2) / 400 + np.eye(400)
+    work = GaussianRounds(np.full((1, 2), 0.5), np.zeros((1, 2, 400)), spread, covariance=Full())
+    fed = split(rng.normal(size=(200, 400)), 8)
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            reply = fs.Local(fed, threads=1).run(work, work.start(0), np.arange(8), fs.Key(0), measure=True)
+        found.append({name: values.tobytes() for name, values in (reply.total | reply.metrics).items()})
+    assert found[0] == found[1]
 
 
 def test_compiled_passes_give_the_bytes_of_their_plain_twins():

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from fedscape.engines import _deploy_files as files
+from fedscape.engines import _deploy_read as read
 from fedscape.errors import DataError, require
 
 _SWITCHES = ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1")
 _NO_INSTALLS = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+_SCRIPTS = ("environment.sh", "superlink.sh", "register.sh", "supernode.sh", "run.sh")
+_TABLES = ("app/pyproject.toml", "flower/config.toml")
 _SOON = 30
+Options = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ def init(
         raise DataError(f"{target} exists and is not an empty folder: choose another")
     if nodes < 1 or days < 1 or not 0 < port < 65536 or not hosts:
         raise DataError(f"nodes and days must be at least 1 and port a port, got {nodes}, {days} and {port}")
-    if plain and not _is_loopback(hosts[0]):
+    if plain and not read.is_loopback(hosts[0]):
         raise DataError(f"plain text is for this machine alone, not for {hosts[0]}: leave it out and TLS is used")
     target.mkdir(parents=True, exist_ok=True)
     for name in ("certificates", "keys", "nodes"):
@@ -85,7 +89,7 @@ def _write_texts(target: Path, address: str, nodes: int, plain: bool) -> None:
     host, _, port = address.rpartition(":")
     known = {
         "ADDRESS": address,
-        "BIND": "127.0.0.1" if _is_loopback(host) else "0.0.0.0",
+        "BIND": "127.0.0.1" if read.is_loopback(host) else "0.0.0.0",
         "PORT": port,
         "NODES": str(nodes),
     }
@@ -214,37 +218,62 @@ def check(folder: str | os.PathLike[str]) -> list[Finding]:
     found = [*_files(target), *_switches(target, about)]
     if not about["plain_text"]:
         found += [*_permissions(target), *_certificates(target, about), *_keys(target)]
-    found += _gaps(about)
+    found += _gaps(target, about)
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
 
 
 def _files(target: Path) -> Iterator[Finding]:
-    for name in ("environment.sh", "superlink.sh", "supernode.sh", "app/pyproject.toml", "flower/config.toml"):
+    for name in (*_SCRIPTS, *_TABLES):
         if not (target / name).is_file():
             yield Finding("error", f"{name} is missing", "make the deployment anew with fedscape deploy init")
+        elif (read.shell if name in _SCRIPTS else read.toml)(target / name) is None:
+            yield Finding("error", f"{name} cannot be read", "a quotation without an end? deploy init shows how it was")
 
 
 def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
-    texts = {
-        name: (target / name).read_text() if (target / name).is_file() else ""
-        for name in ("environment.sh", "superlink.sh", "supernode.sh", "app/pyproject.toml", "flower/config.toml")
-    }
+    scripts = {name: read.shell(target / name) or [] for name in _SCRIPTS}
+    app, config = (read.toml(target / name) or {} for name in _TABLES)
+    links = list(read.calls(scripts["superlink.sh"], "flower-superlink"))
+    nodes = list(read.calls(scripts["supernode.sh"], "flower-supernode"))
+    found = {f"{name}={value}" for name, value in read.exports(scripts["environment.sh"]).items()}
+    for name in _SCRIPTS[1:]:
+        if not any(c[0] in (".", "source") and c[-1].endswith("environment.sh") for c in scripts[name]):
+            yield Finding("error", f"{name} does not read environment.sh", "put '. \"$here/environment.sh\"' into it")
+    for name, program, started in (("superlink.sh", "superlink", links), ("supernode.sh", "supernode", nodes)):
+        if not started:
+            yield Finding("error", f"{name} starts no flower-{program}", "deploy init shows how it was")
     for switch in _SWITCHES:
-        if f"export {switch}" not in texts["environment.sh"]:
+        if switch not in found:
             yield Finding("error", "telemetry or update checks are on", f"put 'export {switch}' into environment.sh")
-    installs = "--disable-runtime-dependency-installation" not in texts["superlink.sh"]
-    if installs or f"export {_NO_INSTALLS}" not in texts["environment.sh"]:
+    if _NO_INSTALLS not in found or not all("--disable-runtime-dependency-installation" in link for link in links):
         remedy = f"'export {_NO_INSTALLS}' and flower-superlink --disable-runtime-dependency-installation"
         yield Finding("error", "packages would be installed whenever a run starts", remedy)
-    if "dependencies = []" not in texts["app/pyproject.toml"]:
+    if read.setting(app, "project", "dependencies") != []:
         yield Finding("warning", "the app names dependencies", "install them on every host, and leave the list empty")
+    places = [("superlink.sh", links), ("supernode.sh", nodes)]
+    plain = [name for name, calls in places if any("--insecure" in call for call in calls)]
+    if read.setting(config, "superlink", "deployment", "insecure"):
+        plain.append(_TABLES[1])
     if about["plain_text"]:
+        yield from _leaks(about, config, links, nodes)
         return
-    for name in ("superlink.sh", "supernode.sh", "flower/config.toml"):
-        if "--insecure" in texts[name] or "insecure = true" in texts[name]:
-            yield Finding("error", f"{name} asks for plain text", "give it the certificates, as deploy init does")
-    if "--enable-supernode-auth" not in texts["superlink.sh"]:
+    for name in plain:
+        yield Finding("error", f"{name} asks for plain text", "give it the certificates, as deploy init does")
+    if not all("--enable-supernode-auth" in link for link in links):
         yield Finding("error", "any node is served", "start flower-superlink with --enable-supernode-auth")
+
+
+def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: Sequence[Options]) -> Iterator[Finding]:
+    """Where plain text would leave this machine."""
+    configured = read.setting(config, "superlink", "deployment", "address")
+    hosts = [("the address in deployment.json", read.host_of(about["address"]))]
+    hosts += [("the address in flower/config.toml", read.host_of(str(configured)))]
+    hosts += [("--host in superlink.sh", link.get("--host", "")) for link in links]
+    hosts += [("--superlink in supernode.sh", read.host_of(node.get("--superlink", ""))) for node in nodes]
+    for where, host in hosts:
+        if not read.is_loopback(host):
+            said = f"plain text, and {where} is {host or 'not given'}, which is not this machine alone"
+            yield Finding("error", said, "use 127.0.0.1, or TLS: deploy init without --plain-text-on-loopback")
 
 
 def _permissions(target: Path) -> Iterator[Finding]:
@@ -267,25 +296,25 @@ def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    read = {}
+    found = {}
     for name in ("ca.crt", "server.pem"):
         try:
-            read[name] = x509.load_pem_x509_certificate((target / "certificates" / name).read_bytes())
+            found[name] = x509.load_pem_x509_certificate((target / "certificates" / name).read_bytes())
         except (OSError, ValueError):
             yield Finding("error", f"certificates/{name} cannot be read", "make the deployment anew")
-    for name, certificate in read.items():
+    for name, certificate in found.items():
         left = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
         if left < _SOON:
             level, what = ("error", "has expired") if left < 0 else ("warning", f"expires in {left} days")
             yield Finding(level, f"certificates/{name} {what}", "make new certificates and restart the SuperLink")
-    if len(read) < 2:
+    if len(found) < 2:
         return
     try:
-        read["server.pem"].verify_directly_issued_by(read["ca.crt"])
+        found["server.pem"].verify_directly_issued_by(found["ca.crt"])
     except (InvalidSignature, ValueError, TypeError):
         yield Finding("error", "certificates/server.pem is not of this CA", "nodes would refuse it: make both anew")
-    host = about["address"].rpartition(":")[0]
-    names = read["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    host = read.host_of(about["address"])
+    names = found["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if _alternative(host) not in list(names):
         yield Finding("error", f"the certificate is not for {host}", "deploy init with --host for every name nodes use")
 
@@ -304,13 +333,14 @@ def _keys(target: Path) -> Iterator[Finding]:
             yield Finding("error", f"keys/{path.name} is not an EC key in OpenSSH form", remedy)
 
 
-def _gaps(about: dict[str, Any]) -> Iterator[Finding]:
-    host = about["address"].rpartition(":")[0]
+def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
+    links = read.calls(read.shell(target / "superlink.sh") or [], "flower-superlink")
+    hosts = [read.host_of(about["address"]), *(link.get("--host", "") for link in links)]
     if about["plain_text"]:
         yield Finding(
             "warning", "plain text and no node authentication, on this machine alone", "for anything else: TLS"
         )
-    elif not _is_loopback(host):
+    elif not all(map(read.is_loopback, hosts)):
         remedy = "let only the nodes and the operator reach it: a firewall, or a proxy that passes /v1/fleet/* alone"
         yield Finding("warning", "the SuperLink listens to the network", remedy)
     yield Finding(
@@ -328,10 +358,3 @@ def _gaps(about: dict[str, Any]) -> Iterator[Finding]:
         "sums are not masked: the server sees what each node sends",
         "put several clients on a node, or use place='local' or 'distributed'",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,0 +1,115 @@
+"""What the files of a deployment do, and not what they say: commands and settings without comments."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_ENDS = ";&|()\n"
+_COMMENT = re.compile(
+    r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])\#[^\n]*""", re.DOTALL
+)  # or quoted: no comment
+
+
+def commands(text: str) -> list[list[str]]:
+    r"""The commands of a shell script, word by word; ValueError where a quotation has no end.
+
+    >>> commands("export A=1 # B=2\nexec program \\\n  --name 'a # b'; done")
+    [['export', 'A=1'], ['exec', 'program', '--name', 'a # b'], ['done']]
+    """
+    bare = _COMMENT.sub(lambda found: found[1] or "", text).replace("\\\n", " ")
+    words = shlex.shlex(bare, posix=True, punctuation_chars=_ENDS)
+    words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, ""
+    made: list[list[str]] = [[]]
+    for word in words:
+        if word and set(word) <= set(_ENDS):
+            made.append([])
+        else:
+            made[-1].append(word)
+    return [command for command in made if command]
+
+
+def exports(script: list[list[str]]) -> dict[str, str]:
+    """What a script exports, the last word counting.
+
+    >>> exports(commands("export A=1 B=2; export A=3; unset B"))
+    {'A': '3'}
+    """
+    found: dict[str, str] = {}
+    for first, *words in script:
+        if first == "export":
+            found |= {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+        if first == "unset":
+            found = {name: value for name, value in found.items() if name not in words}
+    return found
+
+
+def calls(script: list[list[str]], program: str) -> Iterator[dict[str, str]]:
+    """The options of each call of a program, "" where one has no value.
+
+    >>> list(calls(commands("exec /bin/serve --host ::1 --safe"), "serve"))
+    [{'--host': '::1', '--safe': ''}]
+    """
+    for command in script:
+        names = [Path(word).name for word in command]
+        if program in names:
+            words = command[names.index(program) + 1 :]
+            following = [*words[1:], "--"]
+            yield {
+                word.partition("=")[0]: word.partition("=")[2] or ("" if after.startswith("--") else after)
+                for word, after in zip(words, following, strict=True)
+                if word.startswith("--")
+            }
+
+
+def shell(path: Path) -> list[list[str]] | None:
+    """The commands of a script file; None where it cannot be read."""
+    try:
+        return commands(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def toml(path: Path) -> dict[str, Any] | None:
+    """The settings of a TOML file; None where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def setting(tree: Any, *names: str) -> Any:
+    """What is at a place in nested tables, None where nothing is.
+
+    >>> setting({"a": {"b": 1}}, "a", "b"), setting({"a": 1}, "a", "b")
+    (1, None)
+    """
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def host_of(address: str) -> str:
+    """The host of an address with a port.
+
+    >>> host_of("[::1]:8000"), host_of("localhost:8000")
+    ('::1', 'localhost')
+    """
+    return address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and nobody else's.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+    (True, False)
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
