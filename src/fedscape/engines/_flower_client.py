@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -177,17 +176,19 @@ class _Owner:
         if known is not None:
             return known
         kept = folder.go_back(request.run, int(header["closed"]), asked)
-        key = hmac.digest(folder.secret(), digest.encode(), "sha256")
+        # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
+        key, other = os.urandom(32), os.urandom(32)
+        booked = hashlib.sha256(digest.encode() + key).hexdigest()
         state = request.state
         release = _wire.release_read(header["release"], key, request.computation, state)
-        metrics = _wire.release_read(header["measure_release"], key[::-1], request.computation, state)
+        metrics = _wire.release_read(header["measure_release"], other, request.computation, state)
         node = Local(self._load(context), threads=1)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
         first, self.steps = self.steps == 0, self.steps + 1
         with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
             self._rehearse(request, node.federation)
-            self._write_down(request, release, metrics, folder)
+            self._write_down(request, booked, release, metrics, folder)
             reply = node.run(
                 request.computation,
                 state,
@@ -244,24 +245,27 @@ class _Owner:
         if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
             raise Unreadable("a computation that sends more than the owner allows")
 
-    def _write_down(self, request: _Request, release: Release | None, metrics: Release | None, folder: Folder) -> None:
-        """Enter what is about to leave, or refuse."""
+    def _write_down(
+        self, request: _Request, booked: str, release: Release | None, metrics: Release | None, folder: Folder
+    ) -> None:
+        """Enter what is about to leave, or refuse; an answer that is lost before it is stored counts all the same."""
         ledger = Ledger(folder.ledger, epsilon=self.terms.epsilon, delta=self.terms.delta)
         index = int(request.header["key"][1])
         plain = release is None or (bool(request.header["measure"]) and metrics is None)
         if plain:
-            self._count_unnoised(ledger, request.digest)
-            ledger.note(f"no noise: {UNNOISED}", run=request.run, round_=index, digest=request.digest)
+            self._count_unnoised(ledger)
+            ledger.note(f"no noise: {UNNOISED}", run=request.run, round_=index, digest=booked)
         for kind, made in (("sum", release), ("metrics", metrics)):
             if made is not None:
-                self._enter(ledger, request, kind, made, index)
+                self._enter(ledger, request, booked, kind, made)
 
-    def _count_unnoised(self, ledger: Ledger, digest: str) -> None:
-        past = {line["digest"] for line in ledger.entries() if line["kind"] == "note"} - {digest}
-        if self.terms.unnoised is not None and len(past) >= self.terms.unnoised:
+    def _count_unnoised(self, ledger: Ledger) -> None:
+        past = sum(line["kind"] == "note" for line in ledger.entries())
+        if self.terms.unnoised is not None and past >= self.terms.unnoised:
             raise Unreadable("one more answer without noise than the owner allows")
 
-    def _enter(self, ledger: Ledger, request: _Request, kind: str, release: Release, index: int) -> None:
+    def _enter(self, ledger: Ledger, request: _Request, booked: str, kind: str, release: Release) -> None:
+        index = int(request.header["key"][1])
         for name, entry in release.privacy.entries(All(), 1).items():
             if release.privacy.place == "central":
                 entry["note"] = UNNOISED
@@ -270,7 +274,7 @@ class _Owner:
             about = json.dumps([kind, name, entry], sort_keys=True)
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
-            ledger.release(run, index, f"{kind} {name}", request.digest)
+            ledger.release(run, index, f"{kind} {name}", booked)
 
 
 def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
