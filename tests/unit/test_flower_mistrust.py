@@ -6,11 +6,14 @@ import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from fedscape import Federation, Gaussian, Histogram, Ledger, checkpoint
+from fedscape import Computation, Federation, Gaussian, Histogram, Ledger, checkpoint
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.kernel import kernel, uncompiled
+from fedscape.mixtures._dm_rounds import Maximise
 from fedscape.privacy import Release
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
@@ -82,3 +85,56 @@ def test_answers_without_noise_count_each_time_they_are_computed(tmp_path):
     for number in (5, 4):
         assert "refused" not in node.ask(Histogram(3), number=number)[1]
     assert "without noise than the owner allows" in node.ask(Histogram(3), number=5)[1]["refused"]
+
+
+def test_compiled_loops_never_see_arrays_that_do_not_belong_together(tmp_path):
+    """Of the components of a mixture of one, and of arrays of which some have none; in a process that has compiled."""
+    fed = Federation({"y": np.arange(30_000) % 3}, np.arange(0, 30_001, 3000), ids=[f"c{i}" for i in range(10)])
+    node = Node(fed, tmp_path)
+    work = Maximise((1,), np.array([8, 8, 8, 32]))
+    good = work.start(0)
+    assert "refused" not in node.ask(work, good, measure=True)[1]
+    many = {"weights": np.ones(5) / 5, "dispersion": np.full(5, 0.2), "sizes": np.repeat(good["sizes"], 5, axis=0)}
+    for number, bad in enumerate((many, {"mean": np.zeros((0, 3))}, {"mean": np.zeros((5, 3))}), start=1):
+        said = node.ask(work, {**good, **bad}, number=number, measure=True)[1]["refused"]
+        assert "a state of other shapes than the computation's" in said
+    said = node.ask(work, {**good, "table.by_total": np.zeros((1, 4))}, number=4)[1]["refused"]
+    assert "look-up tables of the server's" in said
+
+
+def test_a_state_that_only_a_row_shows_not_to_fit_is_found_in_plain_python(tmp_path):
+    """Arrays that data fill later may have any length: the rehearsal must look at them, compiled or not."""
+    node = Node(
+        Federation({"y": np.zeros(40_000, dtype=int)}, [0, 40_000], ids=["a"]), tmp_path, computations=(Look(),)
+    )
+    assert "refused" not in node.ask(Look(), {"table": np.zeros(1)})[1]  # now the loop is compiled
+    said = node.ask(Look(), number=1)[1]["refused"]
+    assert "a state that does not fit the computation (IndexError)" in said
+
+
+@kernel
+def look_up(rows, table, out):
+    for i in range(len(rows)):
+        out[0] += table[rows[i]]
+
+
+class Look(Computation):
+    """Sums what a table, filled later, has for each row."""
+
+    def start(self, seed):
+        return {"table": np.zeros(0)}
+
+    def step(self, state, clients, key):
+        out = np.zeros(len(clients))
+        look_up(clients["y"], state["table"], out)
+        return {"out": out}, {}
+
+    def update(self, state, total):
+        return state
+
+
+def test_without_compiling_wins_over_what_is_compiled():
+    rows, out = np.array([0]), np.zeros(1)
+    look_up(rows, np.ones(1), out)
+    with uncompiled(), pytest.raises(IndexError):
+        look_up(rows, np.zeros(0), out)

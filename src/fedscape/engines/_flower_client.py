@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -186,9 +186,9 @@ class _Owner:
         node.restore(kept)
         where = node.federation.positions(request.cohort)
         first, self.steps = self.steps == 0, self.steps + 1
+        self._rehearse(request, node.federation, release, metrics)
+        self._write_down(request, booked, release, metrics, folder)
         with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
-            self._rehearse(request, node.federation)
-            self._write_down(request, booked, release, metrics, folder)
             reply = node.run(
                 request.computation,
                 state,
@@ -232,14 +232,26 @@ class _Owner:
             raise Unreadable("a computation that shows client by client what the owner does not")
         return _Request(digest, header, state, cohort, computation)
 
-    def _rehearse(self, request: _Request, fed: Federation) -> None:
-        """Let a client without rows take the step: a state of wrong shapes, or too large an answer, shows there."""
-        nobody = Federation({name: v[:0] for name, v in fed.columns.items()}, [0, 0], ids=["nobody"], names=fed.names)
-        measure = bool(request.header["measure"])
+    def _rehearse(self, request: _Request, fed: Federation, release: Release | None, metrics: Release | None) -> None:
+        """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
+
+        In plain Python, which looks where it reads: compiled loops would read and write beyond the end of an array.
+        """
+        zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
+        nobody = Federation(zeros, [0, 1], ids=["nobody"], names=fed.names)
         try:
-            reply = Local(nobody, threads=1).run(
-                request.computation, request.state, np.arange(1), Key(0), measure=measure
-            )
+            with uncompiled():
+                reply = Local(nobody, threads=1).run(
+                    request.computation,
+                    request.state,
+                    np.arange(1),
+                    Key(0),
+                    measure=bool(request.header["measure"]),
+                    release=_without_noise(release),
+                    measure_release=_without_noise(metrics),
+                )
+        except PrivacyError:
+            raise
         except Exception as error:
             raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
         if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
@@ -285,6 +297,11 @@ def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
     return width * int(fed.sizes[cohort].sum()) <= _FEW
 
 
+def _without_noise(release: Release | None) -> Release | None:
+    """The same clipping; where the noise is central, clients add none."""
+    return None if release is None else replace(release, privacy=replace(release.privacy, place="central"))
+
+
 def _first_shapes(computation: Computation) -> Shapes:
     """The shapes of the computation's first state."""
     try:
@@ -297,11 +314,13 @@ def _first_shapes(computation: Computation) -> Shapes:
 def _check_shapes(wanted: Shapes, state: Arrays) -> None:
     """Arrays must have the shapes of the first state: compiled loops do not look where they read.
 
-    Lengths of 0 and 1 there are places that data fill later.
+    A length of 0 there is a place that data fill later. Look-up tables a node makes itself.
     """
+    if any(name.startswith("table.") for name in state):
+        raise Unreadable("a state with look-up tables of the server's")
     for name in wanted.keys() & state.keys():
         first, now = wanted[name], state[name].shape
-        alike = len(first) == len(now) and all(a in (b, 0, 1) for a, b in zip(first, now, strict=True))
+        alike = len(first) == len(now) and all(a in (b, 0) for a, b in zip(first, now, strict=True))
         if not alike or state[name].dtype.kind not in "fiub":
             raise Unreadable("a state of other shapes than the computation's")
 
