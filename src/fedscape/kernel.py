@@ -50,9 +50,9 @@ def kernel(function: F) -> F:
 
     @functools.wraps(function)
     def first_call(*args: Any) -> Any:
+        if getattr(_plain, "on", False):  # also where it is compiled already: plain Python looks where it reads
+            return function(*args)
         if not compiled:
-            if getattr(_plain, "on", False):
-                return function(*args)
             with _COMPILING:
                 if not compiled:
                     compiled.append(_compile(function))

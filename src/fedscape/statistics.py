@@ -105,7 +105,7 @@ class Moments(Estimator):
         self.rounds = rounds
 
     def start(self, seed: int) -> Arrays:
-        return {"mean": np.zeros(1), "covariance": np.zeros((1, 1)), "n_rows": np.zeros(())}
+        return {"mean": np.zeros(0), "covariance": np.zeros((0, 0)), "n_rows": np.zeros(())}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         x = self._centred(state, clients)
@@ -120,17 +120,19 @@ class Moments(Estimator):
         n = np.maximum(total["n_rows"], 1.0)
         shift = total["first"] / n  # of the mean from the centre
         covariance = total["second"] / n - np.outer(shift, shift)
-        return {"mean": state["mean"] + shift, "covariance": (covariance + covariance.T) / 2, "n_rows": total["n_rows"]}
+        mean = state["mean"] + shift if state["mean"].size else shift
+        return {"mean": mean, "covariance": (covariance + covariance.T) / 2, "n_rows": total["n_rows"]}
 
     def row_bound(self, state: Arrays, norm: int) -> float | None:
         if self.bound is None:
             return None
         r = self.bound + float(np.linalg.norm(state["mean"]))  # length of a row about the centre
-        d = state["mean"].size
+        d = max(state["mean"].size, 1)
         return float(np.sqrt(1 + r**2 + r**4)) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
 
     def _centred(self, state: Arrays, clients: Federation) -> Array:
-        return features(clients, self.column, self.bound) - state["mean"]
+        x = features(clients, self.column, self.bound)
+        return x - state["mean"] if state["mean"].size else x  # at first the centre is zero, of a size not known yet
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         state = self._run(reading(self, column), engine, how, n_rounds=self.rounds)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -177,17 +176,19 @@ class _Owner:
         if known is not None:
             return known
         kept = folder.go_back(request.run, int(header["closed"]), asked)
-        key = hmac.digest(folder.secret(), digest.encode(), "sha256")
+        # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
+        key, other = os.urandom(32), os.urandom(32)
+        booked = hashlib.sha256(digest.encode() + key).hexdigest()
         state = request.state
         release = _wire.release_read(header["release"], key, request.computation, state)
-        metrics = _wire.release_read(header["measure_release"], key[::-1], request.computation, state)
+        metrics = _wire.release_read(header["measure_release"], other, request.computation, state)
         node = Local(self._load(context), threads=1)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
         first, self.steps = self.steps == 0, self.steps + 1
+        self._rehearse(request, node.federation, release, metrics)
+        self._write_down(request, booked, release, metrics, folder)
         with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
-            self._rehearse(request, node.federation)
-            self._write_down(request, release, metrics, folder)
             reply = node.run(
                 request.computation,
                 state,
@@ -231,37 +232,52 @@ class _Owner:
             raise Unreadable("a computation that shows client by client what the owner does not")
         return _Request(digest, header, state, cohort, computation)
 
-    def _rehearse(self, request: _Request, fed: Federation) -> None:
-        """Let a client without rows take the step: a state of wrong shapes, or too large an answer, shows there."""
-        nobody = Federation({name: v[:0] for name, v in fed.columns.items()}, [0, 0], ids=["nobody"], names=fed.names)
-        measure = bool(request.header["measure"])
+    def _rehearse(self, request: _Request, fed: Federation, release: Release | None, metrics: Release | None) -> None:
+        """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
+
+        In plain Python, which looks where it reads: compiled loops would read and write beyond the end of an array.
+        """
+        zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
+        nobody = Federation(zeros, [0, 1], ids=["nobody"], names=fed.names)
         try:
-            reply = Local(nobody, threads=1).run(
-                request.computation, request.state, np.arange(1), Key(0), measure=measure
-            )
+            with uncompiled():
+                reply = Local(nobody, threads=1).run(
+                    request.computation,
+                    request.state,
+                    np.arange(1),
+                    Key(0),
+                    measure=bool(request.header["measure"]),
+                    release=_without_noise(release),
+                    measure_release=_without_noise(metrics),
+                )
+        except PrivacyError:
+            raise
         except Exception as error:
             raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
         if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
             raise Unreadable("a computation that sends more than the owner allows")
 
-    def _write_down(self, request: _Request, release: Release | None, metrics: Release | None, folder: Folder) -> None:
-        """Enter what is about to leave, or refuse."""
+    def _write_down(
+        self, request: _Request, booked: str, release: Release | None, metrics: Release | None, folder: Folder
+    ) -> None:
+        """Enter what is about to leave, or refuse; an answer that is lost before it is stored counts all the same."""
         ledger = Ledger(folder.ledger, epsilon=self.terms.epsilon, delta=self.terms.delta)
         index = int(request.header["key"][1])
         plain = release is None or (bool(request.header["measure"]) and metrics is None)
         if plain:
-            self._count_unnoised(ledger, request.digest)
-            ledger.note(f"no noise: {UNNOISED}", run=request.run, round_=index, digest=request.digest)
+            self._count_unnoised(ledger)
+            ledger.note(f"no noise: {UNNOISED}", run=request.run, round_=index, digest=booked)
         for kind, made in (("sum", release), ("metrics", metrics)):
             if made is not None:
-                self._enter(ledger, request, kind, made, index)
+                self._enter(ledger, request, booked, kind, made)
 
-    def _count_unnoised(self, ledger: Ledger, digest: str) -> None:
-        past = {line["digest"] for line in ledger.entries() if line["kind"] == "note"} - {digest}
-        if self.terms.unnoised is not None and len(past) >= self.terms.unnoised:
+    def _count_unnoised(self, ledger: Ledger) -> None:
+        past = sum(line["kind"] == "note" for line in ledger.entries())
+        if self.terms.unnoised is not None and past >= self.terms.unnoised:
             raise Unreadable("one more answer without noise than the owner allows")
 
-    def _enter(self, ledger: Ledger, request: _Request, kind: str, release: Release, index: int) -> None:
+    def _enter(self, ledger: Ledger, request: _Request, booked: str, kind: str, release: Release) -> None:
+        index = int(request.header["key"][1])
         for name, entry in release.privacy.entries(All(), 1).items():
             if release.privacy.place == "central":
                 entry["note"] = UNNOISED
@@ -270,7 +286,7 @@ class _Owner:
             about = json.dumps([kind, name, entry], sort_keys=True)
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
-            ledger.release(run, index, f"{kind} {name}", request.digest)
+            ledger.release(run, index, f"{kind} {name}", booked)
 
 
 def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
@@ -279,6 +295,11 @@ def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
     columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
     width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
     return width * int(fed.sizes[cohort].sum()) <= _FEW
+
+
+def _without_noise(release: Release | None) -> Release | None:
+    """The same clipping; where the noise is central, clients add none."""
+    return None if release is None else replace(release, privacy=replace(release.privacy, place="central"))
 
 
 def _first_shapes(computation: Computation) -> Shapes:
@@ -293,11 +314,13 @@ def _first_shapes(computation: Computation) -> Shapes:
 def _check_shapes(wanted: Shapes, state: Arrays) -> None:
     """Arrays must have the shapes of the first state: compiled loops do not look where they read.
 
-    Lengths of 0 and 1 there are places that data fill later.
+    A length of 0 there is a place that data fill later. Look-up tables a node makes itself.
     """
+    if any(name.startswith("table.") for name in state):
+        raise Unreadable("a state with look-up tables of the server's")
     for name in wanted.keys() & state.keys():
         first, now = wanted[name], state[name].shape
-        alike = len(first) == len(now) and all(a in (b, 0, 1) for a, b in zip(first, now, strict=True))
+        alike = len(first) == len(now) and all(a in (b, 0) for a, b in zip(first, now, strict=True))
         if not alike or state[name].dtype.kind not in "fiub":
             raise Unreadable("a state of other shapes than the computation's")
 

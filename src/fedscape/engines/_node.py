@@ -1,6 +1,5 @@
-"""What a node keeps on its own disk: its secret, its ledger, and the last two versions of what its clients keep.
+"""What a node keeps on its own disk: its ledger, and the last two versions of what its clients keep.
 
-    FOLDER/secret            32 bytes, the key of noise that is made here
     FOLDER/ledger.jsonl      what left this node, and what it cost
     FOLDER/log.txt           why something was refused or failed, in full; it never leaves
     FOLDER/runs/RUN/N.kept   what clients keep after request N of a run, and the reply that was given
@@ -23,7 +22,6 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.engines import _wire
-from fedscape.errors import CheckpointError
 from fedscape.ragged import Ragged
 
 _RUNS = 4  # how many runs' versions stay: a fit has several phases, and may go back to one
@@ -52,16 +50,6 @@ class Folder:
     @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
-
-    def secret(self) -> bytes:
-        """The node's own 32 bytes, made when first needed."""
-        path = self.path / "secret"
-        if not path.exists():
-            checkpoint.replace_file(path, lambda file: file.write(os.urandom(32)), mode=0o600)
-        found = path.read_bytes()
-        if len(found) != 32:
-            raise CheckpointError(f"{path} must hold 32 bytes, it has {len(found)}: bring back the right file")
-        return found
 
     def log(self, text: str) -> None:
         """Write down, here and nowhere else, what happened."""

@@ -30,11 +30,12 @@ class Survey(Computation):
         self.table = table
 
     def start(self, seed: int) -> Arrays:
-        return {"centre": np.zeros(1), "deviation": np.zeros(1), "events": np.zeros(())}
+        return {"centre": np.zeros(0), "deviation": np.zeros(0), "events": np.zeros(())}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         events = self.table.rows(clients)
-        both = np.column_stack([self.table.x(events), self.table.y(events)]) - state["centre"]
+        both = np.column_stack([self.table.x(events), self.table.y(events)])
+        both = both - state["centre"] if state["centre"].size else both
         sent = {"events": events.sizes, "first": events.segment_sum(both), "second": events.segment_sum(both**2)}
         return sent, {}
 
@@ -42,7 +43,8 @@ class Survey(Computation):
         n = np.maximum(total["events"], 1.0)
         shift = total["first"] / n
         variance = np.maximum(total["second"] / n - shift**2, 0.0)
-        return {"centre": state["centre"] + shift, "deviation": np.sqrt(variance), "events": total["events"] * 1.0}
+        centre = state["centre"] + shift if state["centre"].size else shift
+        return {"centre": centre, "deviation": np.sqrt(variance), "events": total["events"] * 1.0}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Survey, Federation]]:

@@ -89,7 +89,7 @@ class Spread(Computation):
         self.numbers = numbers
 
     def start(self, seed: int) -> Arrays:
-        return {"n_rows": np.zeros(()), "mean": np.zeros(1), "deviation": np.ones(1)}
+        return {"n_rows": np.zeros(()), "mean": np.zeros(0), "deviation": np.ones(0)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         x = self._rows(clients)

@@ -1,0 +1,140 @@
+"""Nodes and servers over Flower that do not believe each other: what a dishonest one tries, and what it gets."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedscape import Computation, Federation, Gaussian, Histogram, Ledger, checkpoint
+from fedscape.engines import _wire
+from fedscape.engines._flwr import Message
+from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.kernel import kernel, uncompiled
+from fedscape.mixtures._dm_rounds import Maximise
+from fedscape.privacy import Release
+
+_spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
+nodes = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(nodes)
+
+
+def unpacked(message):
+    return _wire.read(_wire.disclose(message.content, 2**30))
+
+
+class Node:
+    """One node, asked by hand."""
+
+    def __init__(self, fed, folder, **how):
+        self.fed, self.folder = fed, folder
+        self.grid = LocalGrid(client_app(lambda context: self.fed, folder=folder, **how), [{}])
+
+    def ask(self, computation, state=None, *, number=0, closed=-1, privacy=None, parts=1, cohort=None, **header):
+        release = None if privacy is None else Release(privacy, privacy.clip, b"", False, parts)
+        about = {
+            "format": _wire.FORMAT,
+            "op": "run",
+            "run": "0" * 32,
+            "number": number,
+            "closed": closed,
+            "computation": _wire.described(computation),
+            "key": [0, number, "step"],
+            "measure": False,
+            "release": _wire.release_written(release),
+            "measure_release": None,
+            **header,
+        }
+        begin = computation.start(0) if state is None else state
+        arrays = {f"state/{name}": values for name, values in begin.items()}
+        return self.send(checkpoint.pack({**arrays, "cohort": self.fed.ids if cohort is None else cohort}, about))
+
+    def send(self, blob):
+        message = Message(_wire.enclose(blob), dst_node_id=1, message_type="query.fedscape")
+        self.grid.push_messages([message])
+        return unpacked(self.grid.deliver(message)[0])
+
+    def releases(self):
+        return sum(line["kind"] == "release" for line in Ledger(self.folder / "ledger.jsonl").entries())
+
+
+# -- a server that would like to know more -----------------------------------------------------------------------------
+
+
+def test_asking_again_after_the_data_changed_gets_other_noise_and_costs_again(tmp_path):
+    """The same noise on two sets of rows would give away their difference exactly."""
+    node = Node(Federation({"y": [0] * 5 + [1] * 3}, [0, 8], ids=["a"]), tmp_path, terms=Terms(epsilon=1.0))
+    privacy = Gaussian(clip=20.0, multiplier=20.0, place="local")
+    first, about = node.ask(Histogram(3), number=5, privacy=privacy)
+    assert (
+        node.ask(Histogram(3), number=5, privacy=privacy)[0]["total/counts"].tolist() == first["total/counts"].tolist()
+    )
+    assert node.releases() == 1
+    node.ask(Histogram(3), number=4, privacy=privacy)  # which drops the reply to 5
+    node.fed = Federation({"y": [0] * 5 + [1] * 4}, [0, 9], ids=["a"])
+    second, _ = node.ask(Histogram(3), number=5, privacy=privacy)
+    difference = (second["total/counts"] - first["total/counts"]) * about["grids"]["counts"]
+    assert np.abs(difference - [0, 1, 0]).max() > 1.0
+    assert node.releases() == 3
+
+
+def test_answers_without_noise_count_each_time_they_are_computed(tmp_path):
+    node = Node(nodes.federation(2), tmp_path, terms=Terms(unnoised=2))
+    for number in (5, 4):
+        assert "refused" not in node.ask(Histogram(3), number=number)[1]
+    assert "without noise than the owner allows" in node.ask(Histogram(3), number=5)[1]["refused"]
+
+
+def test_compiled_loops_never_see_arrays_that_do_not_belong_together(tmp_path):
+    """Of the components of a mixture of one, and of arrays of which some have none; in a process that has compiled."""
+    fed = Federation({"y": np.arange(30_000) % 3}, np.arange(0, 30_001, 3000), ids=[f"c{i}" for i in range(10)])
+    node = Node(fed, tmp_path)
+    work = Maximise((1,), np.array([8, 8, 8, 32]))
+    good = work.start(0)
+    assert "refused" not in node.ask(work, good, measure=True)[1]
+    many = {"weights": np.ones(5) / 5, "dispersion": np.full(5, 0.2), "sizes": np.repeat(good["sizes"], 5, axis=0)}
+    for number, bad in enumerate((many, {"mean": np.zeros((0, 3))}, {"mean": np.zeros((5, 3))}), start=1):
+        said = node.ask(work, {**good, **bad}, number=number, measure=True)[1]["refused"]
+        assert "a state of other shapes than the computation's" in said
+    said = node.ask(work, {**good, "table.by_total": np.zeros((1, 4))}, number=4)[1]["refused"]
+    assert "look-up tables of the server's" in said
+
+
+def test_a_state_that_only_a_row_shows_not_to_fit_is_found_in_plain_python(tmp_path):
+    """Arrays that data fill later may have any length: the rehearsal must look at them, compiled or not."""
+    node = Node(
+        Federation({"y": np.zeros(40_000, dtype=int)}, [0, 40_000], ids=["a"]), tmp_path, computations=(Look(),)
+    )
+    assert "refused" not in node.ask(Look(), {"table": np.zeros(1)})[1]  # now the loop is compiled
+    said = node.ask(Look(), number=1)[1]["refused"]
+    assert "a state that does not fit the computation (IndexError)" in said
+
+
+@kernel
+def look_up(rows, table, out):
+    for i in range(len(rows)):
+        out[0] += table[rows[i]]
+
+
+class Look(Computation):
+    """Sums what a table, filled later, has for each row."""
+
+    def start(self, seed):
+        return {"table": np.zeros(0)}
+
+    def step(self, state, clients, key):
+        out = np.zeros(len(clients))
+        look_up(clients["y"], state["table"], out)
+        return {"out": out}, {}
+
+    def update(self, state, total):
+        return state
+
+
+def test_without_compiling_wins_over_what_is_compiled():
+    rows, out = np.array([0]), np.zeros(1)
+    look_up(rows, np.ones(1), out)
+    with uncompiled(), pytest.raises(IndexError):
+        look_up(rows, np.zeros(0), out)
