@@ -1,13 +1,8 @@
 """What does a round of FedTEM, or of FedTKM, cost beside a round of FedAvg on the same network?
 
 The network with two branches of the FedTEM paper on 28 x 28 images, clients of equal size, one epoch of batches of 20:
-<<<<<<< HEAD
-FedAvg trains the mean of both branches; the others look at all rows once before training and once after. Turn by turn
-in one process, one thread, medians.
-=======
 FedAvg trains the mean of both branches; the others look at all rows once before training and once after. By turns in
 one process, one thread, medians.
->>>>>>> temporal
 """
 
 from __future__ import annotations
