@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import tomllib
 
 import pytest
 from shell import fedscape, ok, refused
@@ -36,6 +37,63 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     assert "must be at least 1" in refused(2, "deploy", "init", tmp_path / "d", "--nodes", 0)
     said = refused(2, "deploy", "init", tmp_path / "d", "--host", "fl.example.org", "--plain-text-on-loopback")
     assert "plain text is for this machine alone, not for fl.example.org" in said
+
+
+HOSTS = ["fl.example.org; touch x", "$(id)", "bücher.example", "a b", "", "-x", "::1%eth0", "[::1]", "10.0.0.1:80"]
+
+
+@pytest.mark.parametrize("host", [*HOSTS, "1.2.3", f"{'a' * 64}.org", ".".join(["a" * 60] * 5), "a\nb"])
+def test_a_host_that_is_none_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(DataError, match="host must be a name of letters, digits, hyphens and dots") as error:
+        deploy.init(tmp_path / "d", hosts=["127.0.0.1", host])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "d").exists()
+
+
+def test_what_is_wrong_leaves_no_folder_and_is_said_in_one_line(tmp_path):
+    for wrong in (["--host", "bücher.example"], ["--host", "x;y"], ["--days", 10**9], ["--port", 0]):
+        said = refused(2, "deploy", "init", tmp_path / "d", *wrong)
+        assert len(said.splitlines()) == 1
+        assert not (tmp_path / "d").exists()
+
+
+def test_a_host_may_be_longer_than_a_common_name(tmp_path):
+    host = f"{'a' * 40}.{'b' * 40}.example.org"
+    assert deploy.init(tmp_path / "d", nodes=1, hosts=[host])["address"] == f"{host}:8000"
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+
+
+@pytest.mark.parametrize(("host", "bind"), [("::1", "::1"), ("2001:db8::7", "::")])
+def test_an_address_of_version_6_is_in_brackets_where_a_port_follows(host, bind, tmp_path):
+    assert deploy.init(tmp_path / "d", nodes=1, hosts=[host])["address"] == f"[{host}]:8000"
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    assert f"--host {bind} --port 8000" in (tmp_path / "d" / "superlink.sh").read_text()
+    assert f'--superlink "[{host}]:8000"' in (tmp_path / "d" / "supernode.sh").read_text()
+    assert f'address = "[{host}]:8000"' in (tmp_path / "d" / "flower" / "config.toml").read_text()
+
+
+def test_plain_text_works_on_the_loopback_of_version_6(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1, hosts=["::1"], plain=True)
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+
+
+def test_a_folder_of_any_name_gives_readable_settings(tmp_path):
+    deploy.init(tmp_path / 'a "b" é', nodes=1)
+    text = (tmp_path / 'a "b" é' / "flower" / "config.toml").read_text()
+    found = tomllib.loads(text)["superlink"]["deployment"]["root-certificates"]
+    assert found == str(tmp_path / 'a "b" é' / "certificates" / "ca.crt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "", "[]", "{}", '{"address": 5, "plain_text": false}', '{"address": "$(id):1", "plain_text": false}', "\xff"],
+)
+def test_a_damaged_description_is_said_in_one_line(text, tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    (tmp_path / "d" / "deployment.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"deployment.json is damaged \(.*\): make the deployment anew") as error:
+        deploy.check(tmp_path / "d")
+    assert "\n" not in str(error.value)
 
 
 def _expired(folder):
@@ -134,7 +192,7 @@ PLAIN = {
     "the address in flower/config.toml is 192.0.2.1": _replace("flower/config.toml", "127.0.0.1", "192.0.2.1"),
     "--host in superlink.sh is 0.0.0.0": _replace("superlink.sh", "--host 127.0.0.1", "--host=0.0.0.0"),
     "--superlink in supernode.sh is fl.example.org": _replace(
-        "supernode.sh", "--superlink 127.0.0.1", "--superlink fl.example.org"
+        "supernode.sh", '--superlink "127.0.0.1', '--superlink "fl.example.org'
     ),
 }
 

@@ -44,7 +44,7 @@ SUPERNODE = (
 number="$1"
 config="folder=\\"$here/nodes/$number\\" data=\\"$2\\" client=\\"${3:-}\\""
 # After a crash Flower takes the same key back only when a minute has passed: try again until then.
-until flower-supernode --superlink @ADDRESS@ @SECURITY@ --host 127.0.0.1 --port "$((9100 + number))" \\
+until flower-supernode --superlink "@ADDRESS@" @SECURITY@ --host 127.0.0.1 --port "$((9100 + number))" \\
   --node-config "$config"; do
   sleep 5
 done
