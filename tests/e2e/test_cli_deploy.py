@@ -122,6 +122,9 @@ def _replace(name, old, new):
 
 
 GAPS = {
+    "the folder can be read by others (mode 755)": lambda folder: folder.chmod(0o755),
+    "superlink.db can be read by others (mode 640)": lambda folder: _touch(folder / "superlink.db", 0o640),
+    "its database among it, could be read by others": _replace("environment.sh", "umask 077", "umask 022"),
     "can be read by others (mode 644)": lambda folder: (folder / "keys" / "node-0").chmod(0o644),
     "could end up in a repository": lambda folder: (folder / "keys" / ".gitignore").unlink(),
     "telemetry or update checks are on": _replace("environment.sh", "TELEMETRY_ENABLED=0", "TELEMETRY_ENABLED=1"),
@@ -204,6 +207,26 @@ def test_plain_text_that_leaves_this_machine_is_an_error(gap, tmp_path):
     PLAIN[gap](tmp_path / "d")
     errors = [finding.what for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
     assert any(gap in what for what in errors), errors
+
+
+def _touch(path, mode):
+    path.touch()
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_deployment_and_what_is_written_there_are_for_its_owner_alone(plain, tmp_path):
+    (tmp_path / "there").mkdir(mode=0o755)
+    for folder in (tmp_path / "new", tmp_path / "there"):
+        deploy.init(folder, nodes=1, plain=plain)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        call = "umask 022; here=.; . ./environment.sh; : > superlink.db; stat -c %a superlink.db"
+        done = subprocess.run(["bash", "-c", call], cwd=folder, check=True, capture_output=True, text=True)
+        assert done.stdout == "600\n"
+        assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
+        folder.chmod(0o750)
+        errors = [finding.what for finding in deploy.check(folder) if finding.level == "error"]
+        assert errors == ["the folder can be read by others (mode 750)"]
 
 
 def _other_ca(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ENVIRONMENT = """\
 # Read by every script here. Nothing calls home, and nothing is installed while a run starts.
+umask 077 # what Flower writes here, its database among it, is for its owner alone
 export FLWR_HOME="$here/flower"
 export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1

@@ -78,7 +78,8 @@ def init(
         raise DataError(f"plain text is for this machine alone, not for {hosts[0]}: leave it out and TLS is used")
     if not plain:
         require("cryptography", extra="flower")  # before anything is written
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.chmod(0o700)  # it may have been there
     for name in ("certificates", "keys", "nodes"):
         (target / name).mkdir(mode=0o700)
         (target / name / ".gitignore").write_text(files.GITIGNORE)
@@ -222,9 +223,9 @@ def check(folder: str | os.PathLike[str]) -> list[Finding]:
     if not (target / "deployment.json").is_file():
         raise DataError(f"{target} is not a deployment: fedscape deploy init {target} makes one")
     about = _about(target / "deployment.json")
-    found = [*_files(target), *_switches(target, about)]
+    found = [*_files(target), *_switches(target, about), *_readable(target)]
     if not about["plain_text"]:
-        found += [*_permissions(target), *_certificates(target, about), *_keys(target)]
+        found += [*_secrets(target), *_certificates(target, about), *_keys(target)]
     found += _gaps(target, about)
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
 
@@ -295,13 +296,22 @@ def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: 
             yield Finding("error", said, "use 127.0.0.1, or TLS: deploy init without --plain-text-on-loopback")
 
 
-def _permissions(target: Path) -> Iterator[Finding]:
+def _readable(target: Path) -> Iterator[Finding]:
+    """What others on this machine could read, now or once it is written."""
     secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if p.suffix != ".pub")]
-    for path in secret:
+    for path in [target, *secret, *target.glob("superlink.db*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            where = path.relative_to(target)
-            yield Finding("error", f"{where} can be read by others (mode {mode:o})", f"chmod 600 {where}")
+            where = "the folder" if path == target else path.relative_to(target)
+            remedy = f"chmod {'700' if path == target else '600'} {path}"
+            yield Finding("error", f"{where} can be read by others (mode {mode:o})", remedy)
+    masks = [c[-1] for c in read.shell(target / "environment.sh") or [] if c[0] == "umask"]
+    if masks[-1:] not in (["077"], ["0077"]):
+        said = "what Flower writes, its database among it, could be read by others"
+        yield Finding("error", said, "put 'umask 077' into environment.sh")
+
+
+def _secrets(target: Path) -> Iterator[Finding]:
     for name in ("certificates", "keys", "nodes"):
         ignored = target / name / ".gitignore"
         if not ignored.is_file() or "*" not in ignored.read_text().split():
