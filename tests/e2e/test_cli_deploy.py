@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 import subprocess
+import tomllib
 
 import pytest
 from shell import fedscape, ok, refused
@@ -38,6 +39,63 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     assert "plain text is for this machine alone, not for fl.example.org" in said
 
 
+HOSTS = ["fl.example.org; touch x", "$(id)", "bücher.example", "a b", "", "-x", "::1%eth0", "[::1]", "10.0.0.1:80"]
+
+
+@pytest.mark.parametrize("host", [*HOSTS, "1.2.3", f"{'a' * 64}.org", ".".join(["a" * 60] * 5), "a\nb"])
+def test_a_host_that_is_none_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(DataError, match="host must be a name of letters, digits, hyphens and dots") as error:
+        deploy.init(tmp_path / "d", hosts=["127.0.0.1", host])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "d").exists()
+
+
+def test_what_is_wrong_leaves_no_folder_and_is_said_in_one_line(tmp_path):
+    for wrong in (["--host", "bücher.example"], ["--host", "x;y"], ["--days", 10**9], ["--port", 0]):
+        said = refused(2, "deploy", "init", tmp_path / "d", *wrong)
+        assert len(said.splitlines()) == 1
+        assert not (tmp_path / "d").exists()
+
+
+def test_a_host_may_be_longer_than_a_common_name(tmp_path):
+    host = f"{'a' * 40}.{'b' * 40}.example.org"
+    assert deploy.init(tmp_path / "d", nodes=1, hosts=[host])["address"] == f"{host}:8000"
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+
+
+@pytest.mark.parametrize(("host", "bind"), [("::1", "::1"), ("2001:db8::7", "::")])
+def test_an_address_of_version_6_is_in_brackets_where_a_port_follows(host, bind, tmp_path):
+    assert deploy.init(tmp_path / "d", nodes=1, hosts=[host])["address"] == f"[{host}]:8000"
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    assert f"--host {bind} --port 8000" in (tmp_path / "d" / "superlink.sh").read_text()
+    assert f'--superlink "[{host}]:8000"' in (tmp_path / "d" / "supernode.sh").read_text()
+    assert f'address = "[{host}]:8000"' in (tmp_path / "d" / "flower" / "config.toml").read_text()
+
+
+def test_plain_text_works_on_the_loopback_of_version_6(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1, hosts=["::1"], plain=True)
+    assert not [finding for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+
+
+def test_a_folder_of_any_name_gives_readable_settings(tmp_path):
+    deploy.init(tmp_path / 'a "b" é', nodes=1)
+    text = (tmp_path / 'a "b" é' / "flower" / "config.toml").read_text()
+    found = tomllib.loads(text)["superlink"]["deployment"]["root-certificates"]
+    assert found == str(tmp_path / 'a "b" é' / "certificates" / "ca.crt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "", "[]", "{}", '{"address": 5, "plain_text": false}', '{"address": "$(id):1", "plain_text": false}', "\xff"],
+)
+def test_a_damaged_description_is_said_in_one_line(text, tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    (tmp_path / "d" / "deployment.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"deployment.json is damaged \(.*\): make the deployment anew") as error:
+        deploy.check(tmp_path / "d")
+    assert "\n" not in str(error.value)
+
+
 def _expired(folder):
     for path in (folder / "certificates").glob("*.*"):
         path.unlink()
@@ -64,6 +122,9 @@ def _replace(name, old, new):
 
 
 GAPS = {
+    "the folder can be read by others (mode 755)": lambda folder: folder.chmod(0o755),
+    "superlink.db can be read by others (mode 640)": lambda folder: _touch(folder / "superlink.db", 0o640),
+    "its database among it, could be read by others": _replace("environment.sh", "umask 077", "umask 022"),
     "can be read by others (mode 644)": lambda folder: (folder / "keys" / "node-0").chmod(0o644),
     "could end up in a repository": lambda folder: (folder / "keys" / ".gitignore").unlink(),
     "telemetry or update checks are on": _replace("environment.sh", "TELEMETRY_ENABLED=0", "TELEMETRY_ENABLED=1"),
@@ -134,7 +195,7 @@ PLAIN = {
     "the address in flower/config.toml is 192.0.2.1": _replace("flower/config.toml", "127.0.0.1", "192.0.2.1"),
     "--host in superlink.sh is 0.0.0.0": _replace("superlink.sh", "--host 127.0.0.1", "--host=0.0.0.0"),
     "--superlink in supernode.sh is fl.example.org": _replace(
-        "supernode.sh", "--superlink 127.0.0.1", "--superlink fl.example.org"
+        "supernode.sh", '--superlink "127.0.0.1', '--superlink "fl.example.org'
     ),
 }
 
@@ -146,6 +207,26 @@ def test_plain_text_that_leaves_this_machine_is_an_error(gap, tmp_path):
     PLAIN[gap](tmp_path / "d")
     errors = [finding.what for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
     assert any(gap in what for what in errors), errors
+
+
+def _touch(path, mode):
+    path.touch()
+    path.chmod(mode)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_deployment_and_what_is_written_there_are_for_its_owner_alone(plain, tmp_path):
+    (tmp_path / "there").mkdir(mode=0o755)
+    for folder in (tmp_path / "new", tmp_path / "there"):
+        deploy.init(folder, nodes=1, plain=plain)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        call = "umask 022; here=.; . ./environment.sh; : > superlink.db; stat -c %a superlink.db"
+        done = subprocess.run(["bash", "-c", call], cwd=folder, check=True, capture_output=True, text=True)
+        assert done.stdout == "600\n"
+        assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
+        folder.chmod(0o750)
+        errors = [finding.what for finding in deploy.check(folder) if finding.level == "error"]
+        assert errors == ["the folder can be read by others (mode 750)"]
 
 
 def _other_ca(folder):

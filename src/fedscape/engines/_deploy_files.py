@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ENVIRONMENT = """\
 # Read by every script here. Nothing calls home, and nothing is installed while a run starts.
+umask 077 # what Flower writes here, its database among it, is for its owner alone
 export FLWR_HOME="$here/flower"
 export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
@@ -44,7 +45,7 @@ SUPERNODE = (
 number="$1"
 config="folder=\\"$here/nodes/$number\\" data=\\"$2\\" client=\\"${3:-}\\""
 # After a crash Flower takes the same key back only when a minute has passed: try again until then.
-until flower-supernode --superlink @ADDRESS@ @SECURITY@ --host 127.0.0.1 --port "$((9100 + number))" \\
+until flower-supernode --superlink "@ADDRESS@" @SECURITY@ --host 127.0.0.1 --port "$((9100 + number))" \\
   --node-config "$config"; do
   sleep 5
 done

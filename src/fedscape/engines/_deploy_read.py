@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedscape.errors import DataError
+
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?:{_LABEL}\.)*(?!\d+\Z){_LABEL}", re.ASCII)
 _ENDS = ";&|()\n"
 _COMMENT = re.compile(
     r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])\#[^\n]*""", re.DOTALL
@@ -92,6 +96,33 @@ def setting(tree: Any, *names: str) -> Any:
     for name in names:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
+
+
+def check_host(host: str) -> None:
+    """Refuse what is not a host name or an address: hosts go into scripts and certificates.
+
+    >>> check_host("fl.example.org")
+    """
+    try:
+        if "%" not in host:  # an address of one interface means nothing to other machines
+            ipaddress.ip_address(host)
+            return
+    except ValueError:
+        if len(host) <= 253 and _HOST.fullmatch(host):
+            return
+    raise DataError(
+        f"host must be a name of letters, digits, hyphens and dots (others in their xn-- form) or an address without "
+        f"port, not {host[:80]!r}"
+    )
+
+
+def address_of(host: str, port: int) -> str:
+    """A host with a port.
+
+    >>> address_of("::1", 8000), address_of("localhost", 8000)
+    ('[::1]:8000', 'localhost:8000')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_of(address: str) -> str:

@@ -67,36 +67,44 @@ def init(
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(f"{target} exists and is not an empty folder: choose another")
-    if nodes < 1 or days < 1 or not 0 < port < 65536 or not hosts:
-        raise DataError(f"nodes and days must be at least 1 and port a port, got {nodes}, {days} and {port}")
+    if nodes < 1 or not 1 <= days <= 36500 or not 0 < port < 65536 or not hosts:
+        raise DataError(
+            "nodes must be at least 1, days 1 to 36500, port 1 to 65535 and hosts not empty, "
+            f"got {nodes}, {days}, {port} and {list(hosts)}"
+        )
+    for host in hosts:
+        read.check_host(host)
     if plain and not read.is_loopback(hosts[0]):
         raise DataError(f"plain text is for this machine alone, not for {hosts[0]}: leave it out and TLS is used")
-    target.mkdir(parents=True, exist_ok=True)
+    if not plain:
+        require("cryptography", extra="flower")  # before anything is written
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.chmod(0o700)  # it may have been there
     for name in ("certificates", "keys", "nodes"):
         (target / name).mkdir(mode=0o700)
         (target / name / ".gitignore").write_text(files.GITIGNORE)
     if not plain:
         _write_certificates(target / "certificates", hosts, days)
         _write_keys(target / "keys", nodes)
-    address = f"{hosts[0]}:{port}"
-    _write_texts(target.resolve(), address, nodes, plain)
-    about = {"address": address, "nodes": nodes, "plain_text": plain}
+    _write_texts(target.resolve(), hosts[0], port, nodes=nodes, plain=plain)
+    about = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
     (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
     return {"folder": str(target), **about}
 
 
-def _write_texts(target: Path, address: str, nodes: int, plain: bool) -> None:
-    host, _, port = address.rpartition(":")
+def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool) -> None:
+    here, everywhere = ("::1", "::") if ":" in host else ("127.0.0.1", "0.0.0.0")
     known = {
-        "ADDRESS": address,
-        "BIND": "127.0.0.1" if read.is_loopback(host) else "0.0.0.0",
-        "PORT": port,
+        "ADDRESS": read.address_of(host, port),
+        "BIND": here if read.is_loopback(host) else everywhere,
+        "PORT": str(port),
         "NODES": str(nodes),
     }
+    authority = json.dumps(str(target / "certificates" / "ca.crt"))  # quoted as TOML has it, too
     secure = {
         "superlink.sh": "--insecure" if plain else files.SUPERLINK_TLS,
         "supernode.sh": "--insecure" if plain else files.SUPERNODE_TLS,
-        "flower/config.toml": "insecure = true" if plain else f'root-certificates = "{target}/certificates/ca.crt"',
+        "flower/config.toml": "insecure = true" if plain else f"root-certificates = {authority}",
     }
     texts = {
         "environment.sh": files.ENVIRONMENT,
@@ -151,7 +159,7 @@ def _write_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
         .sign(authority, hashes.SHA256())
     )
     certificate = (
-        begun(named(hosts[0]), server, ca.subject)
+        begun(named("fedscape deployment server"), server, ca.subject)
         .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -214,12 +222,24 @@ def check(folder: str | os.PathLike[str]) -> list[Finding]:
     target = Path(folder)
     if not (target / "deployment.json").is_file():
         raise DataError(f"{target} is not a deployment: fedscape deploy init {target} makes one")
-    about = json.loads((target / "deployment.json").read_text())
-    found = [*_files(target), *_switches(target, about)]
+    about = _about(target / "deployment.json")
+    found = [*_files(target), *_switches(target, about), *_readable(target)]
     if not about["plain_text"]:
-        found += [*_permissions(target), *_certificates(target, about), *_keys(target)]
+        found += [*_secrets(target), *_certificates(target, about), *_keys(target)]
     found += _gaps(target, about)
     return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        read.check_host(read.host_of(about["address"]))
+        if not isinstance(about["plain_text"], bool):
+            raise DataError(f"plain_text must be true or false, not {about['plain_text']!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{path} is damaged ({said}): make the deployment anew with fedscape deploy init") from None
+    return dict(about)
 
 
 def _files(target: Path) -> Iterator[Finding]:
@@ -276,13 +296,22 @@ def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: 
             yield Finding("error", said, "use 127.0.0.1, or TLS: deploy init without --plain-text-on-loopback")
 
 
-def _permissions(target: Path) -> Iterator[Finding]:
+def _readable(target: Path) -> Iterator[Finding]:
+    """What others on this machine could read, now or once it is written."""
     secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if p.suffix != ".pub")]
-    for path in secret:
+    for path in [target, *secret, *target.glob("superlink.db*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
-            where = path.relative_to(target)
-            yield Finding("error", f"{where} can be read by others (mode {mode:o})", f"chmod 600 {where}")
+            where = "the folder" if path == target else path.relative_to(target)
+            remedy = f"chmod {'700' if path == target else '600'} {path}"
+            yield Finding("error", f"{where} can be read by others (mode {mode:o})", remedy)
+    masks = [c[-1] for c in read.shell(target / "environment.sh") or [] if c[0] == "umask"]
+    if masks[-1:] not in (["077"], ["0077"]):
+        said = "what Flower writes, its database among it, could be read by others"
+        yield Finding("error", said, "put 'umask 077' into environment.sh")
+
+
+def _secrets(target: Path) -> Iterator[Finding]:
     for name in ("certificates", "keys", "nodes"):
         ignored = target / name / ".gitignore"
         if not ignored.is_file() or "*" not in ignored.read_text().split():
@@ -314,8 +343,11 @@ def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     except (InvalidSignature, ValueError, TypeError):
         yield Finding("error", "certificates/server.pem is not of this CA", "nodes would refuse it: make both anew")
     host = read.host_of(about["address"])
-    names = found["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    if _alternative(host) not in list(names):
+    try:
+        names = list(found["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except (x509.ExtensionNotFound, ValueError):
+        names = []
+    if _alternative(host) not in names:
         yield Finding("error", f"the certificate is not for {host}", "deploy init with --host for every name nodes use")
 
 
@@ -326,7 +358,7 @@ def _keys(target: Path) -> Iterator[Finding]:
     for path in sorted(p for p in target.glob("keys/node-*") if p.suffix != ".pub"):
         try:
             sound = isinstance(load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey)
-        except (ValueError, TypeError):
+        except (OSError, ValueError, TypeError):
             sound = False
         if not sound:
             remedy = "ssh-keygen -t ecdsa -b 384 without a passphrase"
