@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, Histogram, Ledger, checkpoint
+from fedscape import Computation, Federation, Gaussian, Histogram, Ledger, checkpoint, rounds
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
@@ -138,3 +138,65 @@ def test_without_compiling_wins_over_what_is_compiled():
     look_up(rows, np.ones(1), out)
     with uncompiled(), pytest.raises(IndexError):
         look_up(rows, np.zeros(0), out)
+
+
+# -- a node that would like to spoil the run ---------------------------------------------------------------------------
+
+
+class Spoiling(LocalGrid):
+    """A grid in which node 2 changes its answers, or something on their way does."""
+
+    change = staticmethod(lambda arrays, header: (arrays, header))
+
+    def deliver(self, message):
+        reply = super().deliver(message)[0]
+        if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2:
+            return [reply]
+        return [Message(_wire.enclose(checkpoint.pack(*self.change(*unpacked(reply)))), reply_to=message)]
+
+
+def spoiled(change):
+    return type("Spoiled", (Spoiling,), {"change": staticmethod(change)})
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, h: (a, {**h, "grids": []}),
+        lambda a, h: (a, {**h, "grids": {"counts": [1]}, "measure_grids": 7}),
+        lambda a, h: ({**a, "total/ids": np.array(3)}, h),
+        lambda a, h: ({**a, "total/ids": np.array(["c01", "c04"])}, h),
+        lambda a, h: ({**a, "total/counts": a["total/counts"].astype(np.uint64)}, {**h, "clients": [1]}),
+        lambda a, h: ({**a, "total/counts": np.array("text")}, h),
+    ],
+)
+def test_whatever_one_node_answers_the_run_goes_on(change, private, tmp_path):
+    fed = nodes.federation()
+    engine = nodes.engine_of(fed, tmp_path, grid=spoiled(change))
+    privacy = Gaussian(clip=3.0, multiplier=1.0) if private else None
+    done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=privacy))
+    assert (done.clients, dict(done.faults)) in ((8, {"corrupt": 1}), (12, {}))
+    if not private:
+        wanted = fed if done.clients == 12 else fed.take([i for i in range(12) if i % 3 != 1])
+        assert done.state["counts"].tolist() == wanted.counts("y", 3).sum(axis=0).tolist()
+
+
+def test_answers_under_a_release_are_whole_numbers_of_one_kind(tmp_path):
+    grid = spoiled(lambda a, h: ({**a, "total/counts": np.abs(a["total/counts"]).astype(np.uint64)}, h))
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=grid)
+    done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=Gaussian(clip=3.0, multiplier=1.0)))
+    assert dict(done.faults) == {"corrupt": 1}
+
+
+def test_an_error_in_reading_an_answer_is_a_corrupt_answer(tmp_path, monkeypatch):
+    engine = nodes.engine_of(nodes.federation(), tmp_path)
+
+    def read(one, *_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fedscape.engines.flower.read_answer", read)
+    done = next(rounds(Histogram(3), engine, n_rounds=1))
+    assert done.abandoned
+    assert dict(done.faults) == {"corrupt": 3}
+    assert "its answer cannot be read (ZeroDivisionError)" in engine.troubles[0]

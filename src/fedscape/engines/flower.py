@@ -296,7 +296,9 @@ class Flower:
         except Refused as refused:
             one.fault, one.said = "refused", str(refused)
         except (Unreadable, PrivacyError) as error:
-            one.fault, one.said = "corrupt", f"its answer is {error}"
+            one.fault, one.said = "corrupt", f"its answer is {error}"[:300]
+        except Exception as error:  # whatever a node sends, it must not end the run of all
+            one.fault, one.said = "corrupt", f"its answer cannot be read ({type(error).__name__})"
 
     def _sum(
         self,
