@@ -200,3 +200,27 @@ def test_an_error_in_reading_an_answer_is_a_corrupt_answer(tmp_path, monkeypatch
     assert done.abandoned
     assert dict(done.faults) == {"corrupt": 3}
     assert "its answer cannot be read (ZeroDivisionError)" in engine.troubles[0]
+
+
+def test_a_torn_answer_is_waited_for_when_it_is_asked_for_again(tmp_path):
+    """Over a grid that gives nothing at the first look."""
+
+    class Slow(LocalGrid):
+        looked, torn = (), False
+
+        def pull_messages(self, message_ids):
+            new = set(message_ids) - set(self.looked)
+            self.looked = {*self.looked, *new}
+            return super().pull_messages(set(message_ids) - new)
+
+        def deliver(self, message):
+            reply = super().deliver(message)[0]
+            if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2 or self.torn:
+                return [reply]
+            self.torn = True
+            return [Message(_wire.enclose(b"torn"), reply_to=message)]
+
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=Slow, timeout=20.0)
+    done = list(rounds(Histogram(3), engine, n_rounds=2))
+    assert [(r.clients, dict(r.faults)) for r in done] == [(12, {})] * 2
+    assert not engine.troubles

@@ -226,6 +226,8 @@ class Flower:
             again = [one for one in asked if one.answer is None and one.fault in ("missing", "corrupt")]
             if not again:
                 break
+            for one in again:  # what it sends now is waited for as if it had sent nothing
+                one.fault, one.said = "missing", ""
             open_ |= self._push(again, index)
             self._pull(open_, again, check, faults)
         self._late = dict([*self._late.items(), *dict.fromkeys(open_, index).items()][-_LATE:])
