@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, Histogram, Ledger, checkpoint, rounds
+from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Ledger, checkpoint, rounds
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
@@ -138,6 +138,25 @@ def test_without_compiling_wins_over_what_is_compiled():
     look_up(rows, np.ones(1), out)
     with uncompiled(), pytest.raises(IndexError):
         look_up(rows, np.zeros(0), out)
+
+
+def test_an_owner_says_where_noise_must_be_and_in_how_many_parts(tmp_path):
+    def said(name, privacy, split_over=1, **terms):
+        node = Node(nodes.federation(3), tmp_path / name, terms=Terms(epsilon=10.0, unnoised=0, **terms))
+        return node.ask(Histogram(3), privacy=privacy, parts=split_over)[1].get("refused")
+
+    central = Gaussian(clip=1e9, multiplier=1000.0)
+    split = Gaussian(clip=20.0, multiplier=100.0, place="distributed")
+    local = Gaussian(clip=20.0, multiplier=100.0, place="local")
+    assert said("1", central) is None
+    assert "at a place that the owner does not accept" in said("2", central, places=("local",))
+    assert "at a place that the owner does not accept" in said("3", split, places=("local",))
+    assert said("4", local, places=("local",)) is None
+    assert "in more parts than the owner accepts" in said("5", split, split_over=10**18)
+    assert said("6", split, split_over=1000) is None
+    assert "in more parts than the owner accepts" in said("7", split, split_over=11, parts=10)
+    with pytest.raises(DataError, match=r"places must be among .* not \('here',\)"):
+        Terms(places=("here",))
 
 
 # -- a node that would like to spoil the run ---------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.kernel import uncompiled
 from fedscape.ledger import Ledger
-from fedscape.privacy import Release
+from fedscape.privacy import PLACES, Release
 from fedscape.random import Key
 from fedscape.sampling import All
 
@@ -43,9 +43,15 @@ class Terms:
     ----------
     epsilon, delta
         The budget of each (unit, relation, place) in the node's own ledger; None only writes down. A round counts as if
-        the node always took part. Where the noise is the server's to add, its word is taken for how much.
+        the node always took part. For noise at the place "local" the node itself sees to it. For "central" and
+        "distributed" the server's word is taken - that it adds the noise, that there are other clients - and a server
+        that lies learns the clipped sums exactly.
     unnoised
         How many answers may leave to which nobody promises any noise; None is any number, 0 is none.
+    places
+        Where noise may be added; ("local",) with unnoised=0 needs no trust in the server.
+    parts
+        Over how many clients distributed noise may be split at most: each adds the share of one.
     reveals
         The names of arrays that the server may see client by client.
     numbers
@@ -60,6 +66,8 @@ class Terms:
     epsilon: float | None = None
     delta: float = 1e-6
     unnoised: int | None = None
+    places: tuple[str, ...] = PLACES
+    parts: int = 1000
     reveals: tuple[str, ...] = ()
     numbers: int = 10**8
     largest: float = 1e15
@@ -67,6 +75,8 @@ class Terms:
     def __post_init__(self) -> None:
         if (self.unnoised is not None and self.unnoised < 0) or self.numbers < 1 or not self.largest > 0:
             raise DataError(f"terms must not be negative, and numbers and largest positive: {self}")
+        if not set(self.places) <= set(PLACES) or self.parts < 1:
+            raise DataError(f"places must be among {PLACES} and parts at least 1, not {self.places} and {self.parts}")
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,8 @@ class _Owner:
         state = request.state
         release = _wire.release_read(header["release"], key, request.computation, state)
         metrics = _wire.release_read(header["measure_release"], other, request.computation, state)
+        for made in (release, metrics):
+            self._check_place(made)
         node = Local(self._load(context), threads=1)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
@@ -231,6 +243,14 @@ class _Owner:
         if not set(computation.reveals) <= set(self.terms.reveals):
             raise Unreadable("a computation that shows client by client what the owner does not")
         return _Request(digest, header, state, cohort, computation)
+
+    def _check_place(self, release: Release | None) -> None:
+        if release is None:
+            return
+        if release.privacy.place not in self.terms.places:
+            raise Unreadable("a release with noise at a place that the owner does not accept")
+        if release.privacy.place == "distributed" and release.min_clients > self.terms.parts:
+            raise Unreadable("a release with noise in more parts than the owner accepts")
 
     def _rehearse(self, request: _Request, fed: Federation, release: Release | None, metrics: Release | None) -> None:
         """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
