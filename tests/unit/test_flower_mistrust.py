@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
 from fedscape.kernel import kernel, uncompiled
 from fedscape.mixtures._dm_rounds import Maximise
+from fedscape.mixtures._dm_start import Initialise
 from fedscape.privacy import Release
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
@@ -157,6 +159,29 @@ def test_an_owner_says_where_noise_must_be_and_in_how_many_parts(tmp_path):
     assert "in more parts than the owner accepts" in said("7", split, split_over=11, parts=10)
     with pytest.raises(DataError, match=r"places must be among .* not \('here',\)"):
         Terms(places=("here",))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="bounding memory needs Linux")
+def test_a_small_request_cannot_ask_for_any_amount_of_memory(tmp_path):
+    node = Node(nodes.federation(2), tmp_path, terms=Terms(numbers=1000))
+    limits, before = resource.getrlimit(resource.RLIMIT_DATA), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number, work in enumerate((Histogram(2 * 10**8), Initialise((2,), 10**8), Histogram(2**62))):
+        said = node.ask(work, {}, number=number)[1]["refused"]
+        assert "more memory than the owner allows" in said or "failed: ValueError" in said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    assert "refused" not in node.ask(Histogram(3), number=9)[1]
+
+
+def test_a_header_of_many_bytes_is_not_read(tmp_path):
+    node = Node(nodes.federation(2), tmp_path)
+    assert "torn, damaged or foreign" in node.ask(Histogram(3), more=[[]] * 2**21)[1]["refused"]
+
+
+def test_the_least_whole_number_is_beyond_any_range(tmp_path):
+    node = Node(nodes.federation(2), tmp_path)
+    bad = {"counts": np.array([0, 0, np.iinfo(np.int64).min])}
+    assert "beyond the owner's range" in node.ask(Histogram(3), bad)[1]["refused"]
 
 
 # -- a node that would like to spoil the run ---------------------------------------------------------------------------

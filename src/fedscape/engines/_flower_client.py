@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedscape.computation import Arrays, Computation
 from fedscape.engine import Local, Reply
 from fedscape.engines import _wire
 from fedscape.engines._flwr import ClientApp, Context, Message
+from fedscape.engines._memory import bounded
 from fedscape.engines._node import Folder
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import DataError, NotFittedError, PrivacyError
@@ -29,6 +30,7 @@ from fedscape.sampling import All
 
 Shapes = dict[str, tuple[int, ...]]
 
+_MEMORY = 2**28  # bytes that a computation may take besides the numbers of its state and its answer
 _FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
 
 #: How a node's ledger calls a contribution that leaves without noise of its own.
@@ -55,7 +57,8 @@ class Terms:
     reveals
         The names of arrays that the server may see client by client.
     numbers
-        The most numbers that a request may bring or an answer take.
+        The most numbers that a request may bring or an answer take; on Linux also, at 32 bytes each, what may be
+        allocated before any row is read.
     largest
         The largest number, in size, that a request may bring.
 
@@ -160,7 +163,9 @@ class _Owner:
             if header.get("op") == "who":
                 return self._who(context, request)
             with folder.alone():
-                return self._run(self._checked(arrays, header, request), context, folder, asked)
+                with self._bounded():
+                    checked = self._checked(arrays, header, request)
+                return self._run(checked, context, folder, asked)
         except Unreadable as refusal:
             folder.log(f"refused request {request[:16]}: {refusal}")
             return _refusal(request, f"refused: it is {refusal}")
@@ -198,7 +203,8 @@ class _Owner:
         node.restore(kept)
         where = node.federation.positions(request.cohort)
         first, self.steps = self.steps == 0, self.steps + 1
-        self._rehearse(request, node.federation, release, metrics)
+        with self._bounded():
+            self._rehearse(request, node.federation, release, metrics)
         self._write_down(request, booked, release, metrics, folder)
         with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
             reply = node.run(
@@ -215,6 +221,15 @@ class _Owner:
         folder.store(request.run, request.number, kept=left, request=digest, reply=answer, asked=asked)
         return answer
 
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """What the server asks for is made within it: a few bytes can ask for any amount of memory."""
+        try:
+            with bounded(_MEMORY + 32 * self.terms.numbers):
+                yield
+        except MemoryError:
+            raise Unreadable("a computation that takes more memory than the owner allows") from None
+
     # -- before any work -----------------------------------------------------------------------------------------------
 
     def _checked(self, arrays: Arrays, header: dict[str, Any], digest: str) -> _Request:
@@ -224,7 +239,7 @@ class _Owner:
         for values in state.values():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise Unreadable("a state with NaN or infinity")
-            if values.dtype.kind in "fiu" and values.size and float(np.abs(values).max()) > self.terms.largest:
+            if values.dtype.kind in "fiu" and values.size and not _within(values, self.terms.largest):
                 raise Unreadable("a state with numbers beyond the owner's range")
         try:
             key, number, closed = header["key"], header["number"], header["closed"]
@@ -270,7 +285,7 @@ class _Owner:
                     release=_without_noise(release),
                     measure_release=_without_noise(metrics),
                 )
-        except PrivacyError:
+        except (PrivacyError, MemoryError):
             raise
         except Exception as error:
             raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
@@ -307,6 +322,10 @@ class _Owner:
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
             ledger.release(run, index, f"{kind} {name}", booked)
+
+
+def _within(values: Any, largest: float) -> bool:
+    return -largest <= float(values.min()) and float(values.max()) <= largest  # the least int64 has no absolute value
 
 
 def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
