@@ -92,24 +92,28 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Array], dict[str, Any]
     return unpack(content, os.fspath(path))
 
 
-def unpack(content: bytes, what: str = "what was received") -> tuple[dict[str, Array], dict[str, Any]]:
-    """Read bytes of `pack` or of a file; torn, damaged or foreign ones are refused."""
+def unpack(
+    content: bytes, what: str = "what was received", *, largest_header: int | None = None
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Read bytes of `pack` or of a file; torn, damaged or foreign ones are refused, and headers of more bytes."""
     if not content.startswith(_MAGIC):
         raise CheckpointError(f"{what} is not a fedscape checkpoint")
     body, digest = content[:-_DIGEST], content[-_DIGEST:]
     if hashlib.sha256(body).digest() != digest:
         raise CheckpointError(f"{what} is torn or damaged: its checksum does not match; use an older checkpoint")
     try:
-        return _unpack(memoryview(body))
+        return _unpack(memoryview(body), len(body) if largest_header is None else largest_header)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{what} is not a checkpoint this version can read: {error}") from None
 
 
-def _unpack(body: memoryview) -> tuple[dict[str, Array], dict[str, Any]]:
+def _unpack(body: memoryview, largest_header: int) -> tuple[dict[str, Array], dict[str, Any]]:
     begin = len(_MAGIC) + 8
     end = begin + int.from_bytes(body[len(_MAGIC) : begin], "little")
     if end > len(body):
         raise ValueError("the header is longer than the file")
+    if end - begin > largest_header:
+        raise ValueError(f"the header has {end - begin} bytes, more than {largest_header}")
     described = json.loads(bytes(body[begin:end]))
     arrays: dict[str, Array] = {}
     for entry in described["arrays"]:

@@ -26,7 +26,7 @@ Arrays = dict[str, Array]
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
-_PLACES = ("central", "distributed", "local")
+PLACES = ("central", "distributed", "local")
 _RELATIONS = ("add-remove", "replace-one")
 
 
@@ -114,8 +114,8 @@ class Privacy:
             raise PrivacyError(f"clip must be a positive number, not {self.clip}")
         if self.unit not in ("client", "row"):
             raise PrivacyError(f"unit must be 'client' or 'row', not {self.unit!r}")
-        if self.place not in _PLACES or (self.place == "distributed" and self.unit == "row"):
-            raise PrivacyError(f"place must be one of {_PLACES}, not 'distributed' for rows: it is {self.place!r}")
+        if self.place not in PLACES or (self.place == "distributed" and self.unit == "row"):
+            raise PrivacyError(f"place must be one of {PLACES}, not 'distributed' for rows: it is {self.place!r}")
         if self.relation not in _RELATIONS or (self.relation != _RELATIONS[0] and self.unit == "client"):
             raise PrivacyError(
                 f"relation must be one of {_RELATIONS} for rows; for clients it follows from sampler and place: "

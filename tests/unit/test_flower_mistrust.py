@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, Histogram, Ledger, checkpoint
+from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Ledger, checkpoint, rounds
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
 from fedscape.kernel import kernel, uncompiled
 from fedscape.mixtures._dm_rounds import Maximise
+from fedscape.mixtures._dm_start import Initialise
 from fedscape.privacy import Release
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
@@ -138,3 +140,131 @@ def test_without_compiling_wins_over_what_is_compiled():
     look_up(rows, np.ones(1), out)
     with uncompiled(), pytest.raises(IndexError):
         look_up(rows, np.zeros(0), out)
+
+
+def test_an_owner_says_where_noise_must_be_and_in_how_many_parts(tmp_path):
+    def said(name, privacy, split_over=1, **terms):
+        node = Node(nodes.federation(3), tmp_path / name, terms=Terms(epsilon=10.0, unnoised=0, **terms))
+        return node.ask(Histogram(3), privacy=privacy, parts=split_over)[1].get("refused")
+
+    central = Gaussian(clip=1e9, multiplier=1000.0)
+    split = Gaussian(clip=20.0, multiplier=100.0, place="distributed")
+    local = Gaussian(clip=20.0, multiplier=100.0, place="local")
+    assert said("1", central) is None
+    assert "at a place that the owner does not accept" in said("2", central, places=("local",))
+    assert "at a place that the owner does not accept" in said("3", split, places=("local",))
+    assert said("4", local, places=("local",)) is None
+    assert "in more parts than the owner accepts" in said("5", split, split_over=10**18)
+    assert said("6", split, split_over=1000) is None
+    assert "in more parts than the owner accepts" in said("7", split, split_over=11, parts=10)
+    with pytest.raises(DataError, match=r"places must be among .* not \('here',\)"):
+        Terms(places=("here",))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="bounding memory needs Linux")
+def test_a_small_request_cannot_ask_for_any_amount_of_memory(tmp_path):
+    node = Node(nodes.federation(2), tmp_path, terms=Terms(numbers=1000))
+    limits, before = resource.getrlimit(resource.RLIMIT_DATA), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number, work in enumerate((Histogram(2 * 10**8), Initialise((2,), 10**8), Histogram(2**62))):
+        said = node.ask(work, {}, number=number)[1]["refused"]
+        assert "more memory than the owner allows" in said or "failed: ValueError" in said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+    assert "refused" not in node.ask(Histogram(3), number=9)[1]
+
+
+def test_a_header_of_many_bytes_is_not_read(tmp_path):
+    node = Node(nodes.federation(2), tmp_path)
+    assert "torn, damaged or foreign" in node.ask(Histogram(3), more=[[]] * 2**21)[1]["refused"]
+
+
+def test_the_least_whole_number_is_beyond_any_range(tmp_path):
+    node = Node(nodes.federation(2), tmp_path)
+    bad = {"counts": np.array([0, 0, np.iinfo(np.int64).min])}
+    assert "beyond the owner's range" in node.ask(Histogram(3), bad)[1]["refused"]
+
+
+# -- a node that would like to spoil the run ---------------------------------------------------------------------------
+
+
+class Spoiling(LocalGrid):
+    """A grid in which node 2 changes its answers, or something on their way does."""
+
+    change = staticmethod(lambda arrays, header: (arrays, header))
+
+    def deliver(self, message):
+        reply = super().deliver(message)[0]
+        if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2:
+            return [reply]
+        return [Message(_wire.enclose(checkpoint.pack(*self.change(*unpacked(reply)))), reply_to=message)]
+
+
+def spoiled(change):
+    return type("Spoiled", (Spoiling,), {"change": staticmethod(change)})
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, h: (a, {**h, "grids": []}),
+        lambda a, h: (a, {**h, "grids": {"counts": [1]}, "measure_grids": 7}),
+        lambda a, h: ({**a, "total/ids": np.array(3)}, h),
+        lambda a, h: ({**a, "total/ids": np.array(["c01", "c04"])}, h),
+        lambda a, h: ({**a, "total/counts": a["total/counts"].astype(np.uint64)}, {**h, "clients": [1]}),
+        lambda a, h: ({**a, "total/counts": np.array("text")}, h),
+    ],
+)
+def test_whatever_one_node_answers_the_run_goes_on(change, private, tmp_path):
+    fed = nodes.federation()
+    engine = nodes.engine_of(fed, tmp_path, grid=spoiled(change))
+    privacy = Gaussian(clip=3.0, multiplier=1.0) if private else None
+    done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=privacy))
+    assert (done.clients, dict(done.faults)) in ((8, {"corrupt": 1}), (12, {}))
+    if not private:
+        wanted = fed if done.clients == 12 else fed.take([i for i in range(12) if i % 3 != 1])
+        assert done.state["counts"].tolist() == wanted.counts("y", 3).sum(axis=0).tolist()
+
+
+def test_answers_under_a_release_are_whole_numbers_of_one_kind(tmp_path):
+    grid = spoiled(lambda a, h: ({**a, "total/counts": np.abs(a["total/counts"]).astype(np.uint64)}, h))
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=grid)
+    done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=Gaussian(clip=3.0, multiplier=1.0)))
+    assert dict(done.faults) == {"corrupt": 1}
+
+
+def test_an_error_in_reading_an_answer_is_a_corrupt_answer(tmp_path, monkeypatch):
+    engine = nodes.engine_of(nodes.federation(), tmp_path)
+
+    def read(one, *_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fedscape.engines.flower.read_answer", read)
+    done = next(rounds(Histogram(3), engine, n_rounds=1))
+    assert done.abandoned
+    assert dict(done.faults) == {"corrupt": 3}
+    assert "its answer cannot be read (ZeroDivisionError)" in engine.troubles[0]
+
+
+def test_a_torn_answer_is_waited_for_when_it_is_asked_for_again(tmp_path):
+    """Over a grid that gives nothing at the first look."""
+
+    class Slow(LocalGrid):
+        looked, torn = (), False
+
+        def pull_messages(self, message_ids):
+            new = set(message_ids) - set(self.looked)
+            self.looked = {*self.looked, *new}
+            return super().pull_messages(set(message_ids) - new)
+
+        def deliver(self, message):
+            reply = super().deliver(message)[0]
+            if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2 or self.torn:
+                return [reply]
+            self.torn = True
+            return [Message(_wire.enclose(b"torn"), reply_to=message)]
+
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=Slow, timeout=20.0)
+    done = list(rounds(Histogram(3), engine, n_rounds=2))
+    assert [(r.clients, dict(r.faults)) for r in done] == [(12, {})] * 2
+    assert not engine.troubles

@@ -96,23 +96,35 @@ def read_answer(
     ids = total.pop("ids", None)
     if header.get("clients") != len(one.clients):
         raise Unreadable("from another number of clients than asked")
-    if reveals and (ids is None or not np.array_equal(np.sort(ids), ids_asked)):
-        raise Unreadable("from other clients than asked")
+    _check_ids(ids, ids_asked, reveals)
+    if not reveals <= set(total):
+        raise Unreadable("without a row for each client")
     for name, values in (*total.items(), *measured.items()):
         if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
             raise Unreadable("not made of finite numbers")
         if name in reveals and (values.ndim < 1 or len(values) != len(one.clients)):
             raise Unreadable("without a row for each client")
-    grids = header.get("grids", {}), header.get("measure_grids", {})
-    for made, known, numbers in ((release, grids[0], total), (metrics, grids[1], measured)):
+    grids: list[dict[str, float]] = []
+    for made, name, numbers in ((release, "grids", total), (metrics, "measure_grids", measured)):
+        known = header.get(name, {}) if made is not None else {}
         if made is not None:
-            whole = all(v.dtype.kind in "biu" for v in numbers.values())
+            whole = all(v.dtype == np.int64 for v in numbers.values())
             if not whole or not isinstance(known, dict) or set(known) != set(numbers) - {INSIDE}:
                 raise Unreadable("not clipped")
             made.take_grids(known)
             made.check_sum(numbers, len(one.clients))
+        grids.append(known)
     up = sum(values.nbytes for values in (*total.values(), *measured.values()))
-    return Answer(total, measured, ids, bool(header.get("keeps")), *grids, up)
+    return Answer(total, measured, ids, bool(header.get("keeps")), grids[0], grids[1], up)
+
+
+def _check_ids(ids: Array | None, asked: Array, reveals: frozenset[str]) -> None:
+    if not reveals and ids is not None:
+        raise Unreadable("with ids where nothing is shown client by client")
+    if reveals and (ids is None or ids.ndim != 1 or ids.dtype.kind not in "iuU"):
+        raise Unreadable("without ids")
+    if ids is not None and not np.array_equal(np.sort(ids), asked):
+        raise Unreadable("from other clients than asked")
 
 
 def agree(asked: Iterable[Asked], reveals: frozenset[str]) -> None:

@@ -170,6 +170,8 @@ def load(context: Context) -> Federation:
 
 
 # The owner's terms: at most this much privacy may be spent, and nothing leaves to which no noise is promised.
+# The server is believed that it adds the noise it promises. For an owner who does not believe it:
+# Terms(..., places=("local",)), which only answers where this node adds all of the noise itself.
 app = client_app(load, terms=Terms(epsilon=8.0, delta=1e-6, unnoised=0))
 '''
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,18 +17,20 @@ from fedscape.computation import Arrays, Computation
 from fedscape.engine import Local, Reply
 from fedscape.engines import _wire
 from fedscape.engines._flwr import ClientApp, Context, Message
+from fedscape.engines._memory import bounded
 from fedscape.engines._node import Folder
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.kernel import uncompiled
 from fedscape.ledger import Ledger
-from fedscape.privacy import Release
+from fedscape.privacy import PLACES, Release
 from fedscape.random import Key
 from fedscape.sampling import All
 
 Shapes = dict[str, tuple[int, ...]]
 
+_MEMORY = 2**28  # bytes that a computation may take besides the numbers of its state and its answer
 _FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
 
 #: How a node's ledger calls a contribution that leaves without noise of its own.
@@ -43,13 +45,20 @@ class Terms:
     ----------
     epsilon, delta
         The budget of each (unit, relation, place) in the node's own ledger; None only writes down. A round counts as if
-        the node always took part. Where the noise is the server's to add, its word is taken for how much.
+        the node always took part. For noise at the place "local" the node itself sees to it. For "central" and
+        "distributed" the server's word is taken - that it adds the noise, that there are other clients - and a server
+        that lies learns the clipped sums exactly.
     unnoised
         How many answers may leave to which nobody promises any noise; None is any number, 0 is none.
+    places
+        Where noise may be added; ("local",) with unnoised=0 needs no trust in the server.
+    parts
+        Over how many clients distributed noise may be split at most: each adds the share of one.
     reveals
         The names of arrays that the server may see client by client.
     numbers
-        The most numbers that a request may bring or an answer take.
+        The most numbers that a request may bring or an answer take; on Linux also, at 32 bytes each, what may be
+        allocated before any row is read.
     largest
         The largest number, in size, that a request may bring.
 
@@ -60,6 +69,8 @@ class Terms:
     epsilon: float | None = None
     delta: float = 1e-6
     unnoised: int | None = None
+    places: tuple[str, ...] = PLACES
+    parts: int = 1000
     reveals: tuple[str, ...] = ()
     numbers: int = 10**8
     largest: float = 1e15
@@ -67,6 +78,8 @@ class Terms:
     def __post_init__(self) -> None:
         if (self.unnoised is not None and self.unnoised < 0) or self.numbers < 1 or not self.largest > 0:
             raise DataError(f"terms must not be negative, and numbers and largest positive: {self}")
+        if not set(self.places) <= set(PLACES) or self.parts < 1:
+            raise DataError(f"places must be among {PLACES} and parts at least 1, not {self.places} and {self.parts}")
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,9 @@ class _Owner:
             if header.get("op") == "who":
                 return self._who(context, request)
             with folder.alone():
-                return self._run(self._checked(arrays, header, request), context, folder, asked)
+                with self._bounded():
+                    checked = self._checked(arrays, header, request)
+                return self._run(checked, context, folder, asked)
         except Unreadable as refusal:
             folder.log(f"refused request {request[:16]}: {refusal}")
             return _refusal(request, f"refused: it is {refusal}")
@@ -182,11 +197,14 @@ class _Owner:
         state = request.state
         release = _wire.release_read(header["release"], key, request.computation, state)
         metrics = _wire.release_read(header["measure_release"], other, request.computation, state)
+        for made in (release, metrics):
+            self._check_place(made)
         node = Local(self._load(context), threads=1)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
         first, self.steps = self.steps == 0, self.steps + 1
-        self._rehearse(request, node.federation, release, metrics)
+        with self._bounded():
+            self._rehearse(request, node.federation, release, metrics)
         self._write_down(request, booked, release, metrics, folder)
         with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
             reply = node.run(
@@ -203,6 +221,15 @@ class _Owner:
         folder.store(request.run, request.number, kept=left, request=digest, reply=answer, asked=asked)
         return answer
 
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """What the server asks for is made within it: a few bytes can ask for any amount of memory."""
+        try:
+            with bounded(_MEMORY + 32 * self.terms.numbers):
+                yield
+        except MemoryError:
+            raise Unreadable("a computation that takes more memory than the owner allows") from None
+
     # -- before any work -----------------------------------------------------------------------------------------------
 
     def _checked(self, arrays: Arrays, header: dict[str, Any], digest: str) -> _Request:
@@ -212,7 +239,7 @@ class _Owner:
         for values in state.values():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise Unreadable("a state with NaN or infinity")
-            if values.dtype.kind in "fiu" and values.size and float(np.abs(values).max()) > self.terms.largest:
+            if values.dtype.kind in "fiu" and values.size and not _within(values, self.terms.largest):
                 raise Unreadable("a state with numbers beyond the owner's range")
         try:
             key, number, closed = header["key"], header["number"], header["closed"]
@@ -232,6 +259,14 @@ class _Owner:
             raise Unreadable("a computation that shows client by client what the owner does not")
         return _Request(digest, header, state, cohort, computation)
 
+    def _check_place(self, release: Release | None) -> None:
+        if release is None:
+            return
+        if release.privacy.place not in self.terms.places:
+            raise Unreadable("a release with noise at a place that the owner does not accept")
+        if release.privacy.place == "distributed" and release.min_clients > self.terms.parts:
+            raise Unreadable("a release with noise in more parts than the owner accepts")
+
     def _rehearse(self, request: _Request, fed: Federation, release: Release | None, metrics: Release | None) -> None:
         """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
 
@@ -250,7 +285,7 @@ class _Owner:
                     release=_without_noise(release),
                     measure_release=_without_noise(metrics),
                 )
-        except PrivacyError:
+        except (PrivacyError, MemoryError):
             raise
         except Exception as error:
             raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
@@ -287,6 +322,10 @@ class _Owner:
             run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
             ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
             ledger.release(run, index, f"{kind} {name}", booked)
+
+
+def _within(values: Any, largest: float) -> bool:
+    return -largest <= float(values.min()) and float(values.max()) <= largest  # the least int64 has no absolute value
 
 
 def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:

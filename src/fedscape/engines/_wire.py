@@ -50,6 +50,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "mixtures._lcr_rows": ("Table",),
 }
 _DEEPEST = 8
+_HEADER = 2**22  # bytes: read as JSON, a header takes many times its size
 _MECHANISMS: dict[str, type[Privacy]] = {"Gaussian": Gaussian, "Laplace": Laplace}
 
 
@@ -83,7 +84,7 @@ def disclose(content: Any, largest: int) -> bytes:
 def read(blob: bytes) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and the header."""
     try:
-        arrays, header = checkpoint.unpack(blob)
+        arrays, header = checkpoint.unpack(blob, largest_header=_HEADER)
     except CheckpointError:
         raise Unreadable("torn, damaged or foreign") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:

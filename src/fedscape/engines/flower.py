@@ -226,6 +226,8 @@ class Flower:
             again = [one for one in asked if one.answer is None and one.fault in ("missing", "corrupt")]
             if not again:
                 break
+            for one in again:  # what it sends now is waited for as if it had sent nothing
+                one.fault, one.said = "missing", ""
             open_ |= self._push(again, index)
             self._pull(open_, again, check, faults)
         self._late = dict([*self._late.items(), *dict.fromkeys(open_, index).items()][-_LATE:])
@@ -296,7 +298,9 @@ class Flower:
         except Refused as refused:
             one.fault, one.said = "refused", str(refused)
         except (Unreadable, PrivacyError) as error:
-            one.fault, one.said = "corrupt", f"its answer is {error}"
+            one.fault, one.said = "corrupt", f"its answer is {error}"[:300]
+        except Exception as error:  # whatever a node sends, it must not end the run of all
+            one.fault, one.said = "corrupt", f"its answer cannot be read ({type(error).__name__})"
 
     def _sum(
         self,
