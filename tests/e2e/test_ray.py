@@ -16,6 +16,7 @@ import ray
 from ray_computations import Diary, digest, people
 
 from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
+from fedscape.engines import crew
 from fedscape.engines.cluster import surroundings
 
 SCRIPT = Path(__file__).with_name("ray_computations.py")
@@ -79,6 +80,30 @@ def test_a_worker_that_dies_every_time_is_an_error_that_names_its_clients(engine
     with pytest.raises(EngineError, match=r"shard 1 of 2 \(clients 0 to \d+\): its worker died 4 times in one round"):
         ending(engine, Diary("always"), All())
     assert ending(engine, Diary()) == expected
+
+
+def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+    said = r"^shard 1 of 2 \(clients 0 to \d+\), whose worker died: only 0 of 1 workers started in 3 s; the cluster has"
+    with monkeypatch.context() as patch:
+        patch.setitem(engine._cluster._each, "num_cpus", 99)  # more than there are: it waits for its turn for ever
+        for trouble in ("kill", "none"):  # and so does whoever goes on
+            with pytest.raises(EngineError, match=said):
+                ending(engine, Diary(trouble, marker=str(tmp_path / "killed")), All())
+    monkeypatch.setattr(crew, "START_SECONDS", 60.0)
+    assert ending(engine, Diary()) == expected
+
+
+def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):
+    with Ray(people(), workers=2) as engine:
+        monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+        engine._crew._actors[1].__ray_call__.remote(lambda shard: time.sleep(30))
+        ray.kill(engine._crew._actors[0])
+        monkeypatch.setattr(engine._crew, "_begin_again", lambda shard, death: again.append(shard))
+        again, begin = [], time.monotonic()
+        engine._crew._revive(EngineError("one died"))
+        assert again == [0]
+        assert time.monotonic() - begin < 20
 
 
 def test_a_bug_in_a_computation_names_shard_clients_and_cause(engine, expected):

@@ -75,18 +75,21 @@ class Crew:
         ray, versions = self.cluster.ray, software()
         self._actors = [self._new(shard) for shard in range(len(self.edges))]
         loads = [actor.load.remote(versions) for actor in self._actors]
-        ready, _ = ray.wait(loads, num_returns=len(loads), timeout=START_SECONDS)
-        if len(ready) < len(loads):
-            free = ray.available_resources()
-            raise EngineError(
-                f"only {len(ready)} of {len(loads)} workers started in {START_SECONDS:g} s; the cluster has "
-                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs to spare: ask for fewer workers"
-            )
+        self._check_started(loads)
         try:
             for shard, load in enumerate(loads):
                 self._value(shard, load)
         except ray.exceptions.RayActorError as error:
             self._revive(error)
+
+    def _check_started(self, loads: Sequence[Any]) -> None:
+        ready, _ = self.cluster.ray.wait(list(loads), num_returns=len(loads), timeout=START_SECONDS)
+        if len(ready) < len(loads):
+            free = self.cluster.ray.available_resources()
+            raise EngineError(
+                f"only {len(ready)} of {len(loads)} workers started in {START_SECONDS:g} s; the cluster has "
+                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs to spare: ask for fewer workers"
+            )
 
     def _new(self, shard: int) -> Any:
         return self.cluster.actor(Shard, self.source, *self.edges[shard], self.threads, self.memory)
@@ -219,11 +222,16 @@ class Crew:
         return f"{said}; memory={self.memory:,} bounds it" if bound else said
 
     def _revive(self, error: Exception) -> None:
-        """Start again those that are dead, and bring them to where they were."""
+        """Start again those that are dead, and bring them to where they were.
+
+        Death is known at once; who does not answer in time has a long part before it.
+        """
         dead = self.cluster.ray.exceptions.RayActorError
-        pings = [actor.ping.remote() for actor in self._actors]
+        pings = {actor.ping.remote(): shard for shard, actor in enumerate(self._actors)}
+        answered, _ = self.cluster.ray.wait(list(pings), num_returns=len(pings), timeout=START_SECONDS)
         found = False
-        for shard, ping in enumerate(pings):
+        for ping in answered:
+            shard = pings[ping]
             try:
                 self._value(shard, ping)
             except dead as death:
@@ -247,6 +255,11 @@ class Crew:
             calls = [actor.load.remote(software())]
             calls += [getattr(actor, method).remote(*arguments) for method, arguments in self._log[shard]]
             calls += [] if self._round is None else [actor.open.remote(*self._round)]
+            try:
+                self._check_started(calls[:1])
+            except EngineError as error:
+                self.cluster.ray.kill(actor)  # whoever goes on finds it dead, and waits for nobody
+                raise EngineError(f"{self.names[shard]}, whose worker died: {error}") from None
             try:
                 for call in calls:
                     self._value(shard, call)
