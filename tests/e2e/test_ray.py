@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from ray_computations import Diary, digest, people
 
 from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
 from fedscape.engines import crew
-from fedscape.engines.cluster import surroundings
+from fedscape.engines.cluster import Cluster, surroundings
 
 SCRIPT = Path(__file__).with_name("ray_computations.py")
 
@@ -178,6 +179,48 @@ def test_a_cluster_that_runs_already_is_joined_by_its_address(cluster, tmp_path,
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == expected
     assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
+
+
+def test_another_cluster_than_the_connected_one_is_refused(cluster, tmp_path, monkeypatch):
+    host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
+    said = f"this process is connected to the Ray cluster at {host}:{port}, not to "
+    for other in (f"{host}:1", f"192.0.2.1:{port}", f"ray://{host}:{port}"):
+        with pytest.raises(EngineError, match=re.escape(f"{said}{other!r}: leave address out")):
+            Ray(people(), workers=1, address=other, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    with pytest.raises(EngineError, match=re.escape(f"{said}'auto'")):
+        Ray(people(), workers=1, address="auto")
+    monkeypatch.delenv("RAY_ADDRESS")
+    for same in (f"{host}:{port}", f"localhost:{port}", f"127.0.0.1:{port}", "auto"):
+        with Ray(people(), workers=1, address=same) as engine:
+            assert Histogram(4).fit(engine).counts_.sum() == people().n_rows
+
+
+def test_a_cluster_that_an_engine_has_started_is_not_the_one_that_runs_on_this_machine(monkeypatch):
+    calls = []
+    fake = types.SimpleNamespace(
+        is_initialized=lambda: bool(calls),
+        init=lambda *where, **how: calls.append((where, how.get("address"))),
+        shutdown=calls.clear,
+        get_runtime_context=lambda: types.SimpleNamespace(gcs_address="10.0.0.1:6379"),
+        util=types.SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1"),
+        cluster_resources=lambda: {"CPU": 4},
+        exceptions=types.SimpleNamespace(RayError=RuntimeError),
+    )
+    monkeypatch.setattr("fedscape.engines.cluster.require", lambda *_, **__: fake)
+    monkeypatch.setattr("fedscape.engines.cluster._ENGINES", {"users": 0, "ours": 0})
+    monkeypatch.setattr("fedscape.engines.cluster._JOINED", {})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    first = Cluster(None, 1, 1, 0.0, None)
+    with pytest.raises(EngineError, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379, not to 'auto'"):
+        Cluster("auto", 1, 1, 0.0, None)
+    first.leave()
+    both = [Cluster("auto", 1, 1, 0.0, None) for _ in range(2)]
+    assert calls == [((), "auto")]
+    for each in both:
+        each.leave()
+    assert calls == []
 
 
 def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):

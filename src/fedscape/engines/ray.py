@@ -45,8 +45,9 @@ class Ray:
     client
         For Parquet: the column that says whose row it is.
     address
-        Of a running cluster ("auto" for the one on this machine). By default the cluster this process is connected to,
-        or else one on this machine alone, started here and stopped by `close`.
+        Of a running cluster ("auto" for the one on this machine); an error if this process is connected to another. By
+        default the cluster this process is connected to, or else one on this machine alone, started here and stopped by
+        `close`.
     workers
         How many processes; by default as many as there are cores for.
     threads
