@@ -135,6 +135,35 @@ def test_what_clients_keep_goes_out_and_in(engine):
         assert a.tobytes() == b.tobytes()
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, EngineError])
+@pytest.mark.parametrize("when", [0, 2])
+def test_a_round_broken_off_while_it_is_kept_cannot_be_taken_twice(
+    engine, expected, tmp_path, monkeypatch, error, when
+):
+    loop = rounds(Diary(), engine, n_rounds=5, sampler=FixedSize(60))
+    for _ in range(when):
+        next(loop).save(tmp_path / "run.ckpt")
+
+    def broken(method, arguments):
+        if method == "keep":
+            ray.get(engine._crew._actors[0].keep.remote(*arguments(0)))  # one worker has it, the other has not
+            raise error("stop")
+        return whole(method, arguments)
+
+    whole = engine._crew._all
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._crew, "_all", broken)
+        with pytest.raises(error, match="stop"):
+            next(loop)
+    for go_on in (lambda: next(loop), engine.kept):
+        with pytest.raises(EngineError, match=r"broken off .*: restore from the checkpoint"):
+            go_on()
+    again = rounds(Diary(), engine, n_rounds=5, sampler=FixedSize(60), resume=tmp_path / "run.ckpt")
+    for _ in again:
+        pass
+    assert digest(again) == expected
+
+
 def test_memory_is_bounded(cluster):
     with (
         Ray(people(), workers=1, memory=2**30) as engine,

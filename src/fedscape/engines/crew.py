@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ class Crew:
         self._logged = [0] * len(edges)
         self._deaths = [0] * len(edges)
         self._alarms = 0
+        self._torn = False
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
 
@@ -147,17 +149,33 @@ class Crew:
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
+    def check_whole(self) -> None:
+        """Refuse to go on where some clients may keep what a broken round gave, and others what they had before."""
+        if self._torn:
+            raise EngineError(
+                "a round was broken off while its clients took over what they keep, so that some may have taken it and "
+                "others not: restore from the checkpoint, or begin anew"
+            )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What clients keep is whole again only if this comes to its end."""
+        self._torn = True
+        yield
+        self._torn = False
+
     def keep(self, kinds: Kinds, assignments: Sequence[Assignment]) -> None:
         """The round is finished: what its clients keep takes the place of what they kept."""
-        for shard, log in enumerate(self._log):
-            mine = [i for i, a in enumerate(assignments) if shard in (a.shard, *(other for other, _ in a.guests))]
-            log.append(("keep", (kinds, *(self._kept[i] for i in mine))))
-            self._logged[shard] += sum(assignments[i].clients for i in mine)
-        self._all("keep", lambda shard: self._log[shard][-1][1])
-        self._kept = {}
-        for shard, (begin, end) in enumerate(self.edges):
-            if self._logged[shard] > 2 * (end - begin):
-                self._shorten(shard)
+        with self._changing():
+            for shard, log in enumerate(self._log):
+                mine = [i for i, a in enumerate(assignments) if shard in (a.shard, *(other for other, _ in a.guests))]
+                log.append(("keep", (kinds, *(self._kept[i] for i in mine))))
+                self._logged[shard] += sum(assignments[i].clients for i in mine)
+            self._all("keep", lambda shard: self._log[shard][-1][1])
+            self._kept = {}
+            for shard, (begin, end) in enumerate(self.edges):
+                if self._logged[shard] > 2 * (end - begin):
+                    self._shorten(shard)
 
     def _shorten(self, shard: int) -> None:
         """Let all that a shard keeps take the place of a log that has grown longer than that."""
@@ -175,14 +193,16 @@ class Crew:
 
     def restore(self, parts: Sequence[Mapping[str, Ragged]]) -> None:
         """Give the clients of each shard what they kept."""
-        self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
-        self._logged, self._round = [0] * len(parts), None
-        self._all("restore", lambda shard: self._log[shard][0][1])
+        with self._changing():
+            self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
+            self._logged, self._round = [0] * len(parts), None
+            self._all("restore", lambda shard: self._log[shard][0][1])
 
     def forget(self) -> None:
         """Let all clients drop what they kept."""
-        self._log, self._logged, self._round = [[] for _ in self.edges], [0] * len(self.edges), None
-        self._all("forget", lambda shard: ())
+        with self._changing():
+            self._log, self._logged, self._round = [[] for _ in self.edges], [0] * len(self.edges), None
+            self._all("forget", lambda shard: ())
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
