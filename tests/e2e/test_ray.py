@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -260,6 +261,8 @@ def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
             break
     running.kill()
     running.communicate()
+    left = list(tmp_path.glob("fedscape-ray-*"))  # as docs/engines.md says
+    assert [stat.S_IMODE(path.stat().st_mode) for path in left] == [0o700]
     done = subprocess.run(call, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] in ("round 2", "round 3")
