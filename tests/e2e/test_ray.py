@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ import ray
 from ray_computations import Diary, digest, people
 
 from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
-from fedscape.engines.cluster import surroundings
+from fedscape.engines import crew
+from fedscape.engines.cluster import Cluster, surroundings
 
 SCRIPT = Path(__file__).with_name("ray_computations.py")
 
@@ -81,6 +84,30 @@ def test_a_worker_that_dies_every_time_is_an_error_that_names_its_clients(engine
     assert ending(engine, Diary()) == expected
 
 
+def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+    said = r"^shard 1 of 2 \(clients 0 to \d+\), whose worker died: only 0 of 1 workers started in 3 s; the cluster has"
+    with monkeypatch.context() as patch:
+        patch.setitem(engine._cluster._each, "num_cpus", 99)  # more than there are: it waits for its turn for ever
+        for trouble in ("kill", "none"):  # and so does whoever goes on
+            with pytest.raises(EngineError, match=said):
+                ending(engine, Diary(trouble, marker=str(tmp_path / "killed")), All())
+    monkeypatch.setattr(crew, "START_SECONDS", 60.0)
+    assert ending(engine, Diary()) == expected
+
+
+def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):
+    with Ray(people(), workers=2) as engine:
+        monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+        engine._crew._actors[1].__ray_call__.remote(lambda shard: time.sleep(30))
+        ray.kill(engine._crew._actors[0])
+        monkeypatch.setattr(engine._crew, "_begin_again", lambda shard, death: again.append(shard))
+        again, begin = [], time.monotonic()
+        engine._crew._revive(EngineError("one died"))
+        assert again == [0]
+        assert time.monotonic() - begin < 20
+
+
 def test_a_bug_in_a_computation_names_shard_clients_and_cause(engine, expected):
     with pytest.raises(EngineError, match=r"^shard 1 of 2 \(clients 0 to \d+\): ValueError: a bug of the author's$"):
         ending(engine, Diary("raise"), All())
@@ -107,6 +134,35 @@ def test_what_clients_keep_goes_out_and_in(engine):
     engine.restore(kept)
     for a, b in zip(engine.kept()["diary"], kept["diary"], strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, EngineError])
+@pytest.mark.parametrize("when", [0, 2])
+def test_a_round_broken_off_while_it_is_kept_cannot_be_taken_twice(
+    engine, expected, tmp_path, monkeypatch, error, when
+):
+    loop = rounds(Diary(), engine, n_rounds=5, sampler=FixedSize(60))
+    for _ in range(when):
+        next(loop).save(tmp_path / "run.ckpt")
+
+    def broken(method, arguments):
+        if method == "keep":
+            ray.get(engine._crew._actors[0].keep.remote(*arguments(0)))  # one worker has it, the other has not
+            raise error("stop")
+        return whole(method, arguments)
+
+    whole = engine._crew._all
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._crew, "_all", broken)
+        with pytest.raises(error, match="stop"):
+            next(loop)
+    for go_on in (lambda: next(loop), engine.kept):
+        with pytest.raises(EngineError, match=r"broken off .*: restore from the checkpoint"):
+            go_on()
+    again = rounds(Diary(), engine, n_rounds=5, sampler=FixedSize(60), resume=tmp_path / "run.ckpt")
+    for _ in again:
+        pass
+    assert digest(again) == expected
 
 
 def test_memory_is_bounded(cluster):
@@ -155,6 +211,48 @@ def test_a_cluster_that_runs_already_is_joined_by_its_address(cluster, tmp_path,
     assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
 
 
+def test_another_cluster_than_the_connected_one_is_refused(cluster, tmp_path, monkeypatch):
+    host, port = ray.get_runtime_context().gcs_address.rsplit(":", 1)
+    said = f"this process is connected to the Ray cluster at {host}:{port}, not to "
+    for other in (f"{host}:1", f"192.0.2.1:{port}", f"ray://{host}:{port}"):
+        with pytest.raises(EngineError, match=re.escape(f"{said}{other!r}: leave address out")):
+            Ray(people(), workers=1, address=other, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    with pytest.raises(EngineError, match=re.escape(f"{said}'auto'")):
+        Ray(people(), workers=1, address="auto")
+    monkeypatch.delenv("RAY_ADDRESS")
+    for same in (f"{host}:{port}", f"localhost:{port}", f"127.0.0.1:{port}", "auto"):
+        with Ray(people(), workers=1, address=same) as engine:
+            assert Histogram(4).fit(engine).counts_.sum() == people().n_rows
+
+
+def test_a_cluster_that_an_engine_has_started_is_not_the_one_that_runs_on_this_machine(monkeypatch):
+    calls = []
+    fake = types.SimpleNamespace(
+        is_initialized=lambda: bool(calls),
+        init=lambda *where, **how: calls.append((where, how.get("address"))),
+        shutdown=calls.clear,
+        get_runtime_context=lambda: types.SimpleNamespace(gcs_address="10.0.0.1:6379"),
+        util=types.SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1"),
+        cluster_resources=lambda: {"CPU": 4},
+        exceptions=types.SimpleNamespace(RayError=RuntimeError),
+    )
+    monkeypatch.setattr("fedscape.engines.cluster.require", lambda *_, **__: fake)
+    monkeypatch.setattr("fedscape.engines.cluster._ENGINES", {"users": 0, "ours": 0})
+    monkeypatch.setattr("fedscape.engines.cluster._JOINED", {})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    first = Cluster(None, 1, 1, 0.0, None)
+    with pytest.raises(EngineError, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379, not to 'auto'"):
+        Cluster("auto", 1, 1, 0.0, None)
+    first.leave()
+    both = [Cluster("auto", 1, 1, 0.0, None) for _ in range(2)]
+    assert calls == [((), "auto")]
+    for each in both:
+        each.leave()
+    assert calls == []
+
+
 def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
     call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5"]
     running = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
@@ -163,6 +261,8 @@ def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
             break
     running.kill()
     running.communicate()
+    left = list(tmp_path.glob("fedscape-ray-*"))  # as docs/engines.md says
+    assert [stat.S_IMODE(path.stat().st_mode) for path in left] == [0o700]
     done = subprocess.run(call, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] in ("round 2", "round 3")

@@ -47,6 +47,14 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(fedscape.engine, "cut", few)
 
 
+@pytest.fixture(scope="module")
+def held():
+    """One cluster, or each engine would start its own."""
+    cluster = Cluster(None, 4, 1, 0.0, None)
+    yield cluster
+    cluster.leave()
+
+
 def cases():
     """The first example of each kind with all numbers of workers, others in short; ids are not in their order."""
     seen, kinds = set(), set()
@@ -72,26 +80,38 @@ def run(computation, engine, **how):
     return made
 
 
-def test_every_computation_gives_the_bytes_of_local(processes_used_again, small_blocks):
+def test_every_computation_gives_the_bytes_of_local(held, processes_used_again, small_blocks):
     wrong, tried = [], set()
-    held = Cluster(None, 4, 1, 0.0, None)  # or each engine would start a cluster of its own
-    try:
-        for name, computation, fed, numbers, n_rounds in cases():
-            how = {"sampler": FixedSize(max(1, 2 * len(fed) // 3)), "n_rounds": n_rounds}
-            here = run(computation, fed, **how)
-            for workers in numbers:
-                with Ray(fed, workers=workers) as engine:
-                    there = run(computation, engine, **how)
-                if here != there:
-                    wrong.append((name, workers, [n for n in here if here[n] != there.get(n)]))
-                tried.add((type(computation), workers))
-        _, computation, fed = next(case for case in found.examples() if case[0] == "Histogram-0")
-        for place in ("central", "distributed", "local"):
-            secret = {"n_rounds": 2, "privacy": Gaussian(clip=3.0, multiplier=1.0, place=place, noise_seed=5)}
-            with Ray(fed, workers=2) as engine:
-                assert run(computation, engine, **secret) == run(computation, fed, **secret)
-    finally:
-        held.leave()
+    for name, computation, fed, numbers, n_rounds in cases():
+        how = {"sampler": FixedSize(max(1, 2 * len(fed) // 3)), "n_rounds": n_rounds}
+        here = run(computation, fed, **how)
+        for workers in numbers:
+            with Ray(fed, workers=workers) as engine:
+                there = run(computation, engine, **how)
+            if here != there:
+                wrong.append((name, workers, [n for n in here if here[n] != there.get(n)]))
+            tried.add((type(computation), workers))
+    _, computation, fed = next(case for case in found.examples() if case[0] == "Histogram-0")
+    for place in ("central", "distributed", "local"):
+        secret = {"n_rounds": 2, "privacy": Gaussian(clip=3.0, multiplier=1.0, place=place, noise_seed=5)}
+        with Ray(fed, workers=2) as engine:
+            assert run(computation, engine, **secret) == run(computation, fed, **secret)
     assert not wrong
     assert {workers for _, workers in tried} == {1, 2, 4}
     assert len(tried) >= 60
+
+
+@pytest.mark.parametrize("example", ["GaussianRounds-1", "GaussianRounds-3"])
+def test_private_rounds_of_floats_give_the_bytes_of_local_and_so_does_what_clients_keep(
+    held, processes_used_again, small_blocks, example
+):
+    _, computation, fed = next(case for case in found.examples() if case[0] == example)
+    mixed = fed.take(np.random.default_rng(1).permutation(len(fed)))
+    for place in ("central", "distributed", "local"):
+        how = {"n_rounds": 3, "privacy": Gaussian(clip=3.0, multiplier=0.1, place=place, noise_seed=5)}
+        here = run(computation, mixed, **how)
+        with Ray(mixed, workers=2) as engine:
+            assert run(computation, engine, **how) == here
+        assert here["kept shares"]
+        other = {**how, "privacy": Gaussian(clip=3.0, multiplier=0.1, place=place, noise_seed=6)}
+        assert run(computation, mixed, **other)["kept shares"] != here["kept shares"]  # the noise of a round shows

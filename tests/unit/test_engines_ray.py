@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedscape.engine
-from fedscape import DataError, Federation, Gaussian, Histogram, Key, Local
+from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Key, Local
 from fedscape.engine import Site, Task, sections
 from fedscape.engines.ray import Ray, _bounds
 from fedscape.engines.shard import Broadcast, Outcome, Part, Shard, Source, seal_of, software
@@ -58,12 +60,24 @@ def test_up_to_256_blocks_are_added_one_by_one_and_more_in_sections():
     assert sections(work, np.empty(0, dtype=int), clipped=False) == []
 
 
+class Add(Computation):
+    """The sum of a column, whose last digits depend on the order in which numbers are added."""
+
+    block_clients = 2
+
+    def step(self, state, clients, key):
+        return {"sum": clients.segment_sum("x")}, {}
+
+
 def test_sections_give_the_same_bytes_on_any_number_of_threads(monkeypatch):
     monkeypatch.setattr(fedscape.engine, "SECTIONS", 5)
-    monkeypatch.setattr(Histogram, "block_clients", 2)
-    fed = Federation({"y": [0, 1, 2] * 20}, np.arange(61))
-    totals = [Local(fed, threads=t).run(Histogram(3), {}, np.arange(60), Key(0)).total["counts"] for t in (1, 2, 4)]
-    assert [total.tolist() for total in totals] == [[20, 20, 20]] * 3
+    values = np.random.default_rng(0).normal(size=(60, 8))
+    fed = Federation({"x": values}, np.arange(61))
+    blocks = values.reshape(5, 6, 2, 8).sum(axis=2)  # five sections of six blocks of two clients
+    expected = functools.reduce(operator.add, [functools.reduce(operator.add, section) for section in blocks])
+    assert (expected != functools.reduce(operator.add, blocks.reshape(30, 8))).any()  # the order shows
+    totals = [Local(fed, threads=t).run(Add(), {}, np.arange(60), Key(0)).total["sum"] for t in (1, 2, 4)]
+    assert [total.tobytes() for total in totals] == [expected.tobytes()] * 3
 
 
 def test_rows_come_from_parquet_where_the_files_are_not_seen(saved, tmp_path):

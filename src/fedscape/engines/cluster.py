@@ -26,6 +26,7 @@ _SETTINGS = {
 CONNECT_SECONDS = 10.0
 _LOCK = threading.Lock()
 _ENGINES = {"users": 0, "ours": 0}
+_JOINED: dict[str, str | None] = {}  # the cluster that was started or joined here, and what it was called
 
 
 class Cluster:
@@ -48,6 +49,10 @@ class Cluster:
             if not self.ray.is_initialized():
                 _connect(self.ray, address, (workers or 1) * threads)
                 _ENGINES["ours"] = 1
+                _JOINED.clear()
+                _JOINED[_connected(self.ray)] = address
+            elif address is not None:
+                _check_same(self.ray, address)
             _ENGINES["users"] += 1
         try:
             self.workers = workers or self._room(threads)
@@ -94,6 +99,35 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         where = "no Ray cluster could be started here" if address is None else f"no Ray cluster answers at {address!r}"
         raise EngineError(f"{where}: {one_line(error)}") from error
+
+
+def _connected(ray: ModuleType) -> str:
+    return str(getattr(ray.get_runtime_context(), "gcs_address", "ray://"))  # a Ray client is not told
+
+
+def _check_same(ray: ModuleType, address: str) -> None:
+    """Refuse another cluster than the one that this process is connected to."""
+    now = _connected(ray)
+    if now in _JOINED and _JOINED[now] == address:
+        return
+    wanted = (os.environ.get("RAY_ADDRESS") or None) if address == "auto" else address
+    if wanted is None and now not in _JOINED:  # "auto", and who runs this process has chosen
+        return
+    if wanted is None or _place(ray, wanted) != _place(ray, now):
+        raise EngineError(
+            f"this process is connected to the Ray cluster at {now}, not to {address!r}: leave address out to use that "
+            "one, or close its engines and call ray.shutdown() first"
+        )
+
+
+def _place(ray: ModuleType, address: str) -> tuple[str, str]:
+    """Host and port, so that two names of one place are the same."""
+    host, _, port = address.rpartition(":")
+    try:
+        host = socket.gethostbyname(host)
+    except OSError:
+        host = host.strip("[]")
+    return (ray.util.get_node_ip_address() if host.startswith("127.") or host == "::1" else host), port
 
 
 def _knock(address: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,7 @@ class Crew:
         self._logged = [0] * len(edges)
         self._deaths = [0] * len(edges)
         self._alarms = 0
+        self._torn = False
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
 
@@ -75,18 +77,21 @@ class Crew:
         ray, versions = self.cluster.ray, software()
         self._actors = [self._new(shard) for shard in range(len(self.edges))]
         loads = [actor.load.remote(versions) for actor in self._actors]
-        ready, _ = ray.wait(loads, num_returns=len(loads), timeout=START_SECONDS)
-        if len(ready) < len(loads):
-            free = ray.available_resources()
-            raise EngineError(
-                f"only {len(ready)} of {len(loads)} workers started in {START_SECONDS:g} s; the cluster has "
-                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs to spare: ask for fewer workers"
-            )
+        self._check_started(loads)
         try:
             for shard, load in enumerate(loads):
                 self._value(shard, load)
         except ray.exceptions.RayActorError as error:
             self._revive(error)
+
+    def _check_started(self, loads: Sequence[Any]) -> None:
+        ready, _ = self.cluster.ray.wait(list(loads), num_returns=len(loads), timeout=START_SECONDS)
+        if len(ready) < len(loads):
+            free = self.cluster.ray.available_resources()
+            raise EngineError(
+                f"only {len(ready)} of {len(loads)} workers started in {START_SECONDS:g} s; the cluster has "
+                f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs to spare: ask for fewer workers"
+            )
 
     def _new(self, shard: int) -> Any:
         return self.cluster.actor(Shard, self.source, *self.edges[shard], self.threads, self.memory)
@@ -144,17 +149,33 @@ class Crew:
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
+    def check_whole(self) -> None:
+        """Refuse to go on where some clients may keep what a broken round gave, and others what they had before."""
+        if self._torn:
+            raise EngineError(
+                "a round was broken off while its clients took over what they keep, so that some may have taken it and "
+                "others not: restore from the checkpoint, or begin anew"
+            )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What clients keep is whole again only if this comes to its end."""
+        self._torn = True
+        yield
+        self._torn = False
+
     def keep(self, kinds: Kinds, assignments: Sequence[Assignment]) -> None:
         """The round is finished: what its clients keep takes the place of what they kept."""
-        for shard, log in enumerate(self._log):
-            mine = [i for i, a in enumerate(assignments) if shard in (a.shard, *(other for other, _ in a.guests))]
-            log.append(("keep", (kinds, *(self._kept[i] for i in mine))))
-            self._logged[shard] += sum(assignments[i].clients for i in mine)
-        self._all("keep", lambda shard: self._log[shard][-1][1])
-        self._kept = {}
-        for shard, (begin, end) in enumerate(self.edges):
-            if self._logged[shard] > 2 * (end - begin):
-                self._shorten(shard)
+        with self._changing():
+            for shard, log in enumerate(self._log):
+                mine = [i for i, a in enumerate(assignments) if shard in (a.shard, *(other for other, _ in a.guests))]
+                log.append(("keep", (kinds, *(self._kept[i] for i in mine))))
+                self._logged[shard] += sum(assignments[i].clients for i in mine)
+            self._all("keep", lambda shard: self._log[shard][-1][1])
+            self._kept = {}
+            for shard, (begin, end) in enumerate(self.edges):
+                if self._logged[shard] > 2 * (end - begin):
+                    self._shorten(shard)
 
     def _shorten(self, shard: int) -> None:
         """Let all that a shard keeps take the place of a log that has grown longer than that."""
@@ -172,14 +193,16 @@ class Crew:
 
     def restore(self, parts: Sequence[Mapping[str, Ragged]]) -> None:
         """Give the clients of each shard what they kept."""
-        self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
-        self._logged, self._round = [0] * len(parts), None
-        self._all("restore", lambda shard: self._log[shard][0][1])
+        with self._changing():
+            self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
+            self._logged, self._round = [0] * len(parts), None
+            self._all("restore", lambda shard: self._log[shard][0][1])
 
     def forget(self) -> None:
         """Let all clients drop what they kept."""
-        self._log, self._logged, self._round = [[] for _ in self.edges], [0] * len(self.edges), None
-        self._all("forget", lambda shard: ())
+        with self._changing():
+            self._log, self._logged, self._round = [[] for _ in self.edges], [0] * len(self.edges), None
+            self._all("forget", lambda shard: ())
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -219,11 +242,16 @@ class Crew:
         return f"{said}; memory={self.memory:,} bounds it" if bound else said
 
     def _revive(self, error: Exception) -> None:
-        """Start again those that are dead, and bring them to where they were."""
+        """Start again those that are dead, and bring them to where they were.
+
+        Death is known at once; who does not answer in time has a long part before it.
+        """
         dead = self.cluster.ray.exceptions.RayActorError
-        pings = [actor.ping.remote() for actor in self._actors]
+        pings = {actor.ping.remote(): shard for shard, actor in enumerate(self._actors)}
+        answered, _ = self.cluster.ray.wait(list(pings), num_returns=len(pings), timeout=START_SECONDS)
         found = False
-        for shard, ping in enumerate(pings):
+        for ping in answered:
+            shard = pings[ping]
             try:
                 self._value(shard, ping)
             except dead as death:
@@ -247,6 +275,11 @@ class Crew:
             calls = [actor.load.remote(software())]
             calls += [getattr(actor, method).remote(*arguments) for method, arguments in self._log[shard]]
             calls += [] if self._round is None else [actor.open.remote(*self._round)]
+            try:
+                self._check_started(calls[:1])
+            except EngineError as error:
+                self.cluster.ray.kill(actor)  # whoever goes on finds it dead, and waits for nobody
+                raise EngineError(f"{self.names[shard]}, whose worker died: {error}") from None
             try:
                 for call in calls:
                     self._value(shard, call)

@@ -45,8 +45,9 @@ class Ray:
     client
         For Parquet: the column that says whose row it is.
     address
-        Of a running cluster ("auto" for the one on this machine). By default the cluster this process is connected to,
-        or else one on this machine alone, started here and stopped by `close`.
+        Of a running cluster ("auto" for the one on this machine); an error if this process is connected to another. By
+        default the cluster this process is connected to, or else one on this machine alone, started here and stopped by
+        `close`.
     workers
         How many processes; by default as many as there are cores for.
     threads
@@ -141,6 +142,7 @@ class Ray:
     ) -> Reply:
         check_enough(cohort, self.min_clients, key)
         self._check_open()
+        self._crew.check_whole()
         who = cohort if self._rank is None else np.sort(self._rank[cohort])
         where = who if self._order is None else self._order[who]
         plan = sections(computation, self.federation.sizes[where], clipped=release is not None)
@@ -157,13 +159,14 @@ class Ray:
                 if each is not None:
                     each.take_grids(grids)
             kinds.update(outcome.kinds)
-        if kinds:
-            self._crew.keep(kinds, assignments)
-            self._keeps = True
         for sums in (answer.sent, answer.metrics):
             for name, values in sums.items():
                 sums[name] = values if values.flags.writeable else values.copy()  # not in the object store for ever
-        return answer.reply(computation, self.federation.ids[where], sent)
+        reply = answer.reply(computation, self.federation.ids[where], sent)
+        if kinds:  # at the very end: before it nothing has happened, after it the round is over
+            self._keeps = True
+            self._crew.keep(kinds, assignments)
+        return reply
 
     def _shipped(self, computation: Computation) -> tuple[str, Any]:
         """The computation in the object store: put there when it changes, not in every round."""
@@ -199,6 +202,7 @@ class Ray:
 
     def kept(self) -> Mapping[str, Ragged]:
         self._check_open()
+        self._crew.check_whole()
         if not self._keeps:
             return {}
         widths = np.diff(self._bounds).tolist()
