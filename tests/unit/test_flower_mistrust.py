@@ -9,10 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Ledger, checkpoint, rounds
+from fedscape import (
+    Computation,
+    DataError,
+    Federation,
+    Gaussian,
+    Histogram,
+    Ledger,
+    MixtureOfDirichletMultinomials,
+    Moments,
+    checkpoint,
+    rounds,
+)
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.errors import TooFewClients
 from fedscape.kernel import kernel, uncompiled
 from fedscape.mixtures._dm_rounds import Maximise
 from fedscape.mixtures._dm_start import Initialise
@@ -268,3 +280,11 @@ def test_a_torn_answer_is_waited_for_when_it_is_asked_for_again(tmp_path):
     done = list(rounds(Histogram(3), engine, n_rounds=2))
     assert [(r.clients, dict(r.faults)) for r in done] == [(12, {})] * 2
     assert not engine.troubles
+
+
+def test_a_fit_in_which_nothing_was_computed_is_an_error(tmp_path):
+    mixture = MixtureOfDirichletMultinomials(2, n_categories=3, n_init=1, rounds=2)
+    for number, work in enumerate((Histogram(3), Moments(column="y"), mixture)):
+        engine = nodes.engine_of(nodes.federation(), tmp_path / str(number), min_clients=100)
+        with pytest.raises(TooFewClients, match=r"in every round of \w+ \(min_clients is 100\), so that nothing was"):
+            work.fit(engine)
