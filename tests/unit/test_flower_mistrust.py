@@ -15,6 +15,7 @@ from fedscape import (
     Federation,
     Gaussian,
     Histogram,
+    Laplace,
     Ledger,
     MixtureOfDirichletMultinomials,
     Moments,
@@ -288,3 +289,31 @@ def test_a_fit_in_which_nothing_was_computed_is_an_error(tmp_path):
         engine = nodes.engine_of(nodes.federation(), tmp_path / str(number), min_clients=100)
         with pytest.raises(TooFewClients, match=r"in every round of \w+ \(min_clients is 100\), so that nothing was"):
             work.fit(engine)
+
+
+@pytest.mark.parametrize("privacy", [Gaussian(clip=1.0, multiplier=1e-3), Laplace(clip=1.0, epsilon=1e3)])
+def test_a_sum_longer_than_all_clips_together_is_left_out(privacy, tmp_path):
+    """Each number of it could be a clipped client's; all of them together could not."""
+
+    def every_number_at_the_clip(arrays, header):
+        cells = int(0.999 * len(fed) / 3 / header["grids"]["counts"])
+        return {**arrays, "total/counts": np.full(1000, cells)}, header
+
+    fed = Federation({"y": np.arange(12) % 3}, np.arange(13))
+    engine = nodes.engine_of(fed, tmp_path, grid=spoiled(every_number_at_the_clip))
+    done = next(rounds(Histogram(1000), engine, n_rounds=1, privacy=privacy))
+    assert dict(done.faults) == {"corrupt": 1}
+    assert "more than 4 clipped clients can have" in engine.troubles[0]
+    assert np.abs(done.state["counts"]).sum() == pytest.approx(8.0, abs=2.0)
+
+
+def test_the_longest_sum_of_clipped_clients_is_taken():
+    for privacy in (Gaussian(clip=2.0, multiplier=3.0, scales={"b": 5.0}), Laplace(clip=2.0, epsilon=3.0)):
+        fed = Federation({}, np.zeros(8, dtype=int))
+        rng = np.random.default_rng(0)
+        for sign in (1.0, -1.0):  # all alike, far beyond the clip
+            release = Release(privacy, 2.0, b"k", False, 1)
+            rows = release.on_clients(
+                {"a": np.tile(sign * rng.exponential(100, 5), (7, 1)), "b": np.full((7, 2, 2), 300.0)}, fed
+            )
+            release.check_sum({name: values.sum(axis=0) for name, values in rows.items()}, 7)
