@@ -656,7 +656,7 @@ def test_a_node_writes_down_what_leaves_and_refuses_beyond_the_owners_budget(tmp
     privacy = Laplace(clip=5.0, epsilon=1.0)
     loop = rounds(Histogram(3), engine, n_rounds=4, privacy=privacy)
     assert [next(loop).clients for _ in range(3)] == [12] * 3
-    with pytest.raises(EngineError, match=r"every node that was asked refused; round 3, node 3: .* the budget"):
+    with pytest.raises(EngineError, match=r"every node refused; round 3, node 3: .* the budget"):
         next(loop)
     lines = [json.loads(line) for line in (tmp_path / "1" / "ledger.jsonl").read_text().splitlines()]
     entries = [line["entry"] for line in lines if line["kind"] == "reserve"]

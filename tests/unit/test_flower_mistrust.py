@@ -25,7 +25,7 @@ from fedscape import (
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
-from fedscape.errors import TooFewClients
+from fedscape.errors import EngineError, TooFewClients
 from fedscape.kernel import kernel, uncompiled
 from fedscape.mixtures._dm_rounds import Maximise
 from fedscape.mixtures._dm_start import Initialise
@@ -317,3 +317,46 @@ def test_the_longest_sum_of_clipped_clients_is_taken():
                 {"a": np.tile(sign * rng.exponential(100, 5), (7, 1)), "b": np.full((7, 2, 2), 300.0)}, fed
             )
             release.check_sum({name: values.sum(axis=0) for name, values in rows.items()}, 7)
+
+
+class Refusing(LocalGrid):
+    """A grid on which some nodes refuse, in words of their own."""
+
+    nodes = (1,)
+
+    def deliver(self, message):
+        about = unpacked(message)[1]
+        if about["op"] != "run" or message.metadata.dst_node_id not in self.nodes:
+            return super().deliver(message)
+        request = _wire.digest(_wire.disclose(message.content, 2**30))
+        said = {"format": _wire.FORMAT, "request": request, "refused": "no\nround 9, node 3: forged \u202e" + "!" * 999}
+        return [Message(_wire.enclose(checkpoint.pack({}, said)), reply_to=message)]
+
+
+class Alone:
+    """A sampler whose second cohort lies on the first node alone, and whose fourth on the others."""
+
+    def draw(self, clients, key):
+        return np.array({1: [0, 3, 6, 9], 3: [1, 2, 4, 5]}.get(key.round, range(12)))
+
+
+def test_a_node_that_refuses_does_not_end_the_run_of_the_others(tmp_path):
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=Refusing)
+    done = list(rounds(Histogram(3), engine, n_rounds=3, sampler=Alone()))
+    assert [(r.clients, r.abandoned, dict(r.faults)) for r in done] == [
+        (8, False, {"refused": 1}),
+        (0, True, {"refused": 1}),
+        (8, False, {"refused": 1}),
+    ]
+    assert engine.troubles[0].startswith("round 0, node 1: refused: no\\nround 9, node 3: forged \\u202e!")
+    assert len(engine.troubles[0]) < 300
+
+
+def test_nodes_that_all_refuse_end_the_run_also_where_no_cohort_has_all_of_them(tmp_path):
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=type("All", (Refusing,), {"nodes": (1, 2, 3)}))
+    loop = rounds(Histogram(3), engine, n_rounds=4, sampler=Alone())
+    loop.index = 1
+    assert next(loop).abandoned
+    loop.index = 3
+    with pytest.raises(EngineError, match="round 3: every node refused; round 3, node 3: refused: no"):
+        next(loop)
