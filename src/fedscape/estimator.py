@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 
 from fedscape.computation import Arrays, Computation, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import NotFittedError, PrivacyError
+from fedscape.errors import NotFittedError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.history import History
 from fedscape.ledger import Ledger
@@ -127,11 +127,12 @@ class Estimator(Computation):
         done: Callable[[Arrays, Arrays], bool] | None = None,
         measure: int = 1,
         carry: bool = False,
+        needed: bool = True,
     ) -> Arrays:
         """Run rounds to the end, or until `done(old state, new state)`; return the last state.
 
         With a checkpoint, a run that was stopped goes on where it was. `carry` leaves clients what an earlier phase
-        made them keep.
+        made them keep. Where all rounds were abandoned nothing was learned: an error, if the run is `needed`.
         """
         loop = rounds(
             computation,
@@ -163,6 +164,13 @@ class Estimator(Computation):
                 break
             before = r.state
         loop.close()
+        made = list(self.history_)[begin:]
+        if needed and made and all(row["abandoned"] for row in made):
+            raise TooFewClients(
+                f"too few clients reported in every round of {type(computation).__name__} "
+                f"(min_clients is {engine.min_clients}), so that nothing was counted: lower min_clients, or have more "
+                "clients take part"
+            )
         return loop.state
 
     def _check_fitted(self, attribute: str) -> None:

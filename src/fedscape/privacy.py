@@ -329,10 +329,18 @@ class Release:
         """Refuse sums that so many clipped clients cannot have; where clients add noise, any sum can be."""
         if self.privacy.place != "central" or self.privacy.unit != "client":
             return
+        inside = np.asarray(total.get(INSIDE, 0))
+        length = 0.0  # of all arrays side by side, as clients are clipped
         for name, cells in total.items():
-            most = 1.0 if name == INSIDE else self.clip * self._scale(name) / self._grids[name]
-            if cells.size and float(np.abs(cells.astype(float)).max()) > reported * most * (1 + 1e-9):
-                raise PrivacyError(f"the sum {name!r} is more than {reported} clipped clients can have")
+            if name != INSIDE:
+                size = np.abs(cells.astype(float)) * (self._grids[name] / self._scale(name))
+                length += float((size**self.privacy.norm).sum())
+        if length ** (1 / self.privacy.norm) > reported * self.clip * (1 + 1e-9):
+            raise PrivacyError(
+                f"the sums of {sorted(set(total) - {INSIDE})} are more than {reported} clipped clients can have"
+            )
+        if inside.size != 1 or not 0 <= inside.item() <= reported:
+            raise PrivacyError(f"not a number of clients within the clip among {reported}")
 
     def on_total(self, total: Arrays, reported: int) -> Arrays:
         """Add noise to the sum, and give it its own units again; `clients` is how many there were, noisy if secret."""

@@ -124,10 +124,10 @@ class Moments(Estimator):
         return {"mean": mean, "covariance": (covariance + covariance.T) / 2, "n_rows": total["n_rows"]}
 
     def row_bound(self, state: Arrays, norm: int) -> float | None:
-        if self.bound is None:
+        d = state["mean"].size
+        if self.bound is None or (norm == 1 and not d):  # before the first round the number of features is not known
             return None
         r = self.bound + float(np.linalg.norm(state["mean"]))  # length of a row about the centre
-        d = max(state["mean"].size, 1)
         return float(np.sqrt(1 + r**2 + r**4)) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
 
     def _centred(self, state: Arrays, clients: Federation) -> Array:

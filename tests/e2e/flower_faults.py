@@ -161,13 +161,15 @@ def test_a_node_killed_in_a_round_is_left_out_and_comes_back_with_what_its_clien
 
 
 def test_a_node_that_stays_away_ends_in_an_honest_error_where_too_few_are_left(running):
-    """With one client fewer than min_clients every round is abandoned, and nothing is counted."""
+    """With one client fewer than min_clients every round is abandoned, nothing is counted, and the run fails."""
     running.out = running.folder / "few"
     source = running.folder / "app" / "deployed" / "server.py"
-    source.write_text(SERVER.replace("min_clients=10", "min_clients=61"))
+    loop = SERVER.index("    with open(")
+    fit = SERVER[:loop].replace("min_clients=10", "min_clients=61") + "    fs.Histogram(3).fit(engine)\n"
+    source.write_text(fit)
     run = running.start_run(running.out, "rounds=2")
-    assert run.wait(300) == 0
-    assert [line[1] for line in running.lines()] == [0, 0]
+    assert run.wait(300) == 1
+    assert "too few clients reported in every round of Histogram (min_clients is 61)" in running.log("run")
     source.write_text(SERVER.replace("nodes=3", "nodes=4, wait=5"))
     run = running.start_run(running.folder / "none", "rounds=2")
     assert run.wait(300) == 1

@@ -9,10 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Ledger, checkpoint, rounds
+from fedscape import (
+    Computation,
+    DataError,
+    Federation,
+    Gaussian,
+    Histogram,
+    Laplace,
+    Ledger,
+    MixtureOfDirichletMultinomials,
+    Moments,
+    checkpoint,
+    rounds,
+)
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message
 from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.errors import EngineError, TooFewClients
 from fedscape.kernel import kernel, uncompiled
 from fedscape.mixtures._dm_rounds import Maximise
 from fedscape.mixtures._dm_start import Initialise
@@ -268,3 +281,82 @@ def test_a_torn_answer_is_waited_for_when_it_is_asked_for_again(tmp_path):
     done = list(rounds(Histogram(3), engine, n_rounds=2))
     assert [(r.clients, dict(r.faults)) for r in done] == [(12, {})] * 2
     assert not engine.troubles
+
+
+def test_a_fit_in_which_nothing_was_computed_is_an_error(tmp_path):
+    mixture = MixtureOfDirichletMultinomials(2, n_categories=3, n_init=1, rounds=2)
+    for number, work in enumerate((Histogram(3), Moments(column="y"), mixture)):
+        engine = nodes.engine_of(nodes.federation(), tmp_path / str(number), min_clients=100)
+        with pytest.raises(TooFewClients, match=r"in every round of \w+ \(min_clients is 100\), so that nothing was"):
+            work.fit(engine)
+
+
+@pytest.mark.parametrize("privacy", [Gaussian(clip=1.0, multiplier=1e-3), Laplace(clip=1.0, epsilon=1e3)])
+def test_a_sum_longer_than_all_clips_together_is_left_out(privacy, tmp_path):
+    """Each number of it could be a clipped client's; all of them together could not."""
+
+    def every_number_at_the_clip(arrays, header):
+        cells = int(0.999 * len(fed) / 3 / header["grids"]["counts"])
+        return {**arrays, "total/counts": np.full(1000, cells)}, header
+
+    fed = Federation({"y": np.arange(12) % 3}, np.arange(13))
+    engine = nodes.engine_of(fed, tmp_path, grid=spoiled(every_number_at_the_clip))
+    done = next(rounds(Histogram(1000), engine, n_rounds=1, privacy=privacy))
+    assert dict(done.faults) == {"corrupt": 1}
+    assert "more than 4 clipped clients can have" in engine.troubles[0]
+    assert np.abs(done.state["counts"]).sum() == pytest.approx(8.0, abs=2.0)
+
+
+def test_the_longest_sum_of_clipped_clients_is_taken():
+    for privacy in (Gaussian(clip=2.0, multiplier=3.0, scales={"b": 5.0}), Laplace(clip=2.0, epsilon=3.0)):
+        fed = Federation({}, np.zeros(8, dtype=int))
+        rng = np.random.default_rng(0)
+        for sign in (1.0, -1.0):  # all alike, far beyond the clip
+            release = Release(privacy, 2.0, b"k", False, 1)
+            rows = release.on_clients(
+                {"a": np.tile(sign * rng.exponential(100, 5), (7, 1)), "b": np.full((7, 2, 2), 300.0)}, fed
+            )
+            release.check_sum({name: values.sum(axis=0) for name, values in rows.items()}, 7)
+
+
+class Refusing(LocalGrid):
+    """A grid on which some nodes refuse, in words of their own."""
+
+    nodes = (1,)
+
+    def deliver(self, message):
+        about = unpacked(message)[1]
+        if about["op"] != "run" or message.metadata.dst_node_id not in self.nodes:
+            return super().deliver(message)
+        request = _wire.digest(_wire.disclose(message.content, 2**30))
+        said = {"format": _wire.FORMAT, "request": request, "refused": "no\nround 9, node 3: forged \u202e" + "!" * 999}
+        return [Message(_wire.enclose(checkpoint.pack({}, said)), reply_to=message)]
+
+
+class Alone:
+    """A sampler whose second cohort lies on the first node alone, and whose fourth on the others."""
+
+    def draw(self, clients, key):
+        return np.array({1: [0, 3, 6, 9], 3: [1, 2, 4, 5]}.get(key.round, range(12)))
+
+
+def test_a_node_that_refuses_does_not_end_the_run_of_the_others(tmp_path):
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=Refusing)
+    done = list(rounds(Histogram(3), engine, n_rounds=3, sampler=Alone()))
+    assert [(r.clients, r.abandoned, dict(r.faults)) for r in done] == [
+        (8, False, {"refused": 1}),
+        (0, True, {"refused": 1}),
+        (8, False, {"refused": 1}),
+    ]
+    assert engine.troubles[0].startswith("round 0, node 1: refused: no\\nround 9, node 3: forged \\u202e!")
+    assert len(engine.troubles[0]) < 300
+
+
+def test_nodes_that_all_refuse_end_the_run_also_where_no_cohort_has_all_of_them(tmp_path):
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=type("All", (Refusing,), {"nodes": (1, 2, 3)}))
+    loop = rounds(Histogram(3), engine, n_rounds=4, sampler=Alone())
+    loop.index = 1
+    assert next(loop).abandoned
+    loop.index = 3
+    with pytest.raises(EngineError, match="round 3: every node refused; round 3, node 3: refused: no"):
+        next(loop)

@@ -291,6 +291,13 @@ def test_a_rows_bound_holds_for_the_worst_rows(norm):
             )
 
 
+def test_no_bound_in_the_first_norm_is_stated_before_the_number_of_features_is_known():
+    assert Moments(bound=1.0).row_bound(Moments().start(0), 1) is None
+    fed = people(30).with_column("x", np.ones((people(30).n_rows, 9)))
+    with pytest.raises(PrivacyError, match="does not bound what one row can change"):
+        Moments(bound=1.0).fit(fed, privacy=Laplace(clip=3.0, epsilon=1.0, unit="row"))
+
+
 def test_private_statistics_are_useful_with_enough_clients():
     fed = people(5000, rows=12)
     exact = Histogram(5).fit(fed)

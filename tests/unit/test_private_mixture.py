@@ -431,7 +431,7 @@ def test_the_number_of_categories_is_not_read_off_rows():
 
 def test_a_fit_that_cannot_begin_says_so():
     engine = Local(federation(draw(20)), min_clients=30)
-    with pytest.raises(TooFewClients, match="too few clients reported to begin"):
+    with pytest.raises(TooFewClients, match="too few clients reported in every round of Outline"):
         mixture().fit(engine, privacy=Gaussian(clip=1.5, multiplier=1.0))
 
 

@@ -39,7 +39,8 @@ class Roster:
         rank = np.argsort(ids, kind="stable")
         twice = ids[rank][1:] == ids[rank][:-1]
         if twice.any():
-            raise EngineError(f"two nodes say that they hold the client {ids[rank][1:][twice][0]!s}: ids must differ")
+            whom = one_line(ids[rank][1:][twice][0])
+            raise EngineError(f"two nodes say that they hold the client {whom}: ids must differ")
         return cls(ids[rank], nodes[rank], tuple(order), client_keys(ids[rank]))
 
 
@@ -72,13 +73,23 @@ class Refused(Exception):
     """The node says no."""
 
 
+def one_line(said: object) -> str:
+    r"""What a node says, on one line and no longer: it must not look like other lines of a log.
+
+    >>> one_line("no\nround 9, node 3: forged")
+    'no\\nround 9, node 3: forged'
+    """
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(said)[:200])
+    return "".join(shown)
+
+
 def header_of(one: Asked, blob: bytes) -> tuple[Arrays, dict[str, Any]]:
     """What a node sent, if it answers this request and is no refusal."""
     arrays, header = _wire.read(blob)
     if header.get("request") != _wire.digest(one.blob):
         raise Unreadable("to another request")
     if "refused" in header:
-        raise Refused(str(header["refused"])[:200])
+        raise Refused(one_line(header["refused"]))
     return arrays, header
 
 

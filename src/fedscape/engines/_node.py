@@ -102,8 +102,8 @@ class Folder:
         checkpoint.write(self._file(run, number), arrays, {"request": request, "asked": asked}, secret=True)
         for old in self.versions(run)[:-2]:
             self._file(run, old).unlink()
-        runs = sorted((self.path / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime)
-        for folder in runs[:-_RUNS]:
+        others = (folder for folder in (self.path / "runs").iterdir() if folder.name != run)
+        for folder in sorted(others, key=lambda folder: folder.stat().st_mtime)[: 1 - _RUNS]:
             shutil.rmtree(folder)
 
     def _run(self, run: str) -> Path:

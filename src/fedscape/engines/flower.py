@@ -126,6 +126,7 @@ class Flower:
         self._run = os.urandom(16).hex()
         self._number = 0
         self._closed = [-1] * len(self.roster.node_ids)
+        self._refusing: set[int] = set()  # the places of nodes that refused when they were last asked
 
     def run(
         self,
@@ -166,8 +167,7 @@ class Flower:
                 faults[one.fault] += 1
                 self._tell(key.round, one)
         seen = {name: number for name, number in faults.items() if number}
-        if asked and all(one.answer is None and one.fault == "refused" for one in asked):
-            raise EngineError(f"round {key.round}: every node that was asked refused; {self.troubles[-1]}")
+        self._note_refusals(asked, key.round)
         reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
         self._enough(len(reported), key.round, seen)
         reply = self._sum(there, reported, cohort, sent, seen, reveals, (release, measure_release))
@@ -176,6 +176,14 @@ class Flower:
                 self._closed[one.place] = self._number
         self._number += 1
         return reply
+
+    def _note_refusals(self, asked: Sequence[Asked], index: int) -> None:
+        """An error where all nodes refused when they were last asked; a few that do only leave too few clients."""
+        for one in asked:
+            refused = one.answer is None and one.fault == "refused"
+            self._refusing = self._refusing | {one.place} if refused else self._refusing - {one.place}
+        if len(self._refusing) == len(self.roster.node_ids):
+            raise EngineError(f"round {index}: every node refused; {self.troubles[-1]}")
 
     # -- asking --------------------------------------------------------------------------------------------------------
 

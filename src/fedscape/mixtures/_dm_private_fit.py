@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedscape.computation import Arrays
-from fedscape.errors import PrivacyError, TooFewClients
+from fedscape.errors import PrivacyError
 from fedscape.estimator import Fit
 from fedscape.mixtures._dm_judge import Contrast
 from fedscape.mixtures._dm_private import MOST_CATEGORIES, Ascend, Differ, Outline, public_reach, starts
@@ -36,7 +36,7 @@ def ascend_privately(
     where, seed = source.engine, mixture.seed
     first = Outline(source.n_categories, sizes=mixture.sizes or "bins", column=source.column, count=source.times)
     how_first = _bounded(how.phase(".outline"), "position", "size")
-    outline = _taken(mixture._run(first, where, how_first, n_rounds=1, seed=seed, measure=0), "centre")
+    outline = mixture._run(first, where, how_first, n_rounds=1, seed=seed, measure=0)
     apart = (4.0 if privacy.norm == 2 else 6.0) * np.sqrt(2)  # one bin of ten thousand stands out by chance
     noise = _noise(how_first, "size", 1, float(outline["clients"]))
     law = first.in_sight(outline["law"], apart * noise)
@@ -46,7 +46,7 @@ def ascend_privately(
         differ = Differ(source.n_categories, column=source.column, count=source.times)
         how_differ = _bounded(how.phase(".differ"), "second")
         found = mixture._run(differ, where, how_differ, n_rounds=1, seed=seed, state=state, measure=0)
-        second = _taken(found, "second")["second"]
+        second = found["second"]
     work = Ascend(
         models,
         public_reach(source.n_categories),
@@ -65,12 +65,6 @@ def ascend_privately(
     how = how.sending("score", "shares", "sizes")
     state = mixture._run(work, where, how, n_rounds=mixture.rounds, seed=seed, state=state, measure=0)
     return work, state, int(outline["clients"])
-
-
-def _taken(state: Arrays, name: str) -> Arrays:
-    if name not in state:
-        raise TooFewClients("too few clients reported to begin: the round was abandoned; lower min_clients or wait")
-    return state
 
 
 def _check(mixture: MixtureOfDirichletMultinomials, source: Source, privacy: Privacy) -> None:

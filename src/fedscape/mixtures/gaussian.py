@@ -155,7 +155,9 @@ class GaussianMixture(Estimator):
             judging = replace(how.phase(".final"), privacy=how.measure_privacy, measure_privacy=None)
             judging = replace(judging, ledger=None) if judging.privacy is None else judging
             unknown = {**state, "server.score": np.full(starts, np.nan)}  # where no client is drawn to judge
-            judged = self._run(judge, engine, judging, n_rounds=1, seed=self.seed, state=unknown, carry=True)
+            judged = self._run(
+                judge, engine, judging, n_rounds=1, seed=self.seed, state=unknown, carry=True, needed=False
+            )
             score = judged["server.score"]
             if not np.isnan(score).all():
                 best, self.log_likelihood_ = int(np.argmax(score)), float(score.max())
