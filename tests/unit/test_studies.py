@@ -113,6 +113,45 @@ def test_where_clients_are_alike_it_is_not_worth_it():
     assert answers["Which method?"]["answer"].startswith(("FedAvg", "Clustered", "FedEM", "FedGMM"))
 
 
+def apart(value: float, low: float, high: float) -> dict:
+    return {"value": value, "low": low, "high": high}
+
+
+def test_clients_differ_if_labels_or_features_do_and_the_answer_says_which():
+    noise, skew = apart(0.001, -0.01, 0.01), apart(0.417, 0.327, 0.508)
+    answer = advise_of({"labels": skew, "features": noise})
+    assert answer["answer"] == "yes"
+    assert answer["text"].startswith("Clients differ in labels:")
+    assert answer["value"] == 0.417
+    assert advise_of({"labels": noise, "features": skew})["text"].startswith("Clients differ in features:")
+    assert advise_of({"labels": skew, "features": skew})["text"].startswith("Clients differ in labels and features:")
+    assert advise_of({"labels": noise, "features": noise})["answer"] == "not measurably"
+    barely = apart(0.2, 0.01, 0.39)  # of two intervals one lies above 0 by chance more often than one alone
+    assert advise_of({"labels": barely})["answer"] == "yes"
+    assert advise_of({"labels": barely, "features": noise})["answer"] == "not measurably"
+
+
+def advise_of(measured: dict) -> dict:
+    kinds = {"components": [{"share": apart(1.0, 1.0, 1.0)}]}
+    return advise({"measure": measured, "model": kinds})[0]
+
+
+def test_training_alone_is_no_personalisation():
+    from fedscape.studies.advise import _worth
+
+    rows = [
+        {"method": m, "called": m, "accuracy": apart(v, v, v), "gain": g}
+        for m, v, g in (
+            ("fedavg", 0.7, None),
+            ("fedem", 0.7, apart(0.001, -0.003, 0.004)),
+            ("local", 0.9, apart(0.2, 0.1, 0.3)),
+        )
+    ]
+    item = _worth({"true": rows, "seeds": 2}, rows[2])
+    assert item["answer"] == "not worth it"
+    assert "fedem" in item["text"]
+
+
 def test_of_two_close_methods_the_simpler_is_advised_and_verdicts_need_both_size_and_certainty():
     rows = [{"method": m, "accuracy": {"value": v}} for m, v in (("fedavg", 0.70), ("fedavg+", 0.749), ("fedem", 0.75))]
     assert chosen(rows)["method"] == "fedavg+"
@@ -211,6 +250,28 @@ def test_a_result_is_made_to_be_shared():
     shown = short(named, show_clients=True)
     assert shown["clients"][3]["client"] == "patient-003"
     assert 0 <= shown["clients"][3]["fedavg"] <= 1
+
+
+def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
+    from types import SimpleNamespace
+
+    from fedscape.studies.running import _name_clients
+
+    rng = np.random.default_rng(3)
+    counts, shares = rng.integers(1, 40, size=(30, 3)), rng.dirichlet([1, 1], size=30)
+    where: list = rng.integers(0, 9, size=(30, 2)).tolist()
+    where[4], where[9] = [None, None], [None, None]
+
+    def numbered(order: np.ndarray) -> dict:
+        points = {"clients": list(range(30)), "labels": {"points": [where[i] for i in order]}}
+        data = SimpleNamespace(counts=counts[order], given=SimpleNamespace(ids=order))
+        _name_clients({"measure": {"map": points}}, data, shares[order], {}, False)
+        return points
+
+    first = numbered(np.arange(30))
+    assert first["client"] == [f"client {i + 1}" for i in range(30)]
+    assert first == numbered(rng.permutation(30))
+    assert first["labels"]["points"] != where
 
 
 # -- input of every kind ---------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def _computed(result: About) -> str:
         "with other "
         "clients, not with another model or longer training."
     )
-    hidden = "Clients appear as numbers in an order chosen by the seed, sizes as ranges; no id is in this file."
+    hidden = "Clients appear as numbers in the order of the map, sizes as ranges; no id is in this file."
     entries = {
         "Command": f"<code>{safe(command)}</code>",
         "Seed": safe(about["seed"]),

@@ -9,6 +9,8 @@ CLOSE = 0.005  # of two methods this close the simpler is advised
 #: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
+_ENDS = ("low", "high")
+
 Item = dict[str, Any]
 
 
@@ -77,28 +79,35 @@ def _item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
 
 
 def _differ(result: dict[str, Any]) -> Item:
-    measured = result["measure"]
-    name, about = (
-        ("features", measured["features"])
-        if "value" in measured.get("features", {})
-        else ("labels", measured["labels"])
-    )
-    if "value" not in about:
-        return _item("Do clients differ?", "unknown", "No two clients have two rows each: this cannot be told.", {})
-    low, high = about["low"], about["high"]
-    text = (
-        f"heterogeneity of {name} {about['value']:.3f} [{low:.3f}, {high:.3f}]"
-        if low is not None and high is not None
-        else (f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval")
-    )
-    if low is None or low <= 0:
-        answer, said = (
-            "not measurably",
-            f"Clients cannot be told from parts of one pool: {text}, where IID clients have 0.",
-        )
-    else:
-        answer, said = "yes", f"Clients differ: {text}, where IID clients have 0 and clients that share nothing 1."
-    return _item("Do clients differ?", answer, said, about)
+    question, measured = "Do clients differ?", result["measure"]
+    known = {name: measured[name] for name in ("labels", "features") if "value" in measured.get(name, {})}
+    if not known:
+        return _item(question, "unknown", "No two clients have two rows each: this cannot be told.", {})
+    if len(known) > 1:
+        known = {name: _of_two(about) for name, about in known.items()}
+    sure = {name: about for name, about in known.items() if about["low"] is not None and about["low"] > 0}
+    together = " (the two intervals hold together)" if len(known) > 1 else ""
+    said = " and ".join(_heterogeneity(name, about) for name, about in known.items()) + together
+    if not sure:
+        text = f"Clients cannot be told from parts of one pool: {said}, where IID clients have 0."
+        return _item(question, "not measurably", text, next(iter(known.values())))
+    text = f"Clients differ in {' and '.join(sure)}: {said}, where IID clients have 0 and clients that share nothing 1."
+    return _item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
+
+
+def _of_two(about: dict[str, Any]) -> dict[str, Any]:
+    """The same number with a wider interval: of two such, both hold with 95%."""
+    wider = 2.2414 / 1.96  # normal quantiles at 1 - 0.025 / 2 and 1 - 0.025
+    ends = {
+        end: None if about[end] is None else about["value"] + wider * (about[end] - about["value"]) for end in _ENDS
+    }
+    return {"value": about["value"], **ends}
+
+
+def _heterogeneity(name: str, about: dict[str, Any]) -> str:
+    if about["low"] is None or about["high"] is None:
+        return f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval"
+    return f"heterogeneity of {name} {about['value']:.3f} [{about['low']:.3f}, {about['high']:.3f}]"
 
 
 def _kinds(result: dict[str, Any]) -> Item:
@@ -126,7 +135,8 @@ def _method(learn: dict[str, Any], best: Item) -> Item:
 def _worth(learn: dict[str, Any], best: Item) -> Item:
     question = "Is personalisation worth it?"
     others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
-    personal = best if best["gain"] is not None else max(others, key=lambda r: r["gain"]["value"])
+    others = [r for r in others if r["method"] != "local"]  # who trains alone personalises nothing
+    personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
     said, gain = verdict(personal["gain"]), personal["gain"]
     body = f"{personal['called']} gains {points(gain)} over FedAvg, paired over clients, all comparisons together"
     if said == "yes":
