@@ -62,6 +62,78 @@ def test_a_method_that_depends_on_its_seed_has_a_wider_interval():
     assert widths[1]["high"] - widths[1]["low"] > 3 * (widths[0]["high"] - widths[0]["low"])
 
 
+def test_gains_of_two_seeds_cover_the_truth():
+    rng = np.random.default_rng(4)
+    covered = []
+    for _ in range(400):  # clients vary little, seeds much: two seeds have one degree of freedom a method
+        clients = 0.7 + 0.01 * rng.normal(size=40)
+        found = {m: clients + 0.02 * rng.normal(size=(2, 1)) + 0.01 * rng.normal(size=(2, 40)) for m in learn.METHODS}
+        gain = found["fedem"].mean(axis=0) - found["fedavg"].mean(axis=0)
+        about = mean_interval(gain, variance=learn.seed_variance(found, "fedem", "fedavg"))
+        covered.append(about["low"] <= 0 <= about["high"])
+    assert np.mean(covered) > 0.95 - 5 * np.sqrt(0.95 * 0.05 / 400)
+
+
+def test_two_sources_of_variance_have_the_degrees_of_freedom_of_welch():
+    from scipy import stats
+
+    first, second = np.array([0.1, 0.4, 0.2, 0.7]), np.array([0.3, 0.35, 0.5])
+    welch = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    about = mean_interval(first - second.mean(), variance=(second.var(ddof=1) / 3, 2))
+    assert (about["low"], about["high"]) == pytest.approx(tuple(welch), abs=1e-6)
+
+
+def test_a_method_chosen_on_its_test_rows_has_an_interval_that_allows_for_it():
+    rng = np.random.default_rng(5)
+    best = []
+    for _ in range(300):  # six methods of the same true accuracy
+        found = {m: rng.normal(0.7, 0.1, size=(1, 30)) for m in learn.METHODS}
+        rows = [{"value": v.mean(), "about": mean_interval(v[0], comparisons=6)} for v in found.values()]
+        best.append(max(rows, key=lambda row: row["value"])["about"])
+    missed = np.mean([about["low"] > 0.7 for about in best])
+    assert missed < 0.025 + 5 * np.sqrt(0.025 * 0.975 / 300)
+    row = learn.standing(found, seed=0)[0]
+    assert row["together"] == plain(mean_interval(found["fedavg"][0], comparisons=6, most=1.0, least=0.0))
+
+
+def test_fewer_clients_are_enough_only_if_the_interval_says_so():
+    from fedscape.studies.advise import _cohort
+
+    def answer(**behind: float) -> dict:
+        rows = [{"clients": 5, "behind": behind}, {"clients": 10, "behind": apart(0.0, 0.0, 0.0)}]
+        return _cohort({"cohorts": rows, "rounds": 3, "seeds": 1})
+
+    assert answer(**apart(0.0, -0.03, 0.03))["answer"] == "not shown"
+    assert answer(**apart(0.0, -0.005, 0.005))["answer"] == "5"
+    assert answer(**apart(0.05, 0.03, 0.07))["answer"] == "10"
+    assert "of one seed" in answer(**apart(0.05, 0.03, 0.07))["text"]
+
+
+def test_the_worst_tenth_of_clients_served_equally_is_what_chance_alone_gives():
+    rng = np.random.default_rng(6)
+    sizes = np.full(60, 8)
+    accuracy = rng.binomial(8, 0.7, size=60) / 8
+    expected = learn.equal_tenth(accuracy, sizes, seed=0)
+    assert expected < accuracy.mean() - 0.2  # far below the mean though nobody is served badly
+    assert abs(learn.worst_tenth(accuracy) - expected) < 0.15
+    found = dict.fromkeys(learn.METHODS, accuracy[None])
+    assert learn.standing(found, seed=0, sizes=sizes)[0]["worst"]["equal"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_federation_is_compared_as_the_best_of_five():
+    from fedscape.studies.running import _beside
+
+    rng = np.random.default_rng(7)
+    found = {m: rng.normal(0.5 + 0.1 * (m == "fedem"), 0.05, size=(2, 40)) for m in learn.METHODS}
+    rows = learn.standing(found, seed=0)
+    made = {"true": rows, "simulated": rows, "cohorts": [{"curve": [[1, 0.5]]}]}
+    about = _beside(made, found, np.ones((40, 1)))
+    paired = found["fedem"].mean(axis=0) - found["local"].mean(axis=0)
+    variance = learn.seed_variance(found, "fedem", "local")
+    assert about["federated_method"] == "FedEM"
+    assert about["federated"] == mean_interval(paired, comparisons=5, variance=variance)
+
+
 def test_one_client_has_no_interval_and_nobody_no_mean():
     assert mean_interval(np.array([0.5, np.nan])) == {"value": 0.5, "low": None, "high": None}
     assert mean_interval(np.array([])) == {"value": None, "low": None, "high": None}

@@ -202,7 +202,7 @@ def _learn(
     simulated = learning.Clients.of(learning.fewer_rows(drawn, [], seed=seed), seed=seed)
     predicted = learning.tournament(simulated, lr=lr, **how, say=lambda what: said(f"simulated clients: {what}"))
     found = learning.tournament(true, lr=lr, **how, say=lambda what: said(f"true clients: {what}"))
-    standing = learning.standing(found, seed=seed)
+    standing = learning.standing(found, seed=seed, sizes=true.test.sizes)
     made: dict[str, Any] = {
         "clients": len(who),
         "test_rows": true.test.n_rows,
@@ -214,7 +214,7 @@ def _learn(
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
         "true": standing,
-        "simulated": learning.standing(predicted, seed=seed),
+        "simulated": learning.standing(predicted, seed=seed, sizes=simulated.test.sizes),
         "cohorts": learning.cohorts(true, lr=lr, **how, say=said),
         "costs": _costs(true, lr, seed),
     }
@@ -248,9 +248,11 @@ def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dic
     ]
     curve = made["cohorts"][-1]["curve"]
     settled = next(number for number, accuracy in curve if accuracy >= curve[-1][1] - 0.01)
+    paired = found[together["method"]].mean(axis=0) - found["local"].mean(axis=0)
+    variance = learning.seed_variance(found, together["method"], "local")
     return {
         "by_kind": by_kind,
-        "federated": mean_interval(found[together["method"]].mean(axis=0) - found["local"].mean(axis=0)),
+        "federated": mean_interval(paired, comparisons=len(others), variance=variance),  # the best of the others
         "federated_method": together["called"],
         "settled": settled,
         "prediction": {
