@@ -278,7 +278,7 @@ def test_drift_is_found_where_it_is_and_seldom_where_it_is_not():
         p = np.array([0.5 - shift, 0.3, 0.2 + shift])
         counts = np.stack([rng.multinomial(40, rng.dirichlet(20 * p)) for _ in range(60)])
         shares = counts / 40
-        return {"names": ["a", "b", "c"], "mean_share": shares.mean(0), "covariance": np.cov(shares.T) / 60}
+        return of_shares(shares)
 
     found = drift(about(0.0, 1), about(0.1, 2))
     assert found["p"] < 0.001
@@ -286,6 +286,38 @@ def test_drift_is_found_where_it_is_and_seldom_where_it_is_not():
     assert found["moved"][0]["category"] in ("a", "c")
     false = np.mean([drift(about(0.0, 10 + i), about(0.0, 500 + i))["p"] < 0.05 for i in range(100)])
     assert false < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 100)
+
+
+def of_shares(shares: np.ndarray) -> dict:
+    n, categories = shares.shape
+    spread = np.cov(shares.T) / n if n > 1 else np.zeros((categories, categories))
+    names = [str(j) for j in range(categories)] if categories != 3 else ["a", "b", "c"]
+    return {"names": names, "mean_share": shares.mean(0), "covariance": spread, "clients_with_rows": n}
+
+
+def test_drift_of_few_clients_is_seldom_found_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(sys.modules["fedscape.studies.comparing"], "_DRAWS", 500)
+    rng = np.random.default_rng(0)
+    for n in (3, 5):
+        found = [
+            drift(*(of_shares(rng.dirichlet([1.0, 1.0], n)) for _ in "ab"), seed=i)["p"] < 0.05 for i in range(300)
+        ]
+        assert np.mean(found) < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 300)
+    about = drift(of_shares(np.array([[1.0, 0.0]])), of_shares(rng.dirichlet([1.0, 1.0], 20)))
+    assert about["p"] == 1.0
+    assert (about["low"], about["high"]) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_small_drift_covers_it(monkeypatch):
+    monkeypatch.setattr(sys.modules["fedscape.studies.comparing"], "_DRAWS", 500)
+    rng = np.random.default_rng(0)
+    apart = 1.5 * np.sqrt(2 / 12 / 400)  # in standard errors of the difference
+    covered = []
+    for i in range(300):
+        a, b = rng.uniform(0, 1 - apart, 400), rng.uniform(apart, 1, 400)
+        about = drift(of_shares(np.c_[a, 1 - a]), of_shares(np.c_[b, 1 - b]), seed=i)
+        covered.append(about["low"] <= apart <= about["high"])
+    assert np.mean(covered) > 0.95 - 5 * np.sqrt(0.95 * 0.05 / 300)
 
 
 def test_two_studies_are_compared_by_their_results_alone():

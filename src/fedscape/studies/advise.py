@@ -129,8 +129,8 @@ def _method(learn: dict[str, Any], best: Item) -> Item:
         else f"{second['called']} has {percent(second['together'])}, too little more to prefer it."
     )
     text = (
-        f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over clients (the intervals of all "
-        f"{len(rows)} methods hold together, as the best was chosen on these rows); {tail}"
+        f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over clients (the intervals of "
+        f"all {len(rows)} methods hold together, as the best was chosen on these rows); {tail}"
     )
     return _item("Which method?", best["called"], text, best["together"])
 
@@ -200,7 +200,8 @@ def _cohort(learn: dict[str, Any]) -> Item:
     if enough is not None:
         text = (
             f"{enough['clients']} of {total} clients a round are enough: FedAvg with them is "
-            f"{points(enough['behind'], sign=False)} behind all {total} after {learn['rounds']} rounds{_one_seed(learn)}."
+            f"{points(enough['behind'], sign=False)} behind all {total} after {learn['rounds']} rounds"
+            f"{_one_seed(learn)}."
         )
         return _item(question, str(enough["clients"]), text, enough["behind"])
     near = fewer[-1] if fewer else rows[-1]
