@@ -62,6 +62,78 @@ def test_a_method_that_depends_on_its_seed_has_a_wider_interval():
     assert widths[1]["high"] - widths[1]["low"] > 3 * (widths[0]["high"] - widths[0]["low"])
 
 
+def test_gains_of_two_seeds_cover_the_truth():
+    rng = np.random.default_rng(4)
+    covered = []
+    for _ in range(400):  # clients vary little, seeds much: two seeds have one degree of freedom a method
+        clients = 0.7 + 0.01 * rng.normal(size=40)
+        found = {m: clients + 0.02 * rng.normal(size=(2, 1)) + 0.01 * rng.normal(size=(2, 40)) for m in learn.METHODS}
+        gain = found["fedem"].mean(axis=0) - found["fedavg"].mean(axis=0)
+        about = mean_interval(gain, variance=learn.seed_variance(found, "fedem", "fedavg"))
+        covered.append(about["low"] <= 0 <= about["high"])
+    assert np.mean(covered) > 0.95 - 5 * np.sqrt(0.95 * 0.05 / 400)
+
+
+def test_two_sources_of_variance_have_the_degrees_of_freedom_of_welch():
+    from scipy import stats
+
+    first, second = np.array([0.1, 0.4, 0.2, 0.7]), np.array([0.3, 0.35, 0.5])
+    welch = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
+    about = mean_interval(first - second.mean(), variance=(second.var(ddof=1) / 3, 2))
+    assert (about["low"], about["high"]) == pytest.approx(tuple(welch), abs=1e-6)
+
+
+def test_a_method_chosen_on_its_test_rows_has_an_interval_that_allows_for_it():
+    rng = np.random.default_rng(5)
+    best = []
+    for _ in range(300):  # six methods of the same true accuracy
+        found = {m: rng.normal(0.7, 0.1, size=(1, 30)) for m in learn.METHODS}
+        rows = [{"value": v.mean(), "about": mean_interval(v[0], comparisons=6)} for v in found.values()]
+        best.append(max(rows, key=lambda row: row["value"])["about"])
+    missed = np.mean([about["low"] > 0.7 for about in best])
+    assert missed < 0.025 + 5 * np.sqrt(0.025 * 0.975 / 300)
+    row = learn.standing(found, seed=0)[0]
+    assert row["together"] == plain(mean_interval(found["fedavg"][0], comparisons=6, most=1.0, least=0.0))
+
+
+def test_fewer_clients_are_enough_only_if_the_interval_says_so():
+    from fedscape.studies.advise import _cohort
+
+    def answer(**behind: float) -> dict:
+        rows = [{"clients": 5, "behind": behind}, {"clients": 10, "behind": apart(0.0, 0.0, 0.0)}]
+        return _cohort({"cohorts": rows, "rounds": 3, "seeds": 1})
+
+    assert answer(**apart(0.0, -0.03, 0.03))["answer"] == "not shown"
+    assert answer(**apart(0.0, -0.005, 0.005))["answer"] == "5"
+    assert answer(**apart(0.05, 0.03, 0.07))["answer"] == "10"
+    assert "of one seed" in answer(**apart(0.05, 0.03, 0.07))["text"]
+
+
+def test_the_worst_tenth_of_clients_served_equally_is_what_chance_alone_gives():
+    rng = np.random.default_rng(6)
+    sizes = np.full(60, 8)
+    accuracy = rng.binomial(8, 0.7, size=60) / 8
+    expected = learn.equal_tenth(accuracy, sizes, seed=0)
+    assert expected < accuracy.mean() - 0.2  # far below the mean though nobody is served badly
+    assert abs(learn.worst_tenth(accuracy) - expected) < 0.15
+    found = dict.fromkeys(learn.METHODS, accuracy[None])
+    assert learn.standing(found, seed=0, sizes=sizes)[0]["worst"]["equal"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_federation_is_compared_as_the_best_of_five():
+    from fedscape.studies.running import _beside
+
+    rng = np.random.default_rng(7)
+    found = {m: rng.normal(0.5 + 0.1 * (m == "fedem"), 0.05, size=(2, 40)) for m in learn.METHODS}
+    rows = learn.standing(found, seed=0)
+    made = {"true": rows, "simulated": rows, "cohorts": [{"curve": [[1, 0.5]]}]}
+    about = _beside(made, found, np.ones((40, 1)))
+    paired = found["fedem"].mean(axis=0) - found["local"].mean(axis=0)
+    variance = learn.seed_variance(found, "fedem", "local")
+    assert about["federated_method"] == "FedEM"
+    assert about["federated"] == mean_interval(paired, comparisons=5, variance=variance)
+
+
 def test_one_client_has_no_interval_and_nobody_no_mean():
     assert mean_interval(np.array([0.5, np.nan])) == {"value": 0.5, "low": None, "high": None}
     assert mean_interval(np.array([])) == {"value": None, "low": None, "high": None}
@@ -111,6 +183,45 @@ def test_where_clients_are_alike_it_is_not_worth_it():
     assert answers["Do clients differ?"]["answer"] == "not measurably"
     assert answers["Is personalisation worth it?"]["answer"] in ("not worth it", "not shown")
     assert answers["Which method?"]["answer"].startswith(("FedAvg", "Clustered", "FedEM", "FedGMM"))
+
+
+def apart(value: float, low: float, high: float) -> dict:
+    return {"value": value, "low": low, "high": high}
+
+
+def test_clients_differ_if_labels_or_features_do_and_the_answer_says_which():
+    noise, skew = apart(0.001, -0.01, 0.01), apart(0.417, 0.327, 0.508)
+    answer = advise_of({"labels": skew, "features": noise})
+    assert answer["answer"] == "yes"
+    assert answer["text"].startswith("Clients differ in labels:")
+    assert answer["value"] == 0.417
+    assert advise_of({"labels": noise, "features": skew})["text"].startswith("Clients differ in features:")
+    assert advise_of({"labels": skew, "features": skew})["text"].startswith("Clients differ in labels and features:")
+    assert advise_of({"labels": noise, "features": noise})["answer"] == "not measurably"
+    barely = apart(0.2, 0.01, 0.39)  # of two intervals one lies above 0 by chance more often than one alone
+    assert advise_of({"labels": barely})["answer"] == "yes"
+    assert advise_of({"labels": barely, "features": noise})["answer"] == "not measurably"
+
+
+def advise_of(measured: dict) -> dict:
+    kinds = {"components": [{"share": apart(1.0, 1.0, 1.0)}]}
+    return advise({"measure": measured, "model": kinds})[0]
+
+
+def test_training_alone_is_no_personalisation():
+    from fedscape.studies.advise import _worth
+
+    rows = [
+        {"method": m, "called": m, "accuracy": apart(v, v, v), "gain": g}
+        for m, v, g in (
+            ("fedavg", 0.7, None),
+            ("fedem", 0.7, apart(0.001, -0.003, 0.004)),
+            ("local", 0.9, apart(0.2, 0.1, 0.3)),
+        )
+    ]
+    item = _worth({"true": rows, "seeds": 2}, rows[2])
+    assert item["answer"] == "not worth it"
+    assert "fedem" in item["text"]
 
 
 def test_of_two_close_methods_the_simpler_is_advised_and_verdicts_need_both_size_and_certainty():
@@ -167,7 +278,7 @@ def test_drift_is_found_where_it_is_and_seldom_where_it_is_not():
         p = np.array([0.5 - shift, 0.3, 0.2 + shift])
         counts = np.stack([rng.multinomial(40, rng.dirichlet(20 * p)) for _ in range(60)])
         shares = counts / 40
-        return {"names": ["a", "b", "c"], "mean_share": shares.mean(0), "covariance": np.cov(shares.T) / 60}
+        return of_shares(shares)
 
     found = drift(about(0.0, 1), about(0.1, 2))
     assert found["p"] < 0.001
@@ -175,6 +286,38 @@ def test_drift_is_found_where_it_is_and_seldom_where_it_is_not():
     assert found["moved"][0]["category"] in ("a", "c")
     false = np.mean([drift(about(0.0, 10 + i), about(0.0, 500 + i))["p"] < 0.05 for i in range(100)])
     assert false < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 100)
+
+
+def of_shares(shares: np.ndarray) -> dict:
+    n, categories = shares.shape
+    spread = np.cov(shares.T) / n if n > 1 else np.zeros((categories, categories))
+    names = [str(j) for j in range(categories)] if categories != 3 else ["a", "b", "c"]
+    return {"names": names, "mean_share": shares.mean(0), "covariance": spread, "clients_with_rows": n}
+
+
+def test_drift_of_few_clients_is_seldom_found_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(sys.modules["fedscape.studies.comparing"], "_DRAWS", 500)
+    rng = np.random.default_rng(0)
+    for n in (3, 5):
+        found = [
+            drift(*(of_shares(rng.dirichlet([1.0, 1.0], n)) for _ in "ab"), seed=i)["p"] < 0.05 for i in range(300)
+        ]
+        assert np.mean(found) < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 300)
+    about = drift(of_shares(np.array([[1.0, 0.0]])), of_shares(rng.dirichlet([1.0, 1.0], 20)))
+    assert about["p"] == 1.0
+    assert (about["low"], about["high"]) == (0.0, 1.0)
+
+
+def test_the_interval_of_a_small_drift_covers_it(monkeypatch):
+    monkeypatch.setattr(sys.modules["fedscape.studies.comparing"], "_DRAWS", 500)
+    rng = np.random.default_rng(0)
+    apart = 1.5 * np.sqrt(2 / 12 / 400)  # in standard errors of the difference
+    covered = []
+    for i in range(300):
+        a, b = rng.uniform(0, 1 - apart, 400), rng.uniform(apart, 1, 400)
+        about = drift(of_shares(np.c_[a, 1 - a]), of_shares(np.c_[b, 1 - b]), seed=i)
+        covered.append(about["low"] <= apart <= about["high"])
+    assert np.mean(covered) > 0.95 - 5 * np.sqrt(0.95 * 0.05 / 300)
 
 
 def test_two_studies_are_compared_by_their_results_alone():
@@ -211,6 +354,28 @@ def test_a_result_is_made_to_be_shared():
     shown = short(named, show_clients=True)
     assert shown["clients"][3]["client"] == "patient-003"
     assert 0 <= shown["clients"][3]["fedavg"] <= 1
+
+
+def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
+    from types import SimpleNamespace
+
+    from fedscape.studies.running import _name_clients
+
+    rng = np.random.default_rng(3)
+    counts, shares = rng.integers(1, 40, size=(30, 3)), rng.dirichlet([1, 1], size=30)
+    where: list = rng.integers(0, 9, size=(30, 2)).tolist()
+    where[4], where[9] = [None, None], [None, None]
+
+    def numbered(order: np.ndarray) -> dict:
+        points = {"clients": list(range(30)), "labels": {"points": [where[i] for i in order]}}
+        data = SimpleNamespace(counts=counts[order], given=SimpleNamespace(ids=order))
+        _name_clients({"measure": {"map": points}}, data, shares[order], {}, False)
+        return points
+
+    first = numbered(np.arange(30))
+    assert first["client"] == [f"client {i + 1}" for i in range(30)]
+    assert first == numbered(rng.permutation(30))
+    assert first["labels"]["points"] != where
 
 
 # -- input of every kind ---------------------------------------------------------------------------------------------

@@ -138,9 +138,13 @@ def _tournament(learn: Mapping[str, Any]) -> None:
     for row in sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0)):
         gain = "" if row["gain"] is None else " ".join(_numbers(row["gain"]))
         guess = predicted[row["method"]]["accuracy"]["value"]
-        rows.append([row["called"], *_numbers(row["accuracy"]), gain, f"{row['worst']['value']:.3f}", f"{guess:.3f}"])
-    names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth", "simulated clients"]
+        rows.append([row["called"], *_numbers(row["accuracy"]), gain, _worst(row["worst"]), f"{guess:.3f}"])
+    names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth (if equal)", "simulated clients"]
     table(f"{learn['clients']} clients, {learn['rounds']} rounds, {learn['seeds']} seeds", names, rows)
+
+
+def _worst(about: Mapping[str, Any]) -> str:
+    return f"{about['value']:.3f} ({about['equal']:.3f})"
 
 
 def _comparison(about: Mapping[str, Any]) -> None:

@@ -124,14 +124,12 @@ def _computed(result: About) -> str:
         "the data at hand."
     )
     intervals = (
-        "95%. Means over clients: Student's t. Gains: paired over clients, variance over seeds added, "
-        "Bonferroni over the methods. Worst "
-        "tenth and "
-        "Gini: bootstrap of clients. Heterogeneity: jackknife of clients. They say how the numbers would vary "
-        "with other "
-        "clients, not with another model or longer training."
+        "95%. Means over clients: Student's t. Gains: paired over clients, variance over seeds (pooled over "
+        "the methods) added, Welch and Satterthwaite's degrees of freedom, Bonferroni over the methods; with one seed "
+        "they leave seeds out. Worst tenth and Gini: bootstrap of clients. Heterogeneity: jackknife of clients. They "
+        "say how the numbers would vary with other clients, not with another model or longer training."
     )
-    hidden = "Clients appear as numbers in an order chosen by the seed, sizes as ranges; no id is in this file."
+    hidden = "Clients appear as numbers in the order of the map, sizes as ranges; no id is in this file."
     entries = {
         "Command": f"<code>{safe(command)}</code>",
         "Seed": safe(about["seed"]),

@@ -131,7 +131,9 @@ def _map(result: About) -> str:
         if len(kinds) < result["describe"]["clients"]
         else ""
     )
-    reading = f"{few}Hover, tap or tab to a point for its kind and size; clients are numbered by chance."
+    reading = (
+        f"{few}Hover, tap or tab to a point for its kind and size; their numbers are those of their places on the map."
+    )
     if result["about"]["show_clients"]:
         reading = f"{few}Hover, tap or tab to a point for the client."
     return card("A map of clients", marks + tabs + panels, reading)

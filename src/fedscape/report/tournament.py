@@ -166,16 +166,18 @@ def _methods_table(order: Sequence[About], predicted: dict[str, About]) -> str:
                 (gain["value"], NONE if gain["value"] is None else f"{100 * gain['value']:+.1f}"),
                 (r["worst"]["value"], f"{percent(r['worst']['value'])}"),
                 (r["worst"]["low"], between(r["worst"], percent)),
+                (r["worst"].get("equal"), percent(r["worst"].get("equal"))),
                 (guess["value"], percent(guess["value"])),
                 (r["seeds"], NONE if r["seeds"] is None else f"{100 * r['seeds']:.1f}"),
             ]
         )
-    names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "predicted", "seeds, ± points"]
-    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6), name="methods")
+    names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "if equal", "predicted"]
+    names.append("seeds, ± points")
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7), name="methods")
     low = min(order, key=lambda r: r["worst"]["value"] or 0)
     reading = (
-        f"Click a heading to sort. The worst tenth of the clients does worst under {low['called']}: "
-        f"{percent(low['worst']['value'])}."
+        f"Click a heading to sort. The worst tenth of the clients (five at least) does worst under {low['called']}: "
+        f"{percent(low['worst']['value'])}. If equal: what it would be by chance were all clients served equally well."
     )
     return card("Methods in numbers", table, reading, wide=True, table="methods")
 

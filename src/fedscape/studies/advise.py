@@ -9,6 +9,8 @@ CLOSE = 0.005  # of two methods this close the simpler is advised
 #: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
+_ENDS = ("low", "high")
+
 Item = dict[str, Any]
 
 
@@ -77,28 +79,35 @@ def _item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
 
 
 def _differ(result: dict[str, Any]) -> Item:
-    measured = result["measure"]
-    name, about = (
-        ("features", measured["features"])
-        if "value" in measured.get("features", {})
-        else ("labels", measured["labels"])
-    )
-    if "value" not in about:
-        return _item("Do clients differ?", "unknown", "No two clients have two rows each: this cannot be told.", {})
-    low, high = about["low"], about["high"]
-    text = (
-        f"heterogeneity of {name} {about['value']:.3f} [{low:.3f}, {high:.3f}]"
-        if low is not None and high is not None
-        else (f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval")
-    )
-    if low is None or low <= 0:
-        answer, said = (
-            "not measurably",
-            f"Clients cannot be told from parts of one pool: {text}, where IID clients have 0.",
-        )
-    else:
-        answer, said = "yes", f"Clients differ: {text}, where IID clients have 0 and clients that share nothing 1."
-    return _item("Do clients differ?", answer, said, about)
+    question, measured = "Do clients differ?", result["measure"]
+    known = {name: measured[name] for name in ("labels", "features") if "value" in measured.get(name, {})}
+    if not known:
+        return _item(question, "unknown", "No two clients have two rows each: this cannot be told.", {})
+    if len(known) > 1:
+        known = {name: _of_two(about) for name, about in known.items()}
+    sure = {name: about for name, about in known.items() if about["low"] is not None and about["low"] > 0}
+    together = " (the two intervals hold together)" if len(known) > 1 else ""
+    said = " and ".join(_heterogeneity(name, about) for name, about in known.items()) + together
+    if not sure:
+        text = f"Clients cannot be told from parts of one pool: {said}, where IID clients have 0."
+        return _item(question, "not measurably", text, next(iter(known.values())))
+    text = f"Clients differ in {' and '.join(sure)}: {said}, where IID clients have 0 and clients that share nothing 1."
+    return _item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
+
+
+def _of_two(about: dict[str, Any]) -> dict[str, Any]:
+    """The same number with a wider interval: of two such, both hold with 95%."""
+    wider = 2.2414 / 1.96  # normal quantiles at 1 - 0.025 / 2 and 1 - 0.025
+    ends = {
+        end: None if about[end] is None else about["value"] + wider * (about[end] - about["value"]) for end in _ENDS
+    }
+    return {"value": about["value"], **ends}
+
+
+def _heterogeneity(name: str, about: dict[str, Any]) -> str:
+    if about["low"] is None or about["high"] is None:
+        return f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval"
+    return f"heterogeneity of {name} {about['value']:.3f} [{about['low']:.3f}, {about['high']:.3f}]"
 
 
 def _kinds(result: dict[str, Any]) -> Item:
@@ -115,20 +124,25 @@ def _method(learn: dict[str, Any], best: Item) -> Item:
     second = sorted((r for r in rows if r is not best), key=lambda r: -(r["accuracy"]["value"] or 0))[0]
     lead = best["accuracy"]["value"] - second["accuracy"]["value"]
     tail = (
-        f"{second['called']} is next with {percent(second['accuracy'])}."
+        f"{second['called']} is next with {percent(second['together'])}."
         if lead >= 0
-        else f"{second['called']} has {percent(second['accuracy'])}, too little more to prefer it."
+        else f"{second['called']} has {percent(second['together'])}, too little more to prefer it."
     )
-    text = f"{best['called']}: accuracy {percent(best['accuracy'])} on rows held out, mean over clients; {tail}"
-    return _item("Which method?", best["called"], text, best["accuracy"])
+    text = (
+        f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over clients (the intervals of "
+        f"all {len(rows)} methods hold together, as the best was chosen on these rows); {tail}"
+    )
+    return _item("Which method?", best["called"], text, best["together"])
 
 
 def _worth(learn: dict[str, Any], best: Item) -> Item:
     question = "Is personalisation worth it?"
     others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
-    personal = best if best["gain"] is not None else max(others, key=lambda r: r["gain"]["value"])
+    others = [r for r in others if r["method"] != "local"]  # who trains alone personalises nothing
+    personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
     said, gain = verdict(personal["gain"]), personal["gain"]
     body = f"{personal['called']} gains {points(gain)} over FedAvg, paired over clients, all comparisons together"
+    body += _one_seed(learn)
     if said == "yes":
         better = personal.get("better")
         text = (
@@ -143,6 +157,10 @@ def _worth(learn: dict[str, Any], best: Item) -> Item:
     return _item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[said], text, gain)
 
 
+def _one_seed(learn: dict[str, Any]) -> str:
+    return " (of one seed: how results move with the seed is not in the interval)" if learn["seeds"] == 1 else ""
+
+
 def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     about = learn.get("federated")
     if about is None or about["value"] is None:
@@ -153,35 +171,46 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
         return _item("Is federation worth it?", "not worth it", text, about)
     sure = about["low"] is not None and about["low"] > 0
     word = "Yes" if sure and about["value"] >= WORTH else "Not shown"
-    text = f"{word}: {called} gains {points(about)} over clients that train alone, paired over clients."
+    text = (
+        f"{word}: {called} gains {points(about)} over clients that train alone, paired over clients{_one_seed(learn)}."
+    )
     return _item("Is federation worth it?", "worth it" if word == "Yes" else "not shown", text, about)
 
 
 def _worst(learn: dict[str, Any], best: Item) -> Item:
     about = best["worst"]
     mean = f"{100 * best['accuracy']['value']:.1f}%"
-    text = f"The worst tenth of the clients has {percent(about)} with {best['called']}, where the mean is {mean}."
+    n = about["clients"]
+    text = f"The {n} clients served worst have {percent(about)} with {best['called']}, where the mean is {mean}"
+    text += (
+        f"; if all were served equally, chance in their rows to test on would put {n} at {100 * about['equal']:.1f}%."
+    )
     kinds = [k for k in learn["by_kind"] if k["value"] is not None]
     if len(kinds) > 1:
         low = min(kinds, key=lambda k: k["value"])
         text += f" Of the kinds, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
-    return _item("For whom does it fail?", f"{100 * about['value']:.0f}% in the worst tenth", text, about)
+    return _item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
 
 
 def _cohort(learn: dict[str, Any]) -> Item:
-    rows = learn["cohorts"]
+    question, rows = "How many clients a round?", learn["cohorts"]
     total = rows[-1]["clients"]
-    enough = next((r for r in rows if r["behind"]["value"] is not None and r["behind"]["value"] <= WORTH), rows[-1])
-    if enough["clients"] == total:
-        near = rows[-2] if len(rows) > 1 else enough
-        behind = points(near["behind"], sign=False)
-        text = f"All {total}: with {near['clients']} a round FedAvg is {behind} behind after {learn['rounds']} rounds."
-        return _item("How many clients a round?", str(total), text, near["behind"])
-    text = (
-        f"{enough['clients']} of {total} clients a round are enough: FedAvg with them is "
-        f"{points(enough['behind'], sign=False)} behind all {total} after {learn['rounds']} rounds."
-    )
-    return _item("How many clients a round?", str(enough["clients"]), text, enough["behind"])
+    fewer = [r for r in rows[:-1] if r["behind"]["value"] is not None]
+    enough = next((r for r in fewer if r["behind"]["high"] is not None and r["behind"]["high"] <= WORTH), None)
+    if enough is not None:
+        text = (
+            f"{enough['clients']} of {total} clients a round are enough: FedAvg with them is "
+            f"{points(enough['behind'], sign=False)} behind all {total} after {learn['rounds']} rounds"
+            f"{_one_seed(learn)}."
+        )
+        return _item(question, str(enough["clients"]), text, enough["behind"])
+    near = fewer[-1] if fewer else rows[-1]
+    tail = f"with {near['clients']} a round FedAvg is {points(near['behind'], sign=False)} behind"
+    tail += f" after {learn['rounds']} rounds{_one_seed(learn)}."
+    if not fewer or (near["behind"]["low"] is not None and near["behind"]["low"] > WORTH):
+        return _item(question, str(total), f"All {total}: {tail}", near["behind"])
+    text = f"Not shown that fewer than all {total} are within a point: {tail}"
+    return _item(question, "not shown", text, near["behind"])
 
 
 def _cost(learn: dict[str, Any], best: Item) -> Item:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,21 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
 def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:
     """The distance of two populations' mean shares, its interval, and the p-value of none.
 
-    The means of many clients are near normal with the covariances that both studies keep. Under no drift their
-    difference has the sum of the two: the p-value is the share of such draws that are as long. The interval is that of
-    draws about the difference seen, less what noise alone adds.
+    The means of many clients are near normal with the covariances that both studies keep; as these are estimates, draws
+    are of a multivariate t (Welch and Satterthwaite's degrees of freedom by the traces). Under no drift the difference
+    has the sum of the two: the p-value is the share of such draws that are as long. The interval is that of draws about
+    the difference seen, at its lower end less what noise alone adds. A study of one client says nothing: p is 1.
     """
-    means, covariance, names = _matched(first, second)
+    means, covariances, names = _matched(first, second)
+    covariance, freedom = sum(covariances), _freedom(covariances, first, second)
     apart = means[0] - means[1]
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     rng = Key(seed, purpose="drift").generator()
     noise = rng.standard_normal((_DRAWS, len(values))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+    if freedom:
+        noise *= np.sqrt(freedom / rng.chisquare(freedom, size=(_DRAWS, 1)))
+    else:
+        noise += 3.0  # longer than any difference: nothing is ruled out
     value = float(np.abs(apart).sum() / 2)
     null = np.abs(noise).sum(axis=1) / 2
     again = np.abs(apart + noise).sum(axis=1) / 2
@@ -64,8 +70,8 @@ def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0)
     return {
         "value": round(value, 6),
         "low": round(max(2 * value - float(high), 0.0), 6),
-        "high": round(min(max(2 * value - float(low), value), 1.0), 6),
-        "none": round(float(null.mean()), 6),
+        "high": round(min(max(2 * value - float(low), float(high)), 1.0), 6),
+        "none": round(min(float(null.mean()), 1.0), 6),
         "p": round(float((1 + (null >= value).sum()) / (_DRAWS + 1)), 5),
         "moved": [
             {"category": names[j], "first": round(float(means[0][j]), 6), "second": round(float(means[1][j]), 6)}
@@ -74,7 +80,7 @@ def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0)
     }
 
 
-def _matched(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[Array], Array, list[str]]:
+def _matched(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[Array], list[Array], list[str]]:
     if not set(first["names"]) & set(second["names"]):
         raise DataError(
             f"the two studies share no category: one has {first['names'][:3]}, the other {second['names'][:3]}; study "
@@ -82,20 +88,35 @@ def _matched(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[
         )
     names = list(dict.fromkeys([*first["names"], *second["names"]]))
     place = {name: j for j, name in enumerate(names)}
-    means, total = [], np.zeros((len(names), len(names)))
+    means, covariances = [], []
     for about in (first, second):
         where = [place[name] for name in about["names"]]
         mean = np.zeros(len(names))
         mean[where] = about["mean_share"]
         means.append(mean)
-        total[np.ix_(where, where)] += np.asarray(about["covariance"], dtype=float)
-    return means, total, names
+        spread = np.zeros((len(names), len(names)))
+        spread[np.ix_(where, where)] = np.asarray(about["covariance"], dtype=float)
+        covariances.append(spread)
+    return means, covariances, names
+
+
+def _freedom(covariances: Sequence[Array], *studies: Mapping[str, Any]) -> float:
+    """Degrees of freedom of the sum of both covariances: n1 + n2 - 2 for alike studies of as many clients."""
+    known = [about["clients_with_rows"] - 1 for about in studies]
+    if min(known) < 1:
+        return 0.0
+    traces = [float(np.trace(covariance)) for covariance in covariances]
+    below = sum(trace**2 / n for trace, n in zip(traces, known, strict=True))
+    return sum(traces) ** 2 / below if below > 0 else float(sum(known))
 
 
 def _best(result: Mapping[str, Any]) -> Any:
     from fedscape.studies.advise import chosen
 
-    return chosen(result["learn"]["true"])["accuracy"] if "learn" in result else None
+    if "learn" not in result:
+        return None
+    best = chosen(result["learn"]["true"])
+    return best.get("together", best["accuracy"])  # chosen for its accuracy: the interval that holds for all
 
 
 def _method(result: Mapping[str, Any], name: str) -> Any:

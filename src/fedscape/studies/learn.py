@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -157,11 +157,31 @@ def tournament(
     return made
 
 
-def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
+def seed_variance(found: Mapping[Any, Array], first: Any, second: Any) -> tuple[float, float]:
+    """The variance over seeds of the mean difference of two methods, and its degrees of freedom; 0 with one seed.
+
+    Two seeds say little about one method, so that the variance is pooled over all of them; a method that moves more
+    than most keeps its own.
+
+    >>> seed_variance({"a": np.array([[0.0], [0.2]]), "b": np.array([[0.1], [0.1]])}, "a", "b")
+    (0.010000000000000002, 2)
+    """
+    means = {name: np.nanmean(runs, axis=1) for name, runs in found.items()}
+    n = len(means[first])
+    if n < 2:
+        return 0.0, np.inf
+    pooled = 2 * np.mean([values.var(ddof=1) for values in means.values()])
+    own = (means[first] - means[second]).var(ddof=1)
+    return float(max(pooled, own) / n), len(means) * (n - 1)
+
+
+def standing(found: dict[str, Array], *, seed: int, sizes: Array | None = None) -> list[dict[str, Any]]:
     """Every method with its accuracy, its worst tenth and its gain over FedAvg, intervals over clients.
 
     The gain is paired: the difference client by client, averaged over seeds; its interval also holds how far the mean
-    moves from seed to seed, and those of all methods hold together. `seeds` is how far the accuracy moves.
+    moves from seed to seed, and those of all methods hold together. `together` is the interval of the accuracy that
+    also holds for a method that was chosen for it. `seeds` is how far the accuracy moves. With `sizes`, the clients'
+    numbers of rows to test on, the worst tenth is put beside that of clients who are all served equally well.
     """
     base = found["fedavg"].mean(axis=0)
     known = np.isfinite(base)
@@ -172,12 +192,14 @@ def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
             "method": name,
             "called": METHODS[name],
             "accuracy": mean_interval(mine, least=0.0, most=1.0),
+            "together": mean_interval(mine, least=0.0, most=1.0, comparisons=len(found)),
         }
         row["worst"] = bootstrap_interval(mine[known], worst_tenth, seed=seed)
+        row["worst"]["clients"] = worst_clients(int(known.sum()))
+        row["worst"]["equal"] = None if sizes is None else equal_tenth(mine[known], sizes[known], seed=seed)
         row["gain"] = None
         if name != "fedavg":
-            moves = np.nanmean(runs - found["fedavg"], axis=1)  # of each seed
-            variance = float(moves.var(ddof=1) / len(moves)) if len(moves) > 1 else 0.0
+            variance = seed_variance(found, name, "fedavg")
             row["gain"] = mean_interval(mine - base, comparisons=len(found) - 1, variance=variance)
             row["better"] = float(((mine - base)[known] > 0).mean())
         row["seeds"] = float(np.nanmean(runs, axis=1).std(ddof=1)) if len(runs) > 1 else None
@@ -185,13 +207,33 @@ def standing(found: dict[str, Array], *, seed: int) -> list[dict[str, Any]]:
     return plain(rows)  # type: ignore[no-any-return]
 
 
+def worst_clients(n: int) -> int:
+    """How many clients the worst tenth of n are: at least five, fewer would be about single clients.
+
+    >>> worst_clients(20), worst_clients(80), worst_clients(4)
+    (5, 8, 4)
+    """
+    return max(min(5, n), n // 10)
+
+
 def worst_tenth(values: Array) -> float:
-    """The mean of the lowest tenth, at least one.
+    """The mean of the lowest tenth, at least five.
 
     >>> worst_tenth(np.arange(20.0))
+    2.0
+    """
+    return float(np.sort(values)[: worst_clients(len(values))].mean())
+
+
+def equal_tenth(accuracy: Array, sizes: Array, *, seed: int, draws: int = 200) -> float:
+    """The worst tenth of clients who all have the mean accuracy: what few rows to test on do by themselves.
+
+    >>> equal_tenth(np.full(50, 0.5), np.full(50, 10**8), seed=0).__round__(3)
     0.5
     """
-    return float(np.sort(values)[: max(1, len(values) // 10)].mean())
+    rng = Key(seed, purpose="clients served equally").generator()
+    drawn = rng.binomial(sizes, accuracy.mean(), size=(draws, len(sizes))) / sizes
+    return float(np.mean([worst_tenth(values) for values in drawn]))
 
 
 def cohorts(
@@ -205,7 +247,7 @@ def cohorts(
     sizes = sorted({max(1, n // 8), max(1, n // 4), max(1, n // 2), n})
     local = way(clients.train, seed=seed, lr=lr)
     made: list[dict[str, Any]] = []
-    last: dict[int, Array] = {}
+    found: dict[int, Array] = {}
     for size in sizes:
         say(f"cohorts of {size}")
         curves, ends = [], []
@@ -219,15 +261,17 @@ def cohorts(
                     curve.append((r.index + 1, float(np.nanmean(accuracy))))
             curves.append(curve)
             ends.append(accuracy)
-        last[size] = np.mean(ends, axis=0)
+        found[size] = np.array(ends)
         made.append(
             {
                 "clients": size,
                 "curve": np.mean(curves, axis=0).tolist(),
-                "accuracy": mean_interval(last[size], least=0.0, most=1.0),
+                "accuracy": mean_interval(found[size].mean(axis=0), least=0.0, most=1.0),
             }
         )
     for row, size in zip(made, sizes, strict=True):
         row["curve"] = [[int(number), value] for number, value in row["curve"]]
-        row["behind"] = mean_interval(last[n] - last[size], comparisons=max(1, len(sizes) - 1))
+        behind = (found[n] - found[size]).mean(axis=0)
+        variance = (0.0, np.inf) if size == n else seed_variance(found, n, size)
+        row["behind"] = mean_interval(behind, comparisons=max(1, len(sizes) - 1), variance=variance)
     return plain(made)  # type: ignore[no-any-return]

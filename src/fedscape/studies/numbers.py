@@ -12,12 +12,18 @@ Interval = dict[str, Any]
 
 
 def mean_interval(
-    values: Array, *, comparisons: int = 1, least: float = -np.inf, most: float = np.inf, variance: float = 0.0
+    values: Array,
+    *,
+    comparisons: int = 1,
+    least: float = -np.inf,
+    most: float = np.inf,
+    variance: tuple[float, float] = (0.0, np.inf),
 ) -> Interval:
     """The mean over clients and its 95% t-interval; with several comparisons all hold together (Bonferroni).
 
-    `variance` is that of the mean for other reasons than who the clients are, such as the seeds of a training. The
-    interval is cut to what is possible, `least` to `most`. One client has none: its ends are None.
+    `variance` is that of the mean for other reasons than who the clients are, such as the seeds of a training, and the
+    degrees of freedom it was found with; those of both together are Welch and Satterthwaite's. The interval is cut to
+    what is possible, `least` to `most`. One client has none: its ends are None.
 
     >>> mean_interval(np.array([1.0, 2.0, 3.0]))
     {'value': 2.0, 'low': -0.484138, 'high': 4.484138}
@@ -32,7 +38,11 @@ def mean_interval(
     middle = float(known.mean())
     reach = float("inf")
     if n > 1:
-        reach = float(t.ppf(1 - 0.025 / comparisons, n - 1) * np.sqrt(known.var(ddof=1) / n + variance))
+        parts = np.array([known.var(ddof=1) / n, variance[0]])
+        freedom = n - 1.0
+        if variance[0] > 0:
+            freedom = float(parts.sum() ** 2 / (parts**2 / (n - 1, variance[1])).sum())
+        reach = float(t.ppf(1 - 0.025 / comparisons, freedom) * np.sqrt(parts.sum()))
     low, high = (max(middle - reach, least), min(middle + reach, most)) if np.isfinite(reach) else (np.nan, np.nan)
     made: Interval = plain({"value": middle, "low": low, "high": high})
     return made

@@ -136,6 +136,7 @@ def _methods(learn: Mapping[str, Any], which: str) -> list[dict[str, Any]]:
     for row in learn[which]:
         gain = row["gain"] or {"value": None, "low": None, "high": None}
         numbers = {**_spread("accuracy", row["accuracy"]), **_spread("gain", gain), **_spread("worst", row["worst"])}
+        numbers["worst_if_equal"] = row["worst"].get("equal")
         rows.append({"clients": which, "method": row["called"], **numbers, "seeds": row["seeds"]})
     return rows
 

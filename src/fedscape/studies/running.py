@@ -16,7 +16,7 @@ import numpy as np
 from fedscape.description import describe
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.random import Array, Key
+from fedscape.random import Array
 from fedscape.simulate import FromMixture
 from fedscape.studies import learn as learning
 from fedscape.studies.advise import DEVICE, advise
@@ -67,7 +67,7 @@ def study(
         two such studies differ; without it the same inputs and seed give the same bytes.
     show_clients
         Put ids and one row for every client into the result. By default a result is made to be shared: clients are
-        numbers in an order chosen by the seed.
+        numbers in the order of their places on the map.
     source
         What the data are called in the report.
     seed
@@ -112,7 +112,7 @@ def study(
     with stages.of("advise"):
         result["advise"] = advise(result)
     result["notes"] = notes
-    _name_clients(result, data, shares, accuracies, show_clients, seed)
+    _name_clients(result, data, shares, accuracies, show_clients)
     stages.close()
     return Study(result, dict(stages.seconds))
 
@@ -202,7 +202,7 @@ def _learn(
     simulated = learning.Clients.of(learning.fewer_rows(drawn, [], seed=seed), seed=seed)
     predicted = learning.tournament(simulated, lr=lr, **how, say=lambda what: said(f"simulated clients: {what}"))
     found = learning.tournament(true, lr=lr, **how, say=lambda what: said(f"true clients: {what}"))
-    standing = learning.standing(found, seed=seed)
+    standing = learning.standing(found, seed=seed, sizes=true.test.sizes)
     made: dict[str, Any] = {
         "clients": len(who),
         "test_rows": true.test.n_rows,
@@ -214,7 +214,7 @@ def _learn(
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
         "true": standing,
-        "simulated": learning.standing(predicted, seed=seed),
+        "simulated": learning.standing(predicted, seed=seed, sizes=simulated.test.sizes),
         "cohorts": learning.cohorts(true, lr=lr, **how, say=said),
         "costs": _costs(true, lr, seed),
     }
@@ -248,9 +248,11 @@ def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dic
     ]
     curve = made["cohorts"][-1]["curve"]
     settled = next(number for number, accuracy in curve if accuracy >= curve[-1][1] - 0.01)
+    paired = found[together["method"]].mean(axis=0) - found["local"].mean(axis=0)
+    variance = learning.seed_variance(found, together["method"], "local")
     return {
         "by_kind": by_kind,
-        "federated": mean_interval(found[together["method"]].mean(axis=0) - found["local"].mean(axis=0)),
+        "federated": mean_interval(paired, comparisons=len(others), variance=variance),  # the best of the others
         "federated_method": together["called"],
         "settled": settled,
         "prediction": {
@@ -302,32 +304,43 @@ def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, An
 
 
 def _name_clients(
-    result: dict[str, Any], data: Prepared, shares: Array, accuracies: dict[str, Array], show: bool, seed: int
+    result: dict[str, Any], data: Prepared, shares: Array, accuracies: dict[str, Array], show: bool
 ) -> None:
-    """Give the points of the map a kind and a number by chance; where clients may be shown, one row for each."""
-    n = len(data.counts)
-    number = np.argsort(Key(seed, purpose="numbers of clients").generator().permutation(n)) + 1
+    """Give the points of the map a kind and a number; where clients may be shown, one row for each.
+
+    Numbers follow the places on the map: whoever knows the order of the ids learns nothing from them.
+    """
     kind = [chr(ord("A") + k) for k in shares.argmax(axis=1).tolist()]
-    places = result["measure"]["map"].pop("clients")
-    order = np.argsort(number[places], kind="stable")
     points = result["measure"]["map"]
-    for name in ("labels", "features"):
-        if name in points:
-            points[name]["points"] = [points[name]["points"][i] for i in order.tolist()]
-    shown = np.asarray(places)[order]
-    points["client"] = [str(data.given.ids[i]) if show else f"client {number[i]}" for i in shown.tolist()]
-    points["kind"] = [kind[i] for i in shown.tolist()]
-    points["size"] = [_about_size(int(data.counts[i].sum()), show) for i in shown.tolist()]
+    places = points.pop("clients")
+    sizes = [_about_size(int(data.counts[i].sum()), show) for i in places]
+    ways = [name for name in ("labels", "features") if name in points]
+    printed = [
+        ([[_last(v) for v in points[name]["points"][j]] for name in ways], sizes[j], kind[i])
+        for j, i in enumerate(places)
+    ]
+    order = sorted(range(len(places)), key=printed.__getitem__)  # who is equal in all that is printed may swap
+    for name in ways:
+        points[name]["points"] = [points[name]["points"][j] for j in order]
+    shown = [places[j] for j in order]
+    points["client"] = [str(data.given.ids[i]) if show else f"client {n + 1}" for n, i in enumerate(shown)]
+    points["kind"] = [kind[i] for i in shown]
+    points["size"] = [sizes[j] for j in order]
     if not show:
         return
     table: list[dict[str, Any]] = []
     where = {int(c): i for i, c in enumerate(accuracies.get("who", np.empty(0)).tolist())}
-    for i in range(n):
+    for i in range(len(data.counts)):
         row = {"client": str(data.given.ids[i]), "rows": int(data.counts[i].sum()), "kind": kind[i]}
         for name in (m for m in accuracies if m != "who"):
             row[name] = plain(accuracies[name][where[i]]) if i in where else None
         table.append(row)
     result["clients"] = table
+
+
+def _last(value: float | None) -> float:
+    """A coordinate to sort by; who has no place comes last."""
+    return float("inf") if value is None else value
 
 
 def _about_size(size: int, exact: bool) -> str:
