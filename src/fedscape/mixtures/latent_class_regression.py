@@ -19,7 +19,7 @@ from fedscape.errors import DataError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.history import History
-from fedscape.ledger import Ledger
+from fedscape.ledger import Ledger, summary_of
 from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
@@ -154,6 +154,8 @@ class LatentClassRegression(Estimator):
         self.seed = seed
 
     _agreement: Agreement
+    _private = False  # whether the fit added noise
+    _spent: dict[str, Any] | None = None  # of a loaded private fit
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +212,7 @@ class LatentClassRegression(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         table: Table = self.__dict__.pop("_table")
         self._check()
+        self._private, self._spent = how.privacy is not None, None
         if how.privacy is not None:
             check_private(self.get_params(), len(self._candidates), how.privacy)
         k = self._candidates[0]
@@ -454,7 +457,18 @@ class LatentClassRegression(Estimator):
         prior, beta = prior_shares(state), float(state["beta"])
         return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event]
 
-    def save(self, path: str | os.PathLike[str], *, entities: bool = True) -> None:
+    @property
+    def spent_(self) -> dict[str, Any] | None:
+        """What the ledger of a private fit says, also after `save` and `load`; None where no noise was added.
+
+        >>> fed = Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2])
+        >>> LatentClassRegression(1, entity=None).fit(fed).spent_ is None
+        True
+        """
+        self._check_fitted("coefficients_")
+        return summary_of(self.ledger_) if self._private and self.ledger_ is not None else self._spent
+
+    def save(self, path: str | os.PathLike[str], *, entities: bool | None = None) -> None:
         """Write what was learned: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
 
         Parameters
@@ -463,7 +477,8 @@ class LatentClassRegression(Estimator):
             The .json file.
         entities
             Whether the classes of agents' entities are written too, with the agents' names: without them every
-            entity is a new one.
+            entity is a new one. They follow from agents' own events, to which no noise is added: None writes them
+            unless the fit was private.
 
         >>> import tempfile
         >>> ridge = LatentClassRegression(1, entity=None).fit(Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2]))
@@ -473,13 +488,14 @@ class LatentClassRegression(Estimator):
         1
         """
         self._check_fitted("coefficients_")
+        entities = not self._private if entities is None else entities
         draws = self._draws if entities else [Draw(draw.state, None) for draw in self._draws]
         learned = {
             name: getattr(self, name) for name in (*_NUMBERS, "feature_names_", "candidates_") if hasattr(self, name)
         }
         arrays = {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
         params = {name: plain(value) for name, value in self.get_params().items()}
-        write_regression(path, Saved(params, learned, arrays, self._placing, draws, list(self.history_)))
+        write_regression(path, Saved(params, learned, arrays, self._placing, draws, list(self.history_), self.spent_))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
@@ -489,6 +505,7 @@ class LatentClassRegression(Estimator):
         for name, value in {**saved.learned, **saved.arrays}.items():
             setattr(made, name, tuple(value) if name == "feature_names_" else value)
         made._placing, made._draws, made.ledger_ = saved.work, saved.draws, None
+        made._private, made._spent = saved.spent is not None, saved.spent
         made.history_ = History()
         made.history_.extend(saved.history)
         return made
