@@ -315,7 +315,7 @@ class LatentClassRegression(Estimator):
     def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> Assign:
         em, linked = self.method == "em", self.link != "identity"
         kind = Share if em else KINDS[self.link]
-        private = how.privacy is not None
+        private, share = how.privacy is not None, share_of(how.sampler, n_agents)
         return kind(
             table,
             n_features,
@@ -326,9 +326,9 @@ class LatentClassRegression(Estimator):
             delta=self.delta,
             gamma=self._smoothing(k, how),
             n_agents=None if private else n_agents,
-            share=share_of(how.sampler, n_agents) if private else None,
+            share=share if private else None,
             warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
-            noise=spread_of_noise(how.privacy),
+            noise=spread_of_noise(how.privacy, share * n_agents),
         )
 
     def _columns(self, engine: Engine, how: Fit, table: Table) -> tuple[Array, Array, float]:
