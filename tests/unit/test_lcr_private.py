@@ -13,6 +13,7 @@ from fedscape import (
     Key,
     LatentClassRegression,
     Ledger,
+    NotFittedError,
     Poisson,
     PrivacyError,
 )
@@ -120,6 +121,22 @@ def test_noise_that_agents_add_themselves_grows_with_the_cohort_and_is_reckoned_
         drowned = LatentClassRegression(1, **settings)
         drowned.fit(fed, sampler=sampler, privacy=Gaussian(clip=8.0, multiplier=5.0, **noise))
         assert np.abs(drowned.coefficients_).max() < 2  # what noise could have made is taken for nothing
+
+
+def test_a_private_fit_has_no_errors_and_intervals_because_they_would_not_hold(tmp_path):
+    fed = line()
+    reg = LatentClassRegression(1, ranges={"x": (-3.0, 3.0), "y": (-5.0, 5.0)}, entity=None, rounds=5).fit(fed)
+    assert reg.intervals_.shape == (1, 3, 2)
+    reg.fit(fed, privacy=Gaussian(clip=8.0, multiplier=1.0, noise_seed=0))
+    reg.save(tmp_path / "reg.json")
+    for made in (reg, LatentClassRegression.load(tmp_path / "reg.json")):
+        for name in ("errors_", "intervals_"):
+            with pytest.raises(NotFittedError, match=f"a private fit has no {name}: the law of the coefficients knows"):
+                getattr(made, name)
+            assert not hasattr(made, name)
+    assert reg.fit(fed).errors_.shape == (1, 2)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense_'"):
+        _ = reg.nonsense_
 
 
 def test_nobodys_own_events_are_taken_out_of_noisy_sums():

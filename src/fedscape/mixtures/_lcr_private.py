@@ -39,6 +39,10 @@ def check_private(params: Mapping[str, Any], candidates: int, privacy: Privacy) 
         raise PrivacyError("a private regression has one n_components and one chain: each more would be released too")
     if params["method"].startswith("central") or params["gamma"] == "latest":
         raise PrivacyError("a private regression has method 'federated' or 'em', and gamma a number or None")
+    if params["method"] != "em" and (params["alpha"] is None or params["beta"] is None):
+        raise PrivacyError(
+            "a private regression has alpha and beta given, not None: learned from noisy counts they follow the noise"
+        )
     if isinstance(privacy.clip, AdaptiveClip):
         raise PrivacyError("clip must be a number: sums are judged by their noise, which an AdaptiveClip would move")
 

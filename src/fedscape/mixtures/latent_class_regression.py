@@ -15,7 +15,7 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation
 from fedscape.engine import Engine
-from fedscape.errors import DataError
+from fedscape.errors import DataError, NotFittedError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.history import History
@@ -51,6 +51,7 @@ HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
 _NUMBERS = ("sigma_", "delta_", "alpha_", "beta_")
 _ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
+_UNCERTAIN = ("errors_", "intervals_")
 LINKS = ("identity", "logistic", "probit")
 
 
@@ -105,7 +106,8 @@ class LatentClassRegression(Estimator):
     `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
     `intervals_` [K, F, 2] hold coefficients (the intercept last) with probability 0.95: given the labels of one chain,
     or over the later half of the rounds of several, which also give `r_hat_` [K, F] (classes matched to the likeliest
-    chain, whose numbers all others are).
+    chain, whose numbers all others are). A private fit has neither errors nor intervals: the law of the coefficients,
+    and with it the deviations of `predict`, knows nothing of privacy's noise.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -355,7 +357,6 @@ class LatentClassRegression(Estimator):
         found = classes_of(sums, float(state["noise"]), state["spread"])
         f, scale, centre = len(state["scale"]), state["scale"], state["centre"]
         self.coefficients_ = found.mean[:, :f] / scale
-        self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
         own = found.mean[:, f] if self.intercept else np.zeros(len(found.mean))
         self.intercepts_ = own + centre[-1] - self.coefficients_ @ centre[:-1]
         self.weights_ = prior_shares(state)
@@ -363,10 +364,22 @@ class LatentClassRegression(Estimator):
         self.entities_, self.events_ = sums.entities, sums.events
         self.sigma_ = float(np.sqrt(state["noise"]))
         self.delta_ = float(np.sqrt(state["spread"][0]))
-        law = traced(work, [state])
-        reach = 1.96 * np.sqrt(law.variance[0])
-        self.intervals_ = np.stack([law.mean[0] - reach, law.mean[0] + reach], axis=-1)
         self.feature_names_ = tuple(f"{i}" for i in range(f))
+        for name in _UNCERTAIN:
+            self.__dict__.pop(name, None)  # of an earlier fit
+        if not self._private:
+            law = traced(work, [state])
+            reach = 1.96 * np.sqrt(law.variance[0])
+            self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
+            self.intervals_ = np.stack([law.mean[0] - reach, law.mean[0] + reach], axis=-1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNCERTAIN and self._private:
+            raise NotFittedError(
+                f"a private fit has no {name}: the law of the coefficients knows nothing of privacy's noise, which is "
+                "often the larger part; repeat the fit with simulated data to see how far coefficients scatter"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -465,8 +478,8 @@ class LatentClassRegression(Estimator):
         >>> LatentClassRegression(1, entity=None).fit(fed).spent_ is None
         True
         """
-        self._check_fitted("coefficients_")
-        return summary_of(self.ledger_) if self._private and self.ledger_ is not None else self._spent
+        ledger = self.__dict__.get("ledger_")
+        return self._spent if ledger is None or not self._private else summary_of(ledger)
 
     def save(self, path: str | os.PathLike[str], *, entities: bool | None = None) -> None:
         """Write what was learned: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
@@ -478,7 +491,7 @@ class LatentClassRegression(Estimator):
         entities
             Whether the classes of agents' entities are written too, with the agents' names: without them every
             entity is a new one. They follow from agents' own events, to which no noise is added: None writes them
-            unless the fit was private.
+            unless the fit was private, and then leaves how many agents took part out of the history too.
 
         >>> import tempfile
         >>> ridge = LatentClassRegression(1, entity=None).fit(Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2]))
@@ -490,12 +503,14 @@ class LatentClassRegression(Estimator):
         self._check_fitted("coefficients_")
         entities = not self._private if entities is None else entities
         draws = self._draws if entities else [Draw(draw.state, None) for draw in self._draws]
+        secret = ("clients",) if self._private and not entities else ()
+        history = [{name: v for name, v in row.items() if name not in secret} for row in self.history_]
         learned = {
             name: getattr(self, name) for name in (*_NUMBERS, "feature_names_", "candidates_") if hasattr(self, name)
         }
         arrays = {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
         params = {name: plain(value) for name, value in self.get_params().items()}
-        write_regression(path, Saved(params, learned, arrays, self._placing, draws, list(self.history_), self.spent_))
+        write_regression(path, Saved(params, learned, arrays, self._placing, draws, history, self.spent_))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
