@@ -16,7 +16,7 @@ from fedscape.errors import PrivacyError
 from fedscape.ledger import Ledger
 from fedscape.privacy import AdaptiveClip, Arrays, Privacy, Release, release_key
 from fedscape.random import Array, Key
-from fedscape.sampling import Sampler
+from fedscape.sampling import Sampler, marked
 
 if TYPE_CHECKING:
     from fedscape.computation import Computation
@@ -58,7 +58,7 @@ class Guard:
             raise PrivacyError("measure_privacy needs a fixed clip")
         if measure_privacy is not None and (measure_privacy.unit, measure_privacy.place) != ("client", "central"):
             raise PrivacyError("measure_privacy needs unit='client' and place='central'")
-        if getattr(sampler, "reads_data", False):
+        if marked(sampler, "reads_data"):
             raise PrivacyError(
                 f"{type(sampler).__name__} chooses clients by their data, which no accountant covers: "
                 "use Poisson or FixedSize"

@@ -286,7 +286,15 @@ def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise DataError(f"there is no ledger {os.fspath(path)}")
-    ledger = Ledger(path)
+    return summary_of(Ledger(path))
+
+
+def summary_of(ledger: Ledger) -> dict[str, Any]:
+    """The same of a ledger at hand.
+
+    >>> summary_of(Ledger(epsilon=1.0))["releases"]
+    0
+    """
     spent, reserved = ledger.spent(), ledger.reserved()
     names = ("unit", "relation", "place")
     totals = [

@@ -20,7 +20,7 @@ import numpy as np
 from fedscape.errors import DataError, PrivacyError
 from fedscape.noise import Stream, discrete_gaussian, discrete_laplace
 from fedscape.random import Array, HasKeys
-from fedscape.sampling import FixedSize, Poisson, Sampler
+from fedscape.sampling import FixedSize, Poisson, Sampler, marked
 
 Arrays = dict[str, Array]
 
@@ -154,8 +154,7 @@ class Privacy:
 
     def entries(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
         """For each mechanism of a round, what the ledger must know of it."""
-        fills = isinstance(sampler, FixedSize) or getattr(sampler, "exchanges", False)  # a gap with another client
-        replace = self.relation == "replace-one" or (self.unit == "client" and fills)
+        replace = self.relation == "replace-one" or (self.unit == "client" and marked(sampler, "exchanges"))
         if self.place == "local":
             replace = self.unit == "client" or self.relation == "replace-one"
         group = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,11 +19,23 @@ class Sampler(Protocol):
     any other sampler is accounted for as if every client took part, which holds only if it does not look at their data:
     one that does sets `reads_data = True`, and is refused under privacy. One that would take another client where one
     is missing sets `exchanges = True`: a round then moves by two contributions, not one, and is accounted for so.
+    One that wraps another has it under `sampler`, where both marks are looked for too.
     """
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         """The positions of the cohort, rising."""
         ...
+
+
+def marked(sampler: object, mark: str) -> bool:
+    """Whether a sampler, or one that it wraps, says so of itself: `mark` is "exchanges" or "reads_data".
+
+    >>> marked(FixedSize(3), "exchanges"), marked(All(), "exchanges")
+    (True, False)
+    """
+    while sampler is not None and not getattr(sampler, mark, False):
+        sampler = getattr(sampler, "sampler", None)
+    return sampler is not None
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,9 @@ class FixedSize:
     """
 
     size: int
+
+    #: One client less puts another in its place.
+    exchanges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.size < 1:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from fedscape import LatentClassRegression, MixtureOfDirichletMultinomials, NotFittedError, datasets
+from fedscape import Gaussian, LatentClassRegression, Ledger, MixtureOfDirichletMultinomials, NotFittedError, datasets
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.errors import CheckpointError
 
@@ -56,6 +56,29 @@ def test_entities_can_be_left_out(tmp_path):
     again = LatentClassRegression.load(tmp_path / "reg.json")
     np.testing.assert_allclose(again.predict_proba(test), np.tile(reg.weights_, (test.n_rows, 1)))
     assert again.score(test, history=train) > again.score(test)
+
+
+def test_a_private_fit_saves_nothing_of_its_agents_unless_told_to_and_says_what_was_spent(tmp_path):
+    train, test = data()
+    reg = LatentClassRegression(2, ranges={"x": (-3.0, 3.0), "y": (-6.0, 6.0)}, rounds=2)
+    reg.fit(train, privacy=Gaussian(clip=30.0, multiplier=2.0), ledger=Ledger(epsilon=9.0, delta=1e-5))
+    reg.save(tmp_path / "reg.json")
+    assert "places" not in " ".join(np.load(tmp_path / "reg.npz").files)
+    text = (tmp_path / "reg.json").read_text()
+    assert not any(f'"{name}"' in text for name in [*train.ids, *train.names["entity"]])
+    again = LatentClassRegression.load(tmp_path / "reg.json")
+    assert again.spent_ == reg.spent_ == json.loads(text)["spent"]
+    assert again.spent_["releases"] == 2
+    assert "clients" not in again.history_.columns  # their number is noised in a release
+    assert again.spent_["private"]
+    assert 0 < again.spent_["totals"][0]["spent"] <= 9
+    again.save(tmp_path / "twice.json")
+    assert LatentClassRegression.load(tmp_path / "twice.json").spent_ == reg.spent_
+    reg.save(tmp_path / "all.json", entities=True)
+    np.testing.assert_array_equal(
+        LatentClassRegression.load(tmp_path / "all.json").predict_proba(test), reg.predict_proba(test)
+    )
+    assert reg.fit(train).spent_ is None
 
 
 def test_other_files_are_refused(tmp_path):

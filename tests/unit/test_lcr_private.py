@@ -13,6 +13,7 @@ from fedscape import (
     Key,
     LatentClassRegression,
     Ledger,
+    NotFittedError,
     Poisson,
     PrivacyError,
 )
@@ -96,6 +97,55 @@ def test_strong_noise_leaves_finite_numbers_near_the_prior():
         assert np.isfinite(reg.coefficients_).all()
         assert np.isfinite(reg.predict(test)).all()
         assert not reg.ledger_.private
+
+
+def line(agents=200, events=5, seed=0):
+    """Agents with a few events of one line, whose coefficients are 1 and -0.5."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(agents * events, 2)).clip(-3, 3)
+    y = x @ [1.0, -0.5] + rng.normal(0, 0.5, agents * events)
+    return Federation({"x": x, "y": y}, np.arange(0, agents * events + 1, events))
+
+
+@pytest.mark.parametrize("sampler", [None, FixedSize(400)])
+def test_noise_that_agents_add_themselves_grows_with_the_cohort_and_is_reckoned_with(sampler):
+    fed = line(800)
+    n = len(sampler.draw(fed, Key(0))) if sampler else len(fed)
+    settings = {"ranges": {"x": (-3.0, 3.0), "y": (-5.0, 5.0)}, "entity": None, "rounds": 5}
+    for seed in range(3):
+        noise = {"noise_seed": seed, "place": "local"}
+        clear = LatentClassRegression(1, **settings)
+        clear.fit(fed, sampler=sampler, privacy=Gaussian(clip=8.0, multiplier=0.02, **noise))
+        np.testing.assert_allclose(clear.coefficients_, [[1.0, -0.5]], atol=0.1)
+        assert clear._placing.noise == pytest.approx(0.16 * np.sqrt(n))
+        drowned = LatentClassRegression(1, **settings)
+        drowned.fit(fed, sampler=sampler, privacy=Gaussian(clip=8.0, multiplier=5.0, **noise))
+        assert np.abs(drowned.coefficients_).max() < 2  # what noise could have made is taken for nothing
+
+
+def test_a_private_fit_has_no_errors_and_intervals_because_they_would_not_hold(tmp_path):
+    fed = line()
+    reg = LatentClassRegression(1, ranges={"x": (-3.0, 3.0), "y": (-5.0, 5.0)}, entity=None, rounds=5).fit(fed)
+    assert reg.intervals_.shape == (1, 3, 2)
+    reg.fit(fed, privacy=Gaussian(clip=8.0, multiplier=1.0, noise_seed=0))
+    reg.save(tmp_path / "reg.json")
+    for made in (reg, LatentClassRegression.load(tmp_path / "reg.json")):
+        for name in ("errors_", "intervals_"):
+            with pytest.raises(NotFittedError, match=f"a private fit has no {name}: the law of the coefficients knows"):
+                getattr(made, name)
+            assert not hasattr(made, name)
+    assert reg.fit(fed).errors_.shape == (1, 2)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense_'"):
+        _ = reg.nonsense_
+
+
+def test_nobodys_own_events_are_taken_out_of_noisy_sums():
+    fed = line(20)
+    settings = {"ranges": {"x": (-3.0, 3.0), "y": (-5.0, 5.0)}, "entity": None, "rounds": 2, "gamma": 1.0}
+    for place in ("central", "local"):
+        reg = LatentClassRegression(1, **settings)
+        reg.fit(fed, privacy=Gaussian(clip=8.0, multiplier=0.01, place=place, noise_seed=0))
+        assert reg._draws[0].state["held"] == 0
 
 
 def test_a_single_event_can_be_the_unit_for_one_line():

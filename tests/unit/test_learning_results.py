@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedscape import DataError, Federation, FixedSize, rounds
+from fedscape import DataError, Federation, FixedSize, Gaussian, rounds
 from fedscape.learning import (
     Adam,
     ClientAccuracy,
@@ -28,6 +28,8 @@ from fedscape.learning import (
     standardising,
     sweep,
 )
+from fedscape.learning.sweeps import _Later
+from fedscape.sketches.selection import KeyedCoin
 
 
 def federation(sizes, *, seed=0, d=4, n_classes=3) -> Federation:
@@ -159,6 +161,13 @@ def test_a_wrong_sweep_is_refused():
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_of_a_sweep_that_begin_later_are_accounted_for_like_the_sampler_they_follow():
+    privacy = Gaussian(clip=1.0, multiplier=2.0)
+    later = privacy.entries(_Later(FixedSize(2), 4), 9)["sum"]
+    assert (later["relation"], later["multiplier"]) == ("replace-one", 1.0)
+    assert _Later(KeyedCoin(np.ones(5), total=5.0, size=2), 4).reads_data
 
 
 def test_a_saved_model_predicts_as_the_state_does(tmp_path):

@@ -21,7 +21,9 @@ from fedscape import (
     PrivacyError,
     rounds,
 )
+from fedscape.mixtures.choose import Part
 from fedscape.privacy import AdaptiveClip, Release, calibrate
+from fedscape.sketches.selection import KeyedCoin
 
 
 def people(n: int = 200, categories: int = 5, rows: int = 8, seed: int = 0) -> Federation:
@@ -376,3 +378,32 @@ def test_calibration_meets_the_budget_and_hardly_more():
         multiplier = calibrate(2.0, 1e-5, rounds=20, sampler=sampler, n_clients=n)
         entry = Gaussian(clip=1.0, multiplier=multiplier).entries(sampler, n)["sum"]
         assert 1.97 < epsilon_of([(entry, 20)], 1e-5) <= 2.0
+
+
+class Wrapped:
+    """A sampler of a user's own around another, which says nothing of it."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def draw(self, clients, key):
+        return self.sampler.draw(clients, key)
+
+
+WRAPPERS = {
+    "part": lambda sampler: Part(sampler, 0.2, 0, inside=False),
+    "own": Wrapped,
+    "twice": lambda sampler: Wrapped(Part(sampler, 0.2, 0, inside=False)),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_wrapped_sampler_is_booked_no_better_than_the_one_inside(wrap):
+    privacy = Gaussian(clip=1.0, multiplier=2.0)
+    fixed = privacy.entries(wrap(FixedSize(3)), 9)["sum"]
+    assert (fixed["relation"], fixed["multiplier"], fixed["sampling"]) == ("replace-one", 1.0, {"kind": "all"})
+    poisson = privacy.entries(wrap(Poisson(0.1)), 9)["sum"]
+    assert (poisson["relation"], poisson["multiplier"], poisson["sampling"]) == ("add-remove", 2.0, {"kind": "all"})
+    reads = wrap(KeyedCoin(np.ones(5), total=5.0, size=2))
+    with pytest.raises(PrivacyError, match="chooses clients by their data"):
+        Histogram(2).fit(Federation({"y": [0] * 5}, np.arange(6)), sampler=reads, privacy=privacy)

@@ -142,6 +142,15 @@ def test_choosing_components_is_counted_in_one_ledger():
         choose_components(mixture(), draw(50), candidates=(1, 2), privacy=Gaussian(clip=1.5, multiplier=1.0))
 
 
+def test_choosing_components_on_cohorts_of_a_fixed_size_is_counted_as_exchanges():
+    ledger = Ledger()
+    noise = {"privacy": Gaussian(clip=1.5, multiplier=1.0), "measure_privacy": Gaussian(clip=5.0, multiplier=1.0)}
+    choose_components(mixture(), draw(90), candidates=(1, 2), sampler=FixedSize(60), ledger=ledger, **noise)
+    runs = [e for e in ledger.entries() if e["kind"] == "reserve" and not e["run"].startswith("plan")]
+    booked = [(e["entry"]["relation"], e["entry"]["multiplier"]) for e in runs]
+    assert booked == [("replace-one", 0.5)] * 3 + [("add-remove", 1.0)]  # the comparison is of everyone set aside
+
+
 @pytest.mark.parametrize("sampler", [Poisson(0.5), FixedSize(60)])
 def test_cohorts_are_accounted_for_as_sampled(sampler):
     ledger = Ledger(delta=1e-5)

@@ -38,6 +38,7 @@ class Saved(NamedTuple):
     work: Assign
     draws: list[Draw]
     history: list[dict[str, Any]]
+    spent: dict[str, Any] | None  # what the ledger of a private fit said
 
 
 def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -58,6 +59,7 @@ def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
         "draws": len(saved.draws),
         "entity_names": entities,
         "history": saved.history,
+        "spent": saved.spent,
     }
     write_population(path, header, arrays, what=WHAT)
 
@@ -72,7 +74,8 @@ def read_regression(path: str | os.PathLike[str]) -> Saved:
         work = kind(**{**header["work"], "table": Table(**table)})
         draws = [_draw(_under(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]
         learned = _under(arrays, "learned.")
-        return Saved(header["parameters"], header["learned"], learned, work, draws, header["history"])
+        history, spent = header["history"], header.get("spent")
+        return Saved(header["parameters"], header["learned"], learned, work, draws, history, spent)
     except (KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"{os.fspath(path)} lacks or mistakes {error}: save the {WHAT} again") from None
 

@@ -39,6 +39,10 @@ def check_private(params: Mapping[str, Any], candidates: int, privacy: Privacy) 
         raise PrivacyError("a private regression has one n_components and one chain: each more would be released too")
     if params["method"].startswith("central") or params["gamma"] == "latest":
         raise PrivacyError("a private regression has method 'federated' or 'em', and gamma a number or None")
+    if params["method"] != "em" and (params["alpha"] is None or params["beta"] is None):
+        raise PrivacyError(
+            "a private regression has alpha and beta given, not None: learned from noisy counts they follow the noise"
+        )
     if isinstance(privacy.clip, AdaptiveClip):
         raise PrivacyError("clip must be a number: sums are judged by their noise, which an AdaptiveClip would move")
 
@@ -50,9 +54,10 @@ def share_of(sampler: Sampler | None, n_agents: int) -> float:
     return min(sampler.size / max(n_agents, 1), 1.0) if isinstance(sampler, FixedSize) else 1.0
 
 
-def spread_of_noise(privacy: Privacy | None) -> float:
-    """The standard deviation of the noise on the sums; a server that adds none knows of none."""
-    if privacy is None or privacy.place == "local":
+def spread_of_noise(privacy: Privacy | None, cohort: float) -> float:
+    """The standard deviation of the noise on the sums of so many agents, each of whom adds some where it is local."""
+    if privacy is None:
         return 0.0
-    spread = privacy.spread() * privacy.with_count(privacy.first_clip) * privacy.scales.get("sums", 1.0)
-    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)))
+    clip, local = privacy.first_clip, privacy.place == "local"
+    spread = privacy.spread() * (clip if local else privacy.with_count(clip)) * privacy.scales.get("sums", 1.0)
+    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)) * (np.sqrt(max(cohort, 1.0)) if local else 1.0))

@@ -215,7 +215,7 @@ class Assign(Computation):
         everyone = self.n_agents is None or bool(total["clients"] == self.n_agents)
         scale = 1.0 if everyone or self.n_agents is None else self.n_agents / max(float(total["clients"]), 1.0)
         if self.share is not None:
-            everyone, scale = self.share == 1 and self.noise == 0, 1 / self.share
+            everyone, scale = False, 1 / self.share  # clipped and noised, nobody's own events are in there whole
         if self.gamma is None:
             new = state["sums"] + new
         else:

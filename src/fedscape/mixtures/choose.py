@@ -18,7 +18,7 @@ from fedscape.mixtures._dm_private_fit import contrast_of
 from fedscape.mixtures.dirichlet_multinomial import Data, MixtureOfDirichletMultinomials, Models, known
 from fedscape.privacy import Privacy
 from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import All, Sampler
+from fedscape.sampling import All, Sampler, marked
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,16 @@ class Part:
     share: float
     seed: int
     inside: bool
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether one client more or less puts another in or out."""
+        return marked(self.sampler, "exchanges")
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether who takes part depends on clients' data."""
+        return marked(self.sampler, "reads_data")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         """The positions of the cohort, rising."""

@@ -15,11 +15,11 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation
 from fedscape.engine import Engine
-from fedscape.errors import DataError
+from fedscape.errors import DataError, NotFittedError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.history import History
-from fedscape.ledger import Ledger
+from fedscape.ledger import Ledger, summary_of
 from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
@@ -51,6 +51,7 @@ HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
 _NUMBERS = ("sigma_", "delta_", "alpha_", "beta_")
 _ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
+_UNCERTAIN = ("errors_", "intervals_")
 LINKS = ("identity", "logistic", "probit")
 
 
@@ -105,7 +106,8 @@ class LatentClassRegression(Estimator):
     `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
     `intervals_` [K, F, 2] hold coefficients (the intercept last) with probability 0.95: given the labels of one chain,
     or over the later half of the rounds of several, which also give `r_hat_` [K, F] (classes matched to the likeliest
-    chain, whose numbers all others are).
+    chain, whose numbers all others are). A private fit has neither errors nor intervals: the law of the coefficients,
+    and with it the deviations of `predict`, knows nothing of privacy's noise.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -154,6 +156,8 @@ class LatentClassRegression(Estimator):
         self.seed = seed
 
     _agreement: Agreement
+    _private = False  # whether the fit added noise
+    _spent: dict[str, Any] | None = None  # of a loaded private fit
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +214,7 @@ class LatentClassRegression(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         table: Table = self.__dict__.pop("_table")
         self._check()
+        self._private, self._spent = how.privacy is not None, None
         if how.privacy is not None:
             check_private(self.get_params(), len(self._candidates), how.privacy)
         k = self._candidates[0]
@@ -312,7 +317,7 @@ class LatentClassRegression(Estimator):
     def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> Assign:
         em, linked = self.method == "em", self.link != "identity"
         kind = Share if em else KINDS[self.link]
-        private = how.privacy is not None
+        private, share = how.privacy is not None, share_of(how.sampler, n_agents)
         return kind(
             table,
             n_features,
@@ -323,9 +328,9 @@ class LatentClassRegression(Estimator):
             delta=self.delta,
             gamma=self._smoothing(k, how),
             n_agents=None if private else n_agents,
-            share=share_of(how.sampler, n_agents) if private else None,
+            share=share if private else None,
             warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
-            noise=spread_of_noise(how.privacy),
+            noise=spread_of_noise(how.privacy, share * n_agents),
         )
 
     def _columns(self, engine: Engine, how: Fit, table: Table) -> tuple[Array, Array, float]:
@@ -352,7 +357,6 @@ class LatentClassRegression(Estimator):
         found = classes_of(sums, float(state["noise"]), state["spread"])
         f, scale, centre = len(state["scale"]), state["scale"], state["centre"]
         self.coefficients_ = found.mean[:, :f] / scale
-        self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
         own = found.mean[:, f] if self.intercept else np.zeros(len(found.mean))
         self.intercepts_ = own + centre[-1] - self.coefficients_ @ centre[:-1]
         self.weights_ = prior_shares(state)
@@ -360,10 +364,22 @@ class LatentClassRegression(Estimator):
         self.entities_, self.events_ = sums.entities, sums.events
         self.sigma_ = float(np.sqrt(state["noise"]))
         self.delta_ = float(np.sqrt(state["spread"][0]))
-        law = traced(work, [state])
-        reach = 1.96 * np.sqrt(law.variance[0])
-        self.intervals_ = np.stack([law.mean[0] - reach, law.mean[0] + reach], axis=-1)
         self.feature_names_ = tuple(f"{i}" for i in range(f))
+        for name in _UNCERTAIN:
+            self.__dict__.pop(name, None)  # of an earlier fit
+        if not self._private:
+            law = traced(work, [state])
+            reach = 1.96 * np.sqrt(law.variance[0])
+            self.errors_ = np.sqrt(np.diagonal(found.covariance, axis1=1, axis2=2)[:, :f]) / scale
+            self.intervals_ = np.stack([law.mean[0] - reach, law.mean[0] + reach], axis=-1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _UNCERTAIN and self._private:
+            raise NotFittedError(
+                f"a private fit has no {name}: the law of the coefficients knows nothing of privacy's noise, which is "
+                "often the larger part; repeat the fit with simulated data to see how far coefficients scatter"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -454,7 +470,18 @@ class LatentClassRegression(Estimator):
         prior, beta = prior_shares(state), float(state["beta"])
         return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event]
 
-    def save(self, path: str | os.PathLike[str], *, entities: bool = True) -> None:
+    @property
+    def spent_(self) -> dict[str, Any] | None:
+        """What the ledger of a private fit says, also after `save` and `load`; None where no noise was added.
+
+        >>> fed = Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2])
+        >>> LatentClassRegression(1, entity=None).fit(fed).spent_ is None
+        True
+        """
+        ledger = self.__dict__.get("ledger_")
+        return self._spent if ledger is None or not self._private else summary_of(ledger)
+
+    def save(self, path: str | os.PathLike[str], *, entities: bool | None = None) -> None:
         """Write what was learned: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
 
         Parameters
@@ -463,7 +490,8 @@ class LatentClassRegression(Estimator):
             The .json file.
         entities
             Whether the classes of agents' entities are written too, with the agents' names: without them every
-            entity is a new one.
+            entity is a new one. They follow from agents' own events, to which no noise is added: None writes them
+            unless the fit was private, and then leaves how many agents took part out of the history too.
 
         >>> import tempfile
         >>> ridge = LatentClassRegression(1, entity=None).fit(Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2]))
@@ -473,13 +501,16 @@ class LatentClassRegression(Estimator):
         1
         """
         self._check_fitted("coefficients_")
+        entities = not self._private if entities is None else entities
         draws = self._draws if entities else [Draw(draw.state, None) for draw in self._draws]
+        secret = ("clients",) if self._private and not entities else ()
+        history = [{name: v for name, v in row.items() if name not in secret} for row in self.history_]
         learned = {
             name: getattr(self, name) for name in (*_NUMBERS, "feature_names_", "candidates_") if hasattr(self, name)
         }
         arrays = {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
         params = {name: plain(value) for name, value in self.get_params().items()}
-        write_regression(path, Saved(params, learned, arrays, self._placing, draws, list(self.history_)))
+        write_regression(path, Saved(params, learned, arrays, self._placing, draws, history, self.spent_))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
@@ -489,6 +520,7 @@ class LatentClassRegression(Estimator):
         for name, value in {**saved.learned, **saved.arrays}.items():
             setattr(made, name, tuple(value) if name == "feature_names_" else value)
         made._placing, made._draws, made.ledger_ = saved.work, saved.draws, None
+        made._private, made._spent = saved.spent is not None, saved.spent
         made.history_ = History()
         made.history_.extend(saved.history)
         return made

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import FixedSize, Sampler
+from fedscape.sampling import Sampler, marked
 from fedscape.temporal.curves import Curve
 
 _DAY = 24 * 60.0
@@ -224,12 +224,12 @@ class Dropping:
     @property
     def exchanges(self) -> bool:
         """Whether one client more or less puts another in or out."""
-        return isinstance(self.sampler, FixedSize) or bool(getattr(self.sampler, "exchanges", False))
+        return marked(self.sampler, "exchanges")
 
     @property
     def reads_data(self) -> bool:
         """Whether who begins depends on clients' data."""
-        return bool(getattr(self.sampler, "reads_data", False))
+        return marked(self.sampler, "reads_data")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         cohort = self.sampler.draw(clients, key)
