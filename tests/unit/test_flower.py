@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -404,6 +406,46 @@ def test_a_request_that_was_under_way_too_long_undoes_nothing(tmp_path):
     )
 
 
+def test_no_clock_decides_which_request_is_newer(tmp_path, monkeypatch):
+    fed, path = federation(), tmp_path / "run.ckpt"
+    whole = [r.state["past"] for r in rounds(Remember(), fed, n_rounds=4)][-1]
+    engine = engine_of(fed, tmp_path, own=(Remember(),))
+    now, looks = time.time(), itertools.count()
+    falling = property(lambda _: now - 0.01 * next(looks))
+    monkeypatch.setattr("flwr.app.metadata.Metadata.created_at", falling)
+    for r in rounds(Remember(), engine, n_rounds=2):
+        r.save(path)
+    again = engine_of(fed, tmp_path, own=(Remember(),))
+    done = list(rounds(Remember(), again, n_rounds=4, resume=path))
+    assert [dict(r.faults) for r in done] == [{}] * 2
+    assert done[-1].state["past"] == pytest.approx(float(whole), rel=1e-12)
+
+
+def test_a_request_of_a_server_that_was_replaced_undoes_nothing(tmp_path):
+    fed, path = federation(), tmp_path / "run.ckpt"
+    whole = [r.state["past"] for r in rounds(Remember(), fed, n_rounds=5)][-1]
+    app = client_app(lambda context: fed, folder=tmp_path, computations=(Remember(),))
+    sent = []
+
+    class Spy(LocalGrid):
+        def deliver(self, message):
+            sent.extend([message] if _header(message)["op"] == "run" else [])
+            return super().deliver(message)
+
+    def server(**how):
+        return rounds(Remember(), Flower(Spy(app, [{}]), min_clients=2, poll=0.001), n_rounds=5, **how)
+
+    loop = server()
+    next(loop).save(path)
+    next(loop)
+    old, loop = sent[-1], server(resume=path)
+    for _ in range(3):
+        next(loop)
+    stale = _wire.read(_wire.disclose(LocalGrid.deliver(loop.engine.grid, old)[0].content, 2**30))[1]
+    assert "older than one that was answered before" in stale["refused"]
+    assert float(next(loop).state["past"]) == pytest.approx(float(whole), rel=1e-12)
+
+
 def test_a_node_that_lost_its_files_says_so_and_is_left_out(tmp_path):
     fed, path = federation(), tmp_path / "run.ckpt"
     engine = engine_of(fed, tmp_path, own=(Remember(),))
@@ -547,7 +589,7 @@ def ask(tmp_path, *, terms=None, own=(), change=None, state=None, computation=No
             if about["op"] == "run":
                 new = change(arrays, {**about, **header}) if change else (arrays, {**about, **header})
                 blob = checkpoint.pack(*new)
-                message.content = _wire.enclose(blob)
+                message.content = _wire.enclose(blob, _wire.order_of(message.content))
                 reply = super().deliver(message)[0]
                 said.append(_wire.read(_wire.disclose(reply.content, 2**30))[1].get("refused"))
                 return [reply]
@@ -738,7 +780,8 @@ def test_random_bytes_and_changed_bytes_never_break_a_node(tmp_path):
         blob = bytes(body) + hashlib.sha256(body).digest()
         with contextlib.suppress(_wire.Unreadable):
             past += bool(_wire.read(blob))
-        message = Message(_wire.enclose(blob), dst_node_id=1, message_type="query.fedscape")
+        order = _wire.Order(0, "0" * 16, number)
+        message = Message(_wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
         grid.push_messages([message])
         heard.append(_wire.read(_wire.disclose(grid.deliver(message)[0].content, 2**30))[1].get("refused", "answered"))
     assert all(said.startswith(("refused", "failed", "answered")) for said in heard)

@@ -44,7 +44,8 @@ class Node:
     """One node, asked by hand."""
 
     def __init__(self, fed, folder, **how):
-        self.fed, self.folder = fed, folder
+        self.fed, self.folder, self.asked = fed, folder, 0
+        self.order = None
         self.grid = LocalGrid(client_app(lambda context: self.fed, folder=folder, **how), [{}])
 
     def ask(self, computation, state=None, *, number=0, closed=-1, privacy=None, parts=1, cohort=None, **header):
@@ -67,7 +68,9 @@ class Node:
         return self.send(checkpoint.pack({**arrays, "cohort": self.fed.ids if cohort is None else cohort}, about))
 
     def send(self, blob):
-        message = Message(_wire.enclose(blob), dst_node_id=1, message_type="query.fedscape")
+        self.asked += 1
+        order = self.order or _wire.Order(0, "0" * 16, self.asked)
+        message = Message(_wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
         self.grid.push_messages([message])
         return unpacked(self.grid.deliver(message)[0])
 
@@ -195,6 +198,26 @@ def test_the_least_whole_number_is_beyond_any_range(tmp_path):
     node = Node(nodes.federation(2), tmp_path)
     bad = {"counts": np.array([0, 0, np.iinfo(np.int64).min])}
     assert "beyond the owner's range" in node.ask(Histogram(3), bad)[1]["refused"]
+
+
+def test_of_two_servers_that_took_up_one_run_the_first_is_heard_no_more(tmp_path):
+    node = Node(nodes.federation(2), tmp_path)
+    first, second, third = ("a" * 16, "b" * 16, "c" * 16)
+    for number, (order, answered) in enumerate(
+        (
+            ((0, first, 5), True),
+            ((0, first, 4), False),
+            ((1, second, 0), True),
+            ((0, first, 9), False),
+            ((1, third, 0), True),  # from the same checkpoint as the second
+            ((1, second, 9), False),
+            ((1, third, 1), True),
+            ((2, second, 0), True),
+        )
+    ):
+        node.order = _wire.Order(*order)
+        said = node.ask(Histogram(3), number=number)[1].get("refused", "")
+        assert said == ("" if answered else "refused: it is older than one that was answered before")
 
 
 # -- a node that would like to spoil the run ---------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def client_app(
         path = where or context.node_config.get("folder")
         if not path:
             raise DataError("a node needs a folder of its own: --node-config 'folder=\"/var/lib/fedscape\"'")
-        blob = owner.answer(message.content, context, Folder(str(path)), message.metadata.created_at)
+        blob = owner.answer(message.content, context, Folder(str(path)))
         return Message(_wire.enclose(blob), reply_to=message)
 
     # Flower inspects the annotations of what it registers
@@ -153,7 +153,7 @@ class _Owner:
         self.shapes: dict[str, Shapes] = {}  # of the last computation's first state
         self.steps = 0  # of this process: on a real node there is one for every message
 
-    def answer(self, content: Any, context: Any, folder: Folder, asked: float) -> bytes:
+    def answer(self, content: Any, context: Any, folder: Folder) -> bytes:
         """The reply; a refusal says why in words made here, and the rest stays in the node's log."""
         request = ""
         try:
@@ -165,7 +165,7 @@ class _Owner:
             with folder.alone():
                 with self._bounded():
                     checked = self._checked(arrays, header, request)
-                return self._run(checked, context, folder, asked)
+                return self._run(checked, _wire.order_of(content), context, folder)
         except Unreadable as refusal:
             folder.log(f"refused request {request[:16]}: {refusal}")
             return _refusal(request, f"refused: it is {refusal}")
@@ -185,12 +185,12 @@ class _Owner:
             raise DataError(f"load(context) must return a Federation, not {type(fed).__name__}")
         return fed
 
-    def _run(self, request: _Request, context: Any, folder: Folder, asked: float) -> bytes:
+    def _run(self, request: _Request, order: _wire.Order, context: Any, folder: Folder) -> bytes:
         header, digest = request.header, request.digest
         known = folder.replied(request.run, request.number, digest)
         if known is not None:
             return known
-        kept = folder.go_back(request.run, int(header["closed"]), asked)
+        kept, gone = folder.go_back(request.run, int(header["closed"]), order)
         # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
         key, other = os.urandom(32), os.urandom(32)
         booked = hashlib.sha256(digest.encode() + key).hexdigest()
@@ -218,7 +218,7 @@ class _Owner:
             )
         left = node.kept()
         answer = _reply(reply, digest, keeps=bool(left), release=release, metrics=metrics)
-        folder.store(request.run, request.number, kept=left, request=digest, reply=answer, asked=asked)
+        folder.store(request.run, request.number, kept=left, request=digest, reply=answer, order=order, gone=gone)
         return answer
 
     @contextlib.contextmanager

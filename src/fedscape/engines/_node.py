@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,7 @@ from fedscape.ragged import Ragged
 _RUNS = 4  # how many runs' versions stay: a fit has several phases, and may go back to one
 _RUN = re.compile(r"[0-9a-f]{32}")
 _LOG = 2**20
+_GONE = 100
 
 
 class Folder:
@@ -73,33 +74,49 @@ class Folder:
         arrays, header = checkpoint.read(self._file(run, number))
         return arrays["reply"].tobytes() if header["request"] == request else None
 
-    def go_back(self, run: str, closed: int, asked: float) -> dict[str, Ragged]:
+    def go_back(self, run: str, closed: int, order: _wire.Order) -> tuple[dict[str, Ragged], list[str]]:
         """What clients kept after the request `closed` (-1: nothing yet); whatever came later is dropped.
 
-        A request made before one that was answered has been under way too long: it must not undo what came after.
+        A request made before one that was answered has been under way too long: it must not undo what came after. With
+        what was kept comes which servers of this run are known to be gone.
         """
         found = {number: checkpoint.read(self._file(run, number)) for number in self.versions(run)}
-        if any(asked < header["asked"] for _, header in found.values()):
-            raise _wire.Unreadable("older than one that was answered before")
+        gone: list[str] = []
+        if found:
+            newest = found[max(found)][1]
+            last, gone = _wire.Order(*newest["order"]), newest["gone"]
+            if order.overtaken(last, gone):
+                raise _wire.Unreadable("older than one that was answered before")
+            gone = gone if order.name == last.name else [*gone, last.name][-_GONE:]
         if closed >= 0 and closed not in found:
             raise _wire.Unreadable("a round to go on from that this node does not hold any more")
         for number in found:
             if number > closed:
                 self._file(run, number).unlink()
         if closed < 0:
-            return {}
+            return {}, gone
         arrays = _wire.prefixed(found[closed][0], "kept/")
         names = [name.removesuffix("/flat") for name in arrays if name.endswith("/flat")]
-        return {name: Ragged(arrays[f"{name}/flat"], arrays[f"{name}/offsets"]) for name in names}
+        return {name: Ragged(arrays[f"{name}/flat"], arrays[f"{name}/offsets"]) for name in names}, gone
 
     def store(
-        self, run: str, number: int, *, kept: Mapping[str, Ragged], request: str, reply: bytes, asked: float
+        self,
+        run: str,
+        number: int,
+        *,
+        kept: Mapping[str, Ragged],
+        request: str,
+        reply: bytes,
+        order: _wire.Order,
+        gone: Sequence[str],
     ) -> None:
         """Keep this version and the one before; older ones go, and so do the oldest runs."""
         self._run(run).mkdir(mode=0o700, exist_ok=True)
         arrays = dict(_wire.flat(kept, "kept/"))
         arrays["reply"] = np.frombuffer(reply, dtype=np.uint8)
-        checkpoint.write(self._file(run, number), arrays, {"request": request, "asked": asked}, secret=True)
+        checkpoint.write(
+            self._file(run, number), arrays, {"request": request, "order": list(order), "gone": list(gone)}, secret=True
+        )
         for old in self.versions(run)[:-2]:
             self._file(run, old).unlink()
         others = (folder for folder in (self.path / "runs").iterdir() if folder.name != run)

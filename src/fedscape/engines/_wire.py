@@ -10,10 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +53,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "mixtures._lcr_rows": ("Table",),
 }
 _DEEPEST = 8
+_ORDER = re.compile(r"(\d{1,18}) ([0-9a-f]{16}) (\d{1,18})")
 _HEADER = 2**22  # bytes: read as JSON, a header takes many times its size
 _MECHANISMS: dict[str, type[Privacy]] = {"Gaussian": Gaussian, "Laplace": Laplace}
 
@@ -63,10 +65,40 @@ class Unreadable(Exception):
 # -- envelopes ---------------------------------------------------------------------------------------------------------
 
 
-def enclose(blob: bytes) -> Any:
-    """The content of a message."""
-    array = FlowerArray(dtype="uint8", shape=(len(blob),), stype="fedscape", data=blob)
-    return RecordDict({ACTION: ArrayRecord({"blob": array})})
+class Order(NamedTuple):
+    """Which of two requests of a run is the newer one, whatever clocks say.
+
+    `life` counts how often the run was taken up from a checkpoint; a checkpoint can be taken up twice, so each time has
+    a `name` of its own; `number` counts the requests since then.
+    """
+
+    life: int
+    name: str
+    number: int
+
+    def overtaken(self, last: Order, gone: Sequence[str]) -> bool:
+        """Whether the request is older than the last one that was answered, where these names are known to be gone."""
+        if self.life != last.life:
+            return self.life < last.life
+        return self.number < last.number if self.name == last.name else self.name in gone
+
+
+def enclose(blob: bytes, order: Order | None = None) -> Any:
+    """The content of a message; the order of a request is beside it, so that asked again it is the same request."""
+    parts = {"blob": blob} if order is None else {"blob": blob, "order": " ".join(map(str, order)).encode()}
+    arrays = {n: FlowerArray(dtype="uint8", shape=(len(v),), stype="fedscape", data=v) for n, v in parts.items()}
+    return RecordDict({ACTION: ArrayRecord(arrays)})
+
+
+def order_of(content: Any) -> Order:
+    """The order of a request."""
+    try:
+        found = _ORDER.fullmatch(content[ACTION]["order"].data.decode())
+    except (KeyError, TypeError, AttributeError, ValueError):
+        found = None
+    if found is None:
+        raise Unreadable("a request that does not say when it was made")
+    return Order(int(found[1]), found[2], int(found[3]))
 
 
 def disclose(content: Any, largest: int) -> bytes:

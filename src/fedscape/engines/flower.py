@@ -95,6 +95,7 @@ class Flower:
         self.poll, self.largest = poll, largest
         self.troubles: list[str] = []
         self._late: dict[str, int] = {}  # messages that nobody waits for any more, and the round they were of
+        self._begin_life(0)
         self.roster = self._gathered(nodes, wait)
         self.forget()
 
@@ -107,7 +108,7 @@ class Flower:
 
     def kept(self) -> Mapping[str, Ragged]:
         """Not what clients keep, which never leaves, but to which version of it each node must go back."""
-        state = np.array([self._number, *self._closed], dtype=np.int64)
+        state = np.array([self._life, self._number, *self._closed], dtype=np.int64)
         run = np.frombuffer(bytes.fromhex(self._run), dtype=np.uint8)
         return {"flower.run": _whole(run), "flower.versions": _whole(state)}
 
@@ -115,18 +116,24 @@ class Flower:
         if set(kept) != {"flower.run", "flower.versions"}:
             raise CheckpointError("this checkpoint was not made over Flower: what clients keep is in it, not on nodes")
         versions = kept["flower.versions"].flat
-        if len(versions) != 1 + len(self.roster.node_ids):
+        if len(versions) != 2 + len(self.roster.node_ids):
             raise CheckpointError(
-                f"the checkpoint knows {len(versions) - 1} nodes, here are {len(self.roster.node_ids)}: wait for all"
+                f"the checkpoint knows {len(versions) - 2} nodes, here are {len(self.roster.node_ids)}: wait for all"
             )
         self._run = kept["flower.run"].flat.tobytes().hex()
-        self._number, self._closed = int(versions[0]), [int(v) for v in versions[1:]]
+        self._number, self._closed = int(versions[1]), [int(v) for v in versions[2:]]
+        self._begin_life(int(versions[0]) + 1)
 
     def forget(self) -> None:
         self._run = os.urandom(16).hex()
+        self._begin_life(0)
         self._number = 0
         self._closed = [-1] * len(self.roster.node_ids)
         self._refusing: set[int] = set()  # the places of nodes that refused when they were last asked
+
+    def _begin_life(self, number: int) -> None:
+        """From here on requests are newer than all before."""
+        self._life, self._name, self._requests = number, os.urandom(8).hex(), 0
 
     def run(
         self,
@@ -159,6 +166,7 @@ class Flower:
         def check(one: Asked, blob: bytes) -> Answer:
             return read_answer(one, self.roster.ids[one.clients], blob, reveals, release, measure_release)
 
+        self._requests += 1
         faults = self._exchange(asked, check, key.round)
         agree(asked, reveals)
         there = [one for one in asked if one.answer is not None]
@@ -250,9 +258,10 @@ class Flower:
             else:
                 one.fault, one.said = "failed", "the node is offline"
         life = 60.0 + 2 * self.attempts * self.timeout
+        order = _wire.Order(self._life, self._name, self._requests)
         messages = [
             Message(
-                _wire.enclose(one.blob),
+                _wire.enclose(one.blob, order),
                 dst_node_id=self.roster.node_ids[one.place],
                 message_type=f"query.{_wire.ACTION}",
                 group_id=str(index),
