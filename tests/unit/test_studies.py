@@ -378,6 +378,44 @@ def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
     assert first["labels"]["points"] != where
 
 
+def test_what_fewer_than_five_clients_have_is_not_in_a_shared_result():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 400)
+    y[[5, 45, 46]], y[90] = 3, 4  # "scurvy" at two clients, "leprosy" at one
+    sizes = np.append(np.full(38, 10), 20)
+    names = ["flu", "cold", "cough", "scurvy", "leprosy"]
+    fed = Federation({"y": y}, np.concatenate(([0], np.cumsum(sizes))), names={"y": names})
+    data = prepare(fed, least=5)
+    assert data.names[-1] == "(all other)"
+    assert (data.counts[:, -1] > 0).sum() >= 5  # the next rarest joined them
+    assert data.counts.sum() == 400
+    assert data.rows.counts("y").tolist() == data.counts.tolist()
+    assert not {"scurvy", "leprosy"} & set(data.names)
+    assert prepare(fed).names == tuple(names)
+    few = prepare(fed.take(slice(4)), least=5)
+    assert "flu" in few.names
+    assert any("look before you share" in note for note in few.notes)
+    ready = Federation({"y": fed.counts("y")}, np.arange(40), names={"y": names})
+    assert prepare(ready, least=5).counts.tolist() == data.counts.tolist()
+
+
+def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
+    from types import SimpleNamespace
+
+    from fedscape.studies.running import _described
+
+    sizes = np.append(np.full(19, 10), 777)
+    fed = Federation({"y": np.arange(sizes.sum()) % 2}, np.concatenate(([0], np.cumsum(sizes))))
+    data = SimpleNamespace(given=fed, counts=fed.counts("y"), names=("0", "1"))
+    about = _described(data, False)
+    assert about["rows_per_client"]["largest"] == "512 to 1,023 rows"
+    assert not {"min", "max"} & set(about["rows_per_client"])
+    assert sum(about["sizes"]["clients"]) == 20
+    assert not {777, 778} & set(about["sizes"]["edges"])
+    assert _described(data, True)["rows_per_client"]["max"] == 777
+    assert all(kind["clients"] >= 5 for kind in done().result["learn"]["by_kind"])
+
+
 # -- input of every kind ---------------------------------------------------------------------------------------------
 
 
@@ -461,6 +499,8 @@ def test_a_continuous_target_is_cut_at_its_quantiles():
     assert data.counts.sum(axis=0) == pytest.approx([100] * 5, abs=1)
     assert data.features == ("a",)
     assert any("cut at its quantiles" in note for note in data.notes)
+    assert data.names[0].startswith("below ")  # the least and the largest value are those of one row
+    assert data.names[-1].endswith(" and more")
 
 
 def test_a_column_that_says_the_label_in_other_words_is_no_feature():

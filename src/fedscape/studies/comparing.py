@@ -53,7 +53,7 @@ def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0)
     the difference seen, at its lower end less what noise alone adds. A study of one client says nothing: p is 1.
     """
     means, covariances, names = _matched(first, second)
-    covariance, freedom = sum(covariances), _freedom(covariances, first, second)
+    covariance, freedom = covariances[0] + covariances[1], _freedom(covariances, first, second)
     apart = means[0] - means[1]
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     rng = Key(seed, purpose="drift").generator()
