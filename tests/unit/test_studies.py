@@ -26,8 +26,13 @@ def short(fed: Federation, *, rounds: int = 2, **how) -> dict:
 
 
 @cache
-def done(seed: int = 0) -> Study:
-    return study(skewed(seed=seed), rounds=2, seeds=1, progress=False)
+def done() -> Study:
+    return study(skewed(), rounds=2, seeds=1, progress=False)
+
+
+@cache
+def races() -> Study:
+    return study(fs.datasets.load("acs-race").take(slice(24)), epsilon=2.0, progress=False)
 
 
 def skewed(n_clients: int = 24, rows: int = 30, *, seed: int = 0, flipped: bool = False) -> Federation:
@@ -38,7 +43,7 @@ def skewed(n_clients: int = 24, rows: int = 30, *, seed: int = 0, flipped: bool 
     y = (x[:, 0] + 0.3 * rng.normal(size=len(x)) > 0.4).astype(int)
     if flipped:
         y = np.where(kind == 1, 1 - y, y)
-    return Federation({"x": x, "y": y}, np.arange(0, len(x) + 1, rows))
+    return Federation({"x": x, "y": y}, np.arange(0, len(x) + 1, rows), [f"patient-{i:03d}" for i in range(n_clients)])
 
 
 def test_an_interval_over_clients_is_that_of_students_t():
@@ -260,9 +265,9 @@ def test_no_simulated_client_is_tested_on_a_row_that_anyone_trained_on():
 def test_the_price_of_a_private_count_is_near_what_counts_in_fact_cost():
     counts = fs.datasets.load("acs-race").counts("y")
     said = next(row for row in price(counts) if row["epsilon"] == 2.0)
-    made = [census(counts, epsilon=2.0) for _ in range(3)]
-    assert 0.3 * said["error"] < np.mean([about["error"] for about in made]) < 2 * said["error"]
-    assert all(about["spent"][0]["epsilon"] <= 2.0 for about in made)
+    made = census(counts, epsilon=2.0)
+    assert 0.2 * said["error"] < made["error"] < 3 * said["error"]
+    assert made["spent"][0]["epsilon"] <= 2.0
 
 
 def test_the_noise_of_one_release_is_what_the_accountant_finds():
@@ -321,13 +326,12 @@ def test_the_interval_of_a_small_drift_covers_it(monkeypatch):
 
 
 def test_two_studies_are_compared_by_their_results_alone():
-    one, other = done(), done(5)
-    about = compare(one, other)
-    assert about["drift"]["p"] > 0.001
+    one = done()
+    about = compare(one, Study(json.loads(json.dumps(one.result))))
+    assert about["drift"]["p"] == 1.0
     assert {"clients", "heterogeneity of labels", "accuracy of FedAvg"} <= {row["what"] for row in about["rows"]}
-    strange = fs.datasets.load("acs-race").take(slice(30))
     with pytest.raises(DataError, match="share no category"):
-        compare(one, study(strange, progress=False))
+        compare(one, races())
 
 
 @pytest.mark.parametrize("method", names())
@@ -347,11 +351,9 @@ def test_an_unknown_method_is_refused():
 
 
 def test_a_result_is_made_to_be_shared():
-    fed = skewed()
-    named = Federation({"x": fed["x"], "y": fed["y"]}, fed.offsets, [f"patient-{i:03d}" for i in range(len(fed))])
     assert "client 1" in json.dumps(done().result)
-    assert "patient" not in json.dumps(short(named))
-    shown = short(named, show_clients=True)
+    assert "patient" not in json.dumps(done().result)
+    shown = short(skewed(8, 12), rounds=1, show_clients=True)
     assert shown["clients"][3]["client"] == "patient-003"
     assert 0 <= shown["clients"][3]["fedavg"] <= 1
 
@@ -517,7 +519,8 @@ def test_an_unknown_column_and_one_of_a_single_value_are_refused():
 
 
 def test_ready_counts_are_studied_without_features():
-    result = short(fs.datasets.load("acs-race").take(slice(100)))
+    result = races().result
+    assert result["model"]["census"]["spent"][0]["epsilon"] <= 2.0
     assert "learn" not in result
     assert result["measure"]["labels"]["low"] > 0
     assert advise(result)[1]["question"] == "How many kinds of clients?"
