@@ -9,7 +9,6 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.report import plot_kinds, plot_map, plot_methods, plot_skew, render, summary
 from fedscape.studies import Study, study
@@ -94,26 +93,47 @@ def test_the_same_result_gives_the_same_bytes_also_from_its_file(made, tmp_path)
     assert Study.load(tmp_path / "s").html() == made.html()
 
 
-def test_clients_are_named_only_where_asked(made):
+@pytest.fixture(scope="module")
+def labels_only():
+    """Pages of a study without a tournament, clients hidden and shown."""
+    fed = Federation({"y": [0, 1] * 24}, np.arange(0, 49, 4), [f"ward {i}" for i in range(12)])
+    return tuple(study(fed, show_clients=s, progress=False).html() for s in (False, True))
+
+
+def test_clients_are_named_only_where_asked(made, labels_only):
     assert "Every client" not in made.html()
-    fed = Federation({"y": [0, 1] * 40}, np.arange(0, 81, 4), [f"ward {i}" for i in range(20)])
-    hidden, shown = (study(fed, show_clients=s, progress=False).html() for s in (False, True))
+    hidden, shown = labels_only
     assert "ward" not in hidden
     assert "ward 7" in shown
     assert "not meant to be shared" in shown
 
 
-def test_sections_that_are_not_there_leave_no_hole():
-    page = study(fs.datasets.load("acs-race").take(slice(60)), progress=False).html()
+def test_sections_that_are_not_there_leave_no_hole(labels_only):
+    page = labels_only[0]
     assert 'id="learn"' not in page
     assert 'href="#learn"' not in page
     assert "None" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL).replace("None is surely", "")
 
 
-def test_what_was_spent_is_said():
-    page = study(fs.datasets.load("acs-race").take(slice(60)), epsilon=2.0, progress=False).html()
+def test_what_was_spent_is_said(made):
+    entry = {"unit": "client", "relation": "add-remove", "place": "central", "epsilon": 2.0, "delta": 1e-5}
+    model = {**made.result["model"], "census": {"error": 0.1, "spent": [entry]}}
+    page = render({**made.result, "model": model}, {})
     assert "One private count was made: epsilon" in page
     assert "empty: nothing was released" not in page
+
+
+def test_the_command_of_a_report_makes_it_again(made):
+    from fedscape.report.page import _command
+
+    asked = {"features": ["a b", "c"], "epsilon": 0.5, "rounds": 3, "seeds": 1}
+    about = {"source": "my data.csv", "column": "the label", "labels": True, "seed": 4, "show_clients": False}
+    said = _command({"about": about | {"asked": asked}})
+    first, rest = "fedscape study 'my data.csv' --column 'the label' --features 'a b,c' ", "--rounds 3 --seeds 1 "
+    assert said == f"{first}{rest}--epsilon 0.5 --seed 4"
+    cells = _command({"about": about | {"labels": False, "asked": asked}})
+    assert "--column" not in cells
+    assert "--rounds 2 --seeds 1 --seed 0" in made.html()
 
 
 def test_a_notebook_shows_the_advice(made):

@@ -26,8 +26,13 @@ def short(fed: Federation, *, rounds: int = 2, **how) -> dict:
 
 
 @cache
-def done(seed: int = 0) -> Study:
-    return study(skewed(seed=seed), rounds=2, seeds=1, progress=False)
+def done() -> Study:
+    return study(skewed(), rounds=2, seeds=1, progress=False)
+
+
+@cache
+def races() -> Study:
+    return study(fs.datasets.load("acs-race").take(slice(24)), epsilon=2.0, progress=False)
 
 
 def skewed(n_clients: int = 24, rows: int = 30, *, seed: int = 0, flipped: bool = False) -> Federation:
@@ -38,7 +43,7 @@ def skewed(n_clients: int = 24, rows: int = 30, *, seed: int = 0, flipped: bool 
     y = (x[:, 0] + 0.3 * rng.normal(size=len(x)) > 0.4).astype(int)
     if flipped:
         y = np.where(kind == 1, 1 - y, y)
-    return Federation({"x": x, "y": y}, np.arange(0, len(x) + 1, rows))
+    return Federation({"x": x, "y": y}, np.arange(0, len(x) + 1, rows), [f"patient-{i:03d}" for i in range(n_clients)])
 
 
 def test_an_interval_over_clients_is_that_of_students_t():
@@ -260,9 +265,9 @@ def test_no_simulated_client_is_tested_on_a_row_that_anyone_trained_on():
 def test_the_price_of_a_private_count_is_near_what_counts_in_fact_cost():
     counts = fs.datasets.load("acs-race").counts("y")
     said = next(row for row in price(counts) if row["epsilon"] == 2.0)
-    made = [census(counts, epsilon=2.0) for _ in range(3)]
-    assert 0.3 * said["error"] < np.mean([about["error"] for about in made]) < 2 * said["error"]
-    assert all(about["spent"][0]["epsilon"] <= 2.0 for about in made)
+    made = census(counts, epsilon=2.0)
+    assert 0.2 * said["error"] < made["error"] < 3 * said["error"]
+    assert made["spent"][0]["epsilon"] <= 2.0
 
 
 def test_the_noise_of_one_release_is_what_the_accountant_finds():
@@ -321,13 +326,12 @@ def test_the_interval_of_a_small_drift_covers_it(monkeypatch):
 
 
 def test_two_studies_are_compared_by_their_results_alone():
-    one, other = done(), done(5)
-    about = compare(one, other)
-    assert about["drift"]["p"] > 0.001
+    one = done()
+    about = compare(one, Study(json.loads(json.dumps(one.result))))
+    assert about["drift"]["p"] == 1.0
     assert {"clients", "heterogeneity of labels", "accuracy of FedAvg"} <= {row["what"] for row in about["rows"]}
-    strange = fs.datasets.load("acs-race").take(slice(30))
     with pytest.raises(DataError, match="share no category"):
-        compare(one, study(strange, progress=False))
+        compare(one, races())
 
 
 @pytest.mark.parametrize("method", names())
@@ -347,11 +351,9 @@ def test_an_unknown_method_is_refused():
 
 
 def test_a_result_is_made_to_be_shared():
-    fed = skewed()
-    named = Federation({"x": fed["x"], "y": fed["y"]}, fed.offsets, [f"patient-{i:03d}" for i in range(len(fed))])
     assert "client 1" in json.dumps(done().result)
-    assert "patient" not in json.dumps(short(named))
-    shown = short(named, show_clients=True)
+    assert "patient" not in json.dumps(done().result)
+    shown = short(skewed(8, 12), rounds=1, show_clients=True)
     assert shown["clients"][3]["client"] == "patient-003"
     assert 0 <= shown["clients"][3]["fedavg"] <= 1
 
@@ -376,6 +378,44 @@ def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
     assert first["client"] == [f"client {i + 1}" for i in range(30)]
     assert first == numbered(rng.permutation(30))
     assert first["labels"]["points"] != where
+
+
+def test_what_fewer_than_five_clients_have_is_not_in_a_shared_result():
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 400)
+    y[[5, 45, 46]], y[90] = 3, 4  # "scurvy" at two clients, "leprosy" at one
+    sizes = np.append(np.full(38, 10), 20)
+    names = ["flu", "cold", "cough", "scurvy", "leprosy"]
+    fed = Federation({"y": y}, np.concatenate(([0], np.cumsum(sizes))), names={"y": names})
+    data = prepare(fed, least=5)
+    assert data.names[-1] == "(all other)"
+    assert (data.counts[:, -1] > 0).sum() >= 5  # the next rarest joined them
+    assert data.counts.sum() == 400
+    assert data.rows.counts("y").tolist() == data.counts.tolist()
+    assert not {"scurvy", "leprosy"} & set(data.names)
+    assert prepare(fed).names == tuple(names)
+    few = prepare(fed.take(slice(4)), least=5)
+    assert "flu" in few.names
+    assert any("look before you share" in note for note in few.notes)
+    ready = Federation({"y": fed.counts("y")}, np.arange(40), names={"y": names})
+    assert prepare(ready, least=5).counts.tolist() == data.counts.tolist()
+
+
+def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
+    from types import SimpleNamespace
+
+    from fedscape.studies.running import _described
+
+    sizes = np.append(np.full(19, 10), 777)
+    fed = Federation({"y": np.arange(sizes.sum()) % 2}, np.concatenate(([0], np.cumsum(sizes))))
+    data = SimpleNamespace(given=fed, counts=fed.counts("y"), names=("0", "1"))
+    about = _described(data, False)
+    assert about["rows_per_client"]["largest"] == "512 to 1,023 rows"
+    assert not {"min", "max"} & set(about["rows_per_client"])
+    assert sum(about["sizes"]["clients"]) == 20
+    assert not {777, 778} & set(about["sizes"]["edges"])
+    assert _described(data, True)["rows_per_client"]["max"] == 777
+    assert all(kind["clients"] >= 5 for kind in done().result["learn"]["by_kind"])
 
 
 # -- input of every kind ---------------------------------------------------------------------------------------------
@@ -461,6 +501,8 @@ def test_a_continuous_target_is_cut_at_its_quantiles():
     assert data.counts.sum(axis=0) == pytest.approx([100] * 5, abs=1)
     assert data.features == ("a",)
     assert any("cut at its quantiles" in note for note in data.notes)
+    assert data.names[0].startswith("below ")  # the least and the largest value are those of one row
+    assert data.names[-1].endswith(" and more")
 
 
 def test_a_column_that_says_the_label_in_other_words_is_no_feature():
@@ -477,7 +519,8 @@ def test_an_unknown_column_and_one_of_a_single_value_are_refused():
 
 
 def test_ready_counts_are_studied_without_features():
-    result = short(fs.datasets.load("acs-race").take(slice(100)))
+    result = races().result
+    assert result["model"]["census"]["spent"][0]["epsilon"] <= 2.0
     assert "learn" not in result
     assert result["measure"]["labels"]["low"] > 0
     assert advise(result)[1]["question"] == "How many kinds of clients?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from importlib.resources import files
 from typing import Any
 
@@ -109,9 +110,25 @@ def _advice(result: About) -> str:
     )
 
 
+def _command(result: About) -> str:
+    """The command that makes this study again, ready for a shell."""
+    about, asked = result["about"], result["about"]["asked"]
+    parts = ["fedscape", "study", about["source"]]
+    if about["labels"]:  # else cells of the features stand in, which no column holds
+        parts += ["--column", about["column"]]
+    if asked["features"]:
+        parts += ["--features", ",".join(asked["features"])]
+    parts += ["--rounds", str(asked["rounds"]), "--seeds", str(asked["seeds"])]
+    if asked["epsilon"] is not None:
+        parts += ["--epsilon", f"{asked['epsilon']:g}"]
+    if about["show_clients"]:
+        parts.append("--show-clients")
+    return shlex.join([*parts, "--seed", str(about["seed"])])
+
+
 def _computed(result: About) -> str:
     about = result["about"]
-    command = f"fedscape study {about['source']} --column {about['column']} --seed {about['seed']}"
+    command = _command(result)
     spent = result["model"].get("census", {}).get("spent", [])
     ledger = "; ".join(
         f"epsilon {e['epsilon']:.4g} at delta {e['delta']:g} (unit {e['unit']}, {e['relation']}, {e['place']})"

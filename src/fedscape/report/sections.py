@@ -19,7 +19,7 @@ def describe(result: About) -> tuple[str, str, str]:
     picture = draw.histogram(sizes["edges"], sizes["clients"], label="Histogram of rows per client")
     reading = (
         f"Half of the clients have {spread['q1']:,.0f} to {spread['q3']:,.0f} rows, the largest has "
-        f"{spread['max']:,.0f}."
+        f"{spread['largest'].removesuffix(' rows')}."
         + (f" {about['clients_without_rows']:,} have none." if about["clients_without_rows"] else "")
     )
     total = max(sum(categories["rows"]), 1)

@@ -12,7 +12,7 @@ from fedscape.federation import Federation
 from fedscape.random import Array, Key
 from fedscape.sampling import FixedSize
 from fedscape.statistics import Moments
-from fedscape.studies.numbers import bootstrap_interval, mean_interval, plain
+from fedscape.studies.numbers import FEW, bootstrap_interval, mean_interval, plain
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
@@ -213,7 +213,7 @@ def worst_clients(n: int) -> int:
     >>> worst_clients(20), worst_clients(80), worst_clients(4)
     (5, 8, 4)
     """
-    return max(min(5, n), n // 10)
+    return max(min(FEW, n), n // 10)
 
 
 def worst_tenth(values: Array) -> float:

@@ -10,6 +10,9 @@ from fedscape.random import Array, Key
 
 Interval = dict[str, Any]
 
+#: A number about fewer clients is not in a report that is made to be shared.
+FEW = 5
+
 
 def mean_interval(
     values: Array,

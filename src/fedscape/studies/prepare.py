@@ -53,6 +53,7 @@ def prepare(
     column: str | None = None,
     features: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
+    least: int = 1,
     seed: int = 0,
 ) -> Prepared:
     """Find categories and features, and say what had to be done: bins, rare categories together, rows left out.
@@ -68,6 +69,8 @@ def prepare(
         The columns to learn from; by default x, or else all other columns that are numbers or have few categories.
     names
         What the categories are called, in the order of their codes.
+    least
+        Categories that fewer clients have are put together.
 
     >>> fed = Federation({"a": [1.0, 2.0, 4.0], "y": [0, 1, 1]}, [0, 1, 3])
     >>> prepare(fed).features, prepare(fed).names
@@ -83,12 +86,16 @@ def prepare(
         counts = federation.counts(found)
         given = federation.names.get(found) or names or [str(j) for j in range(counts.shape[1])]
         counts, kept = _common(counts, list(given), notes)
+        place, common = _seldom_together(counts, list(kept), least, notes)
+        counts = _joined(counts, place, len(common))
         notes.append("Only ready counts are given: features and training are left out.")
-        return Prepared(federation, None, counts, kept, found, True, (), tuple(notes))
+        return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes))
     if found is None:
         return _without_labels(federation, features, notes, seed)
     codes, labels = categories_of(federation, found, notes, names)
     counts = federation.select([]).where(codes >= 0).with_column("y", codes[codes >= 0]).counts("y", len(labels))
+    place, labels = _seldom_together(counts, labels, least, notes)
+    codes, counts = np.where(codes >= 0, place[codes], -1), _joined(counts, place, len(labels))
     chosen = (codes >= 0) & some_rows(federation, notes, seed)
     rows, codes = federation.where(chosen), codes[chosen]
     used, x = features_of(rows, found, codes, features, notes)
@@ -178,9 +185,8 @@ def categories_of(
 def _binned(values: Array, known: Array, column: str, notes: list[str]) -> tuple[Array, list[str]]:
     inner = np.unique(np.quantile(values[known], np.arange(1, _BINS) / _BINS))
     codes = np.where(known, np.searchsorted(inner, np.where(known, values, 0), side="right"), -1)
-    low, high = values[known].min(), values[known].max()
-    ends = [low, *inner, high]
-    labels = [f"{a:,.4g} to {b:,.4g}" for a, b in pairwise(ends)]
+    labels = [f"{a:,.4g} to {b:,.4g}" for a, b in pairwise(inner)]
+    labels = [f"below {inner[0]:,.4g}", *labels, f"{inner[-1]:,.4g} and more"]  # an extreme is the value of one row
     used = np.unique(codes[known])
     place = np.full(len(labels) + 1, -1)
     place[used] = np.arange(len(used))
@@ -207,9 +213,44 @@ def _common(counts: Array, labels: list[str], notes: list[str]) -> tuple[Array, 
     if counts.shape[1] <= MOST_CATEGORIES:
         return counts, tuple(map(str, labels))
     place, kept = _rare_together(counts.sum(axis=0), labels, notes)
-    made = np.zeros((len(counts), len(kept)), dtype=counts.dtype)
+    return _joined(counts, place, len(kept)), tuple(map(str, kept))
+
+
+def _joined(counts: Array, place: Array, n: int) -> Array:
+    """The counts [clients, n] of categories that were given new places."""
+    made = np.zeros((len(counts), n), dtype=counts.dtype)
     np.add.at(made.T, place, counts.T)
-    return made, tuple(map(str, kept))
+    return made
+
+
+def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[str]) -> tuple[Array, list[str]]:
+    """New places and names of the categories: those that fewer than `least` clients have are together.
+
+    Where they have too few clients even so, the next rarest joins them; where nothing would be left to compare, all
+    stay as they are.
+    """
+    clients = (counts > 0).sum(axis=0)
+    order = [j for j in np.argsort(clients, kind="stable").tolist() if clients[j] and labels[j] != _OTHER]
+    rare = [j for j in order if clients[j] < least]
+    if not rare:
+        return np.arange(len(labels)), labels
+    seldom = len(rare)
+    rare += [j for j, name in enumerate(labels) if name == _OTHER]
+    for j in order[seldom:]:
+        if (counts[:, rare].sum(axis=1) > 0).sum() >= least:
+            break
+        rare.append(j)
+    kept = [j for j in range(len(labels)) if j not in rare]
+    if not any(clients[j] for j in kept):
+        notes.append(
+            f"Some categories are those of fewer than {least} clients, and nothing would be left to compare without "
+            "them: look before you share this report."
+        )
+        return np.arange(len(labels)), labels
+    notes.append(f"{seldom:,} categories that fewer than {least} clients have are together as {_OTHER!r}.")
+    place = np.full(len(labels), len(kept))
+    place[kept] = np.arange(len(kept))
+    return place, [*[labels[j] for j in kept], _OTHER]
 
 
 def features_of(

@@ -23,7 +23,7 @@ from fedscape.studies.advise import DEVICE, advise
 from fedscape.studies.explain import watched
 from fedscape.studies.measure import measure
 from fedscape.studies.model import census, model
-from fedscape.studies.numbers import mean_interval, plain
+from fedscape.studies.numbers import FEW, mean_interval, plain
 from fedscape.studies.prepare import Prepared, prepare
 from fedscape.studies.result import FORMAT, Study
 from fedscape.studies.simulating import LEAST, clients_of, simulating
@@ -83,11 +83,14 @@ def study(
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
     stages = _Stages(progress)
-    data = prepare(federation, column=column, features=features, names=names, seed=seed)
+    least = 1 if show_clients else FEW
+    data = prepare(federation, column=column, features=features, names=names, least=least, seed=seed)
     notes = list(data.notes)
     result: dict[str, Any] = {"format": FORMAT, "about": _about(data, source, seed, show_clients)}
+    result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
+    result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds}
     with stages.of("describe"):
-        result["describe"] = _described(data)
+        result["describe"] = _described(data, show_clients)
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
@@ -107,6 +110,8 @@ def study(
         why = _no_learning(data)
         if why is None:
             result["learn"], accuracies = _learn(data, mixture, shares, notes, stages, seed, rounds, seeds)
+            kinds = result["learn"]["by_kind"]
+            result["learn"]["by_kind"] = [kind for kind in kinds if kind["clients"] >= least]
         elif data.labels and data.width:
             notes.append(why)
     with stages.of("advise"):
@@ -127,6 +132,7 @@ def _about(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[s
     return {
         "source": source,
         "column": data.column,
+        "labels": data.labels,
         "features": list(data.features),
         "seed": seed,
         "show_clients": show_clients,
@@ -135,11 +141,15 @@ def _about(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[s
     }
 
 
-def _described(data: Prepared) -> dict[str, Any]:
+def _described(data: Prepared, show: bool) -> dict[str, Any]:
     about = describe(data.given)
     for column in about["columns"]:
         for extreme in ("min", "max"):  # the value of one row
             column.pop(extreme, None)
+    about["rows_per_client"]["largest"] = _about_size(int(data.given.sizes.max()), show)
+    if not show:
+        for extreme in ("min", "max"):  # the size of one client
+            about["rows_per_client"].pop(extreme)
     counts = data.counts
     shares = counts[counts.sum(axis=1) > 0] / np.maximum(counts[counts.sum(axis=1) > 0].sum(axis=1, keepdims=True), 1)
     edges, tally = _size_bins(counts.sum(axis=1))
@@ -163,15 +173,13 @@ def _described(data: Prepared) -> dict[str, Any]:
 
 
 def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
-    """At most 20 bins of equal ratio over the sizes of clients with rows."""
+    """Bins between powers of two, or of their roots where there are few: no edge is the size of a client."""
     known = sizes[sizes > 0]
-    if known.max() / max(known.min(), 1) < 4:
-        edges = np.linspace(known.min(), known.max() + 1, 13)
-    else:
-        edges = np.geomspace(known.min(), known.max() + 1, 17)
-    edges = np.unique(np.floor(edges))
-    tally = np.histogram(known, edges)[0] if len(edges) > 1 else np.array([len(known)])
-    return edges.tolist(), tally.tolist()
+    logs = np.log2([known.min(), known.max()])
+    fine = 1 if logs[1] - logs[0] > 8 else 2
+    edges = np.arange(np.floor(fine * logs[0]), np.floor(fine * logs[1]) + 2) / fine
+    edges = np.unique(np.floor(2**edges))
+    return edges.tolist(), np.histogram(known, edges)[0].tolist()
 
 
 def _no_learning(data: Prepared) -> str | None:
@@ -262,7 +270,7 @@ def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dic
             "method": value["true"][personal]["called"],
             "gain": value["simulated"][personal]["gain"],
             "true_gain": value["true"][personal]["gain"],
-            "error": mean_interval(np.array(errors), least=0.0),
+            "error": float(np.mean(errors)),
         },
     }
 
