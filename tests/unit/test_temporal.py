@@ -428,6 +428,17 @@ def test_by_sums_it_runs_privately_on_a_schedule(kind):
     assert "weight" not in with_rows  # how many rows a client has is not sent
 
 
+def test_noise_on_the_counts_leaves_the_soft_prior_a_share():
+    fed, _ = tiny(n=8)
+    method = FedTEM(training(), Soft(8))
+    for seed in range(4):
+        noise = Gaussian(clip=10.0, multiplier=2.0, place="local", noise_seed=seed)
+        for r in rounds(method, fed, n_rounds=9, allow=method.reveals, privacy=noise):
+            shares = r.state["server.shares"]
+            assert shares.min() >= 0
+            assert shares.sum() == pytest.approx(1)
+
+
 # -- baselines ---------------------------------------------------------------------------------------------------------
 
 

@@ -310,7 +310,7 @@ class FedTEMBySums(GaussianBranches):
         return {name: values.cpu().numpy() for name, values in made.items()}
 
     def learn(self, state: Arrays, total: Arrays) -> Arrays:
-        shares, remembered = self._expected(state, total, np.maximum(total["likely"], 0.0))
+        shares, remembered = self._expected(state, total, total["likely"])
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
         fresh = np.where(mass >= 1, mass, 0.0)  # noise alone may say less
@@ -355,8 +355,10 @@ def first_prior(n_modes: int) -> Arrays:
 def expected_shares(prior: Prior | None, state: Arrays, total: Arrays, seen: Array) -> tuple[Array, Arrays]:
     """The shares that the prior expects in this round, and what the server remembers of it.
 
-    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort.
+    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort. Noise may leave numbers below
+    zero, which count as none.
     """
+    seen = np.maximum(seen, 0.0)
     t = int(total["round"]) if "round" in total else int(state["server.next"])
     ratio = float(seen[0] / seen.sum()) if seen.sum() > 0 else float(state["server.shares"][0])
     shares = expected(prior, t, before=state["server.shares"], seen=ratio, last=int(state["server.last"]))
