@@ -10,6 +10,7 @@ import pytest
 from fedscape import Gaussian, LatentClassRegression, Ledger, MixtureOfDirichletMultinomials, NotFittedError, datasets
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.errors import CheckpointError
+from fedscape.mixtures._dm_files import read_population, write_population
 
 
 def data():
@@ -100,4 +101,81 @@ def test_other_files_are_refused(tmp_path):
     reg.save(tmp_path / "reg.json")
     (tmp_path / "reg.npz").write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="does not belong to"):
+        LatentClassRegression.load(tmp_path / "reg.json")
+
+
+def many_features(header, arrays):
+    header["work"]["n_features"] = 400
+    arrays["0.state.sums"], arrays["0.state.spread"] = np.zeros((2, 400)), np.ones(400)
+
+
+def short_sums(header, arrays):
+    arrays["0.state.sums"] = arrays["0.state.sums"][:, :-1]
+
+
+def another_parameter(header, arrays):
+    header["parameters"]["bogus"] = 1
+
+
+def another_attribute(header, arrays):
+    header["learned"]["predict"] = 1
+
+
+def another_array(header, arrays):
+    arrays["learned._draws"] = np.zeros(2)
+
+
+def long_coefficients(header, arrays):
+    arrays["learned.coefficients_"] = np.zeros((2, 9))
+
+
+def texts(header, arrays):
+    arrays["0.state.spread"] = np.array(["a", "b", "c"])
+
+
+def no_draws(header, arrays):
+    header["draws"] = 0
+
+
+def far_offsets(header, arrays):
+    arrays["0.places.offsets"] = arrays["0.places.offsets"] * 5
+
+
+def far_labels(header, arrays):
+    arrays["0.places.labels"] = arrays["0.places.labels"] + 7
+
+
+def far_codes(header, arrays):
+    arrays["0.places.codes"] = arrays["0.places.codes"] + 70
+
+
+def no_components(header, arrays):
+    header["work"]["n_components"] = "two"
+
+
+CHANGES = [
+    many_features,
+    short_sums,
+    another_parameter,
+    another_attribute,
+    another_array,
+    long_coefficients,
+    texts,
+    no_draws,
+    far_offsets,
+    far_labels,
+    far_codes,
+    no_components,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_numbers_that_do_not_fit_together_are_refused_when_loaded(change, tmp_path):
+    LatentClassRegression(2, rounds=3).fit(data()[0]).save(tmp_path / "reg.json")
+    header, arrays = read_population(tmp_path / "reg.json", what="regression")
+    for name in ("format", "arrays", "sha256"):
+        del header[name]
+    change(header, arrays)
+    write_population(tmp_path / "reg.json", header, arrays, what="regression")
+    with pytest.raises(CheckpointError, match=r"lacks or mistakes .*: save the regression again"):
         LatentClassRegression.load(tmp_path / "reg.json")

@@ -166,6 +166,8 @@ def test_a_single_event_can_be_the_unit_for_one_line():
         ({"ranges": RANGES, "chains": 2}, 1.0, "one n_components and one chain"),
         ({"ranges": RANGES, "method": "central"}, 1.0, "method 'federated' or 'em', and gamma a number"),
         ({"ranges": RANGES, "gamma": "latest"}, 1.0, "method 'federated' or 'em', and gamma a number"),
+        ({"ranges": RANGES, "alpha": None}, 1.0, "has alpha and beta given, not None: learned from noisy counts"),
+        ({"ranges": RANGES, "beta": None}, 1.0, "has alpha and beta given, not None: learned from noisy counts"),
         ({"ranges": RANGES}, AdaptiveClip(1.0), "clip must be a number: sums are judged by their noise"),
     ],
 )

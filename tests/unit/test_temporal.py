@@ -428,6 +428,47 @@ def test_by_sums_it_runs_privately_on_a_schedule(kind):
     assert "weight" not in with_rows  # how many rows a client has is not sent
 
 
+def test_noise_on_the_counts_leaves_the_soft_prior_a_share():
+    fed, _ = tiny(n=8)
+    method = FedTEM(training(), Soft(8))
+    for seed in range(4):
+        noise = Gaussian(clip=10.0, multiplier=2.0, place="local", noise_seed=seed)
+        for r in rounds(method, fed, n_rounds=9, allow=method.reveals, privacy=noise):
+            shares = r.state["server.shares"]
+            assert shares.min() >= 0
+            assert shares.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("noise", [3.0, 10.0])
+@pytest.mark.parametrize("kind", [FedTKM, FedTEMBySums])
+def test_a_mode_without_clients_does_not_follow_the_noise(kind, noise):
+    method = kind(training(), Linear(8), weighting="equal", noise=noise)
+    rng, state = np.random.default_rng(0), method.modes(0)
+    name = "centres" if kind is FedTKM else "means"
+    before, d = state[name][1].copy(), state[name].shape[1]
+    for _ in range(100):
+        total = {n: rng.normal(0, noise, (2, d)) for n in ("away", "first", "second")}
+        total |= {n: np.array([50.0, 0.0]) + rng.normal(0, noise, 2) for n in ("near", "likely")}
+        state = {**state, **method.learn(state, {**total, "round": np.asarray(0)})}
+    assert np.linalg.norm(state[name][1] - before) < 3  # without noise=: 26 and more
+    if kind is FedTEMBySums:
+        assert state["variances"][1].min() > 0.1
+        assert state["weights"][1] < 0.3
+
+
+def test_a_noisy_centre_moves_no_farther_than_the_centres_lie_apart():
+    method = FedTKM(training(), None, weighting="equal", noise=1.0)
+    state = {**method.modes(0), "centres": np.array([[0.0] * 4, [2.0, 0, 0, 0]])}
+    total = {"near": np.array([5.0, 5.0]), "away": np.array([[50.0, 0, 0, 0], [0, 5.0, 0, 0]])}
+    moved = method.learn(state, total)["centres"] - state["centres"]
+    np.testing.assert_allclose(moved, [[2.0, 0, 0, 0], [0, 1.0, 0, 0]])
+    free = FedTKM(training(), None, weighting="equal")
+    np.testing.assert_allclose(free.learn(state, total)["centres"][0], [10.0, 0, 0, 0])
+    for kind in (FedTKM, FedTEMBySums):
+        with pytest.raises(DataError, match="rate and noise must be at least 0"):
+            kind(training(), noise=-1.0)
+
+
 # -- baselines ---------------------------------------------------------------------------------------------------------
 
 

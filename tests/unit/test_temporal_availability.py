@@ -225,6 +225,13 @@ def test_a_simulated_day_has_dates():
         Clock("noon")
 
 
+@pytest.mark.parametrize("minutes", [0.1, 0.3, 0.7, 1.1, 30.0])
+def test_a_round_a_slot_is_the_slot_of_its_number_whatever_its_minutes(minutes):
+    trace = Trace(np.eye(50, dtype=int), step_minutes=minutes, clock=Clock(minutes=minutes))
+    fed = Federation({}, [0] * 51)
+    assert [trace.draw(fed, Key(0, t)).tolist() for t in range(100)] == [[t % 50] for t in range(100)]
+
+
 def test_rows_of_several_modes_become_several_clients():
     fed = Federation({"y": [3, 12, 4, 40, 41]}, [0, 3, 3, 5], ids=["a", "none", "b"])
     cut, modes = by_mode(fed, np.searchsorted([10, 36], fed["y"], side="right"))

@@ -82,6 +82,19 @@ def test_what_is_no_curve_is_refused():
     assert read_clock(np.ones(60)).period is None
 
 
+@pytest.mark.parametrize(("draws", "significance"), [(99, 0.009), (19, 0.01), (199, 0.0), (199, 1.0)])
+def test_a_significance_that_no_p_value_can_reach_is_refused(draws, significance):
+    t = np.arange(100)
+    with pytest.raises(DataError, match=r"significance must be between 0 and 1, and at least 1 / \(draws \+ 1\)"):
+        read_clock(np.cos(2 * np.pi * t / 20), draws=draws, significance=significance)
+
+
+def test_a_clear_cycle_reaches_the_smallest_significance_there_is():
+    curve = np.cos(2 * np.pi * np.arange(100) / 20) + np.random.default_rng(0).normal(0, 0.1, 100)
+    for draws in (19, 49, 99):
+        assert read_clock(curve, draws=draws, significance=1 / (draws + 1)).period == pytest.approx(20, abs=1)
+
+
 @pytest.mark.skipif("FEDSCAPE_DATA" not in os.environ, reason="needs the phones' trace")
 def test_on_the_phones_trace_the_interval_covers_a_day():
     fed = datasets.load("phones")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from fedscape.computation import Arrays
 from fedscape.errors import CheckpointError
 from fedscape.mixtures._dm_files import read_population, write_population
+from fedscape.mixtures._lcr_kernels import width
 from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import Places
 from fedscape.mixtures._lcr_rounds import Assign
@@ -20,6 +21,9 @@ from fedscape.random import Array
 
 KINDS: dict[str, type[Assign]] = {"identity": Assign, "logistic": Logistic, "probit": Probit}
 WHAT = "regression"
+NUMBERS = ("sigma_", "delta_", "alpha_", "beta_", "feature_names_", "candidates_")  # what is learned, as JSON has it
+ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
+_SINGLE = ("noise", "least", "alpha", "beta", "unit", "rounds", "held")
 
 
 class Draw(NamedTuple):
@@ -64,8 +68,8 @@ def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
     write_population(path, header, arrays, what=WHAT)
 
 
-def read_regression(path: str | os.PathLike[str]) -> Saved:
-    """Read both files; foreign, damaged or mismatched ones are refused."""
+def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -> Saved:
+    """Read both files of a regression with these parameters; foreign, damaged or mismatched ones are refused."""
     header, arrays = read_population(path, what=WHAT)
     try:
         table = dict(header["work"]["table"])
@@ -74,10 +78,51 @@ def read_regression(path: str | os.PathLike[str]) -> Saved:
         work = kind(**{**header["work"], "table": Table(**table)})
         draws = [_draw(_under(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]
         learned = _under(arrays, "learned.")
+        unknown = ({*header["learned"], *learned} - {*NUMBERS, *ARRAYS}) | (set(header["parameters"]) - set(parameters))
+        if unknown:
+            raise ValueError(", ".join(sorted(unknown)))
+        _check(work, draws, learned)
         history, spent = header["history"], header.get("spent")
         return Saved(header["parameters"], header["learned"], learned, work, draws, history, spent)
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{os.fspath(path)} lacks or mistakes {error}: save the {WHAT} again") from None
+
+
+def _check(work: Assign, draws: Sequence[Draw], learned: Mapping[str, Array]) -> None:
+    """Refuse arrays of other sizes than the work has: kernels read them without looking."""
+    k, each = work.n_components, work.n_features
+    f = each - work.table.intercept
+    state: dict[str, tuple[int, ...]] = dict.fromkeys(_SINGLE, ())
+    state |= {"sums": (k, width(each) + 1), "spread": (each,), "centre": (f + 1,), "scale": (f,)}
+    if not draws or f < 1:
+        raise ValueError("how many draws and features there are")
+    for draw in draws:
+        _sized(draw.state, state)
+        if draw.places is not None:
+            _check_places(draw.places, k)
+    sizes = {"coefficients_": (k, f), "errors_": (k, f), "intervals_": (k, each, 2), "r_hat_": (k, each)}
+    _sized(learned, {name: sizes.get(name, (k,)) for name in learned})
+
+
+def _check_places(places: Places, k: int) -> None:
+    agents, entities = len(places.ids), len(places.codes)
+    sizes: dict[str, tuple[int, ...]] = {"ids": (agents,), "offsets": (agents + 1,), "shares": (entities, k)}
+    arrays = {name: values for name, values in places._asdict().items() if name != "names"}
+    _sized(arrays, {**sizes, "codes": (entities,), "labels": (entities,)})
+    ends, names = places.offsets, places.names
+    if ends[0] != 0 or ends[-1] != entities or (np.diff(ends) < 0).any():
+        raise ValueError("the offsets of agents")
+    if not ((places.labels >= -1) & (places.labels < k)).all():
+        raise ValueError("the labels of entities")
+    if names is not None and not ((places.codes >= 0) & (places.codes < len(names))).all():
+        raise ValueError("the codes of entities")
+
+
+def _sized(arrays: Mapping[str, Array], sizes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, size in sizes.items():
+        found = arrays[name]
+        if found.shape != size or found.dtype.kind not in ("biufU" if name == "ids" else "biuf"):
+            raise ValueError(f"{name}, which must be numbers {list(size)}, not {found.dtype}{list(found.shape)}")
 
 
 def _under(arrays: Mapping[str, Array], mark: str) -> dict[str, Array]:

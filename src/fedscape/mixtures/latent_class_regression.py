@@ -23,7 +23,7 @@ from fedscape.ledger import Ledger, summary_of
 from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
-from fedscape.mixtures._lcr_files import KINDS, Draw, Saved, plain, read_regression, write_regression
+from fedscape.mixtures._lcr_files import ARRAYS, KINDS, NUMBERS, Draw, Saved, plain, read_regression, write_regression
 from fedscape.mixtures._lcr_links import Logistic, Probit
 from fedscape.mixtures._lcr_predict import (
     Forecast,
@@ -49,8 +49,6 @@ GAMMA = 0.5  # chosen on cohorts of 15% and of all agents: with 1 some fits leav
 WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
 HELD_OUT = 0.2  # of the events, where the number of components is chosen
 METHODS = ("federated", "central", "central-exact", "em")
-_NUMBERS = ("sigma_", "delta_", "alpha_", "beta_")
-_ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
 _UNCERTAIN = ("errors_", "intervals_")
 LINKS = ("identity", "logistic", "probit")
 
@@ -505,17 +503,15 @@ class LatentClassRegression(Estimator):
         draws = self._draws if entities else [Draw(draw.state, None) for draw in self._draws]
         secret = ("clients",) if self._private and not entities else ()
         history = [{name: v for name, v in row.items() if name not in secret} for row in self.history_]
-        learned = {
-            name: getattr(self, name) for name in (*_NUMBERS, "feature_names_", "candidates_") if hasattr(self, name)
-        }
-        arrays = {name: getattr(self, name) for name in _ARRAYS if hasattr(self, name)}
+        learned = {name: getattr(self, name) for name in NUMBERS if hasattr(self, name)}
+        arrays = {name: getattr(self, name) for name in ARRAYS if hasattr(self, name)}
         params = {name: plain(value) for name, value in self.get_params().items()}
         write_regression(path, Saved(params, learned, arrays, self._placing, draws, history, self.spent_))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
         """Read what `save` wrote; anything else, or files that do not belong together, are refused."""
-        saved = read_regression(path)
+        saved = read_regression(path, cls().get_params())
         made = cls(**saved.parameters)
         for name, value in {**saved.learned, **saved.arrays}.items():
             setattr(made, name, tuple(value) if name == "feature_names_" else value)

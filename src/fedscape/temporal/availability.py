@@ -187,7 +187,7 @@ class Trace:
         if len(self._here) != len(clients.keys):
             raise DataError(f"there are {len(clients.keys):,} clients, but the trace has {len(self._here):,} rows")
         minutes = self.step_minutes if self.clock is None else self.clock.minutes
-        slot = int(key.round * minutes / self.step_minutes) % self._here.shape[1]
+        slot = int(key.round * minutes / self.step_minutes + 1e-9) % self._here.shape[1]  # 3 x 0.7 / 0.7 is below 3
         members = np.flatnonzero(self._here[:, slot])
         if self.size is None:
             return members
@@ -246,7 +246,8 @@ def by_mode(fed: Federation, mode_of_row: npt.ArrayLike) -> tuple[Federation, Ar
     """Clients cut so that each has rows of one mode, and the mode of every new client.
 
     A client "a" with rows of several modes becomes several clients ("a/0", "a/1", ...), as writers of digits and of
-    letters do in the paper.
+    letters do in the paper. Under privacy with unit "client" each of these is protected by itself: the person behind
+    K of them only as a group of K, at up to K times the epsilon and a larger delta.
 
     Parameters
     ----------

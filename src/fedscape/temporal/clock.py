@@ -84,7 +84,8 @@ def read_clock(
     level
         Of the interval.
     significance
-        Above this p-value the answer is "no cycle". The null is the trend with AR(1) noise, and its best period too.
+        Above this p-value the answer is "no cycle"; at least 1 / (draws + 1). The null is the trend with AR(1) noise,
+        and its best period too.
     seed
         Of the simulated curves.
 
@@ -97,6 +98,11 @@ def read_clock(
     y, t, step = _checked(values)
     if harmonics < 1 or draws < 19 or not 0 < level < 1:
         raise DataError(f"harmonics must be at least 1, draws 19, level between 0 and 1: {harmonics}, {draws}, {level}")
+    if not 0 < significance < 1 or draws + 1 < 1 / significance - 1e-9:
+        raise DataError(
+            f"significance must be between 0 and 1, and at least 1 / (draws + 1), the smallest p-value there is: "
+            f"{significance} with {draws} draws; raise draws"
+        )
     length, rng = float(t[-1] + step), Key(seed, purpose="clock").generator()
     trend = _trend(t, length)
     grid = _Grid.of(

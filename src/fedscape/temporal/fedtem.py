@@ -253,6 +253,11 @@ class FedTEMBySums(GaussianBranches):
         As for FedTEM; with weighting="equal", for privacy, every client counts one instead of its rows.
     rate
         How fast thresholds follow; equation (27) makes it smaller where the prior is not sure.
+    noise
+        Under privacy, the standard deviation of the noise on the number of clients of a mode: spread() x
+        with_count(clip) x scales["near"] of the `Privacy`, for place="local" spread() x clip x scales["near"] x
+        sqrt(cohort). A mode is then updated only where its clients are more than noise makes of none (3 standard
+        deviations), and its mean moves no farther than the means lie apart.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 2, 4])
@@ -274,6 +279,7 @@ class FedTEMBySums(GaussianBranches):
         inertia: float = 0.0,
         floor: float = 1e-3,
         rate: float = 1.0,
+        noise: float = 0.0,
         server: Rule = MEAN,
         weighting: str = "samples",
         initial: str = "given",
@@ -283,8 +289,9 @@ class FedTEMBySums(GaussianBranches):
             inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
         )  # fmt: skip
         self.rate = rate
-        if not 0 <= rate < np.inf:
-            raise DataError(f"rate must be at least 0, not {rate}")
+        self.noise = noise
+        if not (0 <= rate < np.inf and 0 <= noise < np.inf):
+            raise DataError(f"rate and noise must be at least 0, not {rate} and {noise}")
 
     def modes(self, seed: int) -> Arrays:
         return {**super().modes(seed), "thresholds": np.zeros(self.n_modes)}
@@ -310,23 +317,26 @@ class FedTEMBySums(GaussianBranches):
         return {name: values.cpu().numpy() for name, values in made.items()}
 
     def learn(self, state: Arrays, total: Arrays) -> Arrays:
-        shares, remembered = self._expected(state, total, np.maximum(total["likely"], 0.0))
+        shares, remembered = self._expected(state, total, total["likely"])
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
-        fresh = np.where(mass >= 1, mass, 0.0)  # noise alone may say less
+        fresh = told(mass, self.noise)
         over = np.where(fresh > 0, mass, 1.0)[:, None]
         move = total["first"] / over
         before = (state["means"], state["variances"])
-        now = (state["means"] + move, np.maximum(total["second"] / over - move**2, 0.0))
+        now = (
+            state["means"] + held(move, state["means"], self.noise),
+            np.maximum(total["second"] / over - move**2, 0.0),
+        )
         means, variances, kept = blended(before, now, state["server.mass"], fresh, self.inertia)
         made = {
             "means": means,
             "variances": np.maximum(variances, self.floor),
-            "weights": self._running(state, mass),
+            "weights": self._running(state, fresh),
             "thresholds": state["thresholds"],
             "server.mass": kept,
         }
-        if self.prior is not None and near.sum() >= 1:
+        if self.prior is not None and told(near.sum(), self.noise) > 0:
             off = self.rate * certainty(shares) * (near / near.sum() - shares)
             made["thresholds"] = state["thresholds"] + np.where(np.arange(len(off)) > 0, off, 0.0)
         return {**made, **remembered}
@@ -337,7 +347,7 @@ class FedTEMBySums(GaussianBranches):
         return [
             (cls(one, Linear(4)), fed),
             (cls(three_branches(two), Zones(6), weighting="equal"), fed),
-            (cls(two, Soft(4), server=Adam()), fed),
+            (cls(two, Soft(4), server=Adam(), noise=0.5), fed),
         ]
 
 
@@ -355,12 +365,35 @@ def first_prior(n_modes: int) -> Arrays:
 def expected_shares(prior: Prior | None, state: Arrays, total: Arrays, seen: Array) -> tuple[Array, Arrays]:
     """The shares that the prior expects in this round, and what the server remembers of it.
 
-    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort.
+    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort. Noise may leave numbers
+    below zero, which count as none.
     """
+    seen = np.maximum(seen, 0.0)
     t = int(total["round"]) if "round" in total else int(state["server.next"])
     ratio = float(seen[0] / seen.sum()) if seen.sum() > 0 else float(state["server.shares"][0])
     shares = expected(prior, t, before=state["server.shares"], seen=ratio, last=int(state["server.last"]))
     return shares, {"server.shares": shares, "server.last": np.asarray(t), "server.next": np.asarray(t + 1)}
+
+
+def told(mass: Array, noise: float) -> Array:
+    """The mass of modes that have any: at least one, and more than noise of this standard deviation makes of none.
+
+    >>> told(np.array([0.4, 5.0, 40.0]), noise=10.0).tolist()
+    [0.0, 0.0, 40.0]
+    """
+    return np.asarray(np.where(mass >= max(1.0, 3 * noise), mass, 0.0))
+
+
+def held(move: Array, centres: Array, noise: float) -> Array:
+    """Moves [K, d] that noise may be in, none longer than the centres lie apart; without noise as they are.
+
+    >>> held(np.array([[9.0, 0.0], [0.0, 1.0]]), np.array([[0.0, 0.0], [3.0, 0.0]]), noise=1.0).tolist()
+    [[3.0, 0.0], [0.0, 1.0]]
+    """
+    if noise == 0:
+        return move
+    apart = float(np.linalg.norm(centres[:, None] - centres[None], axis=2).max())
+    return np.asarray(move * np.minimum(1.0, apart / np.maximum(np.linalg.norm(move, axis=1), 1e-300))[:, None])
 
 
 def likely_rows(posteriors: Tensor, offsets: Tensor) -> Tensor:

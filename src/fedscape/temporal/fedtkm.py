@@ -17,7 +17,15 @@ from fedscape.learning.server import Adam, Rule
 from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Linear, Zones
-from fedscape.temporal.fedtem import check_prior, expected_shares, first_prior, small_example, three_branches
+from fedscape.temporal.fedtem import (
+    check_prior,
+    expected_shares,
+    first_prior,
+    held,
+    small_example,
+    three_branches,
+    told,
+)
 from fedscape.temporal.gaussians import segment_means
 from fedscape.temporal.priors import Prior, Soft, certainty
 
@@ -47,6 +55,8 @@ class FedTKM(Branched):
         How much of the rows of earlier rounds still counts in a centre; 0 is (12).
     strength, smoothing
         lambda and epsilon of equation (4).
+    noise
+        Under privacy, the standard deviation of the noise on the number of clients of a mode, as for `FedTEMBySums`.
     server, weighting, initial
         As for FedAvg. With weighting="equal", for privacy, every client counts one instead of its rows.
 
@@ -68,6 +78,7 @@ class FedTKM(Branched):
         *,
         rate: float = 0.2,
         inertia: float = 0.0,
+        noise: float = 0.0,
         strength: float = 0.5,
         smoothing: float = 0.1,
         server: Rule = MEAN,
@@ -80,9 +91,12 @@ class FedTKM(Branched):
         self.prior = prior
         self.rate = rate
         self.inertia = inertia
+        self.noise = noise
         check_prior(prior, self.n_modes)
-        if not (0 <= rate < np.inf and 0 <= inertia < 1):
-            raise DataError(f"rate must be at least 0 and inertia from 0 to below 1, not {rate} and {inertia}")
+        if not (0 <= rate < np.inf and 0 <= noise < np.inf and 0 <= inertia < 1):
+            raise DataError(
+                f"rate and noise must be at least 0 and inertia from 0 to below 1, not {rate}, {noise} and {inertia}"
+            )
 
     def modes(self, seed: int) -> Arrays:
         k, d = self.n_modes, self.local.model.n_features
@@ -116,12 +130,13 @@ class FedTKM(Branched):
     def learn(self, state: Arrays, total: Arrays) -> Arrays:
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
-        fresh = np.where(mass >= 1, mass, 0.0)  # noise alone may say less
+        fresh = told(mass, self.noise)
         kept = np.where(fresh > 0, self.inertia * state["server.mass"] + fresh, state["server.mass"])
         move = np.where(fresh[:, None] > 0, total["away"] / np.maximum(kept, 1.0)[:, None], 0.0)
+        move = held(move, state["centres"], self.noise)
         shares, remembered = expected_shares(self.prior, state, total, near)
         factors = np.array(state["factors"], dtype=float)
-        if self.prior is not None and near.sum() >= 1:
+        if self.prior is not None and told(near.sum(), self.noise) > 0:
             eta = self.rate * certainty(shares)
             factors[1:] *= np.exp(eta * (near / near.sum() - shares))[1:]
         return {"centres": state["centres"] + move, "factors": factors, "server.mass": kept, **remembered}
@@ -132,6 +147,6 @@ class FedTKM(Branched):
         return [
             (cls(one, Linear(4)), fed),
             (cls(two, Soft(4), weighting="equal", server=Adam()), fed),
-            (cls(three_branches(two), Zones(6)), fed),
+            (cls(three_branches(two), Zones(6), noise=0.5), fed),
             (cls(one, None), fed),
         ]
