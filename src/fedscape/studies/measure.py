@@ -27,7 +27,7 @@ def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
     >>> from fedscape import datasets
     >>> from fedscape.studies.prepare import prepare
     >>> round(measure(prepare(datasets.load("acs-race")))["labels"]["value"], 3)
-    0.15
+    0.157
     """
     made: dict[str, Any] = {"labels": _labels(data.counts, seed), "quantity": _quantity(data.counts.sum(axis=1), seed)}
     shown = _on_map(len(data.counts), seed)
