@@ -64,6 +64,8 @@ def test_a_kept_regression_predicts_in_another_process(tmp_path):
     kept = ("--features", "dep_delay", "--components", 2, "--chains", 2, "--learn-prior", "--out", model)
     shown = ok(*FLIGHTS, *kept)
     assert "largest R-hat" in shown
+    assert " late draws a chain are too few to tell, take --rounds 100" in " ".join(shown.split())
+    assert "agree" not in shown
     assert "is there already: pass --force" in refused(2, *FLIGHTS, *kept)
     about = json.loads(ok("predict", model, "flights-mini", "--out", predicted, "--json"))
     assert {"predicted", "deviation"} <= {column["name"] for column in about["columns"]}

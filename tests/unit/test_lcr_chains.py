@@ -7,8 +7,10 @@ import pytest
 from scipy import stats
 
 from fedscape import DataError, LatentClassRegression, Poisson
+from fedscape.cli.regress import FEWEST_DRAWS
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_chains import log_evidence, split_r_hat
+from fedscape.mixtures._lcr_chains import Trace, agreement, log_evidence, nearest_others, split_r_hat
+from fedscape.mixtures._lcr_links import Probit
 from fedscape.mixtures._lcr_rounds import Assign
 from fedscape.mixtures._lcr_rows import Table
 
@@ -20,6 +22,29 @@ def test_r_hat_is_one_where_chains_agree_and_large_where_they_do_not():
     assert split_r_hat(same + np.array([[0], [0], [0], [5]])) > 2
     assert split_r_hat(same + np.linspace(0, 5, 400)) > 1.4  # one that still drifts
     assert np.isnan(split_r_hat(same[:, :3]))
+
+
+def test_below_the_draws_at_which_r_hat_is_judged_chains_that_agree_are_often_above_the_limit():
+    rng = np.random.default_rng(1)
+
+    def often(n):
+        largest = [split_r_hat(rng.normal(size=(2, n, 4, 3))).max() for _ in range(400)]
+        return np.mean(np.array(largest) >= 1.1)
+
+    assert often(10) > 0.5  # the default of twenty rounds
+    assert often(FEWEST_DRAWS) < 0.05
+
+
+def test_with_a_link_the_chain_nearest_the_others_is_taken():
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=(3, 4))
+    chains = np.array([centre[rng.permutation(3)] + s * rng.normal(size=(3, 4)) for s in (2.0, 0.01, 0.5, 0.5)])
+    assert nearest_others(chains) == 1
+    work = Probit(Table(intercept=False), 4, 3)
+    trace = Trace(np.tile(chains, (6, 1, 1, 1)), np.full((6, 4, 3, 4), 1e-6), np.zeros((6, 4)))
+    found = agreement(work, work.begin(np.zeros(5), np.ones(4), deviation=1.0), trace, seed=0)
+    assert found.best == 1
+    assert ((found.intervals[..., 0] <= chains[1] + 0.01) & (chains[1] - 0.01 <= found.intervals[..., 1])).all()
 
 
 def test_r_hat_is_gelman_and_rubins_formula():

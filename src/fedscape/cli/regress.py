@@ -23,6 +23,8 @@ from fedscape.cli.options import (
 )
 from fedscape.cli.show import description, pairs, show, table
 
+FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
+
 
 def regress(
     source: Source,
@@ -109,6 +111,8 @@ def _for_people(about: dict[str, Any]) -> None:
     table(title, ["share", "entities", "rows", "intercept", *names], rows)
     if "r_hat" in about:
         remark = "the chains agree" if about["r_hat"] < 1.1 else "the chains differ: more rounds, or fewer classes"
+        if about["late_draws"] < FEWEST_DRAWS:
+            remark = f"{about['late_draws']} late draws a chain are too few to tell, take --rounds {2 * FEWEST_DRAWS}"
         typer.echo(f"largest R-hat {about['r_hat']:.3g}: {remark}")
     pairs("how well", {name: _short(value) for name, value in about["test"].items()})
 

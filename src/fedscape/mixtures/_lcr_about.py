@@ -72,6 +72,7 @@ def regression(
     }
     if hasattr(model, "r_hat_"):
         about["r_hat"] = float(model.r_hat_.max())
+        about["late_draws"] = rounds - rounds // 2  # of each chain, which R-hat compares
     return model, about
 
 

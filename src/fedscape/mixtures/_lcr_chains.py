@@ -105,7 +105,7 @@ class Learned(NamedTuple):
 class Agreement(NamedTuple):
     """Whether chains agree, and what they say together."""
 
-    best: int  # the chain whose targets are likeliest
+    best: int  # the chain whose targets are likeliest; with a link, the one nearest the others
     r_hat: Array  # [K, F]
     intervals: Array  # [K, F, 2]
 
@@ -172,16 +172,31 @@ def log_evidence(work: Assign, state: Arrays) -> float:
 def agreement(work: Assign, state: Arrays, trace: Trace, seed: int) -> Agreement:
     """Match the classes of all chains, then compare draws of their coefficients after the first half of the rounds."""
     late = Trace(*(values[len(values) // 2 :] for values in trace))
-    best = int(np.argmax(late.evidence.mean(axis=0)))
     turn, shift = units(work, state)
     back = np.linalg.solve(turn, (late.mean - shift)[..., None])[..., 0]  # standardised again: to be compared
+    best = nearest_others(back[-1]) if work.binary else int(np.argmax(late.evidence.mean(axis=0)))
     noise = Key(seed, purpose="hlcr draws").generator().standard_normal(late.mean.shape)
     draws = late.mean + np.sqrt(late.variance) * noise
     for t, c in np.ndindex(draws.shape[:2]):
-        far = ((back[-1, best][:, None] - back[t, c][None]) ** 2).sum(axis=-1)  # [K of the best, K]
-        draws[t, c] = draws[t, c][linear_sum_assignment(far)[1]]
+        draws[t, c] = draws[t, c][matched(back[-1, best], back[t, c])[0]]
     ends = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=(0, 1))
     return Agreement(best, split_r_hat(draws.swapaxes(0, 1)), np.moveaxis(ends, 0, -1))
+
+
+def matched(one: Array, other: Array) -> tuple[Array, float]:
+    """Which classes of `other` [K, F] are those of `one`, and the squared distance that is left between the two."""
+    far = ((one[:, None] - other[None]) ** 2).sum(axis=-1)  # [K of one, K of the other]
+    rows, columns = linear_sum_assignment(far)
+    return columns, float(far[rows, columns].sum())
+
+
+def nearest_others(chains: Array) -> int:
+    """Which of some chains' coefficients [chains, K, F] lie nearest those of all others, classes matched.
+
+    >>> nearest_others(np.array([[[5.0], [0.0]], [[1.0], [0.0]], [[0.0], [1.5]]]))
+    2
+    """
+    return int(np.argmin([sum(np.sqrt(matched(one, other)[1]) for other in chains) for one in chains]))
 
 
 def split_r_hat(draws: Array) -> Array:

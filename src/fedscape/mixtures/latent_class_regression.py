@@ -104,8 +104,9 @@ class LatentClassRegression(Estimator):
     `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
     `intervals_` [K, F, 2] hold coefficients (the intercept last) with probability 0.95: given the labels of one chain,
     or over the later half of the rounds of several, which also give `r_hat_` [K, F] (classes matched to the likeliest
-    chain, whose numbers all others are). A private fit has neither errors nor intervals: the law of the coefficients,
-    and with it the deviations of `predict`, knows nothing of privacy's noise.
+    chain, with a link to the one nearest the others; all other numbers are that chain's). A private fit has neither
+    errors nor intervals: the law of the coefficients, and with it the deviations of `predict`, knows nothing of
+    privacy's noise.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -264,7 +265,7 @@ class LatentClassRegression(Estimator):
         return work, self._agreed(work, each, trace)
 
     def _agreed(self, work: Assign, each: list[Learned], trace: Trace) -> list[Learned]:
-        """The chains, the likeliest first."""
+        """The chains, the likeliest first; with a link, the one nearest the others."""
         if len(each) == 1:
             return each
         self._agreement = agreement(work, each[0].state, trace, self.seed)
