@@ -72,7 +72,7 @@ def test_data_info_lists_and_tells():
 def test_doctor_says_what_is_missing():
     found = json.loads(ok("doctor", "--json", FEDSCAPE_DATA=""))
     assert found["python"] == sys.version.split()[0]
-    assert set(found["extras"]) == {"learn", "ray", "flower", "report"}
+    assert set(found["extras"]) == {"learn", "ray", "flower", "report", "tune", "log"}
     assert "not set" in found["data"]["FEDSCAPE_DATA"]
 
 

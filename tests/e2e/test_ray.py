@@ -98,14 +98,14 @@ def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine
 
 def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):
     with Ray(people(), workers=2) as engine:
-        monkeypatch.setattr(crew, "START_SECONDS", 3.0)
-        engine._crew._actors[1].__ray_call__.remote(lambda shard: time.sleep(30))
+        monkeypatch.setattr(crew, "START_SECONDS", 10.0)  # a full machine is slow to say that someone died
+        engine._crew._actors[1].__ray_call__.remote(lambda shard: time.sleep(60))
         ray.kill(engine._crew._actors[0])
         monkeypatch.setattr(engine._crew, "_begin_again", lambda shard, death: again.append(shard))
         again, begin = [], time.monotonic()
         engine._crew._revive(EngineError("one died"))
         assert again == [0]
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 40
 
 
 def test_a_bug_in_a_computation_names_shard_clients_and_cause(engine, expected):
