@@ -325,9 +325,9 @@ def _checksum(line: Mapping[str, Any]) -> str:
 def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, quick: bool = False) -> float:
     """Epsilon at this delta of entries that share (unit, relation, place), each released so many times.
 
-    Poisson sampling is accounted for by privacy loss distributions, fixed-size sampling by Renyi divergences under
-    replace-one; any other sampling counts as if everyone took part. Pure epsilons of Laplace entries add up. `quick`
-    uses Renyi divergences for all: a larger number, at once.
+    Gaussian releases of everyone have a closed form. Poisson sampling is accounted for by privacy loss distributions,
+    fixed-size sampling by Renyi divergences under replace-one; any other sampling counts as if everyone took part. Pure
+    epsilons of Laplace entries add up. `quick` uses Renyi divergences for the rest: a larger number, at once.
 
     >>> entry = dict(unit="client", relation="add-remove", place="central", mechanism="laplace", multiplier=2.0)
     >>> epsilon_of([({**entry, "sampling": {"kind": "all"}}, 3)], 0.0)
@@ -367,6 +367,9 @@ def _merged(members: Sequence[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
 
 
 def _accounted(members: Sequence[tuple[Entry, int]], delta: float, quick: bool) -> float:
+    entry, number = members[0]
+    if len(members) == number == 1 and (entry["mechanism"], entry["sampling"]["kind"]) == ("gaussian", "all"):
+        return _of_one_gaussian(entry["multiplier"], delta)
     import dp_accounting
 
     fixed = any(entry["sampling"]["kind"] == "fixed" for entry, _ in members)
@@ -384,6 +387,25 @@ def _accounted(members: Sequence[tuple[Entry, int]], delta: float, quick: bool) 
     for entry, number in members:
         accountant.compose(dp_accounting.SelfComposedDpEvent(_event(entry), number))
     return float(accountant.get_epsilon(delta))
+
+
+def _of_one_gaussian(multiplier: float, delta: float) -> float:
+    """Epsilon of one Gaussian release of everyone, exactly: Balle and Wang 2018, theorem 8; at once, and rounded up."""
+    from scipy.special import log_ndtr, ndtr
+
+    def beyond(epsilon: float) -> bool:
+        near, far = 0.5 / multiplier - epsilon * multiplier, -0.5 / multiplier - epsilon * multiplier
+        return bool(ndtr(near) - math.exp(min(epsilon + log_ndtr(far), 0.0)) > delta)
+
+    if not beyond(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while beyond(high):
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) else (low, middle)
+    return high
 
 
 def _event(entry: Entry) -> Any:

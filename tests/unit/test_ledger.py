@@ -40,6 +40,18 @@ def test_totals_equal_dp_accounting_on_random_schedules(seed):
     assert ledger.spent()[CENTRAL] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
 
 
+@pytest.mark.parametrize("multiplier", [0.3, 1.0, 3.7, 40.0])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+def test_gaussian_releases_of_everyone_cost_what_the_privacy_loss_says_and_never_less(multiplier, delta):
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(multiplier), 3))
+    found = epsilon_of([(entry(multiplier), 3)], delta)
+    assert found == pytest.approx(accountant.get_epsilon(delta), rel=1e-3, abs=1e-6)
+    x, step = np.linspace(-60, 60, 2_000_001, retstep=True)  # in standard deviations
+    one, other = (np.exp(-((x - m) ** 2) / 2) / np.sqrt(2 * np.pi) for m in (np.sqrt(3) / multiplier, 0.0))
+    assert step * np.maximum(one - np.exp(found) * other, 0.0).sum() <= delta * (1 + 1e-6)
+
+
 def test_fixed_size_is_accounted_under_replace_one_with_twice_the_sensitivity():
     accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 50, dp_accounting.GaussianDpEvent(4.0 / 2))

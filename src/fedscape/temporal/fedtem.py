@@ -114,10 +114,6 @@ class GaussianBranches(Branched):
         made = self.memory * state["weights"] + (1 - self.memory) * mass / mass.sum()
         return np.asarray(np.maximum(made, 1e-12) / np.maximum(made, 1e-12).sum())
 
-    def _expected(self, state: Arrays, total: Arrays, seen: Array) -> tuple[Array, Arrays]:
-        """The shares that the prior expects in this round, and what the server remembers of it."""
-        return expected_shares(self.prior, state, total, seen)
-
     @classmethod
     def examples(cls) -> Sequence[tuple[Branched, Federation]]:
         return []
@@ -210,7 +206,7 @@ class FedTEM(GaussianBranches):
 
     def learn(self, state: Arrays, total: Arrays) -> Arrays:
         some = total["rows"] > 0
-        shares, remembered = self._expected(state, total, total["likely"])
+        shares, remembered = expected_shares(self.prior, state, total, total["likely"])
         if not some.any():
             return remembered
         modes = assign(total["log_share"][some], None if self.prior is None else shares)
@@ -317,7 +313,7 @@ class FedTEMBySums(GaussianBranches):
         return {name: values.cpu().numpy() for name, values in made.items()}
 
     def learn(self, state: Arrays, total: Arrays) -> Arrays:
-        shares, remembered = self._expected(state, total, total["likely"])
+        shares, remembered = expected_shares(self.prior, state, total, total["likely"])
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
         fresh = told(mass, self.noise)
