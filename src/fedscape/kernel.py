@@ -33,6 +33,11 @@ def uncompiled() -> Iterator[None]:
         _plain.on = before
 
 
+def compiles() -> bool:
+    """Whether this thread runs kernels compiled; see `uncompiled`."""
+    return not getattr(_plain, "on", False)
+
+
 def kernel(function: F) -> F:
     """Compile a plain loop with Numba on its first call: serial, without the GIL, cached on disk.
 
@@ -50,7 +55,7 @@ def kernel(function: F) -> F:
 
     @functools.wraps(function)
     def first_call(*args: Any) -> Any:
-        if getattr(_plain, "on", False):  # also where it is compiled already: plain Python looks where it reads
+        if not compiles():  # also where it is compiled already: plain Python looks where it reads
             return function(*args)
         if not compiled:
             with _COMPILING:

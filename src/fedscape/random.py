@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.errors import DataError
+from fedscape.kernel import compiles, kernel
 
 Array = npt.NDArray[Any]
 
@@ -24,6 +25,8 @@ _LOW = _U64(0xFFFFFFFF)
 _HALF = _U64(32)
 _MULTIPLIER = (_U64(0xD2E7470EE14C6C93), _U64(0xCA5A826395121157))
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_MANY = 2**17  # draws that take as long as a compiled loop takes to load
+_drawn = [0]
 
 
 class HasKeys(Protocol):
@@ -126,9 +129,16 @@ def first_uniform(
 ) -> Array:
     """Philox 4x64-10 for many counters at once: the first double at each (place, 0, round, client).
 
-    Works through the clients in chunks that stay in the cache (0.17 us a client on one core).
+    Works through the clients in chunks that stay in the cache (0.17 us a client on one core); a process that has drawn
+    many goes on with compiled code, to the same bits.
     """
     out = np.empty(len(clients))
+    _drawn[0] += len(clients)
+    if _drawn[0] > _MANY and compiles():
+        where = np.zeros(len(clients), dtype=np.uint64) if place is None else place
+        about = np.array([round_, seed, purpose, *_MULTIPLIER, *_WEYL], dtype=np.uint64)
+        _first_uniform(out, clients.astype(np.uint64), where, about)
+        return out
     for begin in range(0, len(clients), chunk):
         part = slice(begin, begin + chunk)
         first = np.ones(len(clients[part]), dtype=np.uint64)  # NumPy steps the counter before its first draw
@@ -137,6 +147,25 @@ def first_uniform(
         word = [first, np.zeros_like(first), np.full_like(first, round_), clients[part].astype(np.uint64)]
         out[part] = (_philox_first_word(word, int(seed), int(purpose)) >> _U64(11)) * 2.0**-53
     return out
+
+
+@kernel
+def _first_uniform(out: Array, clients: Array, place: Array, about: Array) -> None:
+    """The same, one counter after the other; `about` is round, seed, purpose, multipliers and Weyl constants."""
+    half, low, m0, m1 = np.uint64(32), np.uint64(0xFFFFFFFF), about[3], about[4]
+    for i in range(len(out)):
+        a, b, c, d = place[i] + np.uint64(1), np.uint64(0), about[0], clients[i]
+        k0, k1 = about[1], about[2]
+        for _ in range(10):
+            cross = (a >> half) * (m0 & low) + (((a & low) * (m0 & low)) >> half)
+            carry = (a & low) * (m0 >> half) + (cross & low)
+            high0 = (a >> half) * (m0 >> half) + (cross >> half) + (carry >> half)
+            cross = (c >> half) * (m1 & low) + (((c & low) * (m1 & low)) >> half)
+            carry = (c & low) * (m1 >> half) + (cross & low)
+            high1 = (c >> half) * (m1 >> half) + (cross >> half) + (carry >> half)
+            a, b, c, d = high1 ^ b ^ k0, c * m1, high0 ^ d ^ k1, a * m0
+            k0, k1 = k0 + about[5], k1 + about[6]
+        out[i] = np.float64(a >> np.uint64(11)) * 2.0**-53
 
 
 def _philox_first_word(word: list[Array], k0: int, k1: int) -> Array:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, Federation, Key
+from fedscape import DataError, Federation, Key, random
+from fedscape.kernel import uncompiled
 from fedscape.random import client_keys
 
 
@@ -61,3 +64,17 @@ def test_text_and_number_ids_have_keys():
 def test_a_bad_seed_is_refused(seed):
     with pytest.raises(DataError, match="seed must be a whole number"):
         Key(seed)
+
+
+def test_compiled_draws_are_those_of_numpy_to_the_bit(monkeypatch):
+    clients = np.random.default_rng(0).integers(0, 2**63, 300).astype(np.uint64) * np.uint64(2) + np.uint64(1)
+    key = Key(2**63 + 5, 77, "compiled")
+    holder = SimpleNamespace(keys=clients, offsets=np.arange(0, 901, 3))
+    monkeypatch.setattr(random, "_drawn", [0])
+    plain = key.uniform(holder), key.uniform_rows(holder)
+    monkeypatch.setattr(random, "_drawn", [10**9])
+    fast = key.uniform(holder), key.uniform_rows(holder)
+    assert plain[0].tolist() == fast[0].tolist() == [key.generator(int(c)).random() for c in clients]
+    assert plain[1].tolist() == fast[1].tolist()
+    with uncompiled():
+        assert key.uniform(holder).tolist() == fast[0].tolist()

@@ -15,9 +15,9 @@ from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, shared
-from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
-from fedscape.learning.training import Tensors, deltas
+from fedscape.learning.training import Tensors, deltas, weighted_sum
 from fedscape.random import Array, Key
 
 WEIGHTINGS = ("samples", "equal")
@@ -85,8 +85,13 @@ class FedAvg(Computation):
         return rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting), {}
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
-        moves = self._moves(state, clients, key)
-        return sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+        weights = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
+        start = tensors_of(self.local, model_arrays(state))
+        sums = {n: torch.zeros(p.shape[1:], dtype=torch.float64, device=p.device) for n, p in start.items()}
+        for _, moved in deltas(self.local, start, clients, key, weights=weights):
+            for name, summed in moved.items():
+                sums[name] += summed
+        return sent_sums(sums, self.local, clients, self.weighting)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
@@ -97,8 +102,11 @@ class FedAvg(Computation):
         memory = {n: shared(v).to(self.local.device, torch.float64) if v.ndim else v for n, v in known.items()}
         mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
         moves, after = self.server.move(memory, mean)
-        new = {f"model.{n}": self.local.array(n, (p + moves[n]).to(p.dtype)) for n, p in params.items()}
-        return {**new, **{f"server.{n}": _array(v).astype(known[n].dtype) for n, v in after.items()}}
+        new = self.local.arrays({n: (p + moves[n]).to(p.dtype) for n, p in params.items()})
+        return {
+            **{f"model.{n}": p for n, p in new.items()},
+            **{f"server.{n}": _array(v).astype(known[n].dtype) for n, v in after.items()},
+        }
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right, rows = sums_of_clients(self.local, state, clients)
@@ -147,21 +155,16 @@ def sum_of_moves(
     """The sum of what clients send, in float64, made where they trained: no client's row need cross."""
     sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
     for positions, moved in moves:
-        weight = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
+        weights = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
         for name, rows in moved.items():
-            _add_weighted(sums[name], rows, weight)
+            sums[name] += weighted_sum(rows, weights)
+    return sent_sums(sums, local, clients, weighting)
+
+
+def sent_sums(sums: Tensors, local: LocalSGD, clients: Federation, weighting: str) -> Arrays:
+    """Sums of moves under the names that clients send them by."""
     made = {f"delta.{n}": s if local.on_gpu else s.numpy() for n, s in sums.items()}  # an engine only adds
     return {**made, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
-
-
-def _add_weighted(total: Tensor, rows: Tensor, weight: Array) -> None:
-    """Add the rows times their weights, in the type of the total."""
-    if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
-        for row, factor in zip(rows, weight.tolist(), strict=True):
-            total.add_(row, alpha=factor)
-        return
-    factors = torch.as_tensor(weight, device=total.device, dtype=total.dtype)
-    total += (factors @ rows.reshape(len(rows), -1).to(total.dtype)).reshape(total.shape)
 
 
 def _array(values: Array | Tensors) -> Array:

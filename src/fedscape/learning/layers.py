@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -84,11 +84,20 @@ class KeyedDropout(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape)
-        place = torch.arange(math.prod(shape), dtype=torch.int32, device=x.device)
-        bits = _hashed(place * self.key[1] + self.key[0]) & (2**_BITS - 1)
-        keep = bits.reshape(shape) >= round(self.p * 2**_BITS)
-        return torch.where(keep, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
+        return dropped(x, kept(x.shape, self.key, self.p, channels=self.channels), self.p)
+
+
+def kept(like: Sequence[int], key: Tensor, p: float, *, channels: bool) -> Tensor:
+    """Which places of a batch of this shape stay, under one key [2] or under each of several [clients, 1, 2]."""
+    shape = (*like[:2], *[1] * (len(like) - 2)) if channels else tuple(like)
+    place = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
+    bits = _hashed(place * key[..., 1] + key[..., 0]) & (2**_BITS - 1)
+    return (bits >= round(p * 2**_BITS)).reshape(*key.shape[:-2], *shape)
+
+
+def dropped(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    """What stays, scaled up for what goes."""
+    return torch.where(keep, x / (1 - p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def _hashed(h: Tensor) -> Tensor:
@@ -110,14 +119,14 @@ def trainable_copy(model: Module, strategy: str) -> Module:
         for name, child in list(parent.named_children()):
             if isinstance(child, _DROPOUTS):
                 setattr(parent, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
-            elif strategy == "sequential" and _is_plain(child, nn.Linear):
+            elif strategy == "sequential" and is_plain(child, nn.Linear):
                 setattr(parent, name, FusedLinear(child))
-            elif strategy == "compiled" and _is_plain(child, nn.Conv2d) and ProductConv2d.can_stand_for(child):
+            elif strategy == "compiled" and is_plain(child, nn.Conv2d) and stands_for_product(child):
                 setattr(parent, name, ProductConv2d(child))
     return twin[0].train()
 
 
-def _is_plain(layer: Module, kind: type) -> bool:
+def is_plain(layer: Module, kind: type) -> bool:
     """Exactly of this class, and nobody looks at what goes through it."""
     watched = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
     return type(layer) is kind and not watched
@@ -202,23 +211,29 @@ class ProductConv2d(nn.Module):  # type: ignore[misc]
         self.weight, self.bias = layer.weight, layer.bias
         self.stride, self.padding = layer.stride, layer.padding
 
-    @staticmethod
-    def can_stand_for(layer: Module) -> bool:
-        """Whether this convolution has nothing that products leave out."""
-        plain = layer.groups == 1 and layer.padding_mode == "zeros" and tuple(layer.dilation) == (1, 1)
-        return plain and not isinstance(layer.padding, str)
-
     def forward(self, x: Tensor) -> Tensor:
-        (up, left), (down, right) = self.padding, self.stride
-        out, channels, high, wide = self.weight.shape
-        x = functional.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up))  # [batch, H, W, channels]
-        h, w = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
-        corners = [(i, j) for i in range(high) for j in range(wide)]
-        parts = [x[:, i : i + down * (h - 1) + 1 : down, j : j + right * (w - 1) + 1 : right] for i, j in corners]
-        patches = torch.cat(parts, dim=-1).reshape(len(x), h * w, high * wide * channels)
+        out, _, high, wide = self.weight.shape
+        parts = shifted_views(x, (high, wide), self.stride, self.padding)
+        h, w = parts[0].shape[1:3]
+        patches = torch.cat(parts, dim=-1).reshape(len(x), h * w, -1)
         made = patches @ self.weight.permute(2, 3, 1, 0).reshape(-1, out)
         made = made if self.bias is None else made + self.bias
         return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
+
+
+def stands_for_product(layer: Module, *, groups: int = 1) -> bool:
+    """Whether this convolution has nothing that a sum over `shifted_views` leaves out."""
+    plain = layer.groups == groups and layer.padding_mode == "zeros" and tuple(layer.dilation) == (1, 1)
+    return plain and not isinstance(layer.padding, str)
+
+
+def shifted_views(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
+    """Views of the padded images, channels last, one for each place of the kernel: [batch, H out, W out, channels]."""
+    (up, left), (down, right), (high, wide) = padding, stride, kernel
+    x = functional.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up))
+    h, w = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
+    corners = [(i, j) for i in range(high) for j in range(wide)]
+    return [x[:, i : i + down * (h - 1) + 1 : down, j : j + right * (w - 1) + 1 : right] for i, j in corners]
 
 
 def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -22,6 +21,20 @@ class Rates(NamedTuple):
     def rows(self, end: int) -> Rates:
         """Those of the first rows."""
         return Rates(*(r[:end] if isinstance(r, torch.Tensor) else r for r in self))
+
+    def spread(self, clients: int, *, like: Tensor) -> Rates:
+        """Each as one number for each client; those beyond the last are zero."""
+        made = []
+        for rate in self:
+            wide = like.new_zeros(clients)
+            wide[: len(rate) if isinstance(rate, torch.Tensor) else clients] = rate
+            made.append(wide)
+        return Rates(*made)
+
+    def only(self, which: Tensor) -> Rates:
+        """Of the first clients, those that are marked; the others do not move."""
+        first = self.rows(len(which))
+        return first._replace(lr=first.lr * which)
 
     def row(self, place: int) -> Rates:
         """Those of one row."""
@@ -50,7 +63,7 @@ def update(
     grads: list[Tensor],
     start: list[Tensor],
     memory: Memory,
-    step: int,
+    step: int | Tensor,
     rates: Rates,
 ) -> None:
     """Move the parameters, in place, as torch.optim.SGD and torch.optim.Adam would; steps count from 1."""
@@ -72,13 +85,15 @@ def update(
     _move(params, grads, rates.lr)
 
 
-def _adam(local: LocalSGD, params: list[Tensor], grads: list[Tensor], memory: Memory, step: int, lr: Rate) -> None:
+def _adam(
+    local: LocalSGD, params: list[Tensor], grads: list[Tensor], memory: Memory, step: int | Tensor, lr: Rate
+) -> None:
     first, second = memory.moments
     torch._foreach_lerp_(first, grads, 1 - local.betas[0])
     torch._foreach_mul_(second, local.betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - local.betas[1])
     size = torch._foreach_sqrt(second)
-    torch._foreach_div_(size, math.sqrt(1 - local.betas[1] ** step))
+    torch._foreach_div_(size, (1 - local.betas[1] ** step) ** 0.5)
     torch._foreach_add_(size, local.epsilon)
     _move(params, torch._foreach_div(first, size), lr / (1 - local.betas[0] ** step))
 

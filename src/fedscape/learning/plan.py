@@ -77,6 +77,8 @@ def groups(sizes: Array, timing: Timing, *, most: int, padding: float = 0.2) -> 
     """
     order = np.argsort(-sizes, kind="stable")
     order = order[sizes[order] > 0]
+    if len(order) and sizes[order[0]] == sizes[order[-1]]:  # no padding
+        return [order[begin : begin + most] for begin in range(0, len(order), most)]
     made: list[list[int]] = []
     known: dict[int, Array] = {}
     width = active = np.zeros(0, dtype=np.int64)  # of each step: the largest batch, and the clients that take it
@@ -116,6 +118,8 @@ def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:
     """
     begin, sizes = clients.offsets[:-1], np.diff(clients.offsets)
     batches, wanted = timing.batches(sizes), timing.all_steps(sizes)
+    if len(sizes) and sizes[0] == sizes.max() == sizes.min() > 0:
+        return _of_one_size(clients, key, timing)
     longest, width = int(wanted.max(initial=0)), int(min(timing.batch_size, sizes.max(initial=0)))
     rows = np.broadcast_to(begin[:, None, None], (len(sizes), longest, width)).copy()
     counts = np.zeros((len(sizes), longest), dtype=np.int64)
@@ -129,6 +133,22 @@ def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:
         rows[client, step, slot] = begin[client] + order[inside]
         np.maximum.at(counts, (client, step), slot + 1)
     return Plan(rows, counts)
+
+
+def _of_one_size(clients: Rows, key: Key, timing: Timing) -> Plan:
+    """The same where all clients have as many rows: no row is looked at by itself."""
+    begin, size = clients.offsets[:-1, None], int(clients.offsets[1] - clients.offsets[0])
+    counts = timing.counts(size)
+    width, batches = min(timing.batch_size, size), -(-size // timing.batch_size)
+    whole = Rows(clients.keys, clients.offsets - clients.offsets[0])
+    parts = []
+    for epoch in range(-(-len(counts) // batches)):
+        drawn = key.to(f"shuffle {epoch}").uniform_rows(whole).reshape(-1, size)
+        rows = begin + np.argsort(drawn, axis=1, kind="stable")
+        filled = np.concatenate([rows, np.repeat(begin, width * batches - size, axis=1)], axis=1)
+        parts.append(filled.reshape(-1, batches, width))
+    rows = np.concatenate(parts, axis=1)[:, : len(counts)]
+    return Plan(np.ascontiguousarray(rows), np.repeat(counts[None], len(rows), axis=0))
 
 
 def _shuffled(clients: Rows, key: Key) -> tuple[Array, Array, Array]:

@@ -37,8 +37,8 @@ class StopRows:
     def __init__(self, local: LocalSGD, counts: Tensor) -> None:
         self.least = local.early_stopping
         if self.least is not None:
-            self.epoch = (counts > 0).sum(dim=1) // (local.epochs or 1)  # [rows]
-            self.counts, self.size = counts, counts.sum(dim=1) // (local.epochs or 1)
+            self.epoch = ((counts > 0).sum(dim=1) // (local.epochs or 1)).clamp(min=1)  # [rows]
+            self.counts, self.size = counts, (counts.sum(dim=1) // (local.epochs or 1)).clamp(min=1)
             self.going = torch.ones(len(counts), dtype=local.dtype, device=counts.device)
             self.before, self.now = torch.full_like(self.going, float("inf")), torch.zeros_like(self.going)
 

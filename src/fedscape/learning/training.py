@@ -6,11 +6,10 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
-from torch.func import functional_call, grad_and_value, vmap
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -19,6 +18,8 @@ from fedscape.learning.local import Data, LocalSGD, shared
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
+from fedscape.learning.program import Batch, Program, by_client, output_of
+from fedscape.learning.program import precise as precise
 from fedscape.learning.stopping import Stop, StopRows
 from fedscape.ragged import rows_of
 from fedscape.random import Array, Key
@@ -43,11 +44,17 @@ class Work(NamedTuple):
     dropout: Callable[[str, int], Array]  # (path of the layer, steps) -> [steps, rows, 2]
 
 
-def deltas(local: LocalSGD, start: Tensors, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
-    """Train all clients, group by group: positions of the clients, and how far each moves each parameter."""
+def deltas(
+    local: LocalSGD, start: Tensors, clients: Federation, key: Key, *, weights: Array | None = None
+) -> Iterator[tuple[Array, Tensors]]:
+    """Train all clients, group by group: positions of the clients, and how far each moves each parameter.
+
+    With `weights`, one for each client, the weighted sums over the group instead, where the program makes them.
+    """
     rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        yield positions, train(local, start, work_of(local, data, clients, positions, key), rates)
+        work = work_of(local, data, clients, positions, key)
+        yield positions, train(local, start, work, rates, weights=None if weights is None else weights[positions])
 
 
 def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, key: Key) -> Work:
@@ -59,8 +66,16 @@ def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, 
     return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, steps: dropout_keys(key, members, path, steps))
 
 
-def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates, anchor: Tensors | None = None) -> Tensors:
-    """How far each row of work moves each parameter: {name: [rows, ...]}.
+def train(
+    local: LocalSGD,
+    start: Tensors,
+    work: Work,
+    rates: Rates,
+    anchor: Tensors | None = None,
+    *,
+    weights: Array | None = None,
+) -> Tensors:
+    """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights {name: [...]} in float64.
 
     Parameters
     ----------
@@ -74,14 +89,30 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates, anchor: Ten
         Learning rate and proximal weight, for all rows or for each.
     anchor
         What the proximal weight pulls to, like `start`; by default where training begins.
+    weights
+        One for each row of work: the sum over rows, so weighted, is wanted and not the rows.
     """
     alone = _COMPILING if local.chosen == "compiled" else nullcontext()
-    with one_thread(), alone, precise(local), local.borrowed() as module:
+    with nullcontext() if local.on_gpu else one_thread(), alone, precise(local), local.borrowed() as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
-        run = _sequential if local.chosen == "sequential" else _side_by_side
         with known_classes(local):
-            return run(local, module, start, start if anchor is None else anchor, work, keys, rates)
+            given = (start, start if anchor is None else anchor, work, keys, rates)
+            if local.chosen == "compiled":
+                return _programmed(local, module, *given, weights)
+            made = (_sequential if local.chosen == "sequential" else _side_by_side)(local, module, *given)
+            return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
+
+
+def weighted_sum(rows: Tensor, weights: Array) -> Tensor:
+    """The rows times their weights, summed in float64."""
+    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+    if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
+        for row, factor in zip(rows, weights.tolist(), strict=True):
+            total.add_(row, alpha=factor)
+        return total
+    factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
+    return (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(total.shape)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
@@ -118,7 +149,7 @@ def _steps_of_one(
         for path, layer in random_layers:
             layer.key.copy_(keys[path][t])
         batch = index[t, : counts[t]]
-        losses = checked_loss(local.loss, _output(local, module, data.x[batch]), data.y[batch])
+        losses = checked_loss(local.loss, output_of(local, module, data.x[batch]), data.y[batch])
         return (losses if data.weights is None else losses * data.weights[batch]).sum() / counts[t]
 
     with _self_moving(local, module, rates, lambda: loss_of(0).backward()) as moving:
@@ -176,49 +207,84 @@ def _drawing_nothing(run: Callable[[], None]) -> Callable[[], None]:
     return checked
 
 
-def _output(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Tensor:
-    """The model's output for rows as they are stored."""
-    if local.precision != "bf16":
-        return functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
-    with torch.autocast("cuda", torch.bfloat16):
-        made = functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
-    return made.to(local.dtype)
-
-
 # -- all at once -------------------------------------------------------------------------------------------------------
 
 
 def _side_by_side(
     local: LocalSGD, module: Module, start: Tensors, anchor: Tensors, work: Work, keys: Tensors, rates: Rates
 ) -> Tensors:
-    plan, data, names = work.plan, work.data, local.names
-    rows, ragged = len(plan.rows), bool((plan.counts != plan.counts[0, 0]).any())
-    few = local.chosen == "compiled" and ragged  # shapes, because every one is compiled
+    plan, names, rows = work.plan, local.names, len(work.plan.rows)
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
-    index, counts = (torch.from_numpy(a).to(data.y.device) for a in plan)
-    room = _rounded(rows, rows) if few else rows
-    wide = {name: _padded(p, room) for name, p in params.items()}
-    index, counts, keys = _padded(index, room), _padded(counts, room), {p: _padded(k, room, 1) for p, k in keys.items()}
-    memory = new_memory(local, list(wide.values()))
-    gradient, stop = _gradient_of(local, module), StopRows(local, counts[:rows])
+    memory = new_memory(local, list(params.values()))
+    gradient, feed = by_client(local, module), Feed(local, work, keys, rows)
+    stop = StopRows(local, feed.counts)
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
-        upto, width = (_rounded(end, rows), plan.rows.shape[2]) if few else (end, width)
-        batch, number = index[:upto, t, :width], counts[:upto, t, None]
-        share = (torch.arange(width, device=number.device) < number).to(local.dtype) / number.clamp(min=1)
-        if data.weights is not None:
-            share = share * data.weights[batch]
-        part = {name: p[:upto] for name, p in wide.items()}
-        random = {f"{path}.key": k[t, :upto] for path, k in keys.items()}
+        batch = feed.batch(t, end, width)
+        part = {name: p[:end] for name, p in params.items()}
         try:
-            grads, loss = gradient(part, random, data.x[batch], data.y[batch], share)
+            grads, loss = gradient(part, batch.random, batch.x, batch.y, batch.share)
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
-        now, to = [p[:end] for p in wide.values()], [anchor[name][:end] for name in names]
-        steps = [grads[name][:end] for name in names]
-        update(local, now, steps, to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
-        stop.after(t, loss[:end])
-    return {name: wide[name][:rows].sub_(start[name]) for name in names}
+        now, to = list(part.values()), [anchor[name][:end] for name in names]
+        update(local, now, [grads[n] for n in names], to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
+        stop.after(t, loss)
+    return {name: params[name].sub_(start[name]) for name in names}
+
+
+def _programmed(
+    local: LocalSGD,
+    module: Module,
+    start: Tensors,
+    anchor: Tensors,
+    work: Work,
+    keys: Tensors,
+    rates: Rates,
+    weights: Array | None,
+) -> Tensors:
+    """The same by a compiled program; where clients differ in size, padded so that few shapes need one."""
+    plan, names, rows = work.plan, local.names, len(work.plan.rows)
+    ragged = bool((plan.counts != plan.counts[0, 0]).any())
+    room = _rounded(rows, rows) if ragged else rows
+    if not hasattr(module, "_program"):
+        module._program = Program(local, module)
+    program, feed = cast(Program, module._program), Feed(local, work, keys, room)
+    pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
+    program.begin({n: start[n] for n in names}, {n: anchor[n] for n in names} if pulled else None, room)
+    stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
+    weigh = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=local.device)
+    for t in range(plan.counts.shape[1]):
+        end = _rounded(plan.active(t)[0], rows) if ragged else rows
+        going = rates.rows(end) if not ragged else rates.only(feed.counts[:end, t] > 0)
+        try:
+            loss = program.step(feed.batch(t, end, plan.rows.shape[2]), t + 1, stop.slowed(going, end))
+        except RuntimeError as error:
+            raise DataError(_RANDOM) if "random operation" in str(error) else error from None
+        stop.after(t, loss)
+    if weigh is not None:
+        return program.summed(start, weigh)
+    return {name: program.params[name][:rows] - start[name] for name in names}
+
+
+class Feed:
+    """The batches of a group of clients, made where they are trained on; beyond the last client come empty ones."""
+
+    def __init__(self, local: LocalSGD, work: Work, keys: Tensors, room: int) -> None:
+        self.data = work.data
+        index, counts = (torch.from_numpy(a).to(work.data.y.device) for a in work.plan)
+        self.index, self.counts = _padded(index, room), _padded(counts, room)
+        self.keys = {path: _padded(k, room, 1) for path, k in keys.items()}
+        place = torch.arange(self.index.shape[2], device=counts.device)
+        number = self.counts[..., None]
+        self.shares = (place < number).to(local.dtype) / number.clamp(min=1)  # [clients, steps, width]
+
+    def batch(self, step: int, clients: int, width: int) -> Batch:
+        """What the first clients take in this step."""
+        rows, share = self.index[:clients, step, :width], self.shares[:clients, step, :width]
+        if self.data.weights is not None:
+            share = share * self.data.weights[rows]
+        random = {f"{path}.key": k[step, :clients] for path, k in self.keys.items()}
+        return Batch(self.data.x[rows], self.data.y[rows], share, random)
 
 
 def _rounded(number: int, of: int) -> int:
@@ -240,33 +306,6 @@ def _padded(values: Tensor, room: int, axis: int = 0) -> Tensor:
     return torch.cat([values, values.new_zeros(shape)], dim=axis)
 
 
-def _gradient_of(local: LocalSGD, module: Module) -> Callable[..., tuple[Tensors, Tensor]]:
-    """Gradients and losses of a batch of each client."""
-
-    def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        return (checked_loss(local.loss, _output(local, module, x, params, random), y) * share).sum()
-
-    plain = vmap(grad_and_value(batch_loss))
-    if local.chosen != "compiled":
-        return plain  # type: ignore[no-any-return]
-    if hasattr(module, "_compiled"):
-        return module._compiled  # type: ignore[no-any-return]
-
-    def gradients(*arguments: Any) -> tuple[Tensors, Tensor]:
-        return plain(*arguments)  # type: ignore[no-any-return]
-
-    # torch counts how often a code object was compiled and gives up after a few times: let each model have its own
-    gradients.__code__ = gradients.__code__.replace(co_name=f"gradients_{id(module)}")
-    compiled = torch.compile(gradients)
-
-    def first(*arguments: Any) -> tuple[Tensors, Tensor]:
-        plain(*arguments)  # its errors are readable
-        module._compiled = compiled
-        return compiled(*arguments)  # type: ignore[no-any-return]
-
-    return first
-
-
 @contextmanager
 def known_classes(local: LocalSGD) -> Iterator[None]:
     """Within it a class for which the model has no output is a DataError that names the column."""
@@ -277,26 +316,6 @@ def known_classes(local: LocalSGD) -> Iterator[None]:
             raise
         said = str(error).splitlines()[0]
         raise DataError(f"the column {local.target!r} holds a class that the model has no output for: {said}") from None
-
-
-# -- how exact ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def precise(local: LocalSGD) -> Iterator[None]:
-    """Within it products on a GPU are as exact as `local.precision` says."""
-    if not local.on_gpu:
-        yield
-        return
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    try:
-        for switch in switches:
-            switch.allow_tf32 = local.precision != "exact"
-        yield
-    finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.allow_tf32 = value
 
 
 # -- one thread per block ----------------------------------------------------------------------------------------------

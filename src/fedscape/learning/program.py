@@ -1,0 +1,251 @@
+"""A local step of many clients as one program: gradients and update compiled together, on a GPU recorded."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedscape.learning.folded import agree, folded
+from fedscape.learning.layers import Module, trainable_copy
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import Tensor, checked_loss
+from fedscape.learning.optimisers import Rates, new_memory, update
+
+Tensors = dict[str, Tensor]
+Gradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Tensors, Tensor]]
+
+
+class Batch(NamedTuple):
+    """What one local step takes: rows [clients, batch, ...], targets, the share of each row, and keys of dropout."""
+
+    x: Tensor
+    y: Tensor
+    share: Tensor
+    random: Tensors
+
+
+@contextmanager
+def precise(local: LocalSGD) -> Iterator[None]:
+    """Within it products on a GPU are as exact as `local.precision` says."""
+    if not local.on_gpu:
+        yield
+        return
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    try:
+        for switch in switches:
+            switch.allow_tf32 = local.precision != "exact"
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
+
+
+def output_of(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Tensor:
+    """The model's output for rows as they are stored."""
+    if local.precision != "bf16":
+        return functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
+    with torch.autocast("cuda", torch.bfloat16):
+        made = functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
+    return made.to(local.dtype)
+
+
+def by_client(local: LocalSGD, module: Module) -> Gradient:
+    """Gradients and losses of a batch of each client, whatever the model does."""
+
+    def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        return (checked_loss(local.loss, output_of(local, module, x, params, random), y) * share).sum()
+
+    return vmap(grad_and_value(batch_loss))  # type: ignore[no-any-return]
+
+
+def in_one_batch(local: LocalSGD, module: Module, compiled: Callable[[Any], Any] = lambda f: f) -> Gradient:
+    """The same of a `folded` model: the sum over clients has each client's gradient in its own weights."""
+
+    def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        output = functional_call(module, (params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
+        rows = checked_loss(local.loss, output, y.flatten(0, 1))
+        each = (rows.reshape(share.shape) * share).sum(dim=1)
+        return each.sum(), each.detach()
+
+    forward = compiled(loss_of_all)
+
+    def gradient(params: Tensors, *batch: Any) -> tuple[Tensors, Tensor]:
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+        with torch.enable_grad():
+            total, each = forward(leaves, *batch)
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True)), each
+
+    return gradient
+
+
+class Recorded:
+    """A program on a GPU, recorded at its first call and replayed from then on: the host launches copies only."""
+
+    def __init__(self, program: Callable[..., Tensor], moved: list[Tensor], pool: Any) -> None:
+        self.program = program
+        self.moved = moved  # what the program changes in place
+        self.pool = pool  # memory to work in, which others that never run at the same time work in as well
+        self.graph: Any = None
+
+    def __call__(self, batch: Batch, *numbers: Tensor) -> Tensor:
+        given = [batch.x, batch.y, batch.share, *batch.random.values(), *numbers]
+        if self.graph is None:
+            self._record(batch, given)
+        for held, values in zip(self.held, given, strict=True):
+            held.copy_(values)
+        self.graph.replay()
+        return self.loss
+
+    def _record(self, batch: Batch, given: list[Tensor]) -> None:
+        self.held = [values.clone() for values in given]
+        x, y, share, *rest = self.held
+        keys = dict(zip(batch.random, rest, strict=False))
+        own, numbers = Batch(x, y, share, keys), rest[len(keys) :]
+        before = [values.clone() for values in self.moved]
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):  # compiles, and lets libraries take their memory
+                self.program(own, *numbers)
+        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.synchronize()
+        torch._foreach_copy_(self.moved, before)
+        del before
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=self.pool):
+            self.loss = self.program(own, *numbers)
+
+
+@functools.cache
+def _summing() -> Callable[..., Tensors]:
+    def summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
+        each = {n: now[n].to(weights.dtype) - start[n].to(weights.dtype) for n in now}
+        return {n: (moved * weights.reshape(-1, *[1] * (moved.ndim - 1))).sum(dim=0) for n, moved in each.items()}
+
+    return torch.compile(summed, dynamic=True)  # type: ignore[no-any-return]  # reads weights once, copies nothing
+
+
+class Program:
+    """The local steps of one model: weights and optimiser memory in place, one compiled program for each shape.
+
+    Whether the model may be folded is found out on the first batch: its gradients must be those of client by client.
+    """
+
+    def __init__(self, local: LocalSGD, module: Module) -> None:
+        self.local = local
+        self.module = module
+        self.twin: Module | None = None
+        self.chosen = False
+        self.room, self.pulled = 0, 0
+        self.known: dict[tuple[int, int], Callable[[Batch, Tensor, Tensor, Tensor], Tensor]] = {}
+
+    def begin(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
+        """Put clients where training begins, at most `room`; `anchor` is where a proximal weight pulls to, if any."""
+        pulled = 0 if anchor is None else len(next(iter(anchor.values())))
+        if room > self.room or min(pulled, 2) != min(self.pulled, 2):
+            self._make_room(start, anchor, max(room, self.room))
+        self.pulled = pulled
+        for name, p in self.params.items():
+            p[: room if len(start[name]) == 1 else len(start[name])] = start[name]
+            if anchor is not None:
+                self.anchor[name][: len(anchor[name])] = anchor[name]
+        for moment in self.memory.moments:
+            torch._foreach_zero_(moment)
+
+    def _make_room(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
+        def like(at: Tensors, rows: int) -> Tensors:
+            return {n: p.new_zeros((rows, *p.shape[1:])) for n, p in at.items()}
+
+        self.known.clear()  # programs know where the weights are
+        self.pool = torch.cuda.graph_pool_handle() if self.local.on_gpu else None
+        self.room, self.params = room, like(start, room)
+        self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
+        self.memory = new_memory(self.local, list(self.params.values()))
+
+    def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
+        """One step of the first clients, as many as the batch has; their losses. Rates are [clients]."""
+        clients, width = batch.y.shape[:2]
+        made = self.known.get((clients, width))
+        if made is None:
+            made = self.known[clients, width] = self._made(batch)
+        lr, proximal = (rate for rate in rates)
+        return made(batch, lr, proximal, batch.share.new_full((), number))
+
+    def summed(self, start: Tensors, weights: Tensor) -> Tensors:
+        """The sum over the first clients of how far each has moved, times its weight, in the type of the weights."""
+        made: Tensors = _summing()({n: p[: len(weights)] for n, p in self.params.items()}, start, weights)
+        return made
+
+    def _made(self, batch: Batch) -> Callable[[Batch, Tensor, Tensor, Tensor], Tensor]:
+        clients, local = len(batch.y), self.local
+        params = {n: p[:clients] for n, p in self.params.items()}
+        anchor = [a[:clients] for a in self.anchor.values()]
+        memory = self.memory.rows(clients)
+        if not self.chosen:
+            self.twin, self.chosen = self._foldable(params, batch), True
+        alone = _alone(f"{id(self)}_{clients}_{batch.y.shape[1]}")
+        gradient = self._trusted(params, batch, alone)
+
+        def move(grads: Tensors, lr: Tensor, proximal: Tensor, number: Tensor) -> None:
+            steps = [grads[n] for n in params]
+            update(local, list(params.values()), steps, anchor, memory, number, Rates(lr, proximal if anchor else 0.0))
+
+        move = alone(move)
+
+        def program(batch: Batch, *numbers: Tensor) -> Tensor:
+            grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
+            move(grads, *numbers)
+            return loss
+
+        moved = [*params.values(), *(m for moment in memory.moments for m in moment)]
+        return Recorded(program, moved, self.pool) if local.on_gpu else program
+
+    def _foldable(self, params: Tensors, batch: Batch) -> Module | None:
+        """The folded model, if it gives the gradients of client by client on this batch, in the model's own type."""
+        local, given = self.local, (params, batch.random, batch.x, batch.y, batch.share)
+        exact = replace(local, precision="exact")
+        with precise(exact):
+            want, _ = by_client(exact, self.module)(*given)  # its errors are readable
+            twin = folded(trainable_copy(local.model, "vmap"))
+            if twin is None:
+                return None
+            try:
+                found, _ = in_one_batch(exact, twin.to(local.device))(*given)
+            except (RuntimeError, IndexError):  # a shape that only one client's batch has
+                return None
+            if not agree(want, found):
+                return None
+        twin = folded(trainable_copy(local.model, "vmap"), local.precision)
+        return None if twin is None else twin.to(local.device)
+
+    def _trusted(self, params: Tensors, batch: Batch, compiled: Callable[[Any], Any]) -> Gradient:
+        """The compiled gradient, or the plain one where a compiler has made something else of it."""
+        local, given = self.local, (params, batch.random, batch.x, batch.y, batch.share)
+        if self.twin is None:
+            plain = by_client(local, self.module)
+            made: Gradient = compiled(plain)
+        else:
+            plain, made = in_one_batch(local, self.twin), in_one_batch(local, self.twin, compiled)
+        same = agree(plain(*given)[0], made(*given)[0], 1e-3 if local.precision == "exact" else 0.3)
+        return made if same else plain
+
+
+def _alone(name: str) -> Callable[[Any], Any]:
+    """Compile under a name of its own: torch counts how often a code object was compiled and gives up after a few."""
+
+    def compiled(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        call.__code__ = call.__code__.replace(co_name=f"{function.__name__}_{name}")
+        return torch.compile(call, dynamic=False)
+
+    return compiled

@@ -1,0 +1,231 @@
+"""Clients folded into the batch give the numbers of clients one by one; where they would not, they are not folded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedscape import Federation, Key, Local, rounds
+from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
+from fedscape.learning.folded import agree, folded
+from fedscape.learning.layers import trainable_copy
+from fedscape.learning.plan import Rows, Timing, _shuffled, groups, make_plan
+from fedscape.learning.program import by_client, in_one_batch
+
+CLIENTS, BATCH = 3, 4
+
+
+class Pair(nn.Module):
+    """Group norms, depthwise and plain convolutions, a residual, dropout by channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.each = nn.Conv2d(2, 4, (3, 2), padding=(1, 0)), nn.Conv2d(4, 4, 3, stride=2, groups=4, padding=1)
+        self.norm, self.flat = nn.GroupNorm(2, 4), nn.LayerNorm([4, 3])
+        self.drop, self.out = nn.Dropout2d(0.4), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = self.norm(self.each(self.drop(torch.tanh(self.one(x)))))
+        return self.out(self.flat(x.mean(dim=3) + x.amax(dim=3)).flatten(1))
+
+
+class Tokens(nn.Module):
+    """An embedding, and a linear layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix, self.out = nn.Embedding(7, 5), nn.Linear(5, 5), nn.Linear(5, 3, bias=False)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.mix(torch.tanh(self.mix(self.embed(x))))).sum(dim=1))
+
+
+MODELS = {
+    "linear": (lambda: models.linear(6, 3), (6,)),
+    "cnn": (lambda: models.cnn((1, 8, 8), 3), (8, 8)),
+    "lenet5": (lambda: models.lenet5((1, 28, 28), 3), (28, 28)),
+    "lstm": (lambda: models.char_lstm(7, embedding=3, hidden=4), (5,)),
+    "resnet18": (lambda: models.resnet18((3, 16, 16), 3, width=8), (16, 16, 3)),
+    "mobilenet_v2": (lambda: models.mobilenet_v2((3, 32, 32), 3, width=0.25), (32, 32, 3)),
+    "pair": (Pair, (2, 5, 6)),
+    "tokens": (Tokens, (4,)),
+}
+
+
+def batch_of(shape, codes, seed=0):
+    rng = np.random.default_rng(seed)
+    size = (CLIENTS, BATCH, *shape)
+    x = rng.integers(0, 7, size) if codes else rng.normal(size=size)
+    share = torch.tensor(rng.random((CLIENTS, BATCH)))
+    share[-1, 2:] = 0.0  # padding
+    return torch.tensor(x), torch.tensor(rng.integers(0, 3, (CLIENTS, BATCH))), share
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_each_client_by_itself(name):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=BATCH)
+    module = trainable_copy(local.model, "vmap")
+    twin = folded(module)
+    assert twin is not None
+    params = {n: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
+    dropped = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout"]
+    random = {f"{n}.key": torch.randint(1, 999, (CLIENTS, 2), dtype=torch.int32) for n in dropped}
+    x, y, share = batch_of(shape, name in ("lstm", "tokens"))
+    (want, loss), (found, other) = (
+        f(params, random, x, y, share) for f in (by_client(local, module), in_one_batch(local, twin))
+    )
+    assert torch.allclose(loss, other, atol=1e-10)
+    for n in want:
+        assert torch.allclose(want[n], found[n], rtol=1e-7, atol=1e-9 * float(want[n].abs().max() + 1)), n
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift, self.out = nn.Parameter(torch.zeros(6)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x + self.shift)
+
+
+def tied():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[1].weight = model[0].weight
+    return model
+
+
+def watched():
+    model = models.mlp(6, 4, 3)
+    model[1].register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Own,
+        tied,
+        watched,
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten()),
+        lambda: nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Flatten()),
+        lambda: nn.Embedding(5, 3, padding_idx=0),
+    ],
+    ids=["own parameter", "tied", "watched", "conv1d", "grouped", "padding"],
+)
+def test_layers_without_a_form_for_many_clients_are_not_folded(make):
+    assert folded(trainable_copy(make(), "vmap")) is None
+
+
+class Centred(nn.Module):
+    """Looks at other samples: in one batch with other clients it would look at theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.out(x - x.mean(dim=0))
+
+
+class Turned(nn.Module):
+    """Rows out of order: samples within clients, then clients within places."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.out = nn.Linear(3, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        parts = self.mix(x.reshape(len(x), 2, 3).transpose(0, 1))
+        return self.out(parts.transpose(0, 1).flatten(1))
+
+
+def ragged(shape=(6,), seed=1):
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate(([0], np.cumsum([7, 3, 0, 12, 4, 9, 1, 2, 5, 6])))
+    x = rng.normal(size=(offsets[-1], *shape))
+    return Federation({"x": x, "y": rng.integers(0, 3, offsets[-1])}, offsets)
+
+
+def last(local, fed):
+    *_, end = rounds(FedAvg(local), Local(fed, threads=1), n_rounds=3, measure=0)
+    return end.state
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+
+
+@pytest.mark.parametrize("make", [Own, tied, Centred, Turned, lambda: models.mlp(6, 8, 3)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"optimiser": "adam", "lr": 0.01},
+        {"momentum": 0.5, "proximal": 0.2, "weight_decay": 0.1, "epochs": 3, "early_stopping": 0.02},
+        {"epochs": None, "steps": 5},
+    ],
+    ids=["sgd", "adam", "everything", "steps"],
+)
+def test_programs_give_the_numbers_of_the_other_strategies(make, how, uncompiled):
+    torch.manual_seed(3)
+    given = {"lr": 0.1, "epochs": 1, "batch_size": 3, **how}
+    local = LocalSGD(make().double(), cross_entropy, strategy="compiled", **given)
+    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+
+
+def test_clients_of_one_size_and_a_smaller_cohort_afterwards(uncompiled):
+    """Room once made is used again, also by fewer clients; nothing of earlier rounds is left in it."""
+    local = LocalSGD(
+        models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, momentum=0.9, strategy="compiled"
+    )
+    fed = ragged()
+    for part in (fed, fed.take([0, 1]), fed.take([3, 4, 5, 6])):
+        one, other = last(local, part), last(replace(local, strategy="vmap"), part)
+        assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+
+
+def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):
+    def wrong(function, **_):
+        def call(*arguments):
+            made = function(*arguments)
+            return (made[0] * 3, made[1]) if isinstance(made, tuple) else made
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", wrong)
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+
+
+def test_gradients_that_are_not_finite_settle_nothing():
+    ones, other = {"w": torch.ones(3)}, {"w": torch.tensor([1.0, 1.0, 1.2])}
+    assert agree(ones, ones)
+    assert not agree(ones, other)
+    assert agree(ones, other, within=0.2)
+    assert agree({"w": torch.tensor([float("nan")])}, {"w": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 10, 23])
+@pytest.mark.parametrize("timing", [Timing(1, None, 10), Timing(2, None, 7), Timing(None, 9, 4), Timing(None, 3, 100)])
+def test_the_plan_of_clients_of_one_size_is_that_of_any(size, timing):
+    """An empty client beside them keeps the general way."""
+    keys, key = np.arange(5, dtype=np.uint64) + 9, Key(4, 2)
+    alike = make_plan(Rows(keys[:4], 3 + size * np.arange(5)), key, timing)
+    mixed = make_plan(Rows(keys, np.append(3 + size * np.arange(5), 3 + 4 * size)), key, timing)
+    assert alike.counts.tolist() == mixed.counts[:4].tolist()
+    assert alike.rows.tolist() == mixed.rows[:4].tolist()
+    client, _, order = _shuffled(Rows(keys[:4], size * np.arange(5)), key.to("shuffle 0"))
+    assert sorted(order[client == 0].tolist()) == list(range(size))
+
+
+def test_groups_of_one_size_are_cut_by_number_alone():
+    assert [g.tolist() for g in groups(np.array([4, 0, 4, 4]), Timing(1, None, 3), most=2)] == [[0, 2], [3]]
