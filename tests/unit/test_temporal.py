@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -418,7 +419,7 @@ def test_a_mode_keeps_its_place_outside_of_its_own_hours(kind):
     states = [method.start(0)]
     for r in rounds(method, fed, n_rounds=9, sampler=Shifting(modes, Steady(2), 10), measure=0, allow=method.reveals):
         states.append(r.state)
-    moved = np.array([np.abs(b[name] - a[name]).max(axis=1) for a, b in zip(states[:-1], states[1:], strict=True)])
+    moved = np.array([np.abs(b[name] - a[name]).max(axis=1) for a, b in pairwise(states)])
     assert (moved[:5, 1] == 0).all()  # shares of the second mode: 0 to 1/2
     assert (moved[4:, 0] == 0).all()
     assert moved[:4, 0].max() > 0
