@@ -9,7 +9,8 @@ Tables: "femnist" (all methods, a dense network), "ablation" (Figures 4 to 10), 
 
 Cells are run by several processes in the order of their importance until the time is up; every one that ends is written
 at once. `--prepare FOLDER` writes the data as small files, `--data FOLDER` reads them, `--collect FOLDER` makes the
-tables of what was written. "-own" is the method with hours="own", inertia=0.8.
+tables of what was written. `--only`, `--methods`, `--shifts` and `--seeds` choose cells. "-own" is the method with
+hours="own", inertia=0.8.
 """
 
 from __future__ import annotations
@@ -360,7 +361,7 @@ def collect(folder: Path) -> None:
 def main() -> None:
     options: dict[str, Any] = {
         "prepare": "", "collect": "", "data": "", "out": "", "workers": 2, "gpu_workers": 0, "minutes": 5.0,
-        "device": "cpu", "only": "", "rounds": 0,
+        "device": "cpu", "only": "", "methods": "", "shifts": "", "seeds": 0, "rounds": 0,
     }  # fmt: skip
     args = arguments(__doc__, **options)
     if args.prepare or args.collect:
@@ -371,8 +372,11 @@ def main() -> None:
         names = ("no-shift", "vanilla", "fedtem", "fedtem-own", "fedtkm-own")
         lists = [[Cell("femnist", "linear p=1", n, "linear:p=1,T=16", rounds=33, period=16) for n in names], []]
         args.workers, args.minutes = 1, 0.9
-    if args.only:
-        lists = [[c for c in cells if c.table in args.only.split(",")] for cells in lists]
+    asked = {"table": args.only, "method": args.methods, "label": args.shifts}
+    for part, names in ((part, names.split(",")) for part, names in asked.items() if names):
+        lists = [[c for c in cells if getattr(c, part) in names] for cells in lists]
+    if args.seeds:
+        lists = [[c for c in cells if c.seed < args.seeds] for cells in lists]
     if args.rounds:  # to try it out
         lists = [[Cell(**{**asdict(c), "rounds": args.rounds}) for c in cells] for cells in lists]
     args.out = args.out or str(Path(__file__).with_name("results") / f"temporal_{os.getpid()}")
