@@ -47,7 +47,7 @@ def truth(state: dict[str, Any], features: np.ndarray, mode: np.ndarray) -> dict
 
 
 def main() -> None:
-    args = arguments(__doc__, period=64, periods=2, limit=40, seeds=2)
+    args = arguments(__doc__, period=64, periods=2, limit=40, seeds=1)
     if args.quick:
         args.period, args.seeds = 8, 1
     torch.set_num_threads(1)
@@ -61,8 +61,8 @@ def main() -> None:
     steady = {"n_rounds": 10 if args.quick else 100, "sampler": Shifting(modes, Steady(2), 10), "measure": 0}
     network = {n: v for n, v in [*rounds(first, train, **steady)][-1].state.items() if n.startswith("model.")}
     features = first.see(network, train).features.numpy()
-    lines, own = [], {"hours": "own", "inertia": 0.8}
-    for begin, how in (("truth", {}), ("random", {}), ("random", {"inertia": 0.8}), ("random", own)):
+    lines, own = [], {"hours": "own", "inertia": 0.9}
+    for begin, how in (("truth", {}), ("random", {}), ("random", {"inertia": 0.9}), ("random", own)):
         for title, kind in KINDS.items():
             method, found = kind(replace(local, lr=0.0), Linear(args.period), **how), []
             for seed in range(args.seeds):
