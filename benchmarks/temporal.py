@@ -4,7 +4,7 @@ FEMNIST writers, digits against letters: each writer's digits are a client of th
 most 40 rows of each to train on. Test accuracy over the held-out rows of all clients, mean over five evaluations in the
 last half period as the prior goes from night to day; branches chosen by mini-batches of 64 rows of one client, without
 labels.
-Tables: "femnist" (all methods, a dense network, eight periods of 64 rounds where the paper has eight of 256), "ablation"
+Tables: "femnist" (all methods, a dense network, eight periods of 64 rounds; the paper has eight of 256), "ablation"
 (Figures 3 to 10), "cnn" (the paper's network, also with its 2,049 rounds), "cifar10" (two groups of classes, 2-conv
 GroupNorm CNN, four periods of 256), "shakespeare" (comedies against tragedies, LSTM, four periods of 64).
 
