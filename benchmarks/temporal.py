@@ -1,25 +1,36 @@
 """Does a temporal prior help where the population shifts from day to night and back (FedTEM paper, Figures 2 to 10)?
 
-FEMNIST writers, digits against letters: each writer's digits are a client of the day, its letters one of the night. All
-methods on one network, the same rounds, the same cohorts' law; test accuracy over all rows of a fifth of every client,
-mean over the last evaluations as in the paper, branches chosen by mini-batches of 64 rows of one client, no labels.
-`--set cifar10` splits the classes in two groups, `--set shakespeare` comedies against the rest (LSTM).
+FEMNIST writers, digits against letters: each writer's digits are a client of the day, its letters one of the night; at
+most 40 rows of each to train on. Test accuracy over the held-out rows of all clients, mean over five evaluations in the
+last half period as the prior goes from night to day; branches chosen by mini-batches of 64 rows of one client, without
+labels.
+Tables: "femnist" (all methods, a dense network, eight periods of 64 rounds; the paper has eight of 256), "ablation"
+(Figures 3 to 10), "cnn" (the paper's network, also with its 2,049 rounds), "cifar10" (two groups of classes, 2-conv
+GroupNorm CNN, four periods of 256), "shakespeare" (comedies against tragedies, LSTM, four periods of 64).
 
-`--ablation batch|smoothing|choice|period|single|size|prior` gives the small tables of the paper's other figures.
+Cells are run by several processes in the order of their importance until the time is up; every one that ends is written
+at once. `--prepare FOLDER` writes the data as small files, `--data FOLDER` reads them, `--collect FOLDER` makes the
+tables of what was written. `--only`, `--methods`, `--shifts` and `--seeds` choose cells. "-own" is the method with
+hours="own", inertia=0.9.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedscape import Federation, LocalSGD, datasets, rounds
-from fedscape.learning import Adam, Mean, cross_entropy, models, standardising
+from fedscape.learning import Adam, cross_entropy, models, standardising
 from fedscape.temporal import (
     METHODS,
     FedTEM,
@@ -35,176 +46,354 @@ from fedscape.temporal import (
 )
 from table import arguments, report
 
-EVERY = "no-shift vanilla single scsgd t-shot ifca fedem em-only fedtkm fedtem-sums fedtem"
-COMEDIES = "allswell asyoulikeit comedy_errors lll measure merchant merry_wives midsummer much_ado taming twelfth_night"
+EVERY = "no-shift vanilla fedtem-own fedtkm-own fedtem fedtkm em-only ifca scsgd t-shot fedem fedtem-sums-own"
+COMEDIES = (
+    "allswell asyoulike comedy_errors lll measure merchant merry_wives midsummer much_ado taming twelfth two_gent"
+)
+TRAGEDIES = "coriolanus cleopatra timon julius_caesar macbeth hamlet romeo_juliet othello troilus titus lear"
+SETS = ("femnist", "cifar10", "shakespeare")
+LIMIT = 40  # rows that a client trains on
+SCALED: dict[int, Any] = {}  # the dense network with the scale of the pixels, which takes a while to find
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: everything that it depends on."""
+
+    table: str
+    label: str
+    method: str
+    schedule: str
+    seed: int = 0
+    set: str = "femnist"
+    model: str = "mlp"
+    device: str = "cpu"
+    rounds: int = 513
+    period: int = 64
+    prior: str = "linear"
+    most: int = LIMIT
+    units: tuple[str, ...] = ("batch",)
+    how: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Clients of two modes, their held-out rows, and how they train."""
+    """Clients of two modes, and their held-out rows."""
 
     train: Federation
     test: Federation
     modes: np.ndarray
-    local: LocalSGD
-    server: Any
 
 
-def load(name: str, quick: bool) -> tuple[Federation, np.ndarray]:
-    """Clients of one mode each, and their modes."""
-    if name == "femnist":
-        fed = datasets.load("femnist-mini" if quick else "femnist")
-        return by_mode(fed, (fed["y"] >= 10).astype(np.int64))
-    if name == "cifar10":
-        data = datasets.load("cifar10")
-        data = data.where(data["split"] == 0)
-        rng, mode = np.random.default_rng(0), (data["y"] >= 5).astype(np.int64)
-        owner = np.empty(data.n_rows, dtype=np.int64)
-        for k in (0, 1):  # 250 clients of each group, labels by Dirichlet 1 over its five classes
-            rows = np.flatnonzero(mode == k)
-            shares = rng.dirichlet(np.ones(250), 5)
-            for c in range(5):
-                mine = rng.permutation(rows[data["y"][rows] == 5 * k + c])
-                owner[mine] = 250 * k + np.searchsorted(np.cumsum(shares[c]), (np.arange(len(mine)) + 0.5) / len(mine))
-        fed = Federation.from_arrays({"x": data["x"], "y": data["y"]}, clients=np.minimum(owner, 499))
-        return fed, (fed.ids >= 250).astype(np.int64)
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def load(name: str, *, quick: bool, folder: str = "") -> Task:
+    """Clients of one mode each, from the small files or from the data sets."""
+    if folder:
+        with np.load(Path(folder) / f"{name}.npz") as file:
+            made = {part: {c: file[f"{part}_{c}"] for c in ("x", "y", "offsets")} for part in ("train", "test")}
+            parts = [Federation({"x": p["x"], "y": p["y"].astype(int)}, p["offsets"]) for p in made.values()]
+            return Task(*parts, file["modes"])
+    return {"femnist": femnist, "cifar10": cifar, "shakespeare": shakespeare}[name](quick)
+
+
+def cut(train: Federation, test: Federation, modes: np.ndarray) -> Task:
+    some = np.flatnonzero((train.sizes >= 8) & (test.sizes > 0))
+    return Task(first_rows(train.take(some), LIMIT), test.take(some), modes[some])
+
+
+def first_rows(fed: Federation, most: int) -> Federation:
+    return fed.where(np.arange(fed.n_rows) - fed.offsets[:-1][fed.client_of_row] < most)
+
+
+def femnist(quick: bool) -> Task:
+    fed = datasets.load("femnist-mini" if quick else "femnist")
+    fed, modes = by_mode(fed, (fed["y"] >= 10).astype(np.int64))
+    return cut(*fed.split(test=0.2, seed=0), modes)
+
+
+def cifar(quick: bool) -> Task:
+    """Centre crops of 24 x 24 as in the paper's code; 80 clients of 40 images a group, labels by Dirichlet 1."""
+    data, rng, picked = datasets.load("cifar10"), np.random.default_rng(0), []
+    y = np.asarray(data["y"]).astype(np.int64)
+    for split, clients, rows in ((0, 80, 40), (1, 80, 10)):
+        left = [list(rng.permutation(np.flatnonzero((data["split"] == split) & (y == c)))) for c in range(10)]
+        taken = []
+        for client in range(2 * clients):
+            group = client // clients
+            law = rng.dirichlet(np.ones(5)) if split == 0 else np.full(5, 0.2)
+            taken += [left[5 * group + c].pop() for c in rng.choice(5, rows, p=law)]
+        picked.append((np.array(taken), np.arange(0, 2 * clients * rows + 1, rows)))
+    crops = [np.moveaxis(data["x"][rows][:, 4:28, 4:28], 3, 1) for rows, _ in picked]
+    made = [Federation({"x": x, "y": y[r]}, ends) for x, (r, ends) in zip(crops, picked, strict=True)]
+    return Task(*made, np.repeat([0, 1], 80))
+
+
+def shakespeare(quick: bool) -> Task:
+    """The last 40 characters before each; 50 places spread over what a role says."""
     fed = datasets.load("shakespeare-mini" if quick else "shakespeare")
-    fed = fed.take(np.flatnonzero(fed.sizes > 0))
-    plays = COMEDIES.split()
-    return fed, np.array([int(not any(str(i).lower().startswith(p) for p in plays)) for i in fed.ids])
+    play = np.array([str(i).split("/")[0].lower() for i in fed.ids])
+    kinds = [np.array([p.startswith(tuple(plays.split())) for p in play]) for plays in (COMEDIES, TRAGEDIES)]
+    roles = np.flatnonzero((kinds[0] | kinds[1]) & (fed.sizes >= 100))
+    rng, places = np.random.default_rng(0), []
+    for role in roles:
+        spread = np.linspace(fed.offsets[role], fed.offsets[role + 1] - 1, 50).astype(np.int64)
+        places.append(rng.permutation(spread))
+    at, modes = np.stack(places), np.where(kinds[0][roles], 0, 1)
+    rows = [at[:, :40].reshape(-1), at[:, 40:].reshape(-1)]
+    made = [Federation({"x": fed["x"][r][:, 40:], "y": fed["y"][r].astype(int)}, np.arange(len(roles) + 1) * n)
+            for r, n in zip(rows, (40, 10), strict=True)]  # fmt: skip
+    return Task(*made, modes)
 
 
-def network(args: Any, fed: Federation) -> MultiBranch:
-    if args.set == "cifar10":
-        return MultiBranch(models.cnn((3, 32, 32), 10, dropout=False))
-    if args.set == "shakespeare":
-        lstm = models.char_lstm(fed.categories("y"), hidden=args.hidden)
-        lstm.out = torch.nn.Linear(args.hidden, 96)
-        return MultiBranch(torch.nn.Sequential(lstm, torch.nn.Linear(96, fed.categories("y"))), "0.out")
-    if args.model == "cnn":
+def prepare(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SETS:
+        job = load(name, quick=False)
+        parts = {"train": job.train, "test": job.test}
+        arrays = {f"{part}_{c}": fed[c] for part, fed in parts.items() for c in ("x", "y")}
+        ends = {f"{part}_offsets": fed.offsets for part, fed in parts.items()}
+        np.savez_compressed(folder / f"{name}.npz", modes=job.modes, **arrays, **ends)
+        size = (folder / f"{name}.npz").stat().st_size
+        print(f"{name}: {len(job.train)} clients, {job.train.n_rows} + {job.test.n_rows} rows, {size:,} bytes")
+
+
+# -- one cell ----------------------------------------------------------------------------------------------------------
+
+
+def network(cell: Cell, fed: Federation) -> MultiBranch:
+    if cell.set == "cifar10":
+        convs = (nn.Conv2d(3, 32, 3), nn.GroupNorm(8, 32), nn.ReLU(), nn.MaxPool2d(2))
+        more = (nn.Conv2d(32, 64, 3), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        return MultiBranch(nn.Sequential(*convs, *more, nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10)))
+    if cell.set == "shakespeare":
+        lstm = models.char_lstm(80, hidden=64, layers=1)
+        lstm.out = nn.Linear(64, 32)  # the branch: a projection before the output
+        return MultiBranch(nn.Sequential(lstm, nn.Linear(32, 80)), "0.out")
+    if cell.model == "cnn":
         return MultiBranch(models.cnn((1, 28, 28), 62, dropout=False))
-    return MultiBranch(standardising(models.mlp(784, args.hidden, 62), fed))
+    if cell.most not in SCALED:
+        SCALED[cell.most] = standardising(models.mlp(784, 64, 62), fed)
+    return MultiBranch(SCALED[cell.most])
 
 
-def task(args: Any, seed: int, most: int = 0) -> Task:
-    fed, modes = load(args.set, args.quick)
-    if most:
-        place = np.arange(fed.n_rows) - fed.offsets[:-1][fed.client_of_row]
-        fed = fed.where(place < most)
-    train, test = fed.split(test=0.2, seed=0)
-    if args.limit:  # rows that a client trains on, as the paper's 512 on Stack Overflow
-        place = np.arange(train.n_rows) - train.offsets[:-1][train.client_of_row]
-        train = train.where(place < args.limit)
-    local = LocalSGD(
-        network(args, train), cross_entropy, lr=args.lr, epochs=1, batch_size=args.batch_size, device=args.device
-    )
-    adam = Adam(args.server_lr, beta2=0.999, epsilon=1e-4, correction="bias")
-    return Task(train, test, modes, local, adam if args.server_lr else Mean())
+def training(cell: Cell, fed: Federation) -> tuple[LocalSGD, Adam, dict[str, float]]:
+    """Rates of Table 2; for the dense network, which trains for fewer rounds, three times the server's."""
+    lr, server, smooth = 10**-1.5, 10**-2.5, {"strength": 0.5, "smoothing": 0.1}
+    if cell.set == "shakespeare":
+        lr, server, smooth = 10**-0.5, 0.01, {"strength": 0.25, "smoothing": 0.0}
+    elif cell.set == "cifar10":
+        smooth = {"strength": 0.1, "smoothing": 0.5}
+    elif cell.model == "mlp":
+        server = 0.01
+    gpu = {"strategy": "vmap", "precision": "tf32"} if cell.device == "cuda" else {}  # shapes would be compiled anew
+    how = {"lr": lr, "epochs": 1, "batch_size": 20, "device": cell.device, **gpu}
+    adam = Adam(server, beta2=0.999, epsilon=1e-4, correction="bias")
+    return LocalSGD(network(cell, fed), cross_entropy, **how), adam, smooth
 
 
-def run(job: Task, name: str, args: Any, seed: int, *, schedule: str, prior: str = "", **how: Any) -> dict[str, float]:
-    """Accuracy in percent: the mean over the last evaluations, and of the two modes at the end."""
-    unit, curve = how.pop("unit", "batch"), parse_curve(schedule)
-    period = float(getattr(curve, "period", args.period))
-    sampler = Shifting(job.modes, Steady(2) if name.startswith("no-shift") else curve, args.cohort)
-    kind = {"no-shift": "vanilla", "no-shift-single": "single"}.get(name, name)
-    belief = parse_prior(prior or args.prior, period)
-    shared = {"server": job.server, "initial": "seed", **how}
-    smooth = {"strength": args.strength, "smoothing": args.smoothing}
+def run(cell: Cell, job: Task, *, until: float = float("inf")) -> dict[str, Any]:
+    """Accuracy in percent: the mean over the evaluations, for each unit, and of the two modes."""
+    train = first_rows(job.train, cell.most) if cell.most < LIMIT else job.train
+    local, server, smooth = training(cell, train)
+    curve, shift = parse_curve(cell.schedule), not cell.method.startswith("no-shift")
+    sampler = Shifting(job.modes, curve if shift else Steady(2), 10)
+    plain = {"no-shift": "vanilla", "no-shift-single": "single"}.get(cell.method, cell.method)
+    own = {"hours": "own", "inertia": 0.9} if plain.endswith("-own") else {}
+    given: dict[str, Any] = {"server": server, "initial": "seed", **smooth, **own, **cell.how}
+    kind, belief = plain.removesuffix("-own"), parse_prior(cell.prior, cell.period)
+    began = time.perf_counter()
     if kind == "t-shot":
-        collect = {"n_rounds": int(period), "sampler": sampler, "seed": seed, "column": "x"}
-        shared["centres"] = collect_centres(job.train.take(slice(None)), 2, **collect)
-    if kind in METHODS and not (set(how) & {"choice", "pick"}):
-        method = method_for(kind, job.local, belief, **{**smooth, **shared})
-    else:
-        method = FedTEM(job.local, belief, **{**smooth, **shared})
-    began, scores, last = time.perf_counter(), [], {}
-    marks = {args.rounds - 1 - i * args.every for i in range(args.tests)}
-    for r in rounds(
-        method, job.train, n_rounds=args.rounds, sampler=sampler, seed=seed, measure=0, allow=method.reveals
-    ):
+        collect = {"n_rounds": cell.period, "sampler": sampler, "seed": cell.seed, "column": "x"}
+        given["centres"] = collect_centres(train, 2, **collect)
+    assert kind in METHODS
+    special = set(cell.how) & {"choice", "pick"}
+    method = FedTEM(local, belief, **given) if special else method_for(kind, local, belief, **given)
+    found: dict[str, list[float]] = {}
+    step = max(cell.period // 8, 1)
+    marks = {cell.rounds - 1 - i * step for i in range(5)}
+    how = {"n_rounds": cell.rounds, "sampler": sampler, "seed": cell.seed, "measure": 0, "allow": method.reveals}
+    for r in rounds(method, train, **how):
+        if time.time() > until:
+            raise TimeoutError
         if r.index in marks:
-            found = evaluate(method, r.state, job.test, unit=unit)
-            scores.append(found.summary()["accuracy_pooled"])
-            right = np.nan_to_num(found.accuracy) * found.rows
-            last = {f"mode{k}": right[job.modes == k].sum() / found.rows[job.modes == k].sum() for k in (0, 1)}
-            if hasattr(method, "branches_of"):
-                chosen = method.branches_of(r.state, job.test, unit=unit)
-                same = np.mean(chosen == job.modes[job.test.client_of_row])
-                last["branch"] = max(same, 1 - same)
+            scores(method, r.state, job, cell.units, found)
     took = time.perf_counter() - began
-    return {"accuracy": 100 * float(np.mean(scores)), "seconds": took, **{n: 100 * float(v) for n, v in last.items()}}
+    return {**{n: 100 * float(np.mean(v)) for n, v in found.items()}, "seconds": took}
 
 
-def cells(args: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(label, method, options) of every line of the table."""
-    T, p1 = args.period, f"linear:p=1,T={args.period}"
-    if not args.ablation:
-        for kind in args.schedule.split(","):
-            for p in args.p.split(","):
-                for name in args.methods.split():
-                    yield f"{kind} p={p}", name, {"schedule": f"{kind}:p={p},T={T}"}
-    elif args.ablation == "batch":
-        for name in ("fedtem", "fedtkm", "ifca"):
-            for unit in ("sample", "batch", "client"):
-                yield f"per {unit}", name, {"schedule": p1, "unit": unit}
-    elif args.ablation == "smoothing":
-        for strength, smoothing in ((0.0, 0.0), (0.1, 0.5), (0.5, 0.1), (0.5, 0.5), (1.0, 0.0)):
-            yield f"lambda={strength} epsilon={smoothing}", "fedtem", {
-                "schedule": p1, "strength": strength, "smoothing": smoothing,
-            }  # fmt: skip
-    elif args.ablation == "choice":
-        for choice in ("mle", "posterior"):
-            for pick in ("greedy", "sampled"):
-                yield f"{choice} {pick}", "fedtem", {"schedule": p1, "choice": choice, "pick": pick}
-    elif args.ablation == "period":
-        for period in (16, 64, 256):
-            for p in (0.25, 1, 4):
-                yield f"T={period} p={p}", "fedtem", {"schedule": f"linear:p={p},T={period}"}
-    elif args.ablation == "single":
-        for name in ("vanilla", "single", "no-shift", "no-shift-single"):
-            yield "linear p=1", name, {"schedule": p1}
-    elif args.ablation == "size":
-        for most in (10, 30, 0):
-            for name in ("vanilla", "no-shift", "fedtem"):
-                yield f"at most {most or 'all'} rows", name, {"schedule": f"cosine:p=1,T={T}", "most": most}
-    elif args.ablation == "prior":
-        for kind in ("linear", "cosine"):
-            for prior in ("none", "linear", "cosine", "soft"):
-                yield f"{kind} p=1, prior {prior}", "fedtem", {"schedule": f"{kind}:p=1,T={T}", "prior": prior}
-    else:
-        raise SystemExit(f"no ablation {args.ablation!r}: batch, smoothing, choice, period, single, size or prior")
+def scores(method: Any, state: Any, job: Task, units: tuple[str, ...], found: dict[str, list[float]]) -> None:
+    for unit in units:
+        made = evaluate(method, state, job.test, unit=unit)
+        right = np.nan_to_num(made.accuracy) * made.rows
+        found.setdefault(f"accuracy per {unit}", []).append(right.sum() / made.rows.sum())
+    for k, title in enumerate(("day", "night")):
+        mine = job.modes == k
+        found.setdefault(title, []).append(right[mine].sum() / made.rows[mine].sum())
+    if hasattr(method, "branches_of"):
+        chosen = method.branches_of(state, job.test, unit=units[-1])
+        found.setdefault("right branch", []).append(np.mean(chosen == job.modes[job.test.client_of_row]))
+
+
+# -- all cells ---------------------------------------------------------------------------------------------------------
+
+
+def on_cpu() -> Iterator[Cell]:
+    """The most important first."""
+    for seeds, whole in (((0, 1), True), ((2,), False)):
+        for seed in seeds:
+            for p in ("1", "4", "0.25"):
+                for kind in ("linear", "cosine"):
+                    for name in EVERY.split():
+                        if name != "no-shift" or (p, kind) == ("1", "linear"):
+                            yield Cell("femnist", f"{kind} p={p}", name, f"{kind}:p={p},T=64", seed)
+            if seed == 0:
+                yield from shakespeare_cells()
+        if whole:
+            yield from ablations()
+
+
+def ablations() -> Iterator[Cell]:
+    one, p1 = "fedtem-own", "linear:p=1,T=64"
+    for name in (one, "fedtkm-own", "ifca"):
+        yield Cell("ablation", "Figure 4: choice per", name, p1, units=("sample", "client", "batch"))
+    for strength, smoothing in ((0.0, 0.0), (0.1, 0.5), (0.5, 0.5), (1.0, 0.0)):
+        how = {"strength": strength, "smoothing": smoothing}
+        yield Cell("ablation", f"Figure 5: lambda={strength} epsilon={smoothing}", one, p1, how=how)
+    for choice, pick in (("mle", "sampled"), ("posterior", "greedy"), ("posterior", "sampled")):
+        how = {"choice": choice, "pick": pick}
+        yield Cell("ablation", f"Figure 6: {choice} {pick}", one, p1, how=how)
+    for kind in ("linear", "cosine"):
+        for prior in ("cosine", "soft"):
+            yield Cell("ablation", f"Figure 3: {kind}, prior {prior}", one, f"{kind}:p=1,T=64", prior=prior)
+    for name in ("single", "no-shift-single"):
+        yield Cell("ablation", "Figure 9: one branch", name, p1)
+    for most in (10, 20):
+        for name in ("vanilla", "no-shift", one):
+            yield Cell("ablation", f"Figure 10: at most {most} rows", name, "cosine:p=1,T=64", most=most)
+    for period in (16, 256):
+        for p in ("0.25", "1", "4"):
+            label = f"Figure 8: T={period} p={p}"
+            yield Cell("ablation", label, one, f"linear:p={p},T={period}", period=period)
+
+
+def on_gpu(device: str) -> Iterator[Cell]:
+    """The most important first."""
+    names = ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem", "fedtkm", "fedtem-sums-own")
+    big, images = (
+        {"model": "cnn", "device": device},
+        {"set": "cifar10", "device": device, "rounds": 1025, "period": 256},
+    )
+    for seed in range(3):
+        for name in names:
+            yield Cell("cnn", "linear p=1", name, "linear:p=1,T=64", seed, **big)
+    for name in names:
+        yield Cell("cnn", "linear p=1 T=256", name, "linear:p=1,T=256", rounds=2049, period=256, **big)
+    for seed in (0, 1):
+        for p in ("1", "4"):
+            for name in ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem"):
+                if name != "no-shift" or p == "1":
+                    yield Cell("cifar10", f"linear p={p}", name, f"linear:p={p},T=256", seed, **images)
+    for p in ("4", "0.25"):
+        for name in names[1:5]:
+            yield Cell("cnn", f"linear p={p}", name, f"linear:p={p},T=64", **big)
+
+
+def shakespeare_cells() -> Iterator[Cell]:
+    for name in ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem"):
+        yield Cell("shakespeare", "linear p=1", name, "linear:p=1,T=64", set="shakespeare", rounds=257)
+
+
+def work(number: int, lists: list[list[Cell]], taken: Any, args: Any, until: float) -> None:
+    """Take the next cell of the own list, then of the other, until there is none or the time is up."""
+    torch.set_num_threads(1)
+    jobs: dict[str, Task] = {}
+    with (Path(args.out) / f"cells_{number}.jsonl").open("a") as file:
+        for which in (0, 1) if number >= args.gpu_workers else (1, 0):
+            while time.time() < until:
+                with taken.get_lock():
+                    index = taken[which]
+                    taken[which] += 1
+                if index >= len(lists[which]):
+                    break
+                cell = lists[which][index]
+                jobs[cell.set] = jobs.get(cell.set) or load(cell.set, quick=args.quick, folder=args.data)
+                try:
+                    made = run(cell, jobs[cell.set], until=until)
+                except TimeoutError:
+                    return
+                except Exception as error:  # the others are still of use
+                    made = {"error": f"{type(error).__name__}: {error}"[:300]}
+                file.write(json.dumps({**asdict(cell), **made}) + "\n")
+                file.flush()
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """One line a method and setting: mean over seeds and Student's half width."""
+    made: dict[str, list[dict[str, Any]]] = {}
+    known = [r for r in rows if "error" not in r]
+    keys = list(dict.fromkeys((r["table"], r["label"], r["method"]) for r in known))
+    for key in keys:
+        mine = [r for r in known if (r["table"], r["label"], r["method"]) == key]
+        for unit in mine[0]["units"]:
+            values = [r[f"accuracy per {unit}"] for r in mine]
+            n = len(values)
+            half = {2: 12.71, 3: 4.303}.get(n, np.nan) * np.std(values, ddof=1) / np.sqrt(n) if n > 1 else np.nan
+            line: dict[str, Any] = {"shift": key[1], "method": key[2], "unit": unit, "seeds": n}
+            line |= {"accuracy": f"{np.mean(values):.2f}", "+/- (95%)": f"{half:.2f}" if n > 1 else ""}
+            for title in ("day", "night", "right branch"):
+                part = [r[title] for r in mine if title in r]
+                line[title] = f"{np.mean(part):.1f}" if part else ""
+            line["ms a round"] = f"{1000 * np.mean([r['seconds'] for r in mine]) / mine[0]['rounds']:.0f}"
+            made.setdefault(key[0], []).append(line)
+    return made
+
+
+def collect(folder: Path) -> None:
+    lines = [json.loads(line) for file in sorted(folder.glob("cells_*.jsonl")) for line in file.open()]
+    for line in (r for r in lines if "error" in r):
+        print(f"failed: {line['table']} {line['label']} {line['method']} {line['seed']}: {line['error']}")
+    for name, rows in tables(sorted(lines, key=lambda r: (r["table"], r["label"]))).items():
+        print(f"\n{name}")
+        setting = next(r for r in lines if r["table"] == name)
+        report(f"temporal_{name}", rows, note=f"{setting['rounds']} rounds, cohorts of 10, {setting['device']}")
 
 
 def main() -> None:
     options: dict[str, Any] = {
-        "set": "femnist", "model": "mlp", "hidden": 64, "rounds": 2049, "period": 256, "cohort": 10, "lr": 10**-1.5,
-        "server_lr": 10**-2.5, "batch_size": 20, "limit": 0, "seeds": 3, "p": "0.25,1,4", "schedule": "linear,cosine",
-        "prior": "linear", "methods": EVERY, "strength": 0.5, "smoothing": 0.1, "every": 32, "tests": 5,
-        "ablation": "", "device": "cpu", "out": "",
+        "prepare": "", "collect": "", "data": "", "out": "", "workers": 2, "gpu_workers": 0, "minutes": 5.0,
+        "device": "cpu", "only": "", "methods": "", "shifts": "", "seeds": 0, "rounds": 0,
     }  # fmt: skip
     args = arguments(__doc__, **options)
+    if args.prepare or args.collect:
+        prepare(Path(args.prepare)) if args.prepare else collect(Path(args.collect))
+        return
+    lists = [list(on_cpu()), list(on_gpu(args.device))]
     if args.quick:
-        args.rounds, args.period, args.seeds, args.p, args.schedule = 24, 8, 1, "1", "cosine"
-        args.hidden, args.every, args.tests, args.limit = 16, 4, 2, 40
-    torch.set_num_threads(1)
-    lines, jobs = [], {}
-    for label, name, how in cells(args):
-        most = how.pop("most", 0)
-        jobs[most] = jobs.get(most) or task(args, 0, most)
-        found = [run(jobs[most], name, args, seed, **dict(how)) for seed in range(args.seeds)]
-        values = [f["accuracy"] for f in found]
-        half = 4.30 if len(values) == 3 else 12.7 if len(values) == 2 else 1.96  # Student's t
-        half = half * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-        row = {"shift": label, "method": name, "accuracy": f"{np.mean(values):.2f}", "+/- (95%)": f"{half:.2f}"}
-        for part, title in (("mode0", "day"), ("mode1", "night"), ("branch", "right branch")):
-            known = [f[part] for f in found if part in f]
-            row[title] = f"{np.mean(known):.1f}" if known else ""
-        lines.append({**row, "s/round": f"{np.mean([f['seconds'] for f in found]) / args.rounds:.3f}"})
-        print(" | ".join(str(v) for v in lines[-1].values()), flush=True)
-    net = next(iter(jobs.values())).local.model
-    note = f"branch: {net.extra_bytes:,} bytes, {100 * net.overhead:.2f}% of the network; {args.seeds} seeds"
-    report("temporal" + (f"_{args.ablation}" if args.ablation else "") + args.out, lines, note=note)
+        names = ("no-shift", "vanilla", "fedtem", "fedtem-own", "fedtkm-own")
+        lists = [[Cell("femnist", "linear p=1", n, "linear:p=1,T=16", rounds=33, period=16) for n in names], []]
+        args.workers, args.minutes = 1, 0.9
+    asked = {"table": args.only, "method": args.methods, "label": args.shifts}
+    for part, names in ((part, names.split(",")) for part, names in asked.items() if names):
+        lists = [[c for c in cells if getattr(c, part) in names] for cells in lists]
+    if args.seeds:
+        lists = [[c for c in cells if c.seed < args.seeds] for cells in lists]
+    if args.rounds:  # to try it out
+        lists = [[Cell(**{**asdict(c), "rounds": args.rounds}) for c in cells] for cells in lists]
+    args.out = args.out or str(Path(__file__).with_name("results") / f"temporal_{os.getpid()}")
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    spawn, until = multiprocessing.get_context("spawn"), time.time() + 60 * args.minutes
+    taken = spawn.Array("i", [0, 0])
+    team = [spawn.Process(target=work, args=(i, lists, taken, args, until)) for i in range(args.workers)]
+    for process in team:
+        process.start()
+    for process in team:
+        process.join()
+    collect(Path(args.out))
 
 
 if __name__ == "__main__":

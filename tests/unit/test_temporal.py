@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from fedscape.temporal import (
     SemiCyclic,
     Shifting,
     Soft,
+    Steady,
     Trace,
     Zones,
     centres_of,
@@ -384,6 +386,52 @@ def test_a_mode_that_nobody_has_keeps_its_parameters():
         done = next(rounds(method, fed, n_rounds=1, state=state, allow=method.reveals))  # all are of the first mode
         assert (done.state["means"][1] == state["means"][1]).all()
         assert (done.state["means"][0] != state["means"][0]).any()
+
+
+def hands(n: int = 40, rows: int = 20) -> tuple[Federation, np.ndarray]:
+    """Clients of two modes that lie apart on the second feature; on the first they differ more, whatever their mode."""
+    rng, modes = np.random.default_rng(0), np.arange(n) % 2
+    centre = rng.normal(size=(n, 3)) * [2.5, 0.3, 0.3] + np.stack([0 * modes, 2 * modes - 1, 0 * modes], axis=1)
+    x = np.repeat(centre, rows, axis=0) + rng.normal(size=(n * rows, 3))
+    return Federation({"x": x, "y": np.zeros(n * rows, dtype=int)}, np.arange(0, n * rows + 1, rows)), modes
+
+
+@pytest.mark.parametrize("kind", [FedTEM, FedTEMBySums])
+def test_modes_that_learn_in_their_own_hours_are_found_where_equation_10_takes_a_hand_for_a_mode(kind):
+    fed, modes = hands()
+    local = replace(training(), model=MultiBranch(nn.Linear(3, 2, dtype=torch.float64)), lr=0.0)
+    found = {}
+    for hours, inertia in (("all", 0.0), ("own", 0.5)):
+        method = kind(local, Linear(16), hours=hours, inertia=inertia)
+        run = rounds(method, fed, n_rounds=49, sampler=Shifting(modes, Linear(16), 10), measure=0, allow=method.reveals)
+        states = [r.state for r in run if r.index >= 32 and r.index % 4 == 0]
+        chosen = [method.branches_of(state, fed, unit="client") for state in states]
+        found[hours] = np.mean([np.mean(c == modes[fed.client_of_row]) for c in chosen])
+    assert found["own"] > 0.9
+    assert found["all"] < 0.75
+
+
+@pytest.mark.parametrize("kind", [FedTEM, FedTEMBySums, FedTKM])
+def test_a_mode_keeps_its_place_outside_of_its_own_hours(kind):
+    fed, modes = hands()
+    local = replace(training(), model=MultiBranch(nn.Linear(3, 2, dtype=torch.float64)), lr=0.0)
+    method, name = kind(local, Linear(16), hours="own", inertia=0.5), "centres" if kind is FedTKM else "means"
+    states = [method.start(0)]
+    for r in rounds(method, fed, n_rounds=9, sampler=Shifting(modes, Steady(2), 10), measure=0, allow=method.reveals):
+        states.append(r.state)
+    moved = np.array([np.abs(b[name] - a[name]).max(axis=1) for a, b in pairwise(states)])
+    assert (moved[:5, 1] == 0).all()  # shares of the second mode: 0 to 1/2
+    assert (moved[4:, 0] == 0).all()
+    assert moved[:4, 0].max() > 0
+    assert moved[5:, 1].max() > 0
+
+
+@pytest.mark.parametrize("kind", [FedTEM, FedTEMBySums, FedTKM])
+def test_hours_are_known_by_name_and_need_a_prior(kind):
+    with pytest.raises(DataError, match="hours must be 'all' or 'own', not 'night'"):
+        kind(training(), hours="night")
+    with pytest.raises(DataError, match="hours='own' needs a prior"):
+        kind(training(), None, hours="own")
 
 
 def test_features_without_spread_meet_the_floor():

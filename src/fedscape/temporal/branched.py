@@ -29,7 +29,8 @@ from fedscape.random import Array, Key
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 
-_BATCH = 1024  # rows of one forward pass
+_ROWS = {"cpu": 128}  # of one forward pass: on a CPU activations of more of them leave the cache
+_MANY = 1024  # elsewhere
 _WIDE = 128  # rows of each client in one pass over many clients
 MEAN = Mean()
 UNITS = ("sample", "batch", "client")
@@ -194,12 +195,13 @@ class Branched(FedAvg):
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
         """Features of all rows under the broadcast network and, where asked for, outputs of all branches."""
         local, parts, made = self.local, [], []
+        many = _at_once(local)
         params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
         with one_thread(), precise(local), torch.no_grad(), self._trainer.borrowed() as module:
             module.eval()
             run = _with(self._trainer, module, params)
-            for begin in range(0, max(clients.n_rows, 1), _BATCH):
-                x = local.inputs(local.column(clients, local.features, slice(begin, begin + _BATCH)))
+            for begin in range(0, max(clients.n_rows, 1), many):
+                x = local.inputs(local.column(clients, local.features, slice(begin, begin + many)))
                 output, features = run(x)
                 parts.append(features.to(torch.float64))
                 made += [output.to(torch.float64)] if outputs else []
@@ -287,11 +289,11 @@ def _with(local: LocalSGD, module: Any, params: Tensors) -> Callable[[Tensor], A
 def _one_by_one(
     local: LocalSGD, module: Any, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
 ) -> Tensor:
-    parts = []
+    parts, many = [], _at_once(local)
     for i, client in enumerate(positions):
         network = _with(local, module, {n: start[n][0] + moved[n][i] for n in start})
-        for begin in range(clients.offsets[client], clients.offsets[client + 1], _BATCH):
-            part = local.inputs(x[begin : min(begin + _BATCH, int(clients.offsets[client + 1]))])
+        for begin in range(clients.offsets[client], clients.offsets[client + 1], many):
+            part = local.inputs(x[begin : min(begin + many, int(clients.offsets[client + 1]))])
             parts.append(network(part)[1].to(torch.float64))
     return torch.cat(parts)
 
@@ -314,6 +316,10 @@ def _all_at_once(
         target = torch.from_numpy((begin_of[:going, None] + place)[real]).to(local.device)
         made[target] = found[torch.from_numpy(real).to(local.device)].to(torch.float64)
     return made
+
+
+def _at_once(local: LocalSGD) -> int:
+    return _ROWS.get(torch.device(local.device).type, _MANY)
 
 
 def _one_hot(values: Tensor) -> Tensor:

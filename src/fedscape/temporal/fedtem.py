@@ -51,6 +51,7 @@ class GaussianBranches(Branched):
         choice: str = "mle",
         pick: str = "greedy",
         memory: float = 0.99,
+        hours: str = "all",
         inertia: float = 0.0,
         floor: float = 1e-3,
         server: Rule = MEAN,
@@ -65,8 +66,10 @@ class GaussianBranches(Branched):
         self.pick = pick
         self.memory = memory
         self.floor = floor
+        self.hours = hours
         self.inertia = inertia
         check_prior(prior, self.n_modes)
+        check_hours(hours, prior)
         if choice not in ("mle", "posterior") or pick not in ("greedy", "sampled"):
             raise DataError(f"choice must be 'mle' or 'posterior', pick 'greedy' or 'sampled': {choice!r}, {pick!r}")
         if not (0 <= memory < 1 and 0 <= inertia < 1 and floor > 0):
@@ -144,6 +147,11 @@ class FedTEM(GaussianBranches):
         "greedy": the branch with the largest share. "sampled": a branch drawn from the shares, in training.
     memory
         beta of the running prior.
+    hours
+        When a mode's mean and variance are learned. "all": in every round that has clients of it, as in (10). "own":
+        in rounds in which the prior expects more than an equal share of it, by how much more. Take "own", with some
+        inertia: by (10) one client replaces a mode in the hours in which it is rare, and where clients differ more by
+        the hand of their writer than by mode, modes are lost even where they began at the truth.
     inertia
         How much of the rows of earlier rounds still counts in a mode's mean and variance: 0 is (10), where one client
         that was taken for the wrong mode can replace it.
@@ -175,6 +183,7 @@ class FedTEM(GaussianBranches):
         choice: str = "mle",
         pick: str = "greedy",
         memory: float = 0.99,
+        hours: str = "all",
         inertia: float = 0.0,
         floor: float = 1e-3,
         scatter: str = "all",
@@ -184,7 +193,7 @@ class FedTEM(GaussianBranches):
     ) -> None:
         super().__init__(
             local, prior, strength=strength, smoothing=smoothing, choice=choice, pick=pick, memory=memory,
-            inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
+            hours=hours, inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
         )  # fmt: skip
         self.scatter = scatter
         if scatter not in ("all", "within_clients"):
@@ -213,8 +222,9 @@ class FedTEM(GaussianBranches):
         before = (np.array(state["means"]), np.array(state["variances"]))
         rows, mean, variance = (total[name][some] for name in ("rows", "mean", "variance"))
         means, variances, mass = mode_parameters(modes, rows, mean, variance, before, scatter=self.scatter)
-        fresh, mass = mass, state["server.mass"]
-        means, variances, mass = blended(before, (means, variances), mass, fresh, self.inertia)
+        fresh, weight = mass, in_hours(self.hours, shares)
+        now, left = (means, variances), self.inertia**weight
+        means, variances, mass = blended(before, now, state["server.mass"], weight * fresh, left)
         mixture = {
             "means": means,
             "variances": np.maximum(variances, self.floor),
@@ -245,7 +255,7 @@ class FedTEMBySums(GaussianBranches):
 
     Parameters
     ----------
-    local, prior, strength, smoothing, choice, pick, memory, inertia, floor, server, weighting, initial
+    local, prior, strength, smoothing, choice, pick, memory, hours, inertia, floor, server, weighting, initial
         As for FedTEM; with weighting="equal", for privacy, every client counts one instead of its rows.
     rate
         How fast thresholds follow; equation (27) makes it smaller where the prior is not sure.
@@ -272,6 +282,7 @@ class FedTEMBySums(GaussianBranches):
         choice: str = "mle",
         pick: str = "greedy",
         memory: float = 0.99,
+        hours: str = "all",
         inertia: float = 0.0,
         floor: float = 1e-3,
         rate: float = 1.0,
@@ -282,7 +293,7 @@ class FedTEMBySums(GaussianBranches):
     ) -> None:
         super().__init__(
             local, prior, strength=strength, smoothing=smoothing, choice=choice, pick=pick, memory=memory,
-            inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
+            hours=hours, inertia=inertia, floor=floor, server=server, weighting=weighting, initial=initial,
         )  # fmt: skip
         self.rate = rate
         self.noise = noise
@@ -324,7 +335,8 @@ class FedTEMBySums(GaussianBranches):
             state["means"] + held(move, state["means"], self.noise),
             np.maximum(total["second"] / over - move**2, 0.0),
         )
-        means, variances, kept = blended(before, now, state["server.mass"], fresh, self.inertia)
+        weight = in_hours(self.hours, shares)
+        means, variances, kept = blended(before, now, state["server.mass"], weight * fresh, self.inertia**weight)
         made = {
             "means": means,
             "variances": np.maximum(variances, self.floor),
@@ -351,6 +363,24 @@ def check_prior(prior: Prior | None, n_modes: int) -> None:
     """Refuse a prior of another number of modes than the network has branches."""
     if prior is not None and prior.n_modes != n_modes:
         raise DataError(f"the prior has {prior.n_modes} modes, but the network {n_modes} branches: {prior}")
+
+
+def check_hours(hours: str, prior: Prior | None) -> None:
+    """Refuse hours of another name, and a mode's own hours where no prior tells them."""
+    if hours not in ("all", "own"):
+        raise DataError(f"hours must be 'all' or 'own', not {hours!r}")
+    if hours == "own" and prior is None:
+        raise DataError("hours='own' needs a prior, which tells when the hours of a mode are: give one or hours='all'")
+
+
+def in_hours(hours: str, shares: Array) -> Array:
+    """How much a round counts in the parameters of each mode: [K]; one, or how far its share is above an equal one.
+
+    >>> in_hours("own", np.array([0.9, 0.1])).round(3).tolist(), in_hours("all", np.array([0.9, 0.1])).tolist()
+    ([0.8, 0.0], [1.0, 1.0])
+    """
+    k = len(shares)
+    return np.ones(k) if hours == "all" else np.asarray(np.maximum(k * shares - 1, 0.0) / (k - 1))
 
 
 def first_prior(n_modes: int) -> Arrays:

@@ -18,10 +18,12 @@ from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import (
+    check_hours,
     check_prior,
     expected_shares,
     first_prior,
     held,
+    in_hours,
     small_example,
     three_branches,
     told,
@@ -51,6 +53,9 @@ class FedTKM(Branched):
         A curve, `Soft`, or None: plain k-means.
     rate
         eta_max of equation (27).
+    hours
+        When a centre is learned: "all" is (12), "own" only while the prior expects more than an equal share of its
+        mode, as for FedTEM.
     inertia
         How much of the rows of earlier rounds still counts in a centre; 0 is (12).
     strength, smoothing
@@ -77,6 +82,7 @@ class FedTKM(Branched):
         prior: Prior | None = _LINEAR,
         *,
         rate: float = 0.2,
+        hours: str = "all",
         inertia: float = 0.0,
         noise: float = 0.0,
         strength: float = 0.5,
@@ -90,9 +96,11 @@ class FedTKM(Branched):
         )
         self.prior = prior
         self.rate = rate
+        self.hours = hours
         self.inertia = inertia
         self.noise = noise
         check_prior(prior, self.n_modes)
+        check_hours(hours, prior)
         if not (0 <= rate < np.inf and 0 <= noise < np.inf and 0 <= inertia < 1):
             raise DataError(
                 f"rate and noise must be at least 0 and inertia from 0 to below 1, not {rate}, {noise} and {inertia}"
@@ -131,10 +139,12 @@ class FedTKM(Branched):
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
         fresh = told(mass, self.noise)
-        kept = np.where(fresh > 0, self.inertia * state["server.mass"] + fresh, state["server.mass"])
-        move = np.where(fresh[:, None] > 0, total["away"] / np.maximum(kept, 1.0)[:, None], 0.0)
-        move = held(move, state["centres"], self.noise)
         shares, remembered = expected_shares(self.prior, state, total, near)
+        weight = in_hours(self.hours, shares)
+        now = weight * fresh
+        kept = np.where(now > 0, self.inertia**weight * state["server.mass"] + now, state["server.mass"])
+        part = np.where(now > 0, weight / np.maximum(kept, 1e-300), 0.0)
+        move = held(part[:, None] * total["away"], state["centres"], self.noise)
         factors = np.array(state["factors"], dtype=float)
         if self.prior is not None and told(near.sum(), self.noise) > 0:
             eta = self.rate * certainty(shares)

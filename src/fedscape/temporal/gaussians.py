@@ -82,7 +82,7 @@ def mode_parameters(
 
 
 def blended(
-    old: tuple[Array, ...], new: tuple[Array, ...], mass: Array, fresh: Array, inertia: float
+    old: tuple[Array, ...], new: tuple[Array, ...], mass: Array, fresh: Array, inertia: float | Array
 ) -> tuple[Array, Array, Array]:
     """Means and variances of rows seen before, at a mass that decays, together with fresh ones; and the new mass.
 
@@ -93,7 +93,8 @@ def blended(
     mass, fresh
         How many rows [K] stand behind each.
     inertia
-        What is left of the old mass; 0 forgets it, and a mode without fresh rows keeps what it had in any case.
+        What is left of the old mass, of all modes or of each [K]; 0 forgets it, and a mode without fresh rows keeps
+        what it had in any case.
 
     >>> old, new = (np.array([[0.0]]), np.array([[1.0]])), (np.array([[3.0]]), np.array([[1.0]]))
     >>> [v.tolist() for v in blended(old, new, np.array([4.0]), np.array([1.0]), 0.5)]

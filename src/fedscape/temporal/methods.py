@@ -42,6 +42,8 @@ def method_for(
     server: Rule = MEAN,
     weighting: str = "samples",
     initial: str = "given",
+    hours: str = "all",
+    inertia: float = 0.0,
     centres: Array | None = None,
 ) -> FedAvg:
     """A method of METHODS as a computation for `rounds`.
@@ -58,6 +60,8 @@ def method_for(
         lambda and epsilon of equation (4), for the methods that smooth labels.
     server, weighting, initial
         As for FedAvg.
+    hours, inertia
+        When and how fast "fedtem", "fedtem-sums" and "fedtkm" learn their modes; as for FedTEM.
     centres
         For "t-shot": what `collect_centres` found.
 
@@ -72,12 +76,13 @@ def method_for(
         raise DataError(f"the model must be a MultiBranch(model, layer), not {type(local.model).__name__}")
     plain: dict[str, Any] = {"server": server, "weighting": weighting, "initial": initial}
     smooth = {**plain, "strength": strength, "smoothing": smoothing}
+    timed = {**smooth, "hours": hours, "inertia": inertia}
     if name == "t-shot" and centres is None:
         raise DataError("t-shot needs centres: run collect_centres() over a period first")
     made: dict[str, Callable[[], FedAvg]] = {
-        "fedtem": lambda: FedTEM(local, prior, **smooth),
-        "fedtem-sums": lambda: FedTEMBySums(local, prior, **smooth),
-        "fedtkm": lambda: FedTKM(local, prior, **smooth),
+        "fedtem": lambda: FedTEM(local, prior, **timed),
+        "fedtem-sums": lambda: FedTEMBySums(local, prior, **timed),
+        "fedtkm": lambda: FedTKM(local, prior, **timed),
         "em-only": lambda: FedTEM(local, None, **smooth),
         "vanilla": lambda: FedAvg(replace(local, model=MeanOfBranches(local.model)), **plain),
         "single": lambda: FedAvg(replace(local, model=local.model.first()), **plain),
