@@ -61,13 +61,18 @@ def run_cells(
     limit
         Seconds. Cells that are not done by then leave no row.
     """
-    until, rows, begun = time.time() + limit, read(out), []
+    until, rows = time.time() + limit, read(out)
+    before, begun = list(rows), set()
+
+    def is_new(cell: Row) -> bool:
+        return _key(cell) not in begun and not _is_known(cell, before)
+
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     with open(out, "a") as file, _Pool(workers) as pool:
         while True:
-            ready = (cell for cell in plan(rows) if cell not in begun and not _is_known(cell, rows))
+            ready = filter(is_new, plan(rows))
             while pool.has_room and time.time() < until and (cell := next(ready, None)) is not None:
-                begun.append(cell)
+                begun.add(_key(cell))
                 pool.submit(_caught, work, cell, until)
             for found in pool.finished(until + 10):
                 for row in found:
@@ -75,10 +80,12 @@ def run_cells(
                     file.flush()
                     print("#", json.dumps(row, default=_short)[:300], flush=True)
                 rows += found
-            if not pool.going:
-                more = any(cell not in begun and not _is_known(cell, rows) for cell in plan(rows))
-                if not more or time.time() > until:
-                    return rows
+            if not pool.going and (time.time() > until or not any(map(is_new, plan(rows)))):
+                return rows
+
+
+def _key(cell: Row) -> str:
+    return json.dumps(cell, sort_keys=True)
 
 
 def _short(value: Any) -> float:
