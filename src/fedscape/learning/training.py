@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -59,7 +59,15 @@ def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, 
     return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, steps: dropout_keys(key, members, path, steps))
 
 
-def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates, anchor: Tensors | None = None) -> Tensors:
+def train(
+    local: LocalSGD,
+    start: Tensors,
+    work: Work,
+    rates: Rates,
+    anchor: Tensors | None = None,
+    *,
+    still: Collection[str] = (),
+) -> Tensors:
     """How far each row of work moves each parameter: {name: [rows, ...]}.
 
     Parameters
@@ -74,14 +82,16 @@ def train(local: LocalSGD, start: Tensors, work: Work, rates: Rates, anchor: Ten
         Learning rate and proximal weight, for all rows or for each.
     anchor
         What the proximal weight pulls to, like `start`; by default where training begins.
+    still
+        Parameters that stay as they are, on each row its own; not where one row trains after the other.
     """
     alone = _COMPILING if local.chosen == "compiled" else nullcontext()
     with one_thread(), alone, precise(local), local.borrowed() as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
-        run = _sequential if local.chosen == "sequential" else _side_by_side
+        given = (local, module, start, start if anchor is None else anchor, work, keys, rates)
         with known_classes(local):
-            return run(local, module, start, start if anchor is None else anchor, work, keys, rates)
+            return _sequential(*given) if local.chosen == "sequential" else _side_by_side(*given, still)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
@@ -189,9 +199,17 @@ def _output(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Te
 
 
 def _side_by_side(
-    local: LocalSGD, module: Module, start: Tensors, anchor: Tensors, work: Work, keys: Tensors, rates: Rates
+    local: LocalSGD,
+    module: Module,
+    start: Tensors,
+    anchor: Tensors,
+    work: Work,
+    keys: Tensors,
+    rates: Rates,
+    still: Collection[str],
 ) -> Tensors:
     plan, data, names = work.plan, work.data, local.names
+    moving = [name for name in names if name not in still]
     rows, ragged = len(plan.rows), bool((plan.counts != plan.counts[0, 0]).any())
     few = local.chosen == "compiled" and ragged  # shapes, because every one is compiled
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
@@ -199,7 +217,7 @@ def _side_by_side(
     room = _rounded(rows, rows) if few else rows
     wide = {name: _padded(p, room) for name, p in params.items()}
     index, counts, keys = _padded(index, room), _padded(counts, room), {p: _padded(k, room, 1) for p, k in keys.items()}
-    memory = new_memory(local, list(wide.values()))
+    memory = new_memory(local, [wide[name] for name in moving])
     gradient, stop = _gradient_of(local, module), StopRows(local, counts[:rows])
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
@@ -214,8 +232,7 @@ def _side_by_side(
             grads, loss = gradient(part, random, data.x[batch], data.y[batch], share)
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
-        now, to = [p[:end] for p in wide.values()], [anchor[name][:end] for name in names]
-        steps = [grads[name][:end] for name in names]
+        now, to, steps = ([of[name][:end] for name in moving] for of in (wide, anchor, grads))
         update(local, now, steps, to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
         stop.after(t, loss[:end])
     return {name: wide[name][:rows].sub_(start[name]) for name in names}

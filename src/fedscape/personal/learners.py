@@ -5,7 +5,7 @@ A state holds `model.<parameter>` [M, ...]: M models of one architecture, the le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -226,10 +226,12 @@ def trained_alone(
     *,
     rate: float | None = None,
     pull: tuple[float, Arrays] | None = None,
+    still: Collection[str] = (),
 ) -> Arrays:
     """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
 
-    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own.
+    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own; `still`
+    are parameters that do not move, for clients side by side.
     """
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
@@ -237,6 +239,7 @@ def trained_alone(
     new, data = {n: p.copy() for n, p in own.items()}, local.data(clients)
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
         starts = {n: torch.tensor(p[positions], device=local.device) for n, p in own.items()}
-        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates, anchor).items():
+        work = work_of(local, data, clients, positions, key)
+        for n, moved in train(local, starts, work, rates, anchor, still=still).items():
             new[n][positions] += moved.cpu().numpy()
     return new
