@@ -1,32 +1,55 @@
-"""Personalised methods on images whose laws of x and of y given x both differ (Table 2, Table 5).
+"""Personalised methods on images whose laws of x and of y given x both differ (Tables 2 and 5, Figures 4 and 8).
 
 FEMNIST by writer, or CIFAR-10 dealt to 80 clients by Dirichlet 0.4 over labels. A client's share of transformed rows is
 drawn from Beta(0.4, 0.4): these are turned by 90 degrees, mirrored and inverted, and their labels permuted. The same
 network, rounds and rates to choose from for every method: the rate with the best validation accuracy on the first seed
 is used for all seeds. A fifth of the clients is unseen: they adapt on half of their rows and are tested on the others.
+In a round a client makes eight steps of 16 rows. Networks: "lenet" (two convolutions), and on FedAvg, FedEM and FedGMM
+alone, with a quarter of the clients in a round, "cnn" (1.2 million weights) and, for half of the rounds and one rate,
+"mobilenet" (MobileNetV2, width 0.5).
 
-`--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy and torch is needed.
+`--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy, torch and a reader of
+JPEG (pillow or torchvision) is needed. Cells run in `--workers` processes until `--limit` seconds are over; `--merge
+FILES` prints the tables of rows.
 """
 
 from __future__ import annotations
 
+import copy
+import os
+import shutil
+import tempfile
 import time
-from dataclasses import replace
+from functools import cache, lru_cache, partial
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedscape import Federation, GaussianMixture, Moments
+from cells import Row, check_time, percent, read, run_cells
+from fedscape import Federation, FixedSize, GaussianMixture, Local, Moments, rounds
+from fedscape.computation import frozen
+from fedscape.engine import as_ragged
 from fedscape.learning import LocalSGD, cross_entropy, models
-from fedscape.personal import FedGMM, Personalised, train, with_embedding, with_projection
+from fedscape.learning.layers import ProductConv2d
+from fedscape.personal import FedGMM, LocalOnly, Personalised, with_embedding, with_projection
+from fedscape.personal.methods import METHODS
 from fedscape.random import Key
 from table import RESULTS, arguments, report
 
 SHAPES = {"femnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 CLASSES = {"femnist": 62, "cifar10": 10}
-EVERY = "local fedavg fedprox fedavg+ clustered ifca pfedme ditto fedrep fedem fedgmm-pca fedgmm-embedding"
+MAIN = ["fedavg", "fedem", "fedgmm-embedding", "fedgmm-pca", "local"]  # fedavg makes fedavg+, too
+OTHERS = ["ifca", "ditto", "fedprox", "fedrep", "pfedme", "clustered"]
+SLOW = ("clustered",)  # the server sees a projection of every update: a round costs a second, so it comes last
+QUARTER = ("cnn", "mobilenet")  # networks with a quarter of the clients in a round
+LARGE = ["fedavg", "fedem", "fedgmm-embedding"]
+ADAPT = (0, 1, 2, 5, 20)  # rounds of a new client's own, Figure 8
+STATES = Path(tempfile.gettempdir()) / "fedgmm_images"  # of FedAvg, for the embedding
+BLOCK = 2**17  # rows of a block: images are small
 
 
 def prepare(folder: Path, quick: bool) -> None:
@@ -36,21 +59,45 @@ def prepare(folder: Path, quick: bool) -> None:
     fed = datasets.load("femnist-mini" if quick else "femnist")
     pick = np.argsort(-fed.sizes, kind="stable")[:12] if quick else np.random.default_rng(0).permutation(len(fed))[:360]
     fed = fed.take(np.sort(pick))
-    np.savez_compressed(folder / "femnist.npz", x=fed["x"], y=fed["y"], offsets=fed.offsets)
+    np.savez_compressed(folder / "femnist.npz", x=fed["x"], y=fed["y"].astype(np.uint8), offsets=fed.offsets)
     if quick:
         return
-    cifar = datasets.load("cifar10")
-    np.savez_compressed(folder / "cifar10.npz", x=cifar["x"], y=cifar["y"])
+    with np.load(Path(os.environ["FEDSCAPE_DATA"]) / "cifar10" / "cifar10_train_jpeg.npz") as stored:
+        rows = np.sort(np.random.default_rng(0).permutation(len(stored["y"]))[:20_000])
+        blob, ends = stored["blob"].tobytes(), stored["offset"]
+        streams = [blob[ends[i] : ends[i + 1]] for i in rows]
+        offset = np.concatenate(([0], np.cumsum([len(s) for s in streams])))
+        images = np.frombuffer(b"".join(streams), dtype=np.uint8)
+        np.savez_compressed(folder / "cifar10.npz", blob=images, offset=offset, y=stored["y"][rows].astype(np.uint8))
 
 
-def load(name: str, folder: Path, seed: int) -> Federation:
-    """The clients, with half of the rows transformed."""
-    data = np.load(folder / f"{name}.npz")
-    x, y = data["x"], data["y"].astype(np.int64)
+def photographs(blob: np.ndarray, offset: np.ndarray) -> np.ndarray:
+    """Images [n, 32, 32, 3] from JPEG streams one behind the other."""
+    streams = [blob[a:b] for a, b in pairwise(offset.tolist())]
+    try:
+        from PIL import Image
+
+        return np.stack([np.asarray(Image.open(BytesIO(s.tobytes())).convert("RGB")) for s in streams])
+    except ImportError:
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        read_one = partial(decode_jpeg, mode=ImageReadMode.RGB)
+        return np.stack([read_one(torch.from_numpy(s.copy())).permute(1, 2, 0).numpy() for s in streams])
+
+
+@cache
+def stored(name: str, folder: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    with np.load(Path(folder) / f"{name}.npz") as data:
+        x = photographs(data["blob"], data["offset"]) if "blob" in data else data["x"]
+        return x, data["y"].astype(np.int64), data.get("offsets")
+
+
+@lru_cache(maxsize=2)
+def load(name: str, folder: str, seed: int) -> dict[str, Federation]:
+    """Rows to fit, to choose by and to test on, of 80% of the clients; to adapt to and to test on, of the others."""
+    x, y, offsets = stored(name, folder)
     rng = np.random.default_rng(seed)
-    if "offsets" in data:
-        offsets = data["offsets"]
-    else:
+    if offsets is None:
         shares = rng.dirichlet(np.full(80, 0.4), CLASSES[name])  # [classes, clients]
         owner = np.empty(len(y), dtype=np.int64)
         for c in range(CLASSES[name]):
@@ -65,7 +112,12 @@ def load(name: str, folder: Path, seed: int) -> Federation:
     x, y = x.copy(), y.copy()
     x[turned] = transformed(x[turned])
     y[turned] = rng.permutation(CLASSES[name])[y[turned]]
-    return Federation({"x": x, "y": y}, offsets)
+    fed = Federation({"x": x, "y": y}, offsets)
+    unseen = Key(seed, purpose="unseen").uniform(fed) < 0.2
+    rest, test = fed.take(~unseen).split(test=0.2, seed=seed)
+    fit, valid = rest.split(test=0.25, seed=seed)
+    adapt, later = fed.take(unseen).split(test=0.5, seed=seed)
+    return {"fit": fit, "valid": valid, "test": test, "adapt": adapt, "later": later}
 
 
 def transformed(x: np.ndarray) -> np.ndarray:
@@ -73,54 +125,250 @@ def transformed(x: np.ndarray) -> np.ndarray:
     return 255 - np.rot90(x, axes=(1, 2))[:, :, ::-1]
 
 
-def step_of(name: str, lr: float, device: str, quick: bool) -> LocalSGD:
-    shape = SHAPES[name]
-    model = models.mlp(int(np.prod(shape)), 32, CLASSES[name]) if quick else models.cnn(shape, CLASSES[name])
-    return LocalSGD(model, cross_entropy, lr=lr, epochs=1, batch_size=128, device=device)
+def step_of(cell: Row) -> LocalSGD:
+    shape, classes = SHAPES[cell["set"]], CLASSES[cell["set"]]
+    made = {
+        "mlp": lambda: models.mlp(int(np.prod(shape)), 32, classes),
+        "lenet": lambda: models.lenet5(shape, classes),
+        "cnn": lambda: models.cnn(shape, classes),
+        "mobilenet": lambda: models.mobilenet_v2(shape, classes, width=0.5),
+    }
+    model = made[cell["net"]]()
+    if cell["conv"] == "product" and cell["net"] != "mobilenet":  # GroupNorm wants channels first in memory
+        model = with_products(model)
+    gpu = cell["device"] != "cpu"
+    how: Row = {"strategy": "vmap", "precision": "tf32"} if gpu else {}  # compiled, every shape costs a minute
+    proximal = 0.1 if cell["method"] == "fedprox" else 0.0
+    return LocalSGD(
+        model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, proximal=proximal, device=cell["device"], **how
+    )
 
 
-def fit(method: str, step: LocalSGD, fed: Federation, rounds: int, seed: int) -> Personalised:
-    """Train one method to the end."""
-    if method == "fedprox":
-        return train("fedavg", replace(step, proximal=0.1), fed, n_rounds=rounds, seed=seed)
-    if not method.startswith("fedgmm"):
-        return train(method, step, fed, n_rounds=rounds, seed=seed)
+def with_products(model: torch.nn.Module) -> torch.nn.Module:
+    """The same with convolutions as matrix products, of which a GPU computes those of many clients at once."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is torch.nn.Conv2d and ProductConv2d.can_stand_for(child):
+                setattr(parent, name, ProductConv2d(child))
+    return model
+
+
+@lru_cache(maxsize=2)
+def with_z(name: str, folder: str, seed: int, state: str, net: str, device: str) -> tuple[dict[str, Federation], Any]:
+    """The parts with the column of the Gaussians, made from the rows to fit alone; and the mixture."""
+    parts = load(name, folder, seed)
+    if state:
+        with np.load(state) as common:
+            cell = {"set": name, "net": net, "conv": "", "device": device, "lr": 0.1, "method": ""}
+            arrays = dict(common)
+            parts = {n: with_embedding(p, step_of(cell), arrays, name="flat") for n, p in parts.items()}
+    else:
+        parts = {n: p.with_column("flat", pixels(p["x"])) for n, p in parts.items()}
+    moments = Moments(column="flat").fit(parts["fit"], progress=False)
+    parts = {n: with_projection(p, moments, min(48, len(moments.mean_))) for n, p in parts.items()}
     mixture = GaussianMixture(3, column="z", regularisation=1e-3, rounds=20, n_init=2, seed=seed)
-    return train(FedGMM(step, mixture.fit(fed, progress=False), 3), step, fed, n_rounds=rounds, seed=seed)
+    mixture.fit(Local(parts["fit"], threads=1), progress=False)
+    return {n: p.select(["x", "y", "z"]) for n, p in parts.items()}, mixture
 
 
-def with_z(method: str, parts: list[Federation], step: LocalSGD, common: Any) -> list[Federation]:
-    """The parts with the column of the Gaussians, made from the first part alone."""
-    if method == "fedgmm-pca":
-        parts = [p.with_column("flat", p["x"].reshape(p.n_rows, -1) / 255.0) for p in parts]
-        moments = Moments(column="flat").fit(parts[0], progress=False)
-        return [with_projection(p, moments, 48) for p in parts]
-    parts = [with_embedding(p, step, common, name="deep") for p in parts]
-    moments = Moments(column="deep").fit(parts[0], progress=False)
-    return [with_projection(p, moments, min(48, len(moments.mean_))) for p in parts]
+def pixels(x: np.ndarray) -> np.ndarray:
+    """Pixels as numbers from 0 to 1; of photographs the means of two by two."""
+    if x.ndim == 4:
+        n, h, w, c = x.shape
+        return x.reshape(n, h // 2, 2, w // 2, 2, c).mean(axis=(2, 4)).reshape(n, -1) / 255.0
+    return x.reshape(len(x), -1) / 255.0
 
 
-def one(method: str, name: str, args: Any, seed: int, lr: float, common: Any) -> tuple[dict[str, float], Personalised]:
-    fed = load(name, Path(args.data), seed)
-    unseen = Key(seed, purpose="unseen").uniform(fed) < 0.2
-    rest, test = fed.take(~unseen).split(test=0.2, seed=seed)
-    fit_rows, valid = rest.split(test=0.25, seed=seed)
-    adapt, later = fed.take(unseen).split(test=0.5, seed=seed)
-    step = step_of(name, lr, args.device, args.quick)
-    parts = [fit_rows, valid, test, adapt, later]
-    if method.startswith("fedgmm"):
-        parts = with_z(method, parts, step, common)
-    began = time.perf_counter()
-    model = fit(method, step, parts[0], args.rounds, seed)
-    took = time.perf_counter() - began
-    known = zip(("valid", "test"), parts[1:3], strict=True)
-    score = {what: model.evaluate(part).summary()["accuracy_of_clients"] for what, part in known}
-    new = model.adapt(parts[3]).evaluate(parts[4]).summary()["accuracy_of_clients"]
-    return {**score, "unseen": new, "seconds": took}, model
+def work(cell: Row, until: float) -> list[Row]:
+    """Train one method to the end and test it; FedAvg also tuned, which is FedAvg+."""
+    if cell["method"] == "probe":
+        return probed(cell, until)
+    parts, mixture = load(cell["set"], cell["data"], cell["seed"]), None
+    if cell["method"].startswith("fedgmm"):
+        about = (cell["seed"], cell.get("state", ""), cell["net"], cell["device"])
+        parts, mixture = with_z(cell["set"], cell["data"], *about)
+    step, began = step_of(cell), time.time()
+    model, curve = trained(cell, step, parts, mixture, until)
+    found = [{**cell, **scored(model, parts), "curve": curve, "seconds": time.time() - began}]
+    if cell["method"] == "fedavg":
+        STATES.mkdir(exist_ok=True)
+        np.savez(STATES / f"{name_of(cell)}.npz", **model.state)
+    if cell["method"] == "fedavg" and cell["net"] not in QUARTER:
+        begin = {**{n: v for n, v in model.state.items() if n.startswith("model.")}, "rows": np.zeros(())}
+        plain = Personalised(LocalOnly(step), begin, parts["fit"].ids, {})
+        tuned = plain.adapt(parts["fit"], seed=cell["seed"])
+        found.append({**cell, "method": "fedavg+", **scored(tuned, parts), "seconds": time.time() - began})
+    return found
+
+
+def name_of(cell: Row) -> str:
+    return f"{cell['set']}_{cell['net']}_{cell['rounds']}_{cell['seed']}_{cell['lr']:g}"
+
+
+def trained(
+    cell: Row, step: LocalSGD, parts: dict[str, Federation], mixture: Any, until: float
+) -> tuple[Personalised, list[tuple[int, float]]]:
+    """The method after its last round, and its accuracy on the test rows on the way."""
+    engine, seed = Local(parts["fit"], threads=1), cell["seed"]
+    name = "fedavg" if cell["method"] == "fedprox" else cell["method"]
+    made: Any = FedGMM(step, mixture, 3) if mixture is not None else METHODS[name](step, engine, seed)
+    made.block_rows = BLOCK
+    cohort = FixedSize(max(1, len(parts["fit"]) // 4)) if cell["net"] in QUARTER else None
+    marks = [int(cell["rounds"] * share) for share in (0.1, 0.25, 0.5, 0.75)]
+    curve = []
+    loop = rounds(made, engine, n_rounds=cell["rounds"], sampler=cohort, seed=seed, measure=0, allow=made.reveals)
+    for r in loop:
+        check_time(until)
+        if r.index + 1 in marks:
+            now = Personalised(made, r.state, engine.clients.ids, dict(engine.kept()))
+            curve.append((r.index + 1, now.evaluate(parts["test"]).summary()["accuracy_of_clients"]))
+    return Personalised(made, loop.state, engine.clients.ids, dict(engine.kept())), curve
+
+
+def scored(model: Personalised, parts: dict[str, Federation]) -> Row:
+    """Accuracy on the rows to choose by and to test on, of new clients that adapted, and how that went."""
+    found: Row = {n: model.evaluate(parts[n]).summary()["accuracy_of_clients"] for n in ("valid", "test")}
+    new = model.adapt(parts["adapt"])
+    found["unseen"] = new.evaluate(parts["later"]).summary()["accuracy_of_clients"]
+    found |= {"adapt_seconds": new.cost["seconds"], "adapt_numbers": new.cost["numbers_per_client"]}
+    if type(model.method).__name__ in ("FedEM", "FedGMM"):
+        found["adapt_curve"] = [after(model, parts["adapt"], parts["later"], r) for r in ADAPT]
+    if isinstance(model.method, FedGMM):
+        without = parts["adapt"].select(["x", "z"])
+        found["unseen_unlabelled"] = after(model, without, parts["later"], 20)
+    return found
+
+
+def after(model: Personalised, data: Federation, later: Federation, n: int) -> float:
+    """The accuracy of new clients that adapted for so many rounds of their own."""
+    made = model.method.adapt(dict(model.method.prepare(frozen(model.state))), data, Key(0), rounds=n)
+    new = Personalised(model.method, model.state, data.ids, as_ragged(made, len(data)))
+    return float(new.evaluate(later).summary()["accuracy_of_clients"])
+
+
+def probed(cell: Row, until: float) -> list[Row]:
+    """Which form of convolutions is faster here: seconds of a round of FedAvg."""
+    parts, found = load(cell["set"], cell["data"], cell["seed"]), {}
+    for conv in ("plain", "product"):
+        engine = Local(parts["fit"], threads=1)
+        made = METHODS["fedavg"](step_of({**cell, "conv": conv}), engine, 0)
+        made.block_rows = BLOCK
+        found[conv] = min([r.seconds for r in rounds(made, engine, n_rounds=4, measure=0)][1:])
+        check_time(until)
+    return [{**cell, "seconds": found, "faster": min(found, key=lambda c: found[c])}]
+
+
+def best_rate(rows: list[Row], where: Row, method: str, rates: list[float]) -> float | None:
+    """The rate with the best accuracy on the rows to choose by, on the first seed; None until all were tried."""
+    mine = [r for r in rows if r["method"] == method and r["seed"] == 0 and where.items() <= r.items()]
+    tried = {r["lr"]: r.get("valid", -1.0) for r in mine}
+    good = {lr: v for lr, v in tried.items() if np.isfinite(v) and v >= 0}
+    return max(good, key=lambda lr: good[lr]) if good and set(rates) <= set(tried) else None
+
+
+def plan(rows: list[Row], args: Any) -> list[Row]:
+    """All cells that can be run: the main methods on both sets, the large networks, the other methods."""
+    base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds}
+    first = args.sets.split(",")[0]
+    probe = {**base, "set": first, "net": args.net, "method": "probe", "seed": 0, "lr": 0.1}
+    conv = next((r["faster"] for r in rows if r["method"] == "probe" and "faster" in r), None)
+    if args.device == "cpu":
+        conv = "plain"
+    elif conv is None and not any(r["method"] == "probe" for r in rows):
+        return [probe]
+    base["conv"] = conv or "plain"
+    rates, cells = [float(v) for v in args.rates.split(",")], []
+    for sets, net, methods, n_seeds, tried in tiers(args, rates):
+        for name in sets:
+            few = {"rounds": max(1, args.rounds // 2)} if net == "mobilenet" else {}
+            where = {**base, **few, "set": name, "net": net}
+            cells += cells_of(rows, where, methods, n_seeds, tried)
+    return cells
+
+
+def tiers(args: Any, rates: list[float]) -> list[tuple[list[str], str, list[str], int, list[float]]]:
+    """Sets, network, methods, seeds and rates, the most important first."""
+    sets, asked = args.sets.split(","), args.methods.split()
+    made = [(sets, args.net, [m for m in MAIN if m in asked], args.seeds, rates)]
+    if args.large:
+        made.append((["cifar10"], "mobilenet", ["fedgmm-pca", "fedavg"], 1, [0.1]))
+    made.append((sets, args.net, [m for m in OTHERS if m in asked and m not in SLOW], args.seeds, rates))
+    if args.large:
+        made.append((["femnist"], "cnn", LARGE, 1, rates))
+    return [*made, (sets, args.net, [m for m in SLOW if m in asked], args.seeds, rates)]
+
+
+def cells_of(rows: list[Row], where: Row, methods: list[str], n_seeds: int, rates: list[float]) -> list[Row]:
+    """Every rate on the first seed, then the best of them on the others."""
+    common = best_rate(rows, where, "fedavg", rates)
+
+    def cell(method: str, seed: int, lr: float) -> list[Row]:
+        made = {**where, "method": method, "seed": seed, "lr": lr}
+        if method != "fedgmm-embedding":
+            return [made]
+        state = STATES / f"{name_of({**made, 'lr': common})}.npz" if common else None
+        return [{**made, "state": str(state)}] if state is not None and state.exists() else []
+
+    best = {m: best_rate(rows, where, m, rates) for m in [*methods, "fedavg+"]}
+    tuning = [(m, lr) for lr in rates for m in methods]
+    tuning.sort(key=lambda pair: pair[0] != "fedavg")  # it gives the embedding
+    cells = [c for m, lr in tuning for c in cell(m, 0, lr)]
+    later = [(m, s) for s in range(1, n_seeds) for m in methods]
+    cells += [c for m, s in later if (lr := best[m]) is not None for c in cell(m, s, lr)]
+    plus = best["fedavg+"] if "fedavg" in methods else None
+    return cells + ([c for s in range(1, n_seeds) for c in cell("fedavg", s, plus)] if plus is not None else [])
+
+
+def summary(rows: list[Row], rates: list[float]) -> None:
+    """The table of accuracies, the curves, and how new clients adapt."""
+    rows = [r for r in rows if "test" in r]
+    keys = list(dict.fromkeys((r["set"], r["net"], r["rounds"], r["method"]) for r in rows))
+    table, curves, adapting = [], [], []
+    for key in sorted(keys, key=lambda k: keys.index(next(o for o in keys if o[:3] == k[:3]))):
+        mine = [r for r in rows if (r["set"], r["net"], r["rounds"], r["method"]) == key]
+        first = {r["lr"]: r["valid"] for r in mine if r["seed"] == 0}
+        best = max(first, key=lambda lr: first[lr]) if first else mine[0]["lr"]
+        mine = [r for r in mine if r["lr"] == best]
+        about = {"data": key[0], "network": key[1], "method": key[3]}
+        line = {**about, "lr": best, "rates tried": len(first), "seeds": len(mine)}
+        line |= {"test": percent([r["test"] for r in mine]), "unseen, adapted": percent([r["unseen"] for r in mine])}
+        alone = [r["unseen_unlabelled"] for r in mine if "unseen_unlabelled" in r]
+        line |= {"unseen, features alone": percent(alone), "s per run": float(np.mean([r["seconds"] for r in mine]))}
+        table.append(line)
+        if "curve" in mine[0]:
+            ways = [{**dict(map(tuple, r["curve"])), r["rounds"]: r["test"]} for r in mine]
+            curves.append({**about, **{f"round {n}": percent([w[n] for w in ways]) for n in ways[0]}})
+        if "adapt_curve" in mine[0]:
+            values = zip(ADAPT, *[r["adapt_curve"] for r in mine], strict=True)
+            adapting.append({**about, **{f"{n} rounds": percent(list(v)) for n, *v in values}})
+    table.sort(key=lambda r: (r["data"], r["network"], -float(r["test"].split()[0])))
+    note = "95% t intervals over seeds; " + "; ".join(gains(rows, table))
+    for name, lines in (("", table), ("_curves", curves), ("_adapting", adapting)):
+        if lines:
+            report(f"fedgmm_images{name}", lines, note=note if not name else "")
+            print()
+
+
+def gains(rows: list[Row], table: list[Row]) -> list[str]:
+    """FedGMM minus FedEM on the same seeds."""
+    said, rate = [], {(r["data"], r["network"], r["method"]): r["lr"] for r in table}
+    for name, net, method in rate:
+        if not method.startswith("fedgmm") or (name, net, "fedem") not in rate:
+            continue
+        by = {
+            m: {r["seed"]: r["test"] for r in rows if (r["set"], r["net"], r["method"], r["lr"]) == (name, net, m, lr)}
+            for m in (method, "fedem")
+            for lr in (rate[name, net, m],)
+        }
+        both = [by[method][s] - by["fedem"][s] for s in by[method] if s in by["fedem"]]
+        said += [f"{name}, {net}: {method} minus fedem {percent(both)}"] if both else []
+    return said
 
 
 def main() -> None:
-    options = {"rounds": 100, "seeds": 3, "rates": "0.3,0.1,0.03", "methods": EVERY, "sets": "femnist,cifar10"}
+    options: Row = {"rounds": 100, "seeds": 3, "rates": "0.1,0.3,0.03", "sets": "femnist,cifar10", "net": "lenet"}
+    options |= {"methods": " ".join([*MAIN, *OTHERS]), "large": 1, "workers": 0, "limit": 1e9, "out": "", "merge": ""}
     args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
@@ -128,29 +376,19 @@ def main() -> None:
     if args.quick:
         args.data = args.data or str(RESULTS / "images")
         prepare(Path(args.data), True)
-        args.rounds, args.seeds, args.rates, args.sets = 5, 1, "0.3", "femnist"
-        args.methods = "local fedavg fedavg+ ifca fedem fedgmm-pca fedgmm-embedding"
-    torch.manual_seed(0)
+        args.rounds, args.seeds, args.rates, args.sets, args.net, args.large = 5, 1, "0.3", "femnist", "mlp", 0
+        args.methods, args.limit = "local fedavg ifca fedem fedgmm-pca fedgmm-embedding", min(args.limit, 60)
     rates = [float(v) for v in args.rates.split(",")]
-    rows = []
-    for name in args.sets.split(","):
-        common: dict[int, Any] = {}
-        methods = args.methods.split()
-        for method in sorted(methods, key=lambda m: m != "fedavg"):  # FedAvg first: it gives the embedding
-            tried = {lr: one(method, name, args, 0, lr, common.get(0)) for lr in rates}
-            best = max(rates, key=lambda lr: tried[lr][0]["valid"])
-            found = [tried[best]]
-            found += [one(method, name, args, s, best, common.get(s)) for s in range(1, args.seeds)]
-            if method == "fedavg":
-                common = {s: f[1].state for s, f in enumerate(found)}
-            for what in ("test", "unseen"):
-                values = [100 * f[0][what] for f in found]
-                half = 1.96 * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-                found[0][0][f"{what} text"] = f"{np.mean(values):.2f} +/- {half:.2f}"
-            row = {"data": name, "method": method, "lr": best, "test": found[0][0]["test text"]}
-            rows.append({**row, "unseen, adapted": found[0][0]["unseen text"], "seconds": found[0][0]["seconds"]})
-            print("#", rows[-1], flush=True)
-    report("fedgmm_images", rows, note=f"{args.rounds} rounds, seeds 0 to {args.seeds - 1}, 95% intervals over seeds")
+    if args.merge:
+        summary(read(args.merge), rates)
+        return
+    out = args.out or str(RESULTS / f"fedgmm_images{'_quick' if args.quick else ''}.jsonl")
+    if args.quick and not args.out:
+        Path(out).unlink(missing_ok=True)
+    if not Path(out).exists():
+        shutil.rmtree(STATES, ignore_errors=True)
+    rows = run_cells(partial(plan, args=args), work, out=out, workers=args.workers, limit=args.limit)
+    summary(rows, rates)
 
 
 if __name__ == "__main__":

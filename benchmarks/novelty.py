@@ -2,22 +2,32 @@
 
 MNIST dealt to clients by Dirichlet 0.4 over labels; a quarter of the rows is turned by 90 degrees, mirrored and
 inverted, a quarter has permuted labels. Known: held-out rows of the same law. Novel: the same rows at half their size,
-turned and mirrored. The score is chosen on outliers of another kind, two digits laid over one another, never on the
-novel ones.
+turned and mirrored. Embedding and score are chosen on outliers of five other kinds, never on the novel ones: two digits
+laid over one another, blurred, halves exchanged, noise, stripes.
 Methods without a law of x score by minus the largest class probability, of the client that is surest (as in the paper).
+The Gaussians of FedGMM are of pixels, or of what layers of the FedAvg network give: the input of the last one, or mean
+and spread of each channel of the convolutions. "and rest" adds how long the part is that the PCA leaves out. Scores are
+those under the common weights. Figure 2: plain digits but 1; can 1 be told by p(x), and a wrong label by p(y | x)?
 
-`--prepare FOLDER` writes the data as one .npz file; with `--data FOLDER` only NumPy, SciPy and torch are needed.
+`--prepare FOLDER` writes the data as one .npz file; with `--data FOLDER` only NumPy, SciPy and torch are needed. Cells
+run in `--workers` processes until `--limit` seconds are over; `--merge FILES` prints the table of rows.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fedscape import Federation, GaussianMixture, Moments
+from cells import Row, check_time, percent, read, run_cells
+from fedscape import Federation, GaussianMixture, Local, Moments, rounds
 from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.learning.export import module_of
 from fedscape.personal import (
     Alarm,
     FedGMM,
@@ -26,13 +36,16 @@ from fedscape.personal import (
     auroc,
     average_precision,
     max_f1,
-    train,
     with_embedding,
     with_projection,
 )
+from fedscape.personal.methods import METHODS
 from table import RESULTS, arguments, report
 
 SCORES = ("log_prob_x", "typicality", "confidence")
+EMBEDDINGS = {"convolutions": 25, "last layer and rest": 10, "pixels, PCA 48 and rest": 10, "pixels, PCA 48": 3}  # M1
+STATES = Path(tempfile.gettempdir()) / "fedgmm_novelty"  # of FedAvg
+BASELINES = ("local", "fedavg", "fedem")
 
 
 def prepare(folder: Path, quick: bool) -> None:
@@ -43,16 +56,17 @@ def prepare(folder: Path, quick: bool) -> None:
     x, y = fed["x"], fed["y"]
     if quick:  # embedded: the digits of a few writers
         x, y = x[y < 10], y[y < 10]
-    np.savez_compressed(folder / "mnist.npz", x=x, y=y)
+    rows = np.random.default_rng(0).permutation(len(y))[:20_000]
+    np.savez_compressed(folder / "mnist.npz", x=x[rows], y=y[rows].astype(np.uint8))
 
 
-def draw(folder: Path, seed: int, clients: int, rows: int) -> tuple[Federation, Federation]:
-    """Clients that train, and the same clients' held-out rows."""
+def draw(folder: Path, seed: int, clients: int, rows: int, *, plain: bool = False) -> tuple[Federation, Federation]:
+    """Clients that train, and the same clients' held-out rows; `plain`: nothing is transformed."""
     data = np.load(folder / "mnist.npz")
     rng = np.random.default_rng(seed)
     pick = rng.permutation(len(data["y"]))[:rows]
     x, y = data["x"][pick], data["y"][pick].astype(np.int64)
-    kind = rng.random(rows)
+    kind = rng.random(len(y)) + plain
     turned, renamed = kind < 0.25, (kind >= 0.25) & (kind < 0.5)
     x[turned] = 255 - np.rot90(x[turned], axes=(1, 2))[:, :, ::-1]
     before = y.copy()
@@ -73,10 +87,21 @@ def novel(fed: Federation) -> Federation:
     return fed.with_column("x", np.ascontiguousarray(np.rot90(out, axes=(1, 2))[:, :, ::-1]))
 
 
-def overlaid(fed: Federation, seed: int) -> Federation:
-    """Two rows laid over one another: outliers of another kind, to choose the score by."""
-    other = fed["x"][np.random.default_rng(seed).permutation(fed.n_rows)]
-    return fed.with_column("x", np.maximum(fed["x"], other))
+def others(fed: Federation, seed: int) -> dict[str, Federation]:
+    """Outliers of other kinds, to choose embedding and score by."""
+    rng, x = np.random.default_rng(seed), fed["x"]
+    wide = np.pad(x.astype(np.uint16), ((0, 0), (2, 2), (2, 2)), mode="edge")
+    blurred = sum(wide[:, i : i + 28, j : j + 28] for i in range(5) for j in range(5)) // 25
+    stripes = x.copy()
+    stripes[:, :, ::2] = x[:, :1, :1]
+    made = {
+        "overlaid": np.maximum(x, x[rng.permutation(len(x))]),
+        "blurred": blurred,
+        "exchanged": np.roll(x, 14, axis=2),
+        "noise": np.clip(x + rng.normal(0, 40, x.shape), 0, 255),
+        "stripes": stripes,
+    }
+    return {name: fed.with_column("x", values.astype(np.uint8)) for name, values in made.items()}
 
 
 def surest(model: Personalised, data: Federation) -> np.ndarray:
@@ -86,61 +111,186 @@ def surest(model: Personalised, data: Federation) -> np.ndarray:
     return -np.max([model.predict_proba(data["x"], client=c).max(axis=1) for c in model.ids], axis=0)
 
 
-def row(what: str, known: np.ndarray, new: np.ndarray, valid: np.ndarray | None) -> dict[str, Any]:
-    scores, label = np.concatenate([known, new]), np.repeat([False, True], [len(known), len(new)])
-    made: dict[str, Any] = {"method": what, "AUROC": 100 * auroc(scores, label)}
-    made |= {"AP": 100 * average_precision(scores, label), "max-F1": 100 * max_f1(scores, label)}
-    if valid is not None:
-        half = len(known) // 2
-        alarm = Alarm.calibrated(known[:half], rate=0.05)
-        made |= {"false alarms at 5%": 100 * float(alarm.raised(known[half:]).mean())}
-        made |= {"alarms on novel": 100 * float(alarm.raised(new).mean())}
-        both = np.repeat([False, True], [len(known), len(valid)])
-        made["AUROC on overlaid"] = 100 * auroc(np.concatenate([known, valid]), both)
-    return made
+def row(what: str, scores: dict[str, np.ndarray], order: np.ndarray) -> Row:
+    known, new = scores["known"][order], scores["new"]  # known rows are split at random for the alarm
+    both, label = np.concatenate([known, new]), np.repeat([False, True], [len(known), len(new)])
+    made: Row = {"method": what, "AUROC": auroc(both, label), "AP": average_precision(both, label)}
+    half = len(known) // 2
+    alarm = Alarm.calibrated(known[:half], rate=0.05)
+    made |= {"max-F1": max_f1(both, label), "false alarms at 5%": float(alarm.raised(known[half:]).mean())}
+    made |= {"alarms on novel": float(alarm.raised(new).mean())}
+    kinds = [n for n in scores if n not in ("known", "new")]
+    made["of others"] = {n: auroc(np.concatenate([known, scores[n]]), label) for n in kinds}
+    return {**made, "AUROC, other kinds": float(np.mean(list(made["of others"].values())))}
+
+
+def channels(fed: Federation, local: LocalSGD, state: Any) -> np.ndarray:
+    """Mean and spread over places of each channel of the convolutions (of a dense network, its first layer)."""
+    module, seen = module_of(local.model, state).to(local.device), []
+    found = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d)]
+    for layer in found or [m for m in module.modules() if isinstance(m, torch.nn.Linear)][:1]:
+        layer.register_forward_hook(lambda *given: seen.append(given[2].detach()))
+    parts = []
+    with torch.no_grad():
+        for begin in range(0, fed.n_rows, 2048):
+            seen.clear()
+            module(local.inputs(local.column(fed, "x", slice(begin, begin + 2048))))
+            flat = [torch.cat([o.mean((2, 3)), o.std((2, 3))], dim=1) if o.ndim == 4 else o for o in seen]
+            parts.append(torch.cat(flat, dim=1).double().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def with_z(where: str, parts: dict[str, Federation], step: LocalSGD, state: Any) -> dict[str, Federation]:
+    """The parts with the column that the Gaussians are of, made by the moments of the rows to fit."""
+    if where == "convolutions":
+        parts = {n: p.with_column("z", channels(p, step, state)) for n, p in parts.items()}
+        moments = Moments(column="z").fit(parts["fit"], progress=False)
+        spread = np.sqrt(np.diagonal(moments.covariance_)) + 1e-6
+        return {n: p.with_column("z", (p["z"] - moments.mean_) / spread) for n, p in parts.items()}
+    if where.startswith("pixels"):
+        parts = {n: p.with_column("flat", p["x"].reshape(p.n_rows, -1) / 255.0) for n, p in parts.items()}
+    else:
+        parts = {n: with_embedding(p, step, state, name="flat") for n, p in parts.items()}
+    moments, rest = Moments(column="flat").fit(parts["fit"], progress=False), where.endswith("rest")
+    made = {n: with_projection(p, moments, min(48, len(moments.mean_)), residual=rest) for n, p in parts.items()}
+    return {n: p.select(["x", "y", "z"]) for n, p in made.items()}
+
+
+def trained(made: Any, fed: Federation, cell: Row, until: float) -> Personalised:
+    engine = Local(fed, threads=1)
+    made.block_rows = 2**17
+    loop = rounds(made, engine, n_rounds=cell["rounds"], seed=cell["seed"], measure=0)
+    for _ in loop:
+        check_time(until)
+    return Personalised(made, loop.state, fed.ids, dict(engine.kept()))
+
+
+def step_of(cell: Row) -> LocalSGD:
+    model = models.mlp(784, 64, 10) if cell["net"] == "mlp" else models.lenet5((1, 28, 28), 10)
+    how: Row = {"strategy": "vmap", "precision": "tf32"} if cell["device"] != "cpu" else {}
+    return LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, device=cell["device"], **how)
+
+
+def state_of(cell: Row) -> Path:
+    return STATES / f"{cell['net']}_{cell['rows']}_{cell['rounds']}_{cell['seed']}.npz"
+
+
+def work(cell: Row, until: float) -> list[Row]:
+    """Methods without a law of x; or FedGMM on one embedding; or Figure 2."""
+    seed, step = cell["seed"], step_of(cell)
+    if cell["part"] == "figure 2":
+        return figure_2(cell, step, until)
+    fed, held = draw(Path(cell["data"]), seed, cell["clients"], cell["rows"])
+    order = np.random.default_rng(seed).permutation(held.n_rows)
+    parts = {"known": held, "new": novel(held), **others(held, seed)}
+    if cell["part"] == "baselines":
+        found = []
+        for name in BASELINES:
+            done = trained(METHODS[name](step, Local(fed, threads=1), seed), fed, cell, until)
+            found.append(row(name, {n: surest(done, p) for n, p in parts.items()}, order))
+            if name == "fedavg":
+                STATES.mkdir(exist_ok=True)
+                np.savez(state_of(cell), **done.state)
+        return [{**cell, **each} for each in found]
+    with np.load(state_of(cell)) as common:
+        made = with_z(cell["part"], {"fit": fed, **parts}, step, dict(common))
+    done = gaussian(made["fit"], step, cell, until)
+    found = []
+    for score in SCORES:
+        by = Novelty(done.common(), score).fitted(made["fit"])
+        found.append(row(f"fedgmm, {cell['part']}: {score}", {n: by.rows(made[n]) for n in parts}, order))
+    return [{**cell, **each} for each in found]
+
+
+def gaussian(fed: Federation, step: LocalSGD, cell: Row, until: float) -> Personalised:
+    """FedGMM on the column z."""
+    about: Row = {"regularisation": 1e-2, "n_init": 2, "rounds": 30, "seed": cell["seed"]}
+    mixture = GaussianMixture(cell["gaussians"], column="z", **about).fit(Local(fed, threads=1), progress=False)
+    check_time(until)
+    return trained(FedGMM(step, mixture, 3), fed, cell, until)
+
+
+def figure_2(cell: Row, step: LocalSGD, until: float) -> list[Row]:
+    """Trained without the digit 1: AUROC of p(x) for ones, and of p(y | x) for rows with another's label."""
+    fed, held = draw(Path(cell["data"]), cell["seed"], cell["clients"], cell["rows"], plain=True)
+    ones = held.where(held["y"] == 1)
+    fed, held = fed.where(fed["y"] != 1), held.where(held["y"] != 1)
+    common = trained(METHODS["fedavg"](step, Local(fed, threads=1), cell["seed"]), fed, cell, until)
+    made = with_z("convolutions", {"fit": fed, "held": held, "ones": ones}, step, common.state)
+    done = gaussian(made["fit"], step, cell, until)
+    digits = np.setdiff1d(np.arange(10), [1])
+    wrong = made["held"].with_column("y", digits[(np.searchsorted(digits, held["y"]) + 4) % 9])
+    found = {}
+    for what, score, new in (("digit 1", "log_prob_x", made["ones"]), ("wrong label", "log_prob_y_given_x", wrong)):
+        model = done.common() if score == "log_prob_x" else done
+        scores = [Novelty(model, score).rows(p) for p in (made["held"], new)]
+        found[f"{what}: {score}"] = auroc(np.concatenate(scores), np.repeat([False, True], [len(s) for s in scores]))
+    return [{**cell, "method": what, "figure": value} for what, value in found.items()]
+
+
+def summary(rows: list[Row]) -> None:
+    """Means over seeds with intervals, and which score the other kinds choose in each seed."""
+    told = [r for r in rows if "AUROC" in r]
+    columns = ("AUROC", "AP", "max-F1", "false alarms at 5%", "alarms on novel", "AUROC, other kinds")
+    lines = []
+    for name in dict.fromkeys(r["method"] for r in told):
+        mine = [r for r in told if r["method"] == name]
+        about = {"method": name, "M1": mine[0]["gaussians"] or "", "seeds": len(mine)}
+        lines.append({**about, **{c: percent([r[c] for r in mine]) for c in columns}})
+    said = []
+    for seed in sorted({r["seed"] for r in told}):
+        mine = [r for r in told if r["seed"] == seed and r["method"].startswith("fedgmm")]
+        best = max(mine, key=lambda r: r["AUROC, other kinds"]) if mine else None
+        said += [f"seed {seed}: {best['method']} with {100 * best['AUROC']:.2f}"] if best else []
+    about = {k: v for k, v in (told[0] if told else {}).items() if k in ("net", "clients", "rows", "rounds", "lr")}
+    report("novelty", lines, note=f"chosen on the other kinds: {'; '.join(said)}; {about}; 95% t intervals over seeds")
+    figure = [r for r in rows if "figure" in r]
+    names = list(dict.fromkeys(r["method"] for r in figure))
+    if figure:
+        print()
+        lines = [{"told": n, "AUROC": percent([r["figure"] for r in figure if r["method"] == n])} for n in names]
+        report("novelty_figure_2", lines)
+
+
+def plan(rows: list[Row], args: Any) -> list[Row]:
+    """Baselines first, whose FedAvg gives the embeddings; then these, the best first."""
+    base = {n: getattr(args, n) for n in ("data", "device", "clients", "rows", "rounds", "lr", "net")}
+    seeds = [{**base, "seed": args.seed + s} for s in range(args.seeds)]
+    cells = [{**c, "part": "baselines", "gaussians": 0} for c in seeds]
+    ready = [c for c in seeds if state_of(c).exists()]
+    each = [{**c, "part": part, "gaussians": min(m1, args.gaussians)} for part, m1 in EMBEDDINGS.items() for c in ready]
+    last = [{**c, "part": "figure 2", "gaussians": min(25, args.gaussians)} for c in seeds]
+    return [*cells, *each, *last]
 
 
 def main() -> None:
-    args = arguments(
-        __doc__, prepare="", data="", device="cpu", clients=100, rows=30_000, rounds=50, lr=0.1, model="cnn"
-    )
+    options: Row = {
+        "clients": 100,
+        "rows": 20_000,
+        "rounds": 60,
+        "lr": 0.1,
+        "net": "lenet",
+        "gaussians": 99,
+        "seeds": 3,
+    }
+    options |= {"workers": 0, "limit": 1e9, "out": "", "merge": ""}
+    args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
         return
+    if args.merge:
+        summary(read(args.merge))
+        return
+    out = args.out or str(RESULTS / f"novelty{'_quick' if args.quick else ''}.jsonl")
     if args.quick:
         args.data = args.data or str(RESULTS / "novelty")
         prepare(Path(args.data), True)
-        args.clients, args.rows, args.rounds, args.model = 10, 2000, 5, "mlp"
-    fed, held = draw(Path(args.data), args.seed, args.clients, args.rows)
-    order = np.random.default_rng(args.seed).permutation(held.n_rows)  # known rows are split at random for the alarm
-    parts = {"fit": fed, "known": held, "new": novel(held), "valid": overlaid(held, args.seed)}
-    model = models.mlp(784, 64, 10) if args.model == "mlp" else models.cnn((1, 28, 28), 10)
-    step = LocalSGD(model, cross_entropy, lr=args.lr, epochs=1, batch_size=64, device=args.device)
-    rows = []
-    trained = {m: train(m, step, fed, n_rounds=args.rounds, seed=args.seed) for m in ("local", "fedavg", "fedem")}
-    for name, done in trained.items():
-        rows.append(row(name, surest(done, parts["known"]), surest(done, parts["new"]), None))
-    for where in ("pixels, PCA 48", "pixels, PCA 48 and rest", "FedAvg embedding, PCA 48 and rest"):
-        if where.startswith("pixels"):
-            made = {n: p.with_column("flat", p["x"].reshape(p.n_rows, -1) / 255.0) for n, p in parts.items()}
-        else:
-            made = {n: with_embedding(p, step, trained["fedavg"].state, name="flat") for n, p in parts.items()}
-        moments = Moments(column="flat").fit(made["fit"], progress=False)
-        rest = where.endswith("rest")
-        made = {n: with_projection(p, moments, min(48, len(moments.mean_)), residual=rest) for n, p in made.items()}
-        mixture = GaussianMixture(args.gaussians, column="z", regularisation=1e-3, n_init=2, rounds=30, seed=args.seed)
-        method = FedGMM(step, mixture.fit(made["fit"], progress=False), 3)
-        done = train(method, step, made["fit"], n_rounds=args.rounds, seed=args.seed)
-        for score in SCORES:
-            by = Novelty(done, score).fitted(made["fit"])
-            found = {n: by.rows(made[n]) for n in ("known", "new", "valid")}
-            rows.append(row(f"fedgmm, {where}: {score}", found["known"][order], found["new"], found["valid"]))
-    best = max(rows[3:], key=lambda r: r["AUROC on overlaid"])
-    note = (
-        f"chosen on overlaid digits: {best['method']}; {args.model}, M1 = {args.gaussians}, {args.clients} clients, "
-        f"{args.rows:,} rows, {args.rounds} rounds, seed {args.seed}"
-    )
-    report("novelty", rows, note=note)
+        args.clients, args.rows, args.rounds, args.net, args.gaussians, args.seeds = 10, 2000, 5, "mlp", 3, 1
+        if not args.out:
+            Path(out).unlink(missing_ok=True)
+    if not Path(out).exists():
+        shutil.rmtree(STATES, ignore_errors=True)
+    summary(run_cells(partial(plan, args=args), work, out=out, workers=args.workers, limit=args.limit))
 
 
 if __name__ == "__main__":

@@ -188,6 +188,32 @@ def test_clients_with_opposite_labels_are_served_by_every_personal_method_and_no
     assert train(name, local, fed, n_rounds=12, finish_rounds=5).evaluate(fed).summary()["accuracy_pooled"] > 0.9
 
 
+@pytest.mark.parametrize("kind", [FedEM, IFCA])
+def test_learners_side_by_side_train_as_they_do_one_after_the_other(kind):
+    rng = np.random.default_rng(3)
+    offsets = np.concatenate(([0], np.cumsum([5, 0, 19, 8, 20])))
+    fed = Federation({"x": rng.normal(size=(52, D)), "y": rng.integers(0, C, 52)}, offsets)
+    deep = nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Dropout(0.4), nn.Linear(6, C)).to(torch.float64)
+    how = replace(step(momentum=0.5), model=initialised(deep, 1))
+    ends = [last_state(kind(replace(how, strategy=s), 3), Local(fed), 3) for s in ("sequential", "vmap")]
+    assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
+    assert np.ptp(ends[0]["model.0.weight"], axis=0).max() > 0.1  # the learners differ
+
+
+def test_fedrep_side_by_side_is_fedrep_client_by_client():
+    rng = np.random.default_rng(3)
+    offsets = np.concatenate(([0], np.cumsum([5, 0, 19, 8, 20])))
+    fed = Federation({"x": rng.normal(size=(52, D)), "y": rng.integers(0, C, 52)}, offsets)
+    deep = nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Dropout(0.4), nn.Linear(6, C)).to(torch.float64)
+    how = replace(step(momentum=0.5, weight_decay=0.1), model=initialised(deep, 1))
+    engines = Local(fed), Local(fed)
+    ways = zip(("sequential", "vmap"), engines, strict=True)
+    ends = [last_state(FedRep(replace(how, strategy=s)), engine, 3) for s, engine in ways]
+    assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
+    heads = [engine.kept()["model.3.weight"].flat for engine in engines]
+    assert np.abs(heads[0] - heads[1]).max() < 1e-9 < np.abs(heads[0][0] - heads[0][1]).max()
+
+
 def test_ifca_gives_clients_of_one_kind_the_same_learner():
     fed = two_concepts()
     engine = Local(fed)

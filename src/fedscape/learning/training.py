@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, cast
 
@@ -74,6 +74,7 @@ def train(
     anchor: Tensors | None = None,
     *,
     weights: Array | None = None,
+    still: Collection[str] = (),
 ) -> Tensors:
     """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights {name: [...]} in float64.
 
@@ -91,16 +92,19 @@ def train(
         What the proximal weight pulls to, like `start`; by default where training begins.
     weights
         One for each row of work: the sum over rows, so weighted, is wanted and not the rows.
+    still
+        Parameters that stay as they are, on each row its own; not where one row trains after the other.
     """
-    alone = _COMPILING if local.chosen == "compiled" else nullcontext()
-    with nullcontext() if local.on_gpu else one_thread(), alone, precise(local), local.borrowed() as module:
+    one_by_one = _COMPILING if local.chosen == "compiled" else nullcontext()
+    with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed() as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         with known_classes(local):
             given = (start, start if anchor is None else anchor, work, keys, rates)
-            if local.chosen == "compiled":
+            if local.chosen == "compiled" and not still:
                 return _programmed(local, module, *given, weights)
-            made = (_sequential if local.chosen == "sequential" else _side_by_side)(local, module, *given)
+            alone = local.chosen == "sequential"
+            made = _sequential(local, module, *given) if alone else _side_by_side(local, module, *given, still)
             return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
 
 
@@ -211,11 +215,19 @@ def _drawing_nothing(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def _side_by_side(
-    local: LocalSGD, module: Module, start: Tensors, anchor: Tensors, work: Work, keys: Tensors, rates: Rates
+    local: LocalSGD,
+    module: Module,
+    start: Tensors,
+    anchor: Tensors,
+    work: Work,
+    keys: Tensors,
+    rates: Rates,
+    still: Collection[str],
 ) -> Tensors:
     plan, names, rows = work.plan, local.names, len(work.plan.rows)
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
-    memory = new_memory(local, list(params.values()))
+    moving = [name for name in names if name not in still]
+    memory = new_memory(local, [params[name] for name in moving])
     gradient, feed = by_client(local, module), Feed(local, work, keys, rows)
     stop = StopRows(local, feed.counts)
     for t in range(plan.counts.shape[1]):
@@ -226,8 +238,8 @@ def _side_by_side(
             grads, loss = gradient(part, batch.random, batch.x, batch.y, batch.share)
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
-        now, to = list(part.values()), [anchor[name][:end] for name in names]
-        update(local, now, [grads[n] for n in names], to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
+        now, steps, to = ([at[name][:end] for name in moving] for at in (part, grads, anchor))
+        update(local, now, steps, to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
         stop.after(t, loss)
     return {name: params[name].sub_(start[name]) for name in names}
 

@@ -107,14 +107,16 @@ class ClusteredFL(Computation):
         begin = {n: p[cluster] for n, p in params.items()}
         after = trained_alone(self.local, begin, clients, key)
         moves = {n: after[n] - begin[n] for n in begin}
-        here = np.eye(self.n_clusters)[cluster]  # [clients, clusters]
-        weight = here * clients.sizes[:, None]
-        sent = {
-            f"delta.{n}": (m[:, None] * weight.reshape(*weight.shape, *[1] * (m.ndim - 1))).astype(m.dtype)
-            for n, m in moves.items()
-        }
+        weight = np.eye(self.n_clusters)[cluster] * clients.sizes[:, None]  # [clients, clusters]
+        sent = {f"delta.{n}": self._of_cluster(m, cluster, clients.sizes) for n, m in moves.items()}
         flat = np.concatenate([m.reshape(len(clients), -1) for m in moves.values()], axis=1).astype(np.float64)
         return {**sent, "weight": weight, "update": self._projected(flat)}, {"cluster": cluster}
+
+    def _of_cluster(self, moves: Array, cluster: Array, sizes: Array) -> Array:
+        """Each client's move times its rows at the place of its cluster, zeros elsewhere: [clients, clusters, ...]."""
+        out = np.zeros((len(moves), self.n_clusters, *moves.shape[1:]), dtype=moves.dtype)
+        out[np.arange(len(moves)), cluster] = moves * sizes.astype(moves.dtype).reshape(-1, *[1] * (moves.ndim - 1))
+        return out
 
     def _projected(self, flat: Array) -> Array:
         if self.projection is None or self.projection >= flat.shape[1]:

@@ -74,17 +74,26 @@ class FedRep(Computation):
         return {f"model.{n}": p for n, p in self.local.parameters(model).items()}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        kept = self.adapt(state, clients, key)
-        heads = {n.removeprefix("model."): v for n, v in kept.items()}
+        heads = self._heads(state, clients, key)
         body = {n: p for n, p in model_arrays(state).items() if n not in heads}
-        sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in body.items()}
+        moves = self._moves(body, heads, clients, key)
+        sizes = clients.sizes
+        sent = {f"delta.{n}": m * sizes.astype(m.dtype).reshape(-1, *[1] * (m.ndim - 1)) for n, m in moves.items()}
+        return {**sent, "weight": sizes}, {f"model.{n}": v for n, v in heads.items()}
+
+    def _moves(self, body: Arrays, heads: Arrays, clients: Federation, key: Key) -> Arrays:
+        """How far each client moves the body with its own head fixed: [clients, ...]."""
+        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in body.items()}
+        if self.local.chosen != "sequential":
+            after = trained_alone(self.local, {**every, **heads}, clients, key, still=frozenset(heads))
+            return {n: after[n] - p for n, p in every.items()}
+        moves = {n: np.zeros(p.shape, dtype=p.dtype) for n, p in every.items()}
         for i in np.flatnonzero(clients.sizes):
             half = self._half({n: v[i] for n, v in heads.items()})
-            one = clients.take([int(i)])
-            after = trained_alone(half, {n: p[None] for n, p in body.items()}, one, key)
+            after = trained_alone(half, {n: p[None] for n, p in body.items()}, clients.take([int(i)]), key)
             for n, p in body.items():
-                sent[f"delta.{n}"][i] = (after[n][0] - p) * clients.sizes[i]
-        return {**sent, "weight": clients.sizes}, kept
+                moves[n][i] = after[n][0] - p
+        return moves
 
     def _half(self, fixed: Arrays) -> LocalSGD:
         """The same training with these parameters at these values, not trained."""
@@ -112,10 +121,13 @@ class FedRep(Computation):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The head of each client after one more round on its own rows."""
+        return {f"model.{n}": v for n, v in self._heads(state, clients, key).items()}
+
+    def _heads(self, state: Arrays, clients: Federation, key: Key) -> Arrays:
         params = model_arrays(state)
         half = self._half({n: p for n, p in params.items() if n not in self.head_names})
         heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
-        return {f"model.{n}": v for n, v in trained_alone(half, heads, clients, key).items()}
+        return trained_alone(half, heads, clients, key)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedRep, Federation]]:

@@ -5,7 +5,7 @@ A state holds `model.<parameter>` [M, ...]: M models of one architecture, the le
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
-from fedscape.learning.plan import groups
-from fedscape.learning.training import Tensors, one_thread, train, work_of
+from fedscape.learning.plan import Plan, groups
+from fedscape.learning.training import Tensors, Work, one_thread, train, work_of
 from fedscape.ragged import Ragged, segment_sum_twin
 from fedscape.random import Array, Key
 
@@ -85,14 +85,33 @@ def trained(
     number = weights.shape[1]
     rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
     mine = torch.from_numpy(weights).to(local.device, local.dtype)
-    weighted = [data._replace(weights=mine[:, m]) for m in range(number)]
+    together = local.chosen != "sequential"
+    if together:  # learners train side by side as clients do: on rows m * n + i with the weights of learner m
+        x, y = (torch.cat([column] * number) for column in data[:2])
+        data = Data(x, y, mine.T.reshape(-1))
     for positions in groups(clients.sizes, local.timing, most=max(1, local.chunk // number)):
         work = work_of(local, data, clients, positions, key)
-        moved = [
-            train(local, {n: p[m : m + 1] for n, p in starts.items()}, work._replace(data=weighted[m]), rates)
+        if together:
+            tiled = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in starts.items()}
+            moved = train(local, tiled, _for_each(work, number, len(weights)), rates)
+            yield positions, {n: p.reshape(len(positions), number, *p.shape[1:]) for n, p in moved.items()}
+            continue
+        each = [
+            train(local, _one(starts, m), work._replace(data=data._replace(weights=mine[:, m])), rates)
             for m in range(number)
         ]
-        yield positions, {n: torch.stack([each[n] for each in moved], dim=1) for n in starts}
+        yield positions, {n: torch.stack([moves[n] for moves in each], dim=1) for n in starts}
+
+
+def _one(params: Tensors, m: int) -> Tensors:
+    return {n: p[m : m + 1] for n, p in params.items()}
+
+
+def _for_each(work: Work, number: int, n_rows: int) -> Work:
+    """Every client's work once for each learner, one after the other: those still training stay in front."""
+    rows = work.plan.rows[:, None] + np.arange(number)[:, None, None] * n_rows  # [clients, M, steps, width]
+    plan = Plan(rows.reshape(-1, *work.plan.rows.shape[1:]), np.repeat(work.plan.counts, number, axis=0))
+    return work._replace(plan=plan, dropout=lambda path, steps: np.repeat(work.dropout(path, steps), number, axis=1))
 
 
 def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
@@ -207,10 +226,12 @@ def trained_alone(
     *,
     rate: float | None = None,
     pull: tuple[float, Arrays] | None = None,
+    still: Collection[str] = (),
 ) -> Arrays:
     """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
 
-    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own.
+    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own; `still`
+    are parameters that do not move, for clients side by side.
     """
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
@@ -218,6 +239,7 @@ def trained_alone(
     new, data = {n: p.copy() for n, p in own.items()}, local.data(clients)
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
         starts = {n: torch.tensor(p[positions], device=local.device) for n, p in own.items()}
-        for n, moved in train(local, starts, work_of(local, data, clients, positions, key), rates, anchor).items():
+        work = work_of(local, data, clients, positions, key)
+        for n, moved in train(local, starts, work, rates, anchor, still=still).items():
             new[n][positions] += moved.cpu().numpy()
     return new
