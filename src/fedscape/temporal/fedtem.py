@@ -149,9 +149,9 @@ class FedTEM(GaussianBranches):
         beta of the running prior.
     hours
         When a mode's mean and variance are learned. "all": in every round that has clients of it, as in (10). "own":
-        in rounds in which the prior expects more than an equal share of it, by how much more. Take "own", with some
-        inertia: by (10) one client replaces a mode in the hours in which it is rare, and where clients differ more by
-        the hand of their writer than by mode, modes are lost even where they began at the truth.
+        in rounds in which the prior expects more than an equal share of it, by how much more; take some
+        inertia with it. By (10) one client replaces a mode in the hours in which it is rare, and where clients differ
+        more by the hand of their writer than by mode, modes are lost even where they began at the truth.
     inertia
         How much of the rows of earlier rounds still counts in a mode's mean and variance: 0 is (10), where one client
         that was taken for the wrong mode can replace it.
