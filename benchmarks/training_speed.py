@@ -78,7 +78,7 @@ def by_plain_loop(local: LocalSGD, fed: Federation, n_rounds: int, threads: int)
             for p, total in zip(server.parameters(), sums, strict=True):
                 p += total
         times.append(time.perf_counter() - began)
-    state = {f"model.{n}": p.detach().numpy() for n, p in server.named_parameters()}
+    state = {f"model.{n}": p.detach().cpu().numpy() for n, p in server.named_parameters()}
     return times, evaluate(local, state, fed).summary()["accuracy_pooled"]
 
 
@@ -142,7 +142,7 @@ def by_pfl(local: LocalSGD, fed: Federation, n_rounds: int, threads: int) -> tup
         send_metrics_to_platform=False,
     )
     times = np.diff([began, *stamps]).tolist()
-    state = {f"model.{n}": p.detach().numpy() for n, p in server.named_parameters()}
+    state = {f"model.{n}": p.detach().cpu().numpy() for n, p in server.named_parameters()}
     return times, evaluate(local, state, fed).summary()["accuracy_pooled"]
 
 

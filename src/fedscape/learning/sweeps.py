@@ -15,7 +15,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_moves
-from fedscape.learning.local import Data, LocalSGD, shared
+from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
@@ -115,7 +115,7 @@ class Sweep(Computation):
 
     def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
         """Groups of clients, and how far each moves each parameter under each setting."""
-        start = {n: shared(p).to(self.local.device) for n, p in model_arrays(state).items()}
+        start = {n: self.local.tensor(n, p) for n, p in model_arrays(state).items()}
         data, index = self.local.data(clients), key.round + self.begin
         for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
             rows = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in start.items()}  # setting within client
@@ -127,7 +127,7 @@ class Sweep(Computation):
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
         new = one.update(state, total)  # server rules work number by number
         factors = np.array([setting.server for setting in self.settings])
-        for n in new:
+        for n in new if (factors != 1).any() else ():
             if n.startswith("model."):
                 factor = factors.reshape(-1, *[1] * (new[n].ndim - 1))
                 new[n] = (state[n] + factor * (new[n].astype(np.float64) - state[n])).astype(new[n].dtype)
@@ -138,7 +138,8 @@ class Sweep(Computation):
         own = [n for n in new if n != "server.t"]
         gone = state["server.diverged"].copy()
         for n in own:
-            gone |= ~np.isfinite(new[n]).reshape(len(gone), -1).all(axis=1)
+            values = self.local.tensor(n.removeprefix("model."), new[n])  # where it is already, on a GPU
+            gone |= ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1).cpu().numpy()
         for n in own if gone.any() else []:
             new[n] = np.where(gone.reshape(-1, *[1] * (new[n].ndim - 1)), state[n], new[n])
         return {**new, "server.diverged": gone}

@@ -1,0 +1,204 @@
+"""What does a round of training cost on a GPU, how far is that from what the machine could do, and does it still learn?
+
+`--only` takes rounds (seconds a round of four networks, by strategy and precision, with the bytes and operations that
+cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
+same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one) or peers (pfl-research, and a
+plain loop). CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and
+written as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedscape as fs
+from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, grid, models, sweep
+from table import RESULTS, arguments, report
+from training_gpu import cifar
+from training_speed import by_pfl
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+WAYS = [("sequential", "exact"), ("vmap", "exact"), ("compiled", "exact"), ("compiled", "tf32"), ("compiled", "bf16")]
+
+
+def main() -> None:
+    args = arguments(__doc__, only="rounds", task="", out="", seeds=3, repeats=40)
+    run = {"rounds": round_times, "long": long_runs, "accuracy": accuracies, "sweep": sweeps, "peers": peers}[args.only]
+    lines = []
+    for line in run(args):
+        print({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}, flush=True)
+        lines.append(line)
+        if args.out:
+            with open(args.out, "a") as file:
+                file.write(json.dumps(line) + "\n")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    report(f"gpu_{args.only}", lines, note=f"{torch.cuda.get_device_name() if CUDA else 'no GPU'}, {torch.__version__}")
+
+
+def tasks(quick: bool) -> dict[str, tuple[fs.Federation, Any, int, int]]:
+    """Clients, model, cohort and batch size; random images and texts of the right shapes."""
+    rng, n = np.random.default_rng(0), 100 if quick else 1_000
+
+    def of(shape: tuple[int, ...], classes: int, rows: int, high: int = 256) -> fs.Federation:
+        x = rng.integers(0, high, (n * rows, *shape), dtype=np.uint8)
+        return fs.Federation({"x": x, "y": rng.integers(0, classes, n * rows)}, np.arange(0, n * rows + 1, rows))
+
+    return {
+        "CNN 32 x 32 x 3, 50 x 50": (of((32, 32, 3), 10, 50), models.cnn((3, 32, 32), 10, dropout=False), 50, 10),
+        "CNN 28 x 28, 62 classes, 20 x 100": (of((28, 28), 62, 100), models.cnn(dropout=False), 20, 20),
+        "LSTM 80 characters, 20 x 40": (of((80,), 80, 40, 80), models.char_lstm(), 20, 10),
+        "ResNet-18 GN, 10 x 50": (of((32, 32, 3), 10, 50), models.resnet18(), 10, 10),
+    }
+
+
+def least(local: LocalSGD, fed: fs.Federation, cohort: int, precision: str) -> tuple[float, float]:
+    """Bytes and multiply-adds (as two operations) that a round cannot do without.
+
+    Weights, each step: read forward, read for the gradient of the inputs, read and written by the update; once more
+    written at the start and read at the end. Activations: what layers with weights take in and give, written and read
+    once forward and once backward. Operations: three products of the same size for each layer with weights.
+    """
+    steps, batch = int(local.timing.all_steps(fed.sizes[:1])[0]), local.batch_size
+    seen = {"activations": 0, "operations": 0}
+
+    def look(layer: Any, given: Any, made: torch.Tensor) -> None:
+        weight = layer.weight
+        seen["activations"] += given[0].numel() + made.numel()
+        rows = made.numel() // weight.shape[0]
+        seen["operations"] += 2 * rows * weight.numel()
+
+    kinds = (torch.nn.Conv2d, torch.nn.Linear)
+    hooks = [m.register_forward_hook(look) for m in local.model.modules() if isinstance(m, kinds)]
+    with torch.no_grad():
+        local.model.cpu()(local.inputs(torch.from_numpy(fed["x"][:batch])))
+    for hook in hooks:
+        hook.remove()
+    width = 2 if precision == "bf16" else 4
+    weights = 4 * local.n_parameters * (4 * steps + 2)
+    return cohort * (weights + steps * 4 * width * seen["activations"]), cohort * steps * 3 * float(seen["operations"])
+
+
+def round_times(args: Any) -> Iterator[dict[str, Any]]:
+    """Median seconds of a round, everything in it, from drawing the cohort to the new weights in host memory."""
+    copied = bandwidth()
+    for name, (fed, model, cohort, batch) in tasks(args.quick).items():
+        if args.task not in name:
+            continue
+        for strategy, precision in WAYS if CUDA else WAYS[:2]:
+            if strategy == "vmap" and "CNN 32" not in name:
+                continue
+            local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
+            local = replace(local, strategy=strategy, precision=precision)
+            few = 4 if strategy == "sequential" or args.quick else args.repeats
+            times = seconds(FedAvg(local), fed, cohort, few)
+            line: dict[str, Any] = {
+                "task": name,
+                "strategy": strategy,
+                "products": precision,
+                "first round s": times[0],
+            }
+            line["ms"] = 1000 * statistics.median(times[3:] or times[1:])
+            size, operations = least(local, fed, cohort, precision)
+            line |= {"GB": size / 1e9, "TFLOP": operations / 1e12}
+            if CUDA:
+                line["ms by bytes"] = size / copied * 1000
+                line["ms in kernels"] = kernels(FedAvg(local), fed, cohort) if strategy == "compiled" else ""
+            yield line
+
+
+def seconds(method: FedAvg, fed: fs.Federation, cohort: int, number: int) -> list[float]:
+    engine = fs.Local(fed, threads=1)
+    return [r.seconds for r in fs.rounds(method, engine, n_rounds=number, sampler=fs.FixedSize(cohort), measure=0)]
+
+
+def bandwidth() -> float:
+    """Bytes a second of a large copy on the device, read and written."""
+    if not CUDA:
+        return 1e10
+    from triton.testing import do_bench
+
+    a = torch.empty(2**29, device=DEVICE)
+    b = torch.rand(2**29, device=DEVICE)
+    return float(2 * 4 * 2**29 / (do_bench(lambda: a.copy_(b), return_mode="median") / 1000))
+
+
+def kernels(method: FedAvg, fed: fs.Federation, cohort: int) -> float:
+    """Milliseconds of a round in which the device works, summed over its kernels and copies."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        seconds(method, fed, cohort, 5)
+    return float(sum(e.self_device_time_total for e in found.key_averages()) / 5 / 1000)
+
+
+def cnn(precision: str) -> LocalSGD:
+    local = LocalSGD(models.cnn((3, 32, 32), 10), cross_entropy, lr=0.1, epochs=1, batch_size=10, device=DEVICE)
+    return replace(local, precision=precision if CUDA else "exact")
+
+
+def long_runs(args: Any) -> Iterator[dict[str, Any]]:
+    """1,500 rounds, cohort 50 of 1,000 clients of 50 images, dropout, evaluated at the end."""
+    train, test = cifar(args.seed)
+    for precision in ("tf32", "bf16"):
+        method = FedAvg(cnn(precision), initial="seed")
+        seconds(method, train, 50, 5)  # compiled
+        began = time.perf_counter()
+        number = 20 if args.quick else 1_500
+        *_, last = fs.rounds(method, fs.Local(train, threads=1), n_rounds=number, sampler=fs.FixedSize(50), measure=0)
+        found = evaluate(method.local, last.state, train if test is None else test).summary()["accuracy_pooled"]
+        yield {"products": precision, "rounds": number, "s": time.perf_counter() - began, "accuracy": 100 * found}
+
+
+def accuracies(args: Any) -> Iterator[dict[str, Any]]:
+    """After 500 rounds, for each precision and seed."""
+    train, test = cifar(args.seed)
+    number = 20 if args.quick else 500
+    for seed in range(args.seeds):
+        for precision in ("exact", "tf32", "bf16"):
+            method = FedAvg(cnn(precision), initial="seed")
+            how = {"sampler": fs.FixedSize(50), "seed": seed, "measure": 0}
+            *_, last = fs.rounds(method, fs.Local(train, threads=1), n_rounds=number, **how)
+            found = evaluate(method.local, last.state, train if test is None else test).summary()["accuracy_pooled"]
+            yield {"products": precision, "seed": seed, "rounds": number, "accuracy": 100 * found}
+
+
+def sweeps(args: Any) -> Iterator[dict[str, Any]]:
+    """12 learning rates x 3 seeds as one run against one setting alone."""
+    train, _ = cifar(args.seed)
+    settings = grid(lr=np.geomspace(0.003, 0.3, 12).tolist(), seeds=[0, 1, 2])
+    number = 2 if args.quick else 10
+    for cohort in (5, 50):
+        how: dict[str, Any] = {"sampler": fs.FixedSize(cohort), "validation": train.take([0]), "initial": "seed"}
+        local, took = cnn("tf32"), {}
+        for name, tried in (("one", settings[:1]), ("all", settings)):
+            sweep(local, train, tried, n_rounds=3, **how)  # compiled
+            began = time.perf_counter()
+            sweep(local, train, tried, n_rounds=number, **how)
+            took[name] = (time.perf_counter() - began) / number
+        one, every = 1000 * took["one"], 1000 * took["all"]
+        line = {"cohort": cohort, "one setting, ms": one, "36 settings, ms": every}
+        yield {**line, "sweep / one run": every / one, "36 runs / sweep": 36 * one / every}
+
+
+def peers(args: Any) -> Iterator[dict[str, Any]]:
+    """pfl-research on the same clients, model and machine."""
+    fed, model, cohort, batch = tasks(args.quick)["CNN 32 x 32 x 3, 50 x 50"]
+    part = fed.take(np.arange(cohort))
+    images = part["x"].astype(np.float32).transpose(0, 3, 1, 2) / 255
+    part = fs.Federation({"x": images, "y": part["y"].astype(np.int64)}, part.offsets)
+    local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch)
+    times, _ = by_pfl(local, part, 4 if args.quick else 8, 4)
+    yield {"way": "pfl", "ms": 1000 * statistics.median(times[1:])}
+
+
+if __name__ == "__main__":
+    main()
