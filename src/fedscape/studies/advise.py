@@ -141,7 +141,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item:
     others = [r for r in others if r["method"] != "local"]  # who trains alone personalises nothing
     personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
     said, gain = verdict(personal["gain"]), personal["gain"]
-    body = f"{personal['called']} gains {points(gain)} over FedAvg, paired over clients, all comparisons together"
+    verb = "gains" if gain["value"] >= 0 else "has"
+    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired over clients, all comparisons together"
     body += _one_seed(learn)
     if said == "yes":
         better = personal.get("better")
