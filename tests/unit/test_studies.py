@@ -504,7 +504,8 @@ def test_a_continuous_target_is_cut_at_its_quantiles():
     assert data.features == ("a",)
     assert any("cut at its quantiles" in note for note in data.notes)
     assert data.names[0].startswith("below ")  # the least and the largest value are those of one row
-    assert data.ordered and not prepare(skewed()).ordered
+    assert data.ordered
+    assert not prepare(skewed()).ordered
     assert data.names[-1].endswith(" and more")
 
 
