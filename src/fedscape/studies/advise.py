@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscape.studies.numbers import FEW
+
 WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
 CLOSE = 0.005  # of two methods this close the simpler is advised
 #: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
@@ -189,7 +191,9 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
     kinds = [k for k in learn["by_kind"] if k["value"] is not None]
     if len(kinds) > 1:
         low = min(kinds, key=lambda k: k["value"])
-        text += f" Of the kinds, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
+        some = sum(k["clients"] for k in kinds) < learn["clients"]  # a kind of fewer is withheld
+        which = f"Of the kinds of {FEW} clients or more here" if some else "Of the kinds"
+        text += f" {which}, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
     return _item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
 
 
