@@ -149,6 +149,8 @@ def _kinds_card(learn: About) -> str:
         f"{worst['name']} has the least, {percent(worst['about']['value'])} ({between(worst['about'], percent)}"
         "); in brackets the number of clients."
     )
+    if sum(r["about"]["clients"] for r in known) < learn["clients"]:
+        reading += " Kinds of fewer than five are left out."
     return card(
         "For whom it fails: accuracy by kind of client", draw.forest(known, low=0.0, high=1.0, show=percent), reading
     )
