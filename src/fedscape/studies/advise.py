@@ -94,6 +94,8 @@ def _differ(result: dict[str, Any]) -> Item:
         text = f"Clients cannot be told from parts of one pool: {said}, where IID clients have 0."
         return _item(question, "not measurably", text, next(iter(known.values())))
     text = f"Clients differ in {' and '.join(sure)}: {said}, where IID clients have 0 and clients that share nothing 1."
+    if "labels" in sure and "tvd" in measured["labels"]:
+        text += _in_plain_words(measured["labels"])
     return _item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
 
 
@@ -110,6 +112,16 @@ def _heterogeneity(name: str, about: dict[str, Any]) -> str:
     if about["low"] is None or about["high"] is None:
         return f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval"
     return f"heterogeneity of {name} {about['value']:.3f} [{about['low']:.3f}, {about['high']:.3f}]"
+
+
+def _in_plain_words(labels: dict[str, Any]) -> str:
+    """A distance that people can picture, beside what chance alone makes of clients of these sizes."""
+    chance, reach = labels["tvd_iid"], 1.96 * labels["tvd_iid_sd"]
+    low, high = (100 * max(chance + sign * reach, 0.0) for sign in (-1, 1))
+    return (
+        f" On average {100 * labels['tvd']:.0f}% of a client's rows would need other labels to have the shares of all; "
+        f"by chance alone it would be {100 * chance:.1f}% [{low:.1f}%, {high:.1f}%]."
+    )
 
 
 def _kinds(result: dict[str, Any]) -> Item:
