@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+STUDIES := $(VENV)/.studies
 INSTALLED := $(VENV)/.installed
 
 .PHONY: study test check bench site clean format
 
-study: $(INSTALLED)
+study: $(STUDIES)
 	$(BIN)/python -m fedscape study
 
 test: $(INSTALLED)
@@ -31,8 +32,15 @@ format: $(INSTALLED)
 clean:
 	rm -rf $(VENV) site
 
-$(INSTALLED): pyproject.toml requirements.lock
+# What a study needs; all else (Ray, Flower, the tests' tools) comes with the first other target.
+$(STUDIES): pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedscape needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing fedscape with torch into $(VENV): about 1.5 GB, a minute or a few"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[learn,report]'
+	touch $(STUDIES)
+
+$(INSTALLED): $(STUDIES)
+	@echo "installing the other extras and the tools of the tests: about 1.5 GB more"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev,all]'
 	touch $(INSTALLED)

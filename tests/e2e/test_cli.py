@@ -145,3 +145,9 @@ def test_bad_input_gives_one_clear_line_and_its_exit_code(case, tmp_path):
     if not said.startswith("Usage"):
         assert said.count("\n") == 1, said
         assert said.startswith("fedscape: ")
+
+
+def test_help_says_what_arguments_are_in_plain_brackets():
+    said = " ".join(ok("study", "--help").split())
+    assert "A name, a file or a folder; without one, embedded writers. [default: femnist-mini]" in said
+    assert "The ledger's file. [required]" in " ".join(ok("privacy", "show", "--help").split())

@@ -20,7 +20,7 @@ from fedscape import (
 )
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.mixtures._lcr_central import Chain
-from fedscape.mixtures._lcr_classes import classes_of, opened
+from fedscape.mixtures._lcr_classes import Sums, classes_of, learned, opened
 from fedscape.mixtures._lcr_em import Share
 from fedscape.mixtures._lcr_kernels import (
     add_by_class,
@@ -625,3 +625,23 @@ def test_counts_that_noise_made_too_small_are_no_trouble():
     draw_labels(zero, one, np.array([0]), np.zeros(1), 1.0, 1.0, 1.0, np.array([0.5]), labels, shares)
     assert labels.tolist() == [0]
     assert shares.tolist() == [[1.0]]
+
+
+def test_early_noise_is_that_of_the_purest_classes():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 400, 2))
+    y = x @ np.array([1.0, -1.0]) + np.array([[0.1], [2.0], [1.0]]) * rng.normal(size=(3, 400))
+    x[2], y[2] = 0.0, 0.0  # a class without events
+    events = np.array([400.0, 400.0, 0.0])
+    sums = Sums(np.einsum("kna,knb->kab", x, x), np.einsum("kna,kn->ka", x, y), (y**2).sum(axis=1), events, events)
+    how = {"sigma": True, "delta": False, "slopes": 2, "least": 1e-10, "steps": 50}
+    pure, most, all_ = (learned(sums, 1.0, np.full(2, 100.0), **how, part=part)[0] for part in (0.3, 0.8, 1.0))
+    assert pure == pytest.approx(0.01, rel=5 * np.sqrt(2 / 400))
+    assert all_ == pytest.approx((0.01 + 4) / 2, rel=5 * np.sqrt(2 / 400))
+    assert most == all_
+
+
+def test_learned_noise_parts_kinds_of_entities_within_twenty_rounds():
+    fed, _ = hlcr_synthetic(64, entities=16, events=12, components=6, sigma=0.3, seed=0)
+    reg = LatentClassRegression(6, alpha=16.0, beta=4.0, intercept=False, standardise=False, seed=0).fit(fed)
+    assert reg.sigma_ == pytest.approx(0.3, abs=0.03)

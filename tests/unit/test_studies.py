@@ -410,7 +410,7 @@ def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
 
     sizes = np.append(np.full(19, 10), 777)
     fed = Federation({"y": np.arange(sizes.sum()) % 2}, np.concatenate(([0], np.cumsum(sizes))))
-    data = SimpleNamespace(given=fed, counts=fed.counts("y"), names=("0", "1"))
+    data = SimpleNamespace(given=fed, counts=fed.counts("y"), names=("0", "1"), ordered=False)
     about = _described(data, False)
     assert about["rows_per_client"]["largest"] == "512 to 1,023 rows"
     assert not {"min", "max"} & set(about["rows_per_client"])
@@ -504,13 +504,34 @@ def test_a_continuous_target_is_cut_at_its_quantiles():
     assert data.features == ("a",)
     assert any("cut at its quantiles" in note for note in data.notes)
     assert data.names[0].startswith("below ")  # the least and the largest value are those of one row
+    assert data.ordered
+    assert not prepare(skewed()).ordered
     assert data.names[-1].endswith(" and more")
+
+
+def test_classes_of_a_large_number_are_named_without_an_exponent():
+    wages = np.linspace(0, 100_000, 501)
+    data = prepare(Federation({"a": wages % 7, "wage": wages}, [0, 250, 501]), column="wage")
+    assert data.names == ("below 20,000", "20,000 to 40,000", "40,000 to 60,000", "60,000 to 80,000", "80,000 and more")
 
 
 def test_a_column_that_says_the_label_in_other_words_is_no_feature():
     y = np.arange(90) % 3
     data = prepare(Federation({"code": y + 7, "a": np.random.default_rng(0).normal(size=90), "y": y}, [0, 45, 90]))
     assert data.features == ("a",)
+
+
+def test_a_column_that_is_the_same_in_all_rows_of_a_client_is_a_feature_only_if_asked_for():
+    fed = skewed()
+    region = fed.client_of_row % 3 * 10.0
+    region[fed.client_of_row == 1] = np.nan
+    fed = Federation({"a": fed["x"][:, 0], "region": region, "y": fed["y"]}, fed.offsets)
+    made = prepare(fed)
+    assert made.features == ("a",)
+    assert any("tell clients apart as an id does: 'region'. Name them with --features" in note for note in made.notes)
+    assert prepare(fed, features=["a", "region"]).features == ("a", "region")
+    once = Federation({"a": np.arange(4.0), "y": [0, 1, 0, 1]}, [0, 1, 2, 3, 4])
+    assert prepare(once).features == ("a",)  # one row each: nothing can be told of the client
 
 
 def test_an_unknown_column_and_one_of_a_single_value_are_refused():

@@ -10,6 +10,7 @@ import typer
 import fedscape
 from fedscape.cli.data import data
 from fedscape.cli.deploy import deploy
+from fedscape.cli.helping import mend
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample
@@ -22,6 +23,7 @@ from fedscape.cli.study import compare, explain, report, study
 from fedscape.cli.train import sweep, train
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 
+mend()
 app = typer.Typer(
     name="fedscape",
     help="Measure, model, simulate and learn the landscape of client data in federated learning.",

@@ -100,7 +100,7 @@ def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder:
         {
             "clients": about["clients"],
             "rows": about["rows"],
-            "rows a client, median": about["rows_per_client"]["median"],
+            "rows a client, median": round(about["rows_per_client"]["median"]),
             "categories": len(about["categories"]["names"]),
             "missing values": sum(column["missing"] for column in about["columns"]),
         },
@@ -128,15 +128,16 @@ def _measured(measured: Mapping[str, Any]) -> None:
 
 
 def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:
-    ends = ["?" if about[end] is None else f"{about[end]:.{digits}f}" for end in ("low", "high")]
-    return [f"{about['value']:.{digits}f}", f"{ends[0]} to {ends[1]}"]
+    # plus 0.0: a rounded -0.0 is no negative number
+    ends = ["?" if about[end] is None else f"{round(about[end], digits) + 0.0:.{digits}f}" for end in ("low", "high")]
+    return [f"{round(about['value'], digits) + 0.0:.{digits}f}", f"{ends[0]} to {ends[1]}"]
 
 
 def _tournament(learn: Mapping[str, Any]) -> None:
     predicted = {row["method"]: row for row in learn["simulated"]}
     rows = []
     for row in sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0)):
-        gain = "" if row["gain"] is None else " ".join(_numbers(row["gain"]))
+        gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
         guess = predicted[row["method"]]["accuracy"]["value"]
         rows.append([row["called"], *_numbers(row["accuracy"]), gain, _worst(row["worst"]), f"{guess:.3f}"])
     names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth (if equal)", "simulated clients"]

@@ -110,7 +110,8 @@ def choose_columns(source: Source, client: str, columns: Sequence[str] | None) -
         raise DataError(f"columns must be a list of names, not the text {columns!r}: write [{columns!r}]")
     for name in (client, *(columns or ())):
         if name not in present:
-            raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}")
+            hint = "; name the one that says whose a row is with --client (client=)" if name == client else ""
+            raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
     chosen = [name for name in dict.fromkeys(present if columns is None else columns) if name != client]
     for name in chosen:
         check_type(name, source.schema.field(name).type)

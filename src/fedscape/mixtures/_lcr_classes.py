@@ -72,11 +72,13 @@ def learned(
     least: float,
     steps: int,
     certain: bool = False,
+    part: float = 1.0,
 ) -> tuple[float, Array]:
     """Noise sigma^2 and the coefficients' variances delta^2 [F] that make the labelled data likelier, by EM.
 
     sigma^2 is the expected squared residual, delta^2 the expected squared coefficient, over the coefficients' law;
-    intercepts have a variance of their own. `certain` takes the coefficients at their mean. Only what is asked for is
+    intercepts have a variance of their own. `certain` takes the coefficients at their mean. With a `part` below 1
+    sigma^2 is that of the purest classes, as many as hold so large a part of the events. Only what is asked for is
     learned.
     """
     if not (sigma or delta) or sums.events.sum() <= 0:
@@ -89,8 +91,8 @@ def learned(
             covariance = np.zeros_like(covariance)
         if sigma:
             fitted = np.einsum("kf,kf->k", mean, 2 * sums.first - np.einsum("kfg,kg->kf", sums.second, mean))
-            left = np.maximum(sums.square - fitted, 0.0).sum() + np.einsum("kfg,kfg->", sums.second, covariance)
-            noise = min(max(float(left / sums.events.sum()), least), most)
+            left = np.maximum(sums.square - fitted, 0.0) + np.einsum("kfg,kfg->k", sums.second, covariance)
+            noise = min(max(_mean_of_purest(left, sums.events, part), least), most)
         if delta:
             squared = mean**2 + np.diagonal(covariance, axis1=1, axis2=2)  # [K, F]
             spread = np.empty(mean.shape[1])
@@ -100,6 +102,16 @@ def learned(
         if abs(noise - before) <= 1e-10 * before and not delta:
             break
     return noise, spread
+
+
+def _mean_of_purest(left: Array, events: Array, part: float) -> float:
+    """The mean squared residual of an event in the classes where it is least, which hold a part of all events."""
+    if part >= 1:
+        return float(left.sum() / events.sum())
+    order = np.argsort(left / np.maximum(events, 1e-300), kind="stable")
+    order = order[events[order] > 0]
+    enough = np.searchsorted(np.cumsum(events[order]), part * events.sum()) + 1
+    return float(left[order[:enough]].sum() / events[order[:enough]].sum())
 
 
 def sound(sums: Array, f: int, least: float = 0.0) -> Array:

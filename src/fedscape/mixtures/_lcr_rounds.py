@@ -18,6 +18,7 @@ from fedscape.ragged import Ragged, rows_of
 from fedscape.random import Array, Key
 
 NO_HIERARCHY = 1e9  # a beta beside which an agent's own labels do not count
+PURE = 0.3  # of the events: the classes by which noise is learned in early rounds
 
 
 class Survey(Computation):
@@ -90,6 +91,9 @@ class Assign(Computation):
     warm
         For so many rounds a given sigma is only the least that the noise can be, which is learned: labels drawn with
         less noise than the classes leave as yet would freeze where they are.
+    early
+        Up to so many rounds, the first apart, a noise that is learned is that of the purest classes, which hold a third
+        of the events: classes in which two kinds of entities still are would have it so large that they stay together.
 
     An entity's own events are taken out of its class before its label is drawn where they are in there whole: without
     gamma, and with gamma = 1 after rounds in which all agents took part.
@@ -116,6 +120,7 @@ class Assign(Computation):
         n_agents: int | None = None,
         share: float | None = None,
         warm: int = 0,
+        early: int = 0,
         noise: float = 0.0,
     ) -> None:
         self.table = table
@@ -129,6 +134,7 @@ class Assign(Computation):
         self.n_agents = n_agents
         self.share = share
         self.warm = warm
+        self.early = early
         self.noise = noise
 
     def start(self, seed: int) -> Arrays:
@@ -239,6 +245,7 @@ class Assign(Computation):
             least=least,
             steps=200 if self.n_components == 1 else 5,
             certain=self.certain,
+            part=PURE if self.sigma is None and 0 < state["rounds"] < self.early else 1.0,
         )
         if self.sigma is not None:
             noise = max(noise, self.sigma**2) if warm else self.sigma**2
@@ -258,6 +265,7 @@ class Assign(Computation):
             (cls(table, 3, 5, gamma=1.0, n_agents=len(fed), sigma=0.5, delta=1.0), fed),
             (cls(without, 2, 2, gamma=0.5, sigma=0.4, warm=2), fed),
             (cls(Table(held_out=0.3, part="train"), 3, 1), fed),
+            (cls(table, 3, 4, gamma=0.5, n_agents=len(fed), early=3), fed),
             (cls(table, 3, 3, gamma=0.5, n_agents=len(fed), alpha=None, beta=None), fed),
             (cls(Table(ranges=((-2.0, 2.0), (-5.0, 5.0))), 3, 1, gamma=0.5, share=0.5, noise=0.1), fed),
         ]

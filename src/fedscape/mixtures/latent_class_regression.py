@@ -329,6 +329,7 @@ class LatentClassRegression(Estimator):
             n_agents=None if private else n_agents,
             share=share if private else None,
             warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
+            early=0 if em or private else self.rounds // 2,
             noise=spread_of_noise(how.privacy, share * n_agents),
         )
 

@@ -92,7 +92,10 @@ def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> st
         )
     every = max(1, math.ceil(len(tally) / 6))
     for i in range(0, len(edges), every):
-        ticks.append(f'<text x="{left + i * step:.1f}" y="{height - 10:g}" text-anchor="middle">{edges[i]:,.0f}</text>')
+        anchor = "end" if i == len(tally) else "middle"  # the last would stand out of the picture
+        ticks.append(
+            f'<text x="{left + i * step:.1f}" y="{height - 10:g}" text-anchor="{anchor}">{edges[i]:,.0f}</text>'
+        )
     base = height - bottom
     axis = f'<line class="axis" x1="{left:g}" x2="{width:g}" y1="{base:g}" y2="{base:g}"/>'
     side = (

@@ -84,7 +84,8 @@ def _lede(result: About) -> str:
     parts = [f"Column studied: {result['about']['column']}."]
     if "Which method?" in first:
         worth = first["Is personalisation worth it?"]["answer"]
-        parts.append(f"Advice: {first['Which method?']['answer']}; personalisation is {worth}.")
+        said = "that personalisation pays is not shown" if worth == "not shown" else f"personalisation is {worth}"
+        parts.append(f"Advice: {first['Which method?']['answer']}; {said}.")
     return " ".join(parts)
 
 

@@ -24,6 +24,9 @@ def describe(result: About) -> tuple[str, str, str]:
     )
     total = max(sum(categories["rows"]), 1)
     order = sorted(range(len(categories["names"])), key=lambda j: -categories["rows"][j])
+    top = order[0]
+    if categories.get("ordered"):
+        order.sort()
     rows = [
         [
             (categories["names"][j], categories["names"][j]),
@@ -35,7 +38,6 @@ def describe(result: About) -> tuple[str, str, str]:
     ]
     table = table_of(["category", "rows", "share", "clients"], rows, sorts=True, numbers=(1, 2, 3))
     more = f" The first 12 of {len(order)}; all are in the CSV." if len(order) > 12 else ""
-    top = order[0]
     said = (
         f"The most frequent, {categories['names'][top]}, has {percent(categories['rows'][top] / total)} of the "
         f"rows.{more}"
@@ -51,12 +53,15 @@ def describe(result: About) -> tuple[str, str, str]:
     ]
     missing = sum(c["missing"] for c in about["columns"])
     given = table_of(["column", "type", "missing", "categories"], columns, sorts=False, numbers=(2, 3))
+    stacks = [
+        card("Rows per client", picture, reading),
+        card("Categories", table, f"{said} Clients: how many have it.", table="categories"),
+    ]
+    # under the shorter of the two: the histogram is about as tall as six rows
+    stacks[len(rows) < 6] += card("Columns", given, f"{missing:,} values are missing.")
     content = (
-        "<h2>Describe</h2><p>What there is, before anything is modelled.</p><div class='grid'><div class='stack'>"
-        + card("Rows per client", picture, reading)
-        + card("Columns", given, f"{missing:,} values are missing.")
-        + "</div>"
-        + card("Categories", table, f"{said} Clients: how many have it.", table="categories")
+        "<h2>Describe</h2><p>What there is, before anything is modelled.</p><div class='grid'>"
+        + "".join(f"<div class='stack'>{stack}</div>" for stack in stacks)
         + "</div>"
     )
     return "describe", "Describe", content
@@ -154,13 +159,14 @@ def model(result: About) -> tuple[str, str, str]:
             order.sort(key=lambda j: pool[j] - kind["means"][j])
         else:
             order = sorted(range(len(names)), key=lambda j: -kind["means"][j])[:_MOST_BARS]
+        if result["describe"]["categories"].get("ordered"):
+            order.sort()
         rows = [(names[j], kind["means"][j], pool[j]) for j in order]
         panels.append(
             f'<div class="panel{" on" if i == 0 else ""}" id="kind-{kind["kind"]}"><p>{safe(kind["words"])}</p>'
             + draw.bars(rows, kind=i, called=f"kind {kind['kind']}")
-            + f'<p class="reading">{percent(kind["share"]["value"])} of the clients are of kind {kind["kind"]} '
-            f"(95% interval {between(kind['share'], percent)}). Bars: its share of a category; black ticks: "
-            "that of all rows. "
+            + f'<p class="reading">{_share_of_kind(kind) if len(kinds) > 1 else ""}Bars: its share of a category; '
+            "black ticks: that of all rows. "
             f"{'The categories that differ most.' if len(kinds) > 1 else 'The most frequent categories.'}</p></div>"
         )
     tabs = f'<div class="tabs" role="group" aria-label="Kinds of clients">{buttons}</div>' if len(kinds) > 1 else ""
@@ -178,6 +184,11 @@ def model(result: About) -> tuple[str, str, str]:
         f"{about['rounds']} rounds of {about['bytes_up']:,} bytes each.</p><div class='grid'>{''.join(cards)}</div>"
     )
     return "model", "Model", content
+
+
+def _share_of_kind(kind: About) -> str:
+    interval = between(kind["share"], percent)
+    return f"{percent(kind['share']['value'])} of the clients are of kind {kind['kind']} (95% interval {interval}). "
 
 
 def _choice(candidates: Sequence[About], chosen: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedscape.report import figures as draw
 from fedscape.report.parts import capital, card, cells, dot, stick, table_of
-from fedscape.report.words import NONE, About, between, number, percent, safe
+from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
 
 _MEASURES = {
     "auc": "A classifier tells them apart (AUC)",
@@ -149,6 +149,8 @@ def _kinds_card(learn: About) -> str:
         f"{worst['name']} has the least, {percent(worst['about']['value'])} ({between(worst['about'], percent)}"
         "); in brackets the number of clients."
     )
+    if sum(r["about"]["clients"] for r in known) < learn["clients"]:
+        reading += " Kinds of fewer than five are left out."
     return card(
         "For whom it fails: accuracy by kind of client", draw.forest(known, low=0.0, high=1.0, show=percent), reading
     )
@@ -202,12 +204,12 @@ def _costs_card(learn: About) -> str:
             (c["called"], c["called"]),
             (c["bytes_up"], number(c["bytes_up"] / 1000, 1)),
             (c["bytes_down"], number(c["bytes_down"] / 1000, 1)),
-            (c["seconds"]["value"], f"{c['seconds']['value']:.2g}"),
+            (c["seconds"]["value"], two_digits(1000 * c["seconds"]["value"])),
             (", ".join(c["revealed"]), ", ".join(c["revealed"]) or "nothing"),
         ]
         for c in learn["costs"]
     ]
-    names = ["method", "kB up", "kB down", "s", "revealed"]
+    names = ["method", "kB up", "kB down", "ms", "revealed"]
     table = table_of(names, rows, sorts=True, numbers=(1, 2, 3))
     dear = max(learn["costs"], key=lambda c: c["bytes_up"])
     reading = (

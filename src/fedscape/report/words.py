@@ -41,6 +41,15 @@ def number(value: float | None, digits: int = 3) -> str:
     return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}"
 
 
+def two_digits(value: float) -> str:
+    """A number to two digits, never with an exponent that people would have to read.
+
+    >>> two_digits(0.0857), two_digits(8.94), two_digits(123456.0)
+    ('0.086', '8.9', '120,000')
+    """
+    return f"{float(f'{value:.2g}'):,.10g}"
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     """A share in percent.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscape.studies.numbers import FEW
+
 WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
 CLOSE = 0.005  # of two methods this close the simpler is advised
 #: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
@@ -92,6 +94,8 @@ def _differ(result: dict[str, Any]) -> Item:
         text = f"Clients cannot be told from parts of one pool: {said}, where IID clients have 0."
         return _item(question, "not measurably", text, next(iter(known.values())))
     text = f"Clients differ in {' and '.join(sure)}: {said}, where IID clients have 0 and clients that share nothing 1."
+    if "labels" in sure and "tvd" in measured["labels"]:
+        text += _in_plain_words(measured["labels"])
     return _item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
 
 
@@ -108,6 +112,16 @@ def _heterogeneity(name: str, about: dict[str, Any]) -> str:
     if about["low"] is None or about["high"] is None:
         return f"heterogeneity of {name} {about['value']:.3f}, from two clients: no interval"
     return f"heterogeneity of {name} {about['value']:.3f} [{about['low']:.3f}, {about['high']:.3f}]"
+
+
+def _in_plain_words(labels: dict[str, Any]) -> str:
+    """A distance that people can picture, beside what chance alone makes of clients of these sizes."""
+    chance, reach = labels["tvd_iid"], 1.96 * labels["tvd_iid_sd"]
+    low, high = (100 * max(chance + sign * reach, 0.0) for sign in (-1, 1))
+    return (
+        f" On average {100 * labels['tvd']:.0f}% of a client's rows would need other labels to have the shares of all; "
+        f"by chance alone it would be {100 * chance:.1f}% [{low:.1f}%, {high:.1f}%]."
+    )
 
 
 def _kinds(result: dict[str, Any]) -> Item:
@@ -141,7 +155,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item:
     others = [r for r in others if r["method"] != "local"]  # who trains alone personalises nothing
     personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
     said, gain = verdict(personal["gain"]), personal["gain"]
-    body = f"{personal['called']} gains {points(gain)} over FedAvg, paired over clients, all comparisons together"
+    verb = "gains" if gain["value"] >= 0 else "has"
+    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired over clients, all comparisons together"
     body += _one_seed(learn)
     if said == "yes":
         better = personal.get("better")
@@ -188,7 +203,9 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
     kinds = [k for k in learn["by_kind"] if k["value"] is not None]
     if len(kinds) > 1:
         low = min(kinds, key=lambda k: k["value"])
-        text += f" Of the kinds, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
+        some = sum(k["clients"] for k in kinds) < learn["clients"]  # a kind of fewer is withheld
+        which = f"Of the kinds of {FEW} clients or more here" if some else "Of the kinds"
+        text += f" {which}, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
     return _item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
 
 

@@ -29,7 +29,8 @@ class Prepared:
 
     `counts` [clients, C] are the categories of `names`; `rows` has them one a row in the column y, and numbers in the
     column x where there are `features`; it is None where only ready counts are known. `labels` says whether the
-    categories are given (or cells of the features, where there is no column of labels).
+    categories are given (or cells of the features, where there is no column of labels), `ordered` whether they are
+    parts of a number, the least first.
     """
 
     given: Federation
@@ -40,6 +41,7 @@ class Prepared:
     labels: bool
     features: tuple[str, ...]
     notes: tuple[str, ...]
+    ordered: bool = False
 
     @property
     def width(self) -> int:
@@ -92,7 +94,7 @@ def prepare(
         return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes))
     if found is None:
         return _without_labels(federation, features, notes, seed)
-    codes, labels = categories_of(federation, found, notes, names)
+    codes, labels, ordered = categories_of(federation, found, notes, names)
     counts = federation.select([]).where(codes >= 0).with_column("y", codes[codes >= 0]).counts("y", len(labels))
     place, labels = _seldom_together(counts, labels, least, notes)
     codes, counts = np.where(codes >= 0, place[codes], -1), _joined(counts, place, len(labels))
@@ -104,7 +106,7 @@ def prepare(
         made = made.with_column("x", x)
     else:
         notes.append("There is no column of features: how features differ and training are left out.")
-    return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes))
+    return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes), ordered)
 
 
 def some_rows(federation: Federation, notes: list[str], seed: int) -> Array:
@@ -142,8 +144,8 @@ def _without_labels(given: Federation, features: Sequence[str] | None, notes: li
 
 def categories_of(
     federation: Federation, column: str, notes: list[str], names: Sequence[str] | None = None
-) -> tuple[Array, list[str]]:
-    """The category of each row, -1 where it is missing, and what categories are called.
+) -> tuple[Array, list[str], bool]:
+    """The category of each row, -1 where it is missing, what categories are called, and whether a number was cut.
 
     >>> said = []
     >>> fed = Federation({"v": [0.5, 1.5, np.nan, 9.0, 2.5, 3.5]}, [0, 3, 6])
@@ -166,7 +168,7 @@ def categories_of(
         raise DataError(f"the column {column!r} has no value in any row: name another with --column")
     distinct, inverse = np.unique(values[known], return_inverse=True)
     if not text and (len(distinct) > MOST_CATEGORIES or np.any(distinct != np.floor(distinct))):
-        return _binned(values, known, column, notes)
+        return (*_binned(values, known, column, notes), True)
     called = federation.names[column] if text else (names if names is not None else None)
     labels = [str(called[int(v)]) if called is not None and 0 <= v < len(called) else f"{v:g}" for v in distinct]
     codes = np.full(len(values), -1, dtype=np.int64)
@@ -179,14 +181,15 @@ def categories_of(
         raise DataError(
             f"the column {column!r} has the one value {labels[0]!r} in all rows: there is nothing to compare"
         )
-    return codes, labels
+    return codes, labels, False
 
 
 def _binned(values: Array, known: Array, column: str, notes: list[str]) -> tuple[Array, list[str]]:
     inner = np.unique(np.quantile(values[known], np.arange(1, _BINS) / _BINS))
     codes = np.where(known, np.searchsorted(inner, np.where(known, values, 0), side="right"), -1)
-    labels = [f"{a:,.4g} to {b:,.4g}" for a, b in pairwise(inner)]
-    labels = [f"below {inner[0]:,.4g}", *labels, f"{inner[-1]:,.4g} and more"]  # an extreme is the value of one row
+    shown = [f"{float(f'{end:.4g}'):,.10g}" for end in inner]  # four digits, and no exponent where people count
+    labels = [f"{a} to {b}" for a, b in pairwise(shown)]
+    labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
     used = np.unique(codes[known])
     place = np.full(len(labels) + 1, -1)
     place[used] = np.arange(len(used))
@@ -265,8 +268,11 @@ def features_of(
     if wanted is None and "x" in fed and column != "x" and "x" not in fed.names and fed["x"].dtype.kind in "biuf":
         wanted = ["x"]
     names = [n for n in (wanted or fed.columns) if n != column]
-    parts, used, dropped = [], [], []
+    parts, used, dropped, fixed = [], [], [], []
     for name in names:
+        if wanted is None and _is_of_client(fed, name):
+            fixed.append(name)
+            continue
         made = _numbers(fed, name) if not _is_text(fed, name, column) else _last_characters(fed, name, column, notes)
         if made is None or (wanted is None and codes is not None and _says_the_same(fed[name], codes)):
             dropped.append(name)
@@ -274,8 +280,13 @@ def features_of(
             parts.append(made)
             used.append(name)
     if dropped:
-        what = ", ".join(map(repr, dropped[:6])) + (", ..." if len(dropped) > 6 else "")
-        notes.append(f"Not used as features (ids, dates, texts of many values, or the label in other words): {what}.")
+        what = "ids, dates, texts of many values, or the label in other words"
+        notes.append(f"Not used as features ({what}): {_listed(dropped)}.")
+    if fixed:
+        notes.append(
+            "Not used as features, because every client has one value in all its rows, which would tell clients apart "
+            f"as an id does: {_listed(fixed)}. Name them with --features to use them."
+        )
     if not parts:
         return (), None
     x = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
@@ -311,6 +322,23 @@ def _numbers(fed: Federation, name: str) -> Array | None:
         return np.asarray(values[:, None], dtype=np.float64)
     made = np.asarray(values.reshape(len(values), -1), dtype=np.float32)
     return made / np.float32(255) if values.dtype == np.uint8 else made
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:6])) + (", ..." if len(names) > 6 else "")
+
+
+def _is_of_client(fed: Federation, name: str) -> bool:
+    """Whether a column says something of the client, not of the row: one value in all rows of each, not of all."""
+    values = fed[name]
+    filled = int((fed.sizes > 0).sum())
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or fed.n_rows < 2 * filled or filled < 2:
+        return False
+    first = values[fed.offsets[:-1][fed.sizes > 0]].repeat(fed.sizes[fed.sizes > 0])
+    same = values == first
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(first)
+    return bool(same.all()) and len(np.unique(first)) > 1
 
 
 def _is_text(fed: Federation, name: str, column: str | None) -> bool:

@@ -160,6 +160,7 @@ def _described(data: Prepared, show: bool) -> dict[str, Any]:
     about["sizes"] = {"edges": edges, "clients": tally, "log_mean": mean_interval(sizes)}
     about["categories"] = {
         "names": list(data.names),
+        "ordered": data.ordered,
         "rows": counts.sum(axis=0),
         "clients": (counts > 0).sum(axis=0),
         "mean_share": shares.mean(axis=0),
