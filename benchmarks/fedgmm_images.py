@@ -34,7 +34,7 @@ from fedscape import Federation, FixedSize, GaussianMixture, Local, Moments, rou
 from fedscape.computation import frozen
 from fedscape.engine import as_ragged
 from fedscape.learning import LocalSGD, cross_entropy, models
-from fedscape.learning.layers import ProductConv2d
+from fedscape.learning.layers import ProductConv2d, stands_for_product
 from fedscape.personal import FedGMM, LocalOnly, Personalised, with_embedding, with_projection
 from fedscape.personal.methods import METHODS
 from fedscape.random import Key
@@ -149,7 +149,7 @@ def with_products(model: torch.nn.Module) -> torch.nn.Module:
     model = copy.deepcopy(model)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Conv2d and ProductConv2d.can_stand_for(child):
+            if type(child) is torch.nn.Conv2d and stands_for_product(child):
                 setattr(parent, name, ProductConv2d(child))
     return model
 

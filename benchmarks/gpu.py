@@ -2,8 +2,8 @@
 
 `--only` takes rounds (seconds a round of four networks, by strategy and precision, with the bytes and operations that
 cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
-same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one) or peers (pfl-research, and a
-plain loop). CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and
+same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research) or
+profile (the longest kernels). CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and
 written as it comes.
 """
 
@@ -32,7 +32,8 @@ WAYS = [("sequential", "exact"), ("vmap", "exact"), ("compiled", "exact"), ("com
 
 def main() -> None:
     args = arguments(__doc__, only="rounds", task="", out="", seeds=3, repeats=40)
-    run = {"rounds": round_times, "long": long_runs, "accuracy": accuracies, "sweep": sweeps, "peers": peers}[args.only]
+    run = {"rounds": round_times, "long": long_runs, "accuracy": accuracies, "sweep": sweeps, "peers": peers,
+           "profile": profiles}[args.only]  # fmt: skip
     lines = []
     for line in run(args):
         print({k: round(v, 4) if isinstance(v, float) else v for k, v in line.items()}, flush=True)
@@ -133,11 +134,27 @@ def bandwidth() -> float:
 
 def kernels(method: FedAvg, fed: fs.Federation, cohort: int) -> float:
     """Milliseconds of a round in which the device works, summed over its kernels and copies."""
+    return sum(time for _, time in by_kernel(method, fed, cohort))
+
+
+def by_kernel(method: FedAvg, fed: fs.Federation, cohort: int) -> list[tuple[str, float]]:
+    """The kernels and copies of a round with their milliseconds, the longest first."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         seconds(method, fed, cohort, 5)
-    return float(sum(e.self_device_time_total for e in found.key_averages()) / 5 / 1000)
+    times = [(e.key, float(e.self_device_time_total) / 5 / 1000) for e in found.key_averages()]
+    return sorted(times, key=lambda pair: -pair[1])
+
+
+def profiles(args: Any) -> Iterator[dict[str, Any]]:
+    """The longest kernels of a round of the first network, in tf32 and bf16."""
+    fed, model, cohort, batch = tasks(args.quick)["CNN 32 x 32 x 3, 50 x 50"]
+    for precision in ("tf32", "bf16") if CUDA else ("exact",):
+        local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE, precision=precision)
+        seconds(FedAvg(local), fed, cohort, 3)  # compiled
+        for name, took in by_kernel(FedAvg(local), fed, cohort)[:25]:
+            yield {"products": precision, "kernel": name[:80], "ms": took}
 
 
 def cnn(precision: str) -> LocalSGD:
