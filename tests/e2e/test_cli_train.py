@@ -6,7 +6,7 @@ import csv
 import json
 
 import pytest
-from shell import ok, refused
+from shell import ok, refused, started
 
 SHORT = ["--model", "linear", "--rounds", 4, "--every", 2, "--cohort", 5, "--lr", 0.1]
 
@@ -25,7 +25,7 @@ def test_train_prints_a_table_and_keeps_what_it_made(tmp_path):
 
 
 def test_a_run_that_goes_on_ends_with_the_bytes_of_one_never_stopped(tmp_path):
-    ok("train", "femnist-mini", *SHORT, "--out", tmp_path / "whole", "--quiet")
+    started("train", "femnist-mini", *SHORT, "--out", tmp_path / "whole", "--quiet")
     ok("train", "femnist-mini", *SHORT[:3], 2, *SHORT[4:], "--out", tmp_path / "parts", "--quiet")
     ok("train", "femnist-mini", *SHORT, "--out", tmp_path / "parts", "--resume", "--quiet")
     for name in ("model.safetensors", "clients.csv"):
@@ -59,13 +59,13 @@ def test_private_training_stays_within_its_budget(tmp_path):
 
 
 def test_sweep_ranks_settings_and_goes_on(tmp_path):
-    call = ["sweep", "femnist-mini", "--model", "linear", "--lr", "0.000001,0.01,3", "--rounds", 3, "--rungs", 2]
-    rows = json.loads(ok(*call, "--out", tmp_path / "s", "--json"))
+    call = ["femnist-mini", "--model", "linear", "--lr", "0.000001,0.01,3", "--rounds", 3, "--rungs", 2]
+    rows = json.loads(ok("sweep", *call, "--out", tmp_path / "s", "--json"))
     assert [row["rounds"] for row in rows] == [3, 1, 1]
     assert rows[0]["lr"] == 0.01
-    again = json.loads(ok(*call, "--out", tmp_path / "s", "--resume", "--json"))
+    again = json.loads(started("sweep", *call, "--out", tmp_path / "s", "--resume", "--json"))
     assert again == rows
-    assert "settings, best first" in ok(*call, "--quiet")
+    assert "settings, best first" in ok("sweep", *call, "--quiet")
 
 
 @pytest.mark.parametrize(
