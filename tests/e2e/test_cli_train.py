@@ -49,6 +49,21 @@ def test_personal_methods_are_those_of_the_library():
     assert set(PERSONAL) == set(METHODS) - {"fedavg"}
 
 
+def test_methods_on_a_schedule_are_among_those_of_the_library():
+    from fedscape.cli.train import TEMPORAL
+    from fedscape.temporal import METHODS
+
+    assert set(TEMPORAL) <= set(METHODS)
+
+
+def test_fair_training_is_a_method_with_a_weight_of_its_own(tmp_path):
+    made = {}
+    for q in (0, 5):
+        ok("train", "femnist-mini", *SHORT, "--method", "qfedavg", "--q", q, "--out", tmp_path / str(q), "--quiet")
+        made[q] = (tmp_path / str(q) / "model.safetensors").read_bytes()
+    assert made[0] != made[5]
+
+
 def test_private_training_stays_within_its_budget(tmp_path):
     about = json.loads(
         ok("train", "femnist-mini", *SHORT, "--epsilon", 8, "--delta", 1e-3, "--out", tmp_path / "run", "--json")
@@ -74,6 +89,8 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--model", "vgg"], "model must be one of linear, mlp, cnn"),
         (["train", "femnist-mini", "--method", "sgd"], "method must be one of fedavg, fedprox, fedadam"),
         (["train", "femnist-mini", "--method", "fedprox"], "fedprox needs proximal above 0"),
+        (["train", "femnist-mini", "--method", "fedadam", "--q", "1"], "q goes with qfedavg, not with fedadam"),
+        (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "--q go with fedavg and its kin, not ifca"),
         (["train", "femnist-mini", "--resume"], "--resume goes with --out"),
         (["train", "acs-mini", "--features", "SCHL,PINCP", "--target", "race"], "'SCHL' must hold one finite number"),
         (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "must hold classes"),
