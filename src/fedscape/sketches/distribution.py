@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import DataError, PrivacyError, TooFewClients
+from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
@@ -183,6 +183,12 @@ class DistributionSketch(Estimator):
         state = done.state
         ids = np.asarray(getattr(engine.clients, "ids", state["server.ids"]))
         place = {client: i for i, client in enumerate(state["server.ids"].tolist())}
+        silent = [client for client in ids.tolist() if client not in place]
+        if silent:
+            raise EngineError(
+                f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, so that their "
+                "counts are not known: ask again, or leave them out of the engine's clients"
+            )
         return np.asarray(state["server.counts"][[place[client] for client in ids.tolist()]])
 
     def transform(
