@@ -41,7 +41,8 @@ def _forked(folder: Path | None, env: dict[str, str], **what: Any) -> Done:
 
 
 def _begun(folder: Path | None, env: dict[str, str], *call: str) -> Done:
-    command, environment = [sys.executable, "-W", "ignore", *call], {**os.environ, **env}
+    command = [sys.executable, "-W", "ignore", *call]
+    environment = {name: value for name, value in os.environ.items() if name not in _ONE_THREAD} | env
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=SECONDS)
 
 
@@ -70,7 +71,7 @@ def ok(*arguments: object, **env: str) -> str:
 
 
 def started(*arguments: object, **env: str) -> str:
-    """As `ok`, but `begun`: with other hashes of texts and with its own imports. Every command has one such test."""
+    """As `ok`, but `begun`: other hashes of texts, own imports, threads by default. Every command has such a test."""
     done = begun(*arguments, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -163,12 +163,10 @@ def _described(data: Prepared, show: bool) -> dict[str, Any]:
         "rows": counts.sum(axis=0),
         "clients": (counts > 0).sum(axis=0),
         "mean_share": shares.mean(axis=0),
-        "covariance": plain(spread, 10),
         "clients_with_rows": n,
     }
-    covariance = about["categories"].pop("covariance")
     made: dict[str, Any] = plain(about)
-    made["categories"]["covariance"] = covariance
+    made["categories"]["covariance"] = plain(spread, 10)  # small numbers: more digits than the rest
     return made
 
 
