@@ -15,7 +15,7 @@ from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
 from fedscape.privacy import Privacy
-from fedscape.ragged import Ragged
+from fedscape.ragged import Ragged, offsets_of
 from fedscape.random import Array, Key
 from fedscape.sketches._kernels import count_codes
 from fedscape.sketches.distances import normalise
@@ -322,7 +322,7 @@ class DistributionSketch(Estimator):
     @classmethod
     def examples(cls) -> Sequence[tuple[DistributionSketch, Federation]]:
         rng = np.random.default_rng(3)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 7, 25))))
+        offsets = offsets_of(rng.integers(0, 7, 25))
         n = int(offsets[-1])
         fed = Federation({"x": rng.normal(1.0, 1.0, (n, 2, 2)), "t": rng.integers(-1, 9, (n, 5))}, offsets)
         texts = Federation({"s": rng.choice(["to be", "or not", "", "to see"], n)}, offsets)
