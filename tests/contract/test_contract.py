@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from pathlib import Path
 
+import computations as found
 import numpy as np
 import pytest
 
@@ -14,10 +13,6 @@ from fedscape.computation import frozen
 from fedscape.engine import Reply, broadcast
 from fedscape.errors import TooFewClients
 from fedscape.privacy import Release
-
-_spec = importlib.util.spec_from_file_location("computations", Path(__file__).with_name("computations.py"))
-found = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(found)
 
 CASES = [pytest.param(c, f, id=name) for name, c, f in found.examples()]
 every = pytest.mark.parametrize(("computation", "fed"), CASES)
