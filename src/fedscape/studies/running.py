@@ -76,9 +76,9 @@ def study(
         True or False shows or hides what is being done; by default it is shown on a terminal.
 
     >>> from fedscape import datasets
-    >>> done = study(datasets.load("acs-race").take(slice(100)))
+    >>> done = study(datasets.load("acs-race").take(slice(40)))
     >>> done.result["describe"]["clients"], done.result["advise"][0]["answer"]
-    (100, 'yes')
+    (40, 'yes')
     """
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
