@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.description import describe
+from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array
@@ -384,7 +385,8 @@ class _Stages:
         began = time.perf_counter()
         self._say(f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}", self._done)
         try:
-            yield
+            with one_library_thread():
+                yield
         except BaseException:
             self.close()
             raise
