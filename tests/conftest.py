@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-# new examples are for whoever looks for them: pytest --hypothesis-profile=default
-settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("same")
+with contextlib.suppress(ImportError):  # a machine with a GPU may have little else
+    from hypothesis import HealthCheck, settings
+
+    # new examples are for whoever looks for them: pytest --hypothesis-profile=default
+    settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

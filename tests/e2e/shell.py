@@ -19,19 +19,22 @@ Done = subprocess.CompletedProcess[str]
 
 
 @functools.cache
-def _warm() -> subprocess.Popen[str]:
+def _warm() -> subprocess.Popen[str] | None:
+    """The process to fork; None where that cannot be done, and each command is begun anew."""
+    if sys.platform != "linux":
+        return None
     call = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("warm.py"))]
     environment = {**os.environ, **_ONE_THREAD}  # threads of a BLAS would not survive the fork
     made = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     atexit.register(made.communicate)
-    return made
+    assert made.stdout is not None
+    return made if made.stdout.readline() == "ready\n" else None
 
 
-def _forked(folder: Path | None, env: dict[str, str], **what: Any) -> Done:
+def _forked(server: subprocess.Popen[str], folder: Path | None, env: dict[str, str], **what: Any) -> Done:
     with tempfile.TemporaryDirectory() as said:
         out, err = Path(said) / "out", Path(said) / "err"
         call = {"folder": str(folder or Path.cwd()), "environment": {**os.environ, **env}, "seconds": SECONDS}
-        server = _warm()
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.write(json.dumps({**call, **what, "out": str(out), "err": str(err)}) + "\n")
@@ -48,15 +51,16 @@ def _begun(folder: Path | None, env: dict[str, str], *call: str) -> Done:
 
 def python(code: str, folder: Path) -> Done:
     """Run code in a folder."""
-    return _forked(folder, {}, code=code) if sys.platform == "linux" else _begun(folder, {}, "-c", code)
+    server = _warm()
+    return _begun(folder, {}, "-c", code) if server is None else _forked(server, folder, {}, code=code)
 
 
 def fedscape(*arguments: object, folder: Path | None = None, **env: str) -> Done:
     """Run a command, in a process that need not import torch."""
-    given = [str(a) for a in arguments]
-    if sys.platform != "linux":
+    server, given = _warm(), [str(a) for a in arguments]
+    if server is None:
         return _begun(folder, env, "-m", "fedscape", *given)
-    return _forked(folder, env, arguments=given)
+    return _forked(server, folder, env, arguments=given)
 
 
 def begun(*arguments: object, **env: str) -> Done:

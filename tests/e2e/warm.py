@@ -1,6 +1,6 @@
 """A process that has imported the large packages and forks one for every call: torch alone takes seconds to import.
 
-Reads a call a line from standard input and answers with its exit code. fedscape itself is imported by each process,
+Says that it is ready, reads a call a line and answers with its exit code. fedscape itself is imported by each process,
 in the order of one that was started by itself. Standard output and error go to the files that the call names.
 """
 
@@ -94,6 +94,8 @@ if __name__ == "__main__":
     threads.remove(Path("/proc/self/comm").read_text().strip())
     if set(threads) - {"jemalloc_bg_thd"}:  # Arrow's memory knows of forks; other threads might hold a lock
         sys.exit(f"a process with the threads {threads} cannot be forked: which of {PACKAGES} starts them?")
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     if (call := serve()) is not None:
         become(call)
         leave(call)
