@@ -10,6 +10,8 @@ INSTALLED := $(VENV)/.installed
 study: $(STUDIES)
 	$(BIN)/python -m fedscape study
 
+# one BLAS thread in each of two processes: four on two cores spend most of their time waiting for one another
+test: export OMP_NUM_THREADS = 1
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 

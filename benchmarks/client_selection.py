@@ -13,13 +13,12 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from scipy.stats import t as student
 
 import fedscape as fs
 from fedscape.datasets.generators import sketch_dirichlet, sketch_dirichlet_uniform
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
 from fedscape.sketches import KeyedCoin, NearTheWhole, OwnWeights, distance
-from table import arguments, report
+from table import arguments, mean_and_half, report
 
 WAYS = ("uniform", "ours", "frobenius", "row norm", "sum-only")
 
@@ -130,13 +129,6 @@ def curve(way: str, about: dict, seed: int, every: int) -> np.ndarray:
         if (r.index + 1) % every == 0:
             seen.append(evaluate(local, r.state, about["test"], threads=1).summary()["accuracy_pooled"])
     return np.array(seen)
-
-
-def mean_and_half(values: list[float]) -> str:
-    v = np.array(values, dtype=float)
-    if len(v) == 1:
-        return f"{v.mean():.3f}"
-    return f"{v.mean():.3f} ± {student.ppf(0.975, len(v) - 1) * v.std(ddof=1) / np.sqrt(len(v)):.3f}"
 
 
 def table_of(name: str, seeds: int, args) -> list[dict]:

@@ -15,11 +15,11 @@ from dataclasses import replace
 import numpy as np
 
 import fedscape as fs
-from client_selection import bag_of_last, federation, first_rows, images, mean_and_half, writers
+from client_selection import bag_of_last, federation, first_rows, images, writers
 from fedscape.datasets.generators import sketch_by_class
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
 from fedscape.personal.cold_start import ColdStart, NearestComponent
-from table import arguments, report
+from table import arguments, mean_and_half, report
 
 JUDGED = 40  # rows of a cold client on which all models are judged
 

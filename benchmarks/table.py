@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
+import statistics
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,21 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     content = {"name": name, "command": " ".join(sys.argv), "versions": about, "rows": rows, "note": note}
     (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of the 95% interval of the mean by Student's t; NaN for fewer than two values."""
+    from scipy.special import stdtrit
+
+    if len(values) < 2:
+        return math.nan
+    return float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def mean_and_half(values: Sequence[float]) -> str:
+    """The mean, with `half_width` where there is one."""
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ± {half_width(values):.3f}"
 
 
 def _version(package: str) -> str:

@@ -13,6 +13,7 @@ from fedscape.errors import DataError, PrivacyError
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
 from fedscape.kernel import kernel
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 from fedscape.statistics import Moments, features
 
@@ -169,7 +170,7 @@ class FederatedKMeans(Estimator):
     @classmethod
     def examples(cls) -> Sequence[tuple[FederatedKMeans, Federation]]:
         rng = np.random.default_rng(2)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 7, 25))))
+        offsets = offsets_of(rng.integers(0, 7, 25))
         x = rng.normal(0, 1, (offsets[-1], 2)) + 6 * rng.integers(0, 3, (offsets[-1], 1))
         return [(cls(3, init=rng.normal(6, 6, (2, 3, 2))), Federation({"x": x}, offsets))]
 

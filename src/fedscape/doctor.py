@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -50,9 +51,7 @@ def _extra(extra: str, modules: tuple[str, ...]) -> str:
 def _gpu() -> str:
     if importlib.util.find_spec("torch") is None:
         return "not looked for: torch is not installed"
-    import importlib as loader
-
-    torch = loader.import_module("torch")
+    torch = importlib.import_module("torch")  # by name: this module is not to need it
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else "none: torch runs on the CPU"
 
 
@@ -72,6 +71,6 @@ def _kernels() -> str:
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return "kept beside the package"
+            return "kept in NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "kept beside the package"
     except OSError:
         return "compiled anew in each process: no folder for them can be written (set NUMBA_CACHE_DIR)"

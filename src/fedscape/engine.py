@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -190,8 +191,9 @@ def ranks(order: Array) -> Array:
     return rank
 
 
-@cache
-def _libraries() -> Any:
+@lru_cache(maxsize=1)
+def _libraries(n_modules: int) -> Any:
+    """What limits the libraries that are loaded; they are looked for again when modules were imported since."""
     try:
         from threadpoolctl import ThreadpoolController
     except ImportError:  # a machine with NumPy and torch alone
@@ -201,7 +203,7 @@ def _libraries() -> Any:
 
 def one_library_thread() -> AbstractContextManager[Any]:
     """Within it BLAS uses one thread: a block is the work of one thread, and the threads are ours."""
-    found = _libraries()
+    found = _libraries(len(sys.modules))
     return nullcontext() if found is None else found.limit(limits=1)
 
 

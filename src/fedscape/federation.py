@@ -24,7 +24,7 @@ from fedscape.checks import (
     read_only,
 )
 from fedscape.errors import DataError
-from fedscape.ragged import Gathered, Ragged, group_rows, rows_of, segment_count, segment_sum
+from fedscape.ragged import Gathered, Ragged, group_rows, offsets_of, rows_of, segment_count, segment_sum
 from fedscape.random import Array, Key, client_keys
 
 
@@ -155,7 +155,7 @@ class Federation:
         for name, values in stored.items():
             if len(values) != len(codes):
                 raise DataError(f"column {name!r} has {len(values):,} rows, but `clients` has {len(codes):,}")
-        offsets = np.concatenate(([0], np.cumsum(np.bincount(codes, minlength=len(who))))).astype(np.int64)
+        offsets = offsets_of(np.bincount(codes, minlength=len(who)))
         if not is_sorted(codes):
             order = group_rows(codes, offsets[:-1].copy())
             stored = {name: values[order] for name, values in stored.items()}
@@ -171,7 +171,7 @@ class Federation:
         from fedscape.formats import stack_clients
 
         columns, sizes, names = stack_clients(clients)
-        return cls(columns, np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), ids, names=names)
+        return cls(columns, offsets_of(sizes), ids, names=names)
 
     @classmethod
     def from_frame(cls, frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:
@@ -217,7 +217,7 @@ class Federation:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in first.columns}
         sizes = np.concatenate([part.sizes for part in parts])
         ids = np.concatenate([part.ids for part in parts])
-        return cls(columns, np.concatenate(([0], np.cumsum(sizes))), ids, names=first.names)
+        return cls(columns, offsets_of(sizes), ids, names=first.names)
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, verify: bool = True) -> Federation:

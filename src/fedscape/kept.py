@@ -8,7 +8,7 @@ import numpy as np
 
 from fedscape.errors import CheckpointError
 from fedscape.federation import Federation
-from fedscape.ragged import Ragged, rows_of
+from fedscape.ragged import Ragged, offsets_of, rows_of
 from fedscape.random import Array
 
 
@@ -49,7 +49,7 @@ class Store:
             return old
         new_lengths = old.lengths.copy()
         new_lengths[clients] = lengths
-        offsets = np.concatenate(([0], np.cumsum(new_lengths))).astype(np.int64)
+        offsets = offsets_of(new_lengths)
         merged = np.empty((offsets[-1], *flat.shape[1:]), flat.dtype)
         others = np.setdiff1d(np.arange(self.n_clients), clients, assume_unique=True)
         merged[rows_of(offsets, others)[0]] = old.flat[rows_of(old.offsets, others)[0]]

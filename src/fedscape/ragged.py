@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fedscape.kernel import kernel
 from fedscape.random import Array
@@ -54,6 +55,15 @@ class Gathered(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.source)
+
+
+def offsets_of(sizes: npt.ArrayLike) -> Array:
+    """Where segments of these sizes begin and end when they lie one after the other.
+
+    >>> offsets_of([2, 0, 3])
+    array([0, 2, 2, 5])
+    """
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64, copy=False)
 
 
 def segment_sum(rows: Array, offsets: Array) -> Array:
@@ -125,6 +135,6 @@ def rows_of(offsets: Array, clients: Array | slice) -> tuple[Array | slice, Arra
             return slice(int(ends[0]), int(ends[-1])), ends - ends[0]
         clients = np.arange(first, last, step)
     begin, sizes = offsets[clients], offsets[clients + 1] - offsets[clients]
-    ends = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    ends = offsets_of(sizes)
     rows = np.arange(ends[-1]) + np.repeat(begin - ends[:-1], sizes)
     return rows, ends

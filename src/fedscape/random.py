@@ -20,6 +20,8 @@ from fedscape.kernel import compiles, kernel
 
 Array = npt.NDArray[Any]
 
+TINIEST = 1e-100  # a smaller concentration could not be told from this one, but its logarithms overflow
+
 _U64 = np.uint64
 _LOW = _U64(0xFFFFFFFF)
 _HALF = _U64(32)
@@ -116,6 +118,21 @@ class Key:
     def _philox_key(self) -> Array:
         digest = hashlib.blake2b(self.purpose.encode(), digest_size=8).digest()
         return np.array([self.seed, int.from_bytes(digest, "little")], dtype=np.uint64)
+
+
+def dirichlet(rng: np.random.Generator, concentrations: Array) -> Array:
+    """One draw from Dir(a) along the last axis, sound for the smallest a.
+
+    A gamma variate of shape a is one of shape a + 1 times U**(1 / a); in logarithms nothing underflows, so that shares
+    never become 0 / 0.
+
+    >>> dirichlet(np.random.default_rng(0), np.full((2, 3), 1e-9)).sum(axis=1)
+    array([1., 1.])
+    """
+    logarithm = np.log(rng.standard_gamma(concentrations + 1.0))
+    logarithm -= rng.standard_exponential(concentrations.shape) / np.maximum(concentrations, TINIEST)
+    shares = np.exp(logarithm - logarithm.max(axis=-1, keepdims=True, initial=-np.inf))
+    return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
 
 
 def first_uniform(

@@ -95,3 +95,38 @@ class FixedSize:
                 f"a cohort of {self.size:,} cannot be drawn from {n:,} clients: use a smaller size or All()"
             )
         return np.sort(np.argsort(key.uniform(clients), kind="stable")[: self.size])
+
+
+@dataclass(frozen=True)
+class Side:
+    """The cohort of another sampler, without the clients set aside for validation, or only those (`inside`).
+
+    >>> from fedscape import Federation
+    >>> sides = [Side(All(), 0.5, 0, inside=inside).draw(Federation({}, [0] * 9), Key(0)) for inside in (False, True)]
+    >>> sorted(np.concatenate(sides).tolist())
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+
+    sampler: Sampler
+    share: float
+    seed: int
+    inside: bool
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether one client more or less puts another in or out."""
+        return marked(self.sampler, "exchanges")
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether who takes part depends on clients' data."""
+        return marked(self.sampler, "reads_data")
+
+    def draw(self, clients: HasKeys, key: Key) -> Array:
+        """The positions of the cohort, rising."""
+        aside = Key(self.seed, purpose="validation clients").uniform(clients) < self.share
+        drawn = self.sampler.draw(clients, key)
+        part: Array = drawn[aside[drawn] == self.inside]
+        if not len(part):
+            raise DataError(f"a share of {self.share} leaves no clients on one side: there are {len(clients.keys)}")
+        return part

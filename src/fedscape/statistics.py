@@ -13,6 +13,7 @@ from fedscape.engine import Engine
 from fedscape.errors import DataError
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 
@@ -67,7 +68,7 @@ class Histogram(Estimator):
     def examples(cls) -> Sequence[tuple[Histogram, Federation]]:
         rng = np.random.default_rng(0)
         sizes = rng.integers(0, 9, 40)
-        offsets = np.concatenate(([0], np.cumsum(sizes)))
+        offsets = offsets_of(sizes)
         labels = Federation({"y": rng.integers(0, 5, offsets[-1])}, offsets)
         counts = Federation({"y": rng.integers(0, 4, (12, 3))}, np.arange(13), ids=[f"c{i:02d}" for i in range(12)])
         return [(cls(5), labels), (cls(3), counts)]
@@ -141,7 +142,7 @@ class Moments(Estimator):
     @classmethod
     def examples(cls) -> Sequence[tuple[Moments, Federation]]:
         rng = np.random.default_rng(1)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 6, 30))))
+        offsets = offsets_of(rng.integers(0, 6, 30))
         x = rng.normal(3.0, 2.0, (offsets[-1], 2, 2))
         return [(cls(), Federation({"x": x}, offsets)), (cls(bound=1.0), Federation({"x": x}, offsets))]
 

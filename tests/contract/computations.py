@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from functools import cache
 
 import fedscape
 from fedscape import Computation, Estimator, Federation
@@ -25,7 +26,11 @@ def computations() -> Iterator[type[Computation]]:
                 yield found
 
 
-def examples() -> Iterator[tuple[str, Computation, Federation]]:
-    for kind in computations():
-        for number, (computation, federation) in enumerate(kind.examples()):
-            yield f"{kind.__name__}-{number}", computation, federation
+@cache
+def examples() -> list[tuple[str, Computation, Federation]]:
+    """All examples of all of them; some take a fit to make."""
+    return [
+        (f"{kind.__name__}-{number}", computation, federation)
+        for kind in computations()
+        for number, (computation, federation) in enumerate(kind.examples())
+    ]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
+import computations as found
 import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Flower, Gaussian, Local, rounds
 from fedscape.engines import _wire
 from fedscape.engines.flower import LocalGrid, Terms, client_app
-
-_spec = importlib.util.spec_from_file_location("computations", Path(__file__).with_name("computations.py"))
-found = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(found)
 
 CASES = {}
 for _name, _computation, _fed in found.examples():

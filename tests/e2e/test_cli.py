@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from shell import ok, refused
+from shell import begun, ok, refused, started
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -38,12 +39,26 @@ def test_every_command_is_in_the_docs(command):
     assert f"fedscape {' '.join(command)}".strip() in page
 
 
+def test_every_command_is_started_by_some_test_as_users_start_it():
+    tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_cli*.py"))
+    for command in COMMANDS:
+        words = r",\s*".join(f'"{word}"' for word in command)
+        leaf = not any(other[: len(command)] == command and other != command for other in COMMANDS)
+        assert not leaf or re.search(rf"started\(\s*{words}", tests), f"no test starts fedscape {' '.join(command)}"
+
+
+def test_a_process_of_its_own_refuses_like_a_forked_one():
+    done = begun("describe", "femnist-minni")
+    assert done.returncode == 2
+    assert done.stderr == refused(2, "describe", "femnist-minni")
+
+
 def test_version():
-    assert ok("--version").startswith("fedscape 0.")
+    assert started("--version").startswith("fedscape 0.")
 
 
 def test_describe_prints_numbers_for_people_and_programs(tmp_path):
-    assert "3,597" in ok("describe", "femnist-labels")
+    assert "3,597" in started("describe", "femnist-labels")
     about = json.loads(ok("describe", "acs-race", "--column", "y", "--json"))
     assert about["clients"] == 2462
     assert about["skew"]["distance"] == pytest.approx(0.220, abs=0.001)
@@ -59,18 +74,18 @@ def test_convert_and_read_back_every_format(tmp_path):
         assert np.array_equal(again["AGEP"], fed["AGEP"])
         assert again.counts("race").sum() == 12_000
     assert "already" in refused(2, "data", "convert", "acs-mini", tmp_path / "a.csv")
-    ok("data", "convert", "acs-mini", tmp_path / "a.csv", "--force")
+    started("data", "convert", "acs-mini", tmp_path / "a.csv", "--force")
     ok("data", "convert", "femnist-mini", tmp_path / "leaf.json")
     assert len(datasets.read(tmp_path / "leaf.json")) == 30
 
 
 def test_data_info_lists_and_tells():
-    assert "femnist-mini" in ok("data", "info")
+    assert "femnist-mini" in started("data", "info")
     assert json.loads(ok("data", "info", "flights-mini", "--json"))["clients"] == 14
 
 
 def test_doctor_says_what_is_missing():
-    found = json.loads(ok("doctor", "--json", FEDSCAPE_DATA=""))
+    found = json.loads(started("doctor", "--json", FEDSCAPE_DATA=""))
     assert found["python"] == sys.version.split()[0]
     assert set(found["extras"]) == {"learn", "ray", "flower", "report", "tune", "log"}
     assert "not set" in found["data"]["FEDSCAPE_DATA"]
@@ -78,14 +93,14 @@ def test_doctor_says_what_is_missing():
 
 def test_fit_and_sample_a_population(tmp_path):
     out = tmp_path / "population.json"
-    about = json.loads(ok("fit", "acs-race", "--components", "2-3", "--out", out, "--quiet", "--json"))
+    about = json.loads(started("fit", "acs-race", "--components", "2-3", "--out", out, "--quiet", "--json"))
     assert [row["components"] for row in about["candidates"]] == [2, 3]
     assert sum(c["weight"] for c in about["components"]) == pytest.approx(1, abs=0.001)
     drawn = json.loads(ok("sample", out, "--clients", 300, "--out", tmp_path / "drawn.parquet", "--json"))
     assert drawn["clients"] == 300
     again = datasets.read(tmp_path / "drawn.parquet")
     assert again.names["y"] == datasets.load("acs-race").names["y"]
-    ok("sample", out, "--clients", 300, "--out", tmp_path / "again.parquet")
+    started("sample", out, "--clients", 300, "--out", tmp_path / "again.parquet")
     assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "drawn.parquet").read_bytes()
     assert "--force" in refused(2, "fit", "acs-race", "--components", "1", "--out", out)
 
@@ -94,13 +109,13 @@ def test_privacy_commands(tmp_path):
     fed = Federation({"y": [0, 1, 1]}, [0, 1, 3])
     path = tmp_path / "ledger.jsonl"
     Histogram(2).fit(fed, privacy=Gaussian(clip=1.0, multiplier=5.0), ledger=Ledger(path, epsilon=4.0, delta=1e-5))
-    about = json.loads(ok("privacy", "show", path, "--json"))
+    about = json.loads(started("privacy", "show", path, "--json"))
     assert about["releases"] == 1
     assert about["totals"][0]["spent"] == pytest.approx(0.8, abs=0.15)
     assert "add-remove" in ok("privacy", "show", path)
     Histogram(2).fit(fed, privacy=Gaussian(clip=1.0, multiplier=5.0, noise_seed=1), ledger=Ledger(path))
     assert "NOT PRIVATE" in ok("privacy", "show", path)
-    found = json.loads(ok("privacy", "calibrate", "--epsilon", 1, "--delta", 1e-5, "--rounds", 1, "--json"))
+    found = json.loads(started("privacy", "calibrate", "--epsilon", 1, "--delta", 1e-5, "--rounds", 1, "--json"))
     assert found["multiplier"] == pytest.approx(3.73, abs=0.02)
 
 
@@ -126,19 +141,24 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_gives_one_clear_line_and_its_exit_code(case, tmp_path):
-    Federation({"y": [0, 1]}, [0, 2]).save(tmp_path / "one")
-    Federation({"y": [0, 1, 1]}, [0, 1, 3]).save(tmp_path / "two")
-    ok("data", "convert", "acs-race", tmp_path / "whole.parquet")
-    (tmp_path / "broken.parquet").write_bytes((tmp_path / "whole.parquet").read_bytes()[:-2000])
-    (tmp_path / "notes.txt").write_text("hello\n")
-    places = {
-        "one": tmp_path / "one",
-        "two": tmp_path / "two",
-        "broken": tmp_path / "broken.parquet",
-        "text": tmp_path / "notes.txt",
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    Federation({"y": [0, 1]}, [0, 2]).save(folder / "one")
+    Federation({"y": [0, 1, 1]}, [0, 1, 3]).save(folder / "two")
+    ok("data", "convert", "acs-race", folder / "whole.parquet")
+    (folder / "broken.parquet").write_bytes((folder / "whole.parquet").read_bytes()[:-2000])
+    (folder / "notes.txt").write_text("hello\n")
+    return {
+        "one": folder / "one",
+        "two": folder / "two",
+        "broken": folder / "broken.parquet",
+        "text": folder / "notes.txt",
     }
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gives_one_clear_line_and_its_exit_code(case, places):
     arguments, code, message = BAD[case]
     said = refused(code, *[a.format(**places) for a in arguments])
     assert message in said

@@ -8,16 +8,16 @@ import subprocess
 import tomllib
 
 import pytest
-from shell import fedscape, ok, refused
+from shell import fedscape, ok, refused, started
 
 from fedscape import DataError
 from fedscape.engines import deploy
 
 
 def test_init_writes_a_deployment_that_check_finds_no_error_in(tmp_path):
-    made = json.loads(ok("deploy", "init", tmp_path / "d", "--nodes", 2, "--host", "fl.example.org", "--json"))
+    made = json.loads(started("deploy", "init", tmp_path / "d", "--nodes", 2, "--host", "fl.example.org", "--json"))
     assert made["address"] == "fl.example.org:8000"
-    found = json.loads(ok("deploy", "check", tmp_path / "d", "--json"))
+    found = json.loads(started("deploy", "check", tmp_path / "d", "--json"))
     assert {finding["level"] for finding in found} == {"warning", "note"}
     assert any("listens to the network" in finding["what"] for finding in found)
     secrets = [*(tmp_path / "d").glob("keys/node-?"), *(tmp_path / "d").glob("certificates/*.key")]

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from shell import ok, refused
+from shell import ok, refused, started
 
 from fedscape import Federation, GaussianMixture
 from fedscape.learning import LocalSGD, cross_entropy, models
@@ -36,7 +36,7 @@ def test_adapt_learns_shares_with_and_without_labels(folder, tmp_path):
     assert found["numbers_per_client"] == 4
     assert found["accuracy_after"] > 0.8
     assert "numbers_per_client" in ok("adapt", folder / "model", folder / "bare", "--out", tmp_path / "more")
-    again = json.loads(ok("adapt", tmp_path / "more", folder / "bare", "--json"))
+    again = json.loads(started("adapt", tmp_path / "more", folder / "bare", "--json"))
     assert again["clients"] == 2
     assert "pass --force" in refused(2, "adapt", folder / "model", folder / "bare", "--out", tmp_path / "more")
 
@@ -47,7 +47,7 @@ def test_novelty_raises_alarms_for_far_rows_and_few_for_known_ones(folder):
     assert {c["client"] for c in far["clients"]} == {"100", "101"}
     near = json.loads(ok("novelty", folder / "model", folder / "known", folder / "known", "--rate", "0.1", "--json"))
     assert near["share_new"] <= 0.1
-    assert "highest scores" in ok(
+    assert "highest scores" in started(
         "novelty", folder / "model", folder / "known", folder / "far", "--score", "typicality"
     )
 

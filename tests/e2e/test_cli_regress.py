@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from shell import ok, refused
+from shell import ok, refused, started
 
 from fedscape import datasets
 
-FLIGHTS = ("regress", "flights-mini", "--entity", "tailnum", "--target", "arr_delay", "--quiet", "--rounds", 8)
+FLIGHTS = ("flights-mini", "--entity", "tailnum", "--target", "arr_delay", "--quiet", "--rounds", 8)
 
 
 def test_regress_chooses_classes_and_tests_them():
-    about = json.loads(ok(*FLIGHTS, "--features", "dep_delay,distance", "--components", "1-3", "--json"))
+    about = json.loads(ok("regress", *FLIGHTS, "--features", "dep_delay,distance", "--components", "1-3", "--json"))
     assert [row["components"] for row in about["candidates"]] == [1, 2, 3]
     shares = [found["share"] for found in about["classes"]]
     assert shares == sorted(shares, reverse=True)
@@ -24,14 +24,14 @@ def test_regress_chooses_classes_and_tests_them():
 
 
 def test_regress_prints_a_table_of_classes():
-    shown = ok(*FLIGHTS, "--features", "dep_delay", "--components", 2)
+    shown = started("regress", *FLIGHTS, "--features", "dep_delay", "--components", 2)
     assert "2 classes of entities: arr_delay by class" in shown
     assert "dep_delay" in shown
     assert "R2" in shown
 
 
 def test_regress_leaves_out_rows_without_a_number_and_says_so():
-    about = json.loads(ok(*FLIGHTS, "--features", "dep_delay,seats", "--components", 1, "--json"))
+    about = json.loads(ok("regress", *FLIGHTS, "--features", "dep_delay,seats", "--components", 1, "--json"))
     assert about["test"]["rows_left_out"] > 0
 
 
@@ -47,7 +47,7 @@ def test_regress_leaves_out_rows_without_a_number_and_says_so():
     ],
 )
 def test_regress_refuses_with_one_line(extra, message):
-    error = refused(2, *FLIGHTS, *extra)
+    error = refused(2, "regress", *FLIGHTS, *extra)
     assert message in error
     assert error.count("\n") == 1
 
@@ -62,12 +62,12 @@ def test_regress_refuses_a_table_without_rows(tmp_path):
 def test_a_kept_regression_predicts_in_another_process(tmp_path):
     model, predicted = tmp_path / "reg.json", tmp_path / "predicted.parquet"
     kept = ("--features", "dep_delay", "--components", 2, "--chains", 2, "--learn-prior", "--out", model)
-    shown = ok(*FLIGHTS, *kept)
+    shown = ok("regress", *FLIGHTS, *kept)
     assert "largest R-hat" in shown
     assert " late draws a chain are too few to tell, take --rounds 100" in " ".join(shown.split())
     assert "agree" not in shown
-    assert "is there already: pass --force" in refused(2, *FLIGHTS, *kept)
-    about = json.loads(ok("predict", model, "flights-mini", "--out", predicted, "--json"))
+    assert "is there already: pass --force" in refused(2, "regress", *FLIGHTS, *kept)
+    about = json.loads(started("predict", model, "flights-mini", "--out", predicted, "--json"))
     assert {"predicted", "deviation"} <= {column["name"] for column in about["columns"]}
     fed = datasets.read(str(predicted), client=None)
     error = fed["arr_delay"] - fed["predicted"]

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from shell import ok, refused
+from shell import ok, refused, started
 
 from fedscape import MixtureOfDirichletMultinomials, datasets
 
@@ -25,13 +25,15 @@ def test_simulate_cuts_clients_that_fidelity_finds_alike(tmp_path):
     done = json.loads(ok("simulate", tmp_path / "rows.parquet", *options, "--out", tmp_path / "a", "--json"))
     assert done["clients"] == 50
     assert done["feasibility"].startswith("enough rows")
-    assert "50" in ok("simulate", tmp_path / "rows.parquet", *options, "--seed", 1, "--out", tmp_path / "b.parquet")
+    assert "50" in started(
+        "simulate", tmp_path / "rows.parquet", *options, "--seed", 1, "--out", tmp_path / "b.parquet"
+    )
     one, two = datasets.read(tmp_path / "a"), datasets.read(tmp_path / "b.parquet")
     assert len(np.unique(one["x"])) == one.n_rows
     assert len(two) == 50
     found = json.loads(ok("fidelity", tmp_path / "a", tmp_path / "b.parquet", "--json"))
     assert 0.2 < found["auc"]["value"] < 0.8
-    assert "not represented" in ok("fidelity", tmp_path / "a", tmp_path / "b.parquet")
+    assert "not represented" in started("fidelity", tmp_path / "a", tmp_path / "b.parquet")
     assert "there already" in refused(2, "simulate", tmp_path / "rows.parquet", *options, "--out", tmp_path / "a")
 
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from shell import ok, refused
+from shell import ok, refused, started
 
 from fedscape import Federation
 
@@ -17,7 +17,7 @@ def made(tmp_path_factory):
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(m, 1.0, (60, 3)) for m in ([3, 0, 0], [0, 3, 0], [3, 0, 0.2], [0, 3, 0.2])])
     Federation({"x": x, "y": np.zeros(240, int)}, np.arange(0, 241, 60), ids=["a", "b", "c", "d"]).save(folder / "fed")
-    ok("sketch", "build", folder / "fed", "--out", folder / "s", "--rows", 80, "--centre", 0)
+    started("sketch", "build", folder / "fed", "--out", folder / "s", "--rows", 80, "--centre", 0)
     return folder
 
 
@@ -31,7 +31,7 @@ def test_build_says_what_it_made_and_does_not_write_over_it(made):
 def test_compare_is_the_library_call(made):
     from fedscape.sketches.files import compare
 
-    found = json.loads(ok("sketch", "compare", made / "s", "--json"))
+    found = json.loads(started("sketch", "compare", made / "s", "--json"))
     assert found == compare(made / "s")
     assert found["low"] > 0.05
     assert found["distance"] > 2 * found["iid"]
@@ -41,7 +41,7 @@ def test_compare_is_the_library_call(made):
 
 
 def test_neighbours_are_found(made):
-    found = json.loads(ok("sketch", "neighbours", made / "s", "--client", "a", "-k", 2, "--json"))
+    found = json.loads(started("sketch", "neighbours", made / "s", "--client", "a", "-k", 2, "--json"))
     assert found["neighbours"][0]["client"] == "c"
     many = json.loads(ok("sketch", "neighbours", made / "s", "--client", "a", "-k", 10**15, "--json"))
     assert len(many["neighbours"]) == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from shell import ok, refused
+from shell import ok, refused, started
 
 SMALL = [
     "femnist-mini",
@@ -36,7 +36,7 @@ def test_methods_train_on_a_schedule(method):
 
 def test_a_run_on_a_schedule_goes_on_to_the_same_numbers(tmp_path):
     how = ["--method", "fedtkm", "--schedule", "linear:T=4", "--server-lr", "0.01"]
-    whole = json.loads(ok("train", *SMALL, *how, "--out", str(tmp_path / "whole")))
+    whole = json.loads(started("train", *SMALL, *how, "--out", str(tmp_path / "whole")))
     short = [*SMALL[:5], "--rounds", "2", "--every", "1", *SMALL[9:]]
     ok("train", *short, *how, "--out", str(tmp_path / "part"))
     on = json.loads(ok("train", *SMALL, *how, "--out", str(tmp_path / "part"), "--resume"))

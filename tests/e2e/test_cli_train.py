@@ -6,7 +6,7 @@ import csv
 import json
 
 import pytest
-from shell import ok, refused
+from shell import ok, refused, started
 
 SHORT = ["--model", "linear", "--rounds", 4, "--every", 2, "--cohort", 5, "--lr", 0.1]
 
@@ -25,7 +25,7 @@ def test_train_prints_a_table_and_keeps_what_it_made(tmp_path):
 
 
 def test_a_run_that_goes_on_ends_with_the_bytes_of_one_never_stopped(tmp_path):
-    ok("train", "femnist-mini", *SHORT, "--out", tmp_path / "whole", "--quiet")
+    started("train", "femnist-mini", *SHORT, "--out", tmp_path / "whole", "--quiet")
     ok("train", "femnist-mini", *SHORT[:3], 2, *SHORT[4:], "--out", tmp_path / "parts", "--quiet")
     ok("train", "femnist-mini", *SHORT, "--out", tmp_path / "parts", "--resume", "--quiet")
     for name in ("model.safetensors", "clients.csv"):
@@ -49,6 +49,21 @@ def test_personal_methods_are_those_of_the_library():
     assert set(PERSONAL) == set(METHODS) - {"fedavg"}
 
 
+def test_methods_on_a_schedule_are_among_those_of_the_library():
+    from fedscape.cli.train import TEMPORAL
+    from fedscape.temporal import METHODS
+
+    assert set(TEMPORAL) <= set(METHODS)
+
+
+def test_fair_training_is_a_method_with_a_weight_of_its_own(tmp_path):
+    made = {}
+    for q in (0, 5):
+        ok("train", "femnist-mini", *SHORT, "--method", "qfedavg", "--q", q, "--out", tmp_path / str(q), "--quiet")
+        made[q] = (tmp_path / str(q) / "model.safetensors").read_bytes()
+    assert made[0] != made[5]
+
+
 def test_private_training_stays_within_its_budget(tmp_path):
     about = json.loads(
         ok("train", "femnist-mini", *SHORT, "--epsilon", 8, "--delta", 1e-3, "--out", tmp_path / "run", "--json")
@@ -59,13 +74,13 @@ def test_private_training_stays_within_its_budget(tmp_path):
 
 
 def test_sweep_ranks_settings_and_goes_on(tmp_path):
-    call = ["sweep", "femnist-mini", "--model", "linear", "--lr", "0.000001,0.01,3", "--rounds", 3, "--rungs", 2]
-    rows = json.loads(ok(*call, "--out", tmp_path / "s", "--json"))
+    call = ["femnist-mini", "--model", "linear", "--lr", "0.000001,0.01,3", "--rounds", 3, "--rungs", 2]
+    rows = json.loads(ok("sweep", *call, "--out", tmp_path / "s", "--json"))
     assert [row["rounds"] for row in rows] == [3, 1, 1]
     assert rows[0]["lr"] == 0.01
-    again = json.loads(ok(*call, "--out", tmp_path / "s", "--resume", "--json"))
+    again = json.loads(started("sweep", *call, "--out", tmp_path / "s", "--resume", "--json"))
     assert again == rows
-    assert "settings, best first" in ok(*call, "--quiet")
+    assert "settings, best first" in ok("sweep", *call, "--quiet")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +89,8 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--model", "vgg"], "model must be one of linear, mlp, cnn"),
         (["train", "femnist-mini", "--method", "sgd"], "method must be one of fedavg, fedprox, fedadam"),
         (["train", "femnist-mini", "--method", "fedprox"], "fedprox needs proximal above 0"),
+        (["train", "femnist-mini", "--method", "fedadam", "--q", "1"], "q goes with qfedavg, not with fedadam"),
+        (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "--q go with fedavg and its kin, not ifca"),
         (["train", "femnist-mini", "--resume"], "--resume goes with --out"),
         (["train", "acs-mini", "--features", "SCHL,PINCP", "--target", "race"], "'SCHL' must hold one finite number"),
         (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "must hold classes"),

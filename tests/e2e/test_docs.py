@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from shell import fedscape, python
 from typer.main import get_command
 
 from fedscape.cli import app
@@ -29,7 +27,7 @@ def blocks(language: str) -> list:
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_in_the_docs_runs(code, tmp_path):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = python(code, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
@@ -38,8 +36,7 @@ def test_command_lines_in_the_docs_run(code, tmp_path):
     for line in code.splitlines():
         line = line.split("#")[0].strip().replace("/tmp/", f"{tmp_path}/")
         if line.startswith("fedscape "):
-            call = [sys.executable, "-W", "ignore", "-m", *shlex.split(line)]
-            done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env={**os.environ})
+            done = fedscape(*shlex.split(line)[1:], folder=tmp_path)
             assert done.returncode == 0, (line, done.stderr)
 
 

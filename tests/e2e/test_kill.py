@@ -22,12 +22,17 @@ ROUNDS = 40
 
 def start(folder: Path, mode: str) -> subprocess.Popen[str]:
     call = [sys.executable, "-W", "ignore", str(SCRIPT), str(folder), mode, str(ROUNDS)]
-    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_ctrl_c)
+
+
+def _heed_ctrl_c() -> None:
+    """A shell has what it starts in the background, as these tests may be, ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(folder: Path, mode: str) -> str:
     done = start(folder, mode)
-    out, err = done.communicate(timeout=120)
+    out, err = done.communicate(timeout=600)
     assert done.returncode == 0, err
     return out.strip()
 
@@ -37,7 +42,7 @@ def kill_at_random(folder: Path, mode: str, rng: random.Random, how: int = signa
     running = start(folder, mode)
     published = folder / "published.txt"
     before = published.stat().st_size if published.exists() else 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while running.poll() is None and time.monotonic() < deadline:
         if published.exists() and published.stat().st_size > before:
             break
@@ -72,11 +77,16 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path):
 
 
 def test_ctrl_c_in_the_middle_of_a_round_leaves_a_run_that_goes_on(tmp_path):
-    for name in ("whole", "stopped"):
-        (tmp_path / name).mkdir()
-    expected = finish(tmp_path / "whole", "plain")
-    assert kill_at_random(tmp_path / "stopped", "plain", random.Random(3), signal.SIGINT)
-    assert finish(tmp_path / "stopped", "plain") == expected
+    (tmp_path / "whole").mkdir()
+    expected, rng = finish(tmp_path / "whole", "plain"), random.Random(3)
+    for number in range(20):  # on a full machine a run may come to its end before it is stopped
+        folder = tmp_path / f"stopped {number}"
+        folder.mkdir()
+        if kill_at_random(folder, "plain", rng, signal.SIGINT):
+            break
+    else:
+        raise AssertionError("twenty runs came to their end before they were stopped")
+    assert finish(folder, "plain") == expected
 
 
 def test_a_killed_private_run_repeats_its_noise_and_every_release_is_in_the_ledger_once(tmp_path):

@@ -71,7 +71,7 @@ def test_a_worker_that_another_process_kills_changes_nothing(engine, tmp_path):
             time.sleep(0.01)
         os.kill(int(marker.read_text()), signal.SIGKILL)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     there = ending(engine, Diary("pid", at=3, marker=str(marker)), All())
     killer.join()
@@ -98,14 +98,16 @@ def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine
 
 def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):
     with Ray(people(), workers=2) as engine:
-        monkeypatch.setattr(crew, "START_SECONDS", 10.0)  # a full machine is slow to say that someone died
-        engine._crew._actors[1].__ray_call__.remote(lambda shard: time.sleep(60))
+        monkeypatch.setattr(crew, "START_SECONDS", 2.0)
+        engine._crew._actors[1].__ray_call__.remote(lambda shard: time.sleep(600))
         ray.kill(engine._crew._actors[0])
         monkeypatch.setattr(engine._crew, "_begin_again", lambda shard, death: again.append(shard))
         again, begin = [], time.monotonic()
-        engine._crew._revive(EngineError("one died"))
+        while not again and time.monotonic() - begin < 200:  # a full machine is slow to say that someone died
+            engine._crew._alarms = 0
+            engine._crew._revive(EngineError("one died"))
         assert again == [0]
-        assert time.monotonic() - begin < 40
+        assert time.monotonic() - begin < 300
 
 
 def test_a_bug_in_a_computation_names_shard_clients_and_cause(engine, expected):
@@ -205,7 +207,7 @@ def test_files_and_parquet_give_the_same_and_files_written_here_are_removed(clus
 def test_a_cluster_that_runs_already_is_joined_by_its_address(cluster, tmp_path, expected):
     address = ray.get_runtime_context().gcs_address
     call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5", address]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == expected
     assert [path.name for path in tmp_path.iterdir()] == ["run.ckpt"]
@@ -253,17 +255,18 @@ def test_a_cluster_that_an_engine_has_started_is_not_the_one_that_runs_on_this_m
     assert calls == []
 
 
-def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path, expected):
-    call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), "5"]
+def test_a_driver_that_is_killed_goes_on_to_the_same_bytes(tmp_path):
+    many = 60  # so that it has not come to its end before it is killed
+    call = [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path), str(many)]
     running = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
     for line in running.stdout:
-        if line.startswith("round 1"):
+        if line == "round 1\n":
             break
     running.kill()
     running.communicate()
     left = list(tmp_path.glob("fedscape-ray-*"))  # as docs/engines.md says
     assert [stat.S_IMODE(path.stat().st_mode) for path in left] == [0o700]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] in ("round 2", "round 3")
-    assert done.stdout.splitlines()[-1] == expected
+    assert done.stdout.splitlines()[0] in {f"round {number}" for number in range(2, many)}
+    assert done.stdout.splitlines()[-1] == ending(Local(people()), Diary(), n_rounds=many)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
+import computations as found
 import numpy as np
 import pytest
 
@@ -13,10 +11,6 @@ from fedscape import FixedSize, Gaussian, Ray, rounds
 from fedscape.engines.cluster import Cluster
 from fedscape.engines.crew import Crew
 from fedscape.engines.shard import Shard
-
-_spec = importlib.util.spec_from_file_location("computations", Path(__file__).parents[1] / "contract/computations.py")
-found = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(found)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from scipy.stats import dirichlet_multinomial, multinomial
 from fedscape import DataError, Federation, FixedSize, Key, Local, NotFittedError, rounds
 from fedscape.computation import frozen
 from fedscape.errors import CheckpointError
-from fedscape.mixtures import MixtureOfDirichletMultinomials, SizeLaws, choose_components
+from fedscape.mixtures import MixtureOfDirichletMultinomials, SizeLaws, _dm_solvers, choose_components
 from fedscape.mixtures import _dm_kernels as kernels
 from fedscape.mixtures._dm_posterior import joint, shares_and_likelihood, tables_of
 from fedscape.mixtures._dm_rounds import Maximise
@@ -342,6 +342,19 @@ def test_a_component_goes_to_the_multinomial_limit_and_comes_back():
     np.testing.assert_allclose((back[0] / back[1])[:, 0], best_alpha(spread, np.array([2.0, 5.0, 3.0])), rtol=1e-3)
     assert dispersion[0] < 0.02
     assert mean[1, 0] == pytest.approx(0.5, abs=5 * np.sqrt(0.25 / 20_000))
+
+
+def test_a_category_that_goes_to_the_floor_does_not_slow_the_others_down(monkeypatch):
+    spread = draw(200, alpha=np.array([[2.0, 5.0, 3.0]]), tau=[1.0], sizes=50)
+    counts = np.concatenate([np.column_stack([spread, np.zeros(200, int)]), np.tile([[0, 0, 0, 50]], (5, 1))])
+    steps, climb = [], _dm_solvers.climb
+    monkeypatch.setattr(_dm_solvers, "climb", lambda *given: steps.append(1) or climb(*given))
+    weights = np.repeat([1.0, 1e-12], [200, 5])  # hardly anybody of this component has the last category
+    mean, dispersion = maximise(tail_of(counts, weights), np.full((4, 1), 1 / 4), np.array([0.1]))
+    assert len(steps) < 20
+    alpha = (mean / dispersion)[:, 0]
+    np.testing.assert_allclose(alpha[:3], best_alpha(spread, np.array([2.0, 5.0, 3.0])), rtol=1e-3)
+    assert mean[3, 0] < 1.1e-8
 
 
 def test_a_category_never_seen_keeps_a_tiny_share_and_scores_stay_finite():

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+import threadpoolctl
 from scipy import stats
 
 from fedscape import (
@@ -27,6 +28,7 @@ from fedscape.simulate import (
     SelfScore,
     SelfScores,
     SignCodes,
+    classifier,
     compare_training,
     fidelity,
     self_score,
@@ -86,6 +88,19 @@ def test_a_classifier_does_not_tell_equal_laws_apart_more_often_than_chance():
     p = [classify(drawn(150, 2 * s), drawn(150, 2 * s + 1), seed=s).p for s in range(30)]
     assert (np.array(p) < 0.05).sum() <= 8  # five standard errors above 1.5
     assert 0.2 < np.mean(p) < 0.8
+
+
+def test_a_classifier_uses_one_thread_of_the_library_whatever_it_has(monkeypatch):
+    seen, fit = set(), classifier._Logistic
+
+    def watched(*given):
+        seen.update(found["num_threads"] for found in threadpoolctl.threadpool_info() if found["user_api"] == "blas")
+        return fit(*given)
+
+    monkeypatch.setattr(classifier, "_Logistic", watched)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        classify(drawn(30, 0), drawn(30, 1))
+    assert seen == {1}
 
 
 def test_a_classifier_sees_a_difference_in_spread_alone():

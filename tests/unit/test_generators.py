@@ -21,10 +21,10 @@ from fedscape.datasets.generators import (
     mdm_table1,
 )
 from fedscape.datasets.generators.counts import BLOCK, TABLE_1
-from fedscape.datasets.generators.draws import dirichlet, pick
+from fedscape.datasets.generators.draws import pick
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.random import Key
+from fedscape.random import Key, dirichlet
 
 Made = tuple[Federation, dict[str, np.ndarray]]
 RARE = 5.7e-7  # the two-sided probability of 5 standard errors

@@ -18,9 +18,11 @@ from fedscape import (
     PrivacyError,
 )
 from fedscape.datasets.generators import hlcr_synthetic
+from fedscape.mixtures._lcr_private import share_of
 from fedscape.mixtures._lcr_rounds import Assign
 from fedscape.mixtures._lcr_rows import Table
 from fedscape.privacy import AdaptiveClip
+from fedscape.temporal.availability import Dropping
 
 RANGES = {"x": (-3.0, 3.0), "y": (-6.0, 6.0)}
 
@@ -86,6 +88,11 @@ def test_private_sums_of_a_cohort_are_scaled_up_by_what_is_known_beforehand(samp
     exact = LatentClassRegression(1, **settings).fit(train)
     np.testing.assert_allclose(reg.coefficients_, exact.coefficients_, atol=0.1)
     assert reg.events_.sum() == pytest.approx(train.n_rows, rel=0.5)
+
+
+def test_a_wrapped_sampler_has_the_share_of_the_one_inside():
+    for sampler in (Poisson(0.1), FixedSize(5)):
+        assert share_of(Dropping(Dropping(sampler, 0.1), 0.1), 50) == share_of(sampler, 50) == 0.1
 
 
 def test_strong_noise_leaves_finite_numbers_near_the_prior():

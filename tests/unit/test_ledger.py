@@ -243,6 +243,6 @@ def test_bad_budgets_and_files_get_one_clear_line(tmp_path):
 def test_a_long_run_is_accounted_for_in_one_call():
     import time
 
-    started = time.perf_counter()
+    begin = time.process_time()  # not the clock: others may use the machine
     Ledger(epsilon=20.0, delta=1e-6).reserve("r", {"sum": entry(1.0, Poisson(0.01))}, 1500)
-    assert time.perf_counter() - started < 15
+    assert time.process_time() - begin < 15

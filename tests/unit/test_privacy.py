@@ -21,8 +21,8 @@ from fedscape import (
     PrivacyError,
     rounds,
 )
-from fedscape.mixtures.choose import Part
 from fedscape.privacy import AdaptiveClip, Release, calibrate
+from fedscape.sampling import Side
 from fedscape.sketches.selection import KeyedCoin
 
 
@@ -391,9 +391,9 @@ class Wrapped:
 
 
 WRAPPERS = {
-    "part": lambda sampler: Part(sampler, 0.2, 0, inside=False),
+    "part": lambda sampler: Side(sampler, 0.2, 0, inside=False),
     "own": Wrapped,
-    "twice": lambda sampler: Wrapped(Part(sampler, 0.2, 0, inside=False)),
+    "twice": lambda sampler: Wrapped(Side(sampler, 0.2, 0, inside=False)),
 }
 
 

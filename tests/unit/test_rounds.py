@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -7,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from fedscape import Computation, DataError, EngineError, Federation, FixedSize, Histogram, Local, Poisson, rounds
-from fedscape.engine import cut, in_order
+from fedscape.engine import _libraries, cut, in_order
 from fedscape.errors import CheckpointError
 from fedscape.history import History
 from fedscape.ragged import Ragged
@@ -307,3 +308,10 @@ def test_work_in_threads_comes_back_in_order_and_errors_come_through():
         with pytest.raises(ZeroDivisionError):
             list(in_order(lambda i: 1 // (i - 100), range(500), pool, 4))
         assert list(in_order(lambda i: i, range(9), pool, 4)) == list(range(9))
+
+
+def test_libraries_are_looked_for_again_when_something_was_imported(monkeypatch):
+    before = _libraries(len(sys.modules))
+    assert _libraries(len(sys.modules)) is before
+    monkeypatch.setitem(sys.modules, "imported since", sys)
+    assert _libraries(len(sys.modules)) is not before

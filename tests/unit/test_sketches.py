@@ -337,6 +337,16 @@ def test_an_abandoned_round_is_no_sketch():
         DistributionSketch(5).counts(engine, allow=("counts",))
 
 
+def test_a_client_that_did_not_report_is_named_in_one_line():
+    class Deaf(Local):
+        def run(self, computation, state, cohort, key, **how):
+            return super().run(computation, state, cohort[1:], key, **how)
+
+    with pytest.raises(EngineError, match=r"^1 of 12 clients did not report, the first of them 0, .* ask") as error:
+        DistributionSketch(5).counts(Deaf(federation()), allow=("counts",))
+    assert "\n" not in str(error.value)
+
+
 def test_large_sketches_are_counted_for_few_clients_at_once():
     from fedscape.sketches.distribution import ClientSketches
 

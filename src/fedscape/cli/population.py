@@ -81,11 +81,10 @@ def sample(
     json_: Json = False,
 ) -> None:
     """Draw new clients from a fitted population: their counts, one row a client."""
+    from fedscape.description import describe as described
     from fedscape.studies import draw
 
     fed = draw(population, clients, seed=seed)
     if out is not None:
         datasets.write(fed, out, overwrite=force)
-    from fedscape.description import describe as described
-
     show(described(fed, column="y", seed=seed), json_, description)

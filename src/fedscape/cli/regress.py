@@ -52,8 +52,8 @@ def regress(
     json_: Json = False,
 ) -> None:
     """Sort the entities of agents into classes, each with a regression of its own; a fifth of the rows test it."""
-    from fedscape.mixtures._lcr_about import regression
     from fedscape.mixtures.latent_class_regression import Link, Method
+    from fedscape.mixtures.regression import regression
 
     free(out, force)
     fed = datasets.read(source, client=agent)
@@ -88,7 +88,7 @@ def predict(
 ) -> None:
     """Predict the target of agents' rows by a saved regression: columns 'predicted' and 'deviation'."""
     from fedscape.description import describe as described
-    from fedscape.mixtures._lcr_about import predictions
+    from fedscape.mixtures.regression import predictions
 
     free(out, force)
     fed = predictions(model, datasets.read(source, client=agent))

@@ -19,7 +19,7 @@ from fedscape.errors import DataError, require
 from fedscape.federation import Federation
 
 if TYPE_CHECKING:
-    from fedscape.learning import LocalSGD
+    from fedscape.learning import FedAvg, LocalSGD
 
 PERSONAL = ("local", "fedavg+", "clustered", "ifca", "pfedme", "fedem", "fedgmm", "ditto", "fedrep")
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
@@ -38,7 +38,7 @@ def train(
     source: Source,
     model: Model = "mlp",
     method: Annotated[
-        str, typer.Option(help=f"fedavg, fedprox, fedadam; {', '.join((*PERSONAL, *TEMPORAL))}.")
+        str, typer.Option(help=f"fedavg, fedprox, fedadam, qfedavg; {', '.join((*PERSONAL, *TEMPORAL))}.")
     ] = "fedavg",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
     cohort: Cohort = 10,
@@ -46,6 +46,7 @@ def train(
     epochs: Epochs = 1,
     batch_size: BatchSize = 10,
     proximal: Annotated[float, typer.Option(help="fedprox: how strongly clients are held to the model sent.")] = 0.0,
+    q: Annotated[float | None, typer.Option(help="qfedavg: how much the worst-off weigh; 1 by default.")] = None,
     server_lr: Annotated[float | None, typer.Option(help="The server's learning rate.")] = None,
     features: Features = "x",
     target: Target = "y",
@@ -80,17 +81,14 @@ def train(
 ) -> None:
     """Train a network over cohorts of clients and evaluate every client; a run that was stopped can go on."""
     require("torch", extra="learn")
-    from fedscape.learning.running import method_for, training
+    from fedscape.learning.running import training
     from fedscape.learning.tracking import Board
 
     _check_out(out, resume, force)
     place = placing(engine, address, workers)
+    _check_schedule(method, schedule, modes)
     if epsilon is not None and standardise:
         raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
-    if method in TEMPORAL and schedule is None:
-        raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
-    if modes is not None and schedule is None:
-        raise DataError("--modes goes with --schedule")
     fed = _read(source, client, features)
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
@@ -101,9 +99,9 @@ def train(
     )  # fmt: skip
     sampler = _sampler(cohort, len(learners)) if schedule is None else chosen
     if method in PERSONAL:
-        if resume or epsilon is not None or server_lr is not None or tensorboard is not None:
+        if resume or any(given is not None for given in (epsilon, server_lr, tensorboard, q)):
             raise DataError(
-                f"--resume, --epsilon, --server-lr and --tensorboard go with fedavg, fedprox and fedadam, not {method}"
+                f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
         can_be_read = "," not in features and not standardise
         how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
@@ -111,15 +109,9 @@ def train(
         about = _personal(method, model, *parts, how, _folder(out, False), can_be_read)
         show(about, json_, lambda made: _finish(made, out, quiet))
         return
-    weighting = "samples" if epsilon is None else "equal"
-    judge = None
-    if method in TEMPORAL:
-        server = method_for("fedavg" if server_lr is None else "fedadam", local, server_lr=server_lr).server
-        computation, judge = temporal_method(
-            method, local, learners, sampler, prior, server=server, weighting=weighting, seed=seed
-        )
-    else:
-        computation = method_for(method, local, server_lr=server_lr, weighting=weighting)
+    computation, judge = _computation(
+        method, local, learners, sampler, prior, server_lr=server_lr, q=q, private=epsilon is not None, seed=seed
+    )
     folder = _folder(out, resume)
     how = _private(epsilon, delta, clip, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
@@ -196,6 +188,39 @@ def sweep(
     if folder is not None:
         (folder / "table.json").write_text(json.dumps(result, indent=1) + "\n")
     show(result, json_, _sweep_for_people)
+
+
+def _computation(
+    method: str,
+    local: LocalSGD,
+    learners: Federation,
+    sampler: Any,
+    prior: str,
+    *,
+    server_lr: float | None,
+    q: float | None,
+    private: bool,
+    seed: int,
+) -> tuple[FedAvg, Any]:
+    """What clients are to train, and how a state of it is judged where that is not by its model alone."""
+    from fedscape.learning.running import method_for
+
+    weighting = "equal" if private else "samples"
+    if method not in TEMPORAL:
+        return method_for(method, local, server_lr=server_lr, weighting=weighting, q=q), None
+    if q is not None:
+        raise DataError(f"q goes with qfedavg, not with {method}")
+    server = method_for("fedavg" if server_lr is None else "fedadam", local, server_lr=server_lr).server
+    return temporal_method(method, local, learners, sampler, prior, server=server, weighting=weighting, seed=seed)
+
+
+def _check_schedule(method: str, schedule: str | None, modes: str | None) -> None:
+    if schedule is not None:
+        return
+    if method in TEMPORAL:
+        raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
+    if modes is not None:
+        raise DataError("--modes goes with --schedule")
 
 
 def _read(source: str, client: str | None, features: str) -> Federation:

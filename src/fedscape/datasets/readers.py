@@ -14,6 +14,7 @@ import numpy as np
 
 from fedscape.errors import DataError, MissingExtraError
 from fedscape.federation import Federation
+from fedscape.ragged import offsets_of
 from fedscape.random import Array
 
 DIGITS = tuple("0123456789")
@@ -163,7 +164,7 @@ def speeches(paths: list[Path]) -> Federation:
         if (codes == 255).any():
             raise DataError(f"the role {role['role']!r} holds the unknown character {text[int(codes.argmax())]!r}")
         texts.append(codes)
-    offsets = np.concatenate(([0], np.cumsum([max(len(text) - WINDOW, 0) for text in texts]))).astype(np.int64)
+    offsets = offsets_of([max(len(text) - WINDOW, 0) for text in texts])
     x, y = np.empty((offsets[-1], WINDOW), dtype=np.uint8), np.empty(offsets[-1], dtype=np.uint8)
     for codes, (begin, end) in zip(texts, pairwise(offsets), strict=True):
         if end > begin:

@@ -20,7 +20,7 @@ from fedscape.federation import Federation
 from fedscape.formats.folder import INDEX, load_folder
 from fedscape.kept import Store
 from fedscape.privacy import Release
-from fedscape.ragged import Ragged
+from fedscape.ragged import Ragged, offsets_of
 from fedscape.random import Array, Key
 
 Kept = Mapping[str, Ragged]
@@ -224,7 +224,7 @@ def joined(parts: Sequence[tuple[int, Kept]]) -> dict[str, Ragged]:
     for name in sorted({name for _, kept in parts for name in kept}):
         have = [kept[name] for _, kept in parts if name in kept]
         lengths = [kept[name].lengths if name in kept else np.zeros(n, dtype=np.int64) for n, kept in parts]
-        ends = np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)
+        ends = offsets_of(np.concatenate(lengths))
         made[name] = Ragged(np.concatenate([arrays.flat for arrays in have]), ends)
     return made
 

@@ -19,6 +19,7 @@ from fedscape.checks import checked_ids
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import Codes, Column, check_type, is_list, is_string, recode
+from fedscape.ragged import offsets_of
 from fedscape.random import Array
 
 CLIENT_ROWS = 2**19  # rows in a batch of the first pass, where looking up the clients of a batch costs most
@@ -80,7 +81,7 @@ def group(
     del found
     pa.default_memory_pool().release_unused()  # what the first pass read is not kept beside the second
     sizes = count(codes, len(who))
-    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    offsets = offsets_of(sizes)
     texts = {name: known for name, known in source.names.items() if not is_list(source.schema.field(name).type)}
     filled = {name: Column(name, len(codes), known=texts.get(name, ()), limit=source.limit) for name in chosen}
     for part, rows in placed(source, chosen, codes, offsets):

@@ -15,6 +15,7 @@ from fedscape.formats.files import Name, files_in, new_file, reading
 from fedscape.formats.grouping import id_array
 from fedscape.formats.outgoing import check_codes, coded
 from fedscape.formats.tables import stack_clients
+from fedscape.ragged import offsets_of
 
 
 def from_leaf(path: Name) -> Federation:
@@ -42,7 +43,7 @@ def from_leaf(path: Name) -> Federation:
     with reading(path, "LEAF file"):
         try:
             columns, sizes, names = stack_clients(clients)
-            offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+            offsets = offsets_of(sizes)
             return Federation(columns, offsets, id_array(list(ids), "the users"), names=names)
         except DataError as error:
             raise DataError(f"{path} (LEAF's users are the clients): {error}") from None

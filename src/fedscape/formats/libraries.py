@@ -18,6 +18,7 @@ from fedscape.formats.files import one_line
 from fedscape.formats.grouping import group, table_source
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 from fedscape.formats.tables import stack_clients
+from fedscape.ragged import offsets_of
 from fedscape.random import Array
 
 
@@ -113,7 +114,7 @@ def from_flower(federated_dataset: Any, split: str) -> Federation:
         table, names = _table_of(partitioner.load_partition(number))
         tables.append(table)
     columns, sizes, known = stack_clients(tables, names=names)
-    return Federation(columns, np.concatenate(([0], np.cumsum(sizes))).astype(np.int64), names=known)
+    return Federation(columns, offsets_of(sizes), names=known)
 
 
 def from_torch(dataset: Any, *, clients: npt.ArrayLike, ids: npt.ArrayLike | None = None) -> Federation:

@@ -15,6 +15,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning import models
 from fedscape.learning.evaluation import Evaluation, evaluate
+from fedscape.learning.fair import QFedAvg
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
@@ -25,7 +26,7 @@ from fedscape.random import Array
 from fedscape.sampling import Sampler
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
-METHODS = ("fedavg", "fedprox", "fedadam")
+METHODS = ("fedavg", "fedprox", "fedadam", "qfedavg")
 
 
 def with_features(federation: Federation, names: Sequence[str]) -> Federation:
@@ -121,8 +122,17 @@ def arguments_for(name: str, federation: Federation, *, features: str = "x", tar
     return {"shape": shape, "n_classes": n_classes}
 
 
-def method_for(name: str, local: LocalSGD, *, server_lr: float | None = None, weighting: str = "samples") -> FedAvg:
+def method_for(
+    name: str,
+    local: LocalSGD,
+    *,
+    server_lr: float | None = None,
+    weighting: str = "samples",
+    q: float | None = None,
+) -> FedAvg:
     """FedAvg under the name of one of its kin; `local` says the proximal weight.
+
+    Clients of "qfedavg" count once, whatever the weighting; its q is 1 unless said otherwise.
 
     >>> from fedscape.learning import cross_entropy
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
@@ -135,9 +145,14 @@ def method_for(name: str, local: LocalSGD, *, server_lr: float | None = None, we
         raise DataError("fedprox needs proximal above 0, such as 0.1: with 0 it is fedavg")
     if name != "fedprox" and local.proximal:
         raise DataError(f"proximal goes with fedprox, not with {name}")
+    if name != "qfedavg" and q is not None:
+        raise DataError(f"q goes with qfedavg, not with {name}")
     if name == "fedadam":
         return FedAvg(local, server=Adam(0.1 if server_lr is None else server_lr), weighting=weighting)
-    return FedAvg(local, server=Mean(1.0 if server_lr is None else server_lr), weighting=weighting)
+    server = Mean(1.0 if server_lr is None else server_lr)
+    if name == "qfedavg":
+        return QFedAvg(local, q=1.0 if q is None else q, server=server)
+    return FedAvg(local, server=server, weighting=weighting)
 
 
 def training(

@@ -69,19 +69,22 @@ def fixed_point_direction(mean: Array, slopes: Slopes) -> Array:
     return np.asarray(np.log(np.maximum(slopes.first, 1e-60) / below))
 
 
-def newton_direction(mean: Array, slopes: Slopes) -> Array:
+def newton_direction(mean: Array, slopes: Slopes, *, floor: float = 0.0) -> Array:
     """The Newton step of alpha relative to alpha; the fixed point's where Q is not concave in alpha.
 
-    The Hessian is a diagonal and a matrix of rank one: -diag(second) + second_total m m'.
+    The Hessian is a diagonal and a matrix of rank one: -diag(second) + second_total m m'. Means at the floor that would
+    fall below it stay where they are, and the others are moved as if those were known.
     """
-    seen = slopes.second > 1e-30
     gradient = slopes.first - mean * slopes.first_total
+    held = (mean <= floor) & (gradient < 0)
+    seen = (slopes.second > 1e-30) & ~held
     inverse = np.where(seen, 1 / np.where(seen, slopes.second, 1.0), 0.0)
     rest = 1 - slopes.second_total * (mean**2 * inverse).sum(axis=0)
     concave = rest > 1e-9
     along = slopes.second_total * (mean * gradient * inverse).sum(axis=0) / np.where(concave, rest, 1.0)
     step = np.where(seen, inverse * (gradient + mean * along), -3.0)
-    return np.where(concave, np.clip(step, -3.0, 3.0), np.clip(fixed_point_direction(mean, slopes), -3.0, 3.0))
+    step = np.where(concave, np.clip(step, -3.0, 3.0), np.clip(fixed_point_direction(mean, slopes), -3.0, 3.0))
+    return np.where(held, 0.0, step)
 
 
 def moved(mean: Array, dispersion: Array, step: Array) -> tuple[Array, Array]:
@@ -118,7 +121,7 @@ def climb(tail: Tail, mean: Array, dispersion: Array) -> tuple[Array, Array, Arr
     """One step of Newton's method with a line search; where that does not rise, the fixed point's, which does."""
     slopes, before = tail.slopes(mean, dispersion), tail.value(mean, dispersion)
     best, at, gain = mean.copy(), dispersion.copy(), np.zeros(len(dispersion))
-    direction = newton_direction(mean, slopes)
+    direction = newton_direction(mean, slopes, floor=1.001 * MEAN_FLOOR)  # rounding may leave one a little off it
     todo = np.arange(len(dispersion))
     for length in (1.0, 0.5, 0.25, 0.0625, 0.0):
         step = length * direction[:, todo] if length else fixed_point_direction(mean, slopes)[:, todo]

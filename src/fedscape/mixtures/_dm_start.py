@@ -12,6 +12,7 @@ from fedscape.federation import Federation
 from fedscape.mixtures._dm_kernels import Counts, counts_of
 from fedscape.mixtures._dm_solvers import floored
 from fedscape.mixtures._dm_tables import LEAST
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 #: Counts at which clients say whether they go beyond: 1, 2, 3, 4, 6, 8, 12, ...
@@ -196,4 +197,4 @@ def example() -> Federation:
     sizes = np.concatenate(([0, 300, 1], rng.integers(0, 15, 33)))
     kinds = [rng.dirichlet((4.0, 1.0, 0.5, 0.5) if i % 2 else (0.3, 0.3, 2.0, 2.0)) for i in range(len(sizes))]
     y = np.concatenate([rng.choice(4, n, p=p) for n, p in zip(sizes, kinds, strict=True)])
-    return Federation({"y": y}, np.concatenate(([0], np.cumsum(sizes))), ids=[f"c{i:02d}" for i in range(len(sizes))])
+    return Federation({"y": y}, offsets_of(sizes), ids=[f"c{i:02d}" for i in range(len(sizes))])

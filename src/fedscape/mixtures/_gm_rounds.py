@@ -19,7 +19,7 @@ from fedscape.kept import kept_rows
 from fedscape.mixtures._gm_covariances import Covariance, Diagonal, Full, Spherical, Tied
 from fedscape.mixtures._gm_kernels import deviate, weigh
 from fedscape.mixtures._numbers import numbers_of
-from fedscape.ragged import segment_sum_twin
+from fedscape.ragged import offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
 
 Scatter = Literal["all", "within_clients"]
@@ -195,7 +195,7 @@ class GaussianRounds(Computation):
     def examples(cls) -> Sequence[tuple[GaussianRounds, Federation]]:
         rng = np.random.default_rng(8)
         sizes = rng.integers(0, 14, 24)
-        offsets = np.concatenate(([0], np.cumsum(sizes)))
+        offsets = offsets_of(sizes)
         x = rng.normal(0, 1, (offsets[-1], 2)) * [1.0, 2.0] + 5 * rng.integers(0, 2, (offsets[-1], 1))
         fed = Federation({"x": x}, offsets)
         means, weights = rng.normal(2.5, 2.0, (2, 2, 2)), np.full((2, 2), 0.5)

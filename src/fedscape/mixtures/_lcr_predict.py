@@ -15,6 +15,7 @@ from fedscape.mixtures._lcr_kernels import settle_shares
 from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_rounds import Assign, example
 from fedscape.mixtures._lcr_rows import Groups, Table, groups_of
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 PASSES = 10  # of expected labels; they settle in fewer
@@ -52,7 +53,7 @@ def place(work: Assign, state: Arrays, clients: Federation) -> Places:
     empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, work.n_components)), np.zeros(0, np.int64))
     sizes, codes, shares, old = (np.concatenate(each) for each in zip(*(parts or [empty]), strict=True))
     names = None if work.table.entity is None else clients.names.get(work.table.entity)
-    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    offsets = offsets_of(sizes)
     return Places(clients.ids, offsets, codes, names, shares, old)
 
 

@@ -48,10 +48,19 @@ def check_private(params: Mapping[str, Any], candidates: int, privacy: Privacy) 
 
 
 def share_of(sampler: Sampler | None, n_agents: int) -> float:
-    """The share of agents in a round, as far as it is known before anyone reports."""
+    """The share of agents in a round, as far as it is known before anyone reports.
+
+    Of a sampler that wraps another it is that of the one inside, whomever the outer one leaves out.
+
+    >>> share_of(Poisson(0.1), 50), share_of(FixedSize(5), 50), share_of(None, 50)
+    (0.1, 0.1, 1.0)
+    """
     if isinstance(sampler, Poisson):
         return sampler.rate
-    return min(sampler.size / max(n_agents, 1), 1.0) if isinstance(sampler, FixedSize) else 1.0
+    if isinstance(sampler, FixedSize):
+        return min(sampler.size / max(n_agents, 1), 1.0)
+    inside = getattr(sampler, "sampler", None)
+    return 1.0 if inside is None else share_of(inside, n_agents)
 
 
 def spread_of_noise(privacy: Privacy | None, cohort: float) -> float:

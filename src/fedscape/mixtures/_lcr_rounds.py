@@ -14,7 +14,7 @@ from fedscape.mixtures._lcr_classes import FLOOR, for_agents, learned, opened, s
 from fedscape.mixtures._lcr_kernels import add_by_class, add_log_densities, draw_labels, width
 from fedscape.mixtures._lcr_prior import learned_prior, prior_shares, tables_of
 from fedscape.mixtures._lcr_rows import Groups, Table, groups_of, sums_of
-from fedscape.ragged import Ragged, rows_of
+from fedscape.ragged import Ragged, offsets_of, rows_of
 from fedscape.random import Array, Key
 
 NO_HIERARCHY = 1e9  # a beta beside which an agent's own labels do not count
@@ -323,5 +323,5 @@ def example() -> Federation:
     n = int(sizes.sum())
     entity, x = rng.integers(0, 5, n), rng.normal(0, 1, (n, 2))
     y = 1 + np.where(entity % 2 == 0, 2.0, -2.0) * x[:, 0] + rng.normal(0, 0.5, n)
-    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    offsets = offsets_of(sizes)
     return Federation({"x": x, "y": y, "entity": entity}, offsets, ids=[f"a{i:02d}" for i in range(len(sizes))])

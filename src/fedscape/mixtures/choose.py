@@ -17,8 +17,8 @@ from fedscape.mixtures._dm_private import Ascend
 from fedscape.mixtures._dm_private_fit import contrast_of
 from fedscape.mixtures.dirichlet_multinomial import Data, MixtureOfDirichletMultinomials, Models, known
 from fedscape.privacy import Privacy
-from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import All, Sampler, marked
+from fedscape.random import Array
+from fedscape.sampling import All, Sampler, Side
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def choose_components(
     if validation is None:
         if not 0 < test < 1:
             raise DataError(f"test must be a share between 0 and 1, not {test}")
-        train = Part(All() if sampler is None else sampler, test, mixture.seed, inside=False)
+        train = Side(All() if sampler is None else sampler, test, mixture.seed, inside=False)
     models = tuple(k for k in tried for _ in range(work._starts(k)))
     full = sampler is None or isinstance(sampler, All)
     if privacy is not None and ledger is None:
@@ -105,7 +105,7 @@ def choose_components(
     scored = np.nan_to_num(fitted.log_likelihood)
     best = [max((r for r, m in enumerate(models) if m == k), key=lambda r: scored[r]) for k in tried]
     held_out = source if validation is None else work._source(validation, column)
-    judge = Part(All(), test, mixture.seed, inside=True) if validation is None else All()
+    judge = Side(All(), test, mixture.seed, inside=True) if validation is None else All()
     compare: Computation
     if isinstance(fitted.computation, Ascend):
         compare, how = contrast_of(fitted.computation, tried, held_out, how)
@@ -138,35 +138,6 @@ def choose_components(
         one.ledger_ = ledger
         kept.append(one)
     return Choice(chosen, tried, scores, behind, errors, tuple(kept), work.history_)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The cohort of another sampler, without the clients set aside for validation, or only those."""
-
-    sampler: Sampler
-    share: float
-    seed: int
-    inside: bool
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether one client more or less puts another in or out."""
-        return marked(self.sampler, "exchanges")
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether who takes part depends on clients' data."""
-        return marked(self.sampler, "reads_data")
-
-    def draw(self, clients: HasKeys, key: Key) -> Array:
-        """The positions of the cohort, rising."""
-        aside = Key(self.seed, purpose="validation clients").uniform(clients) < self.share
-        drawn = self.sampler.draw(clients, key)
-        part: Array = drawn[aside[drawn] == self.inside]
-        if not len(part):
-            raise DataError(f"a share of {self.share} leaves no clients on one side: there are {len(clients.keys)}")
-        return part
 
 
 def _copy(mixture: MixtureOfDirichletMultinomials, n_components: int) -> MixtureOfDirichletMultinomials:

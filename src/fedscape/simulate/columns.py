@@ -111,8 +111,8 @@ class Cells:
 class SignCodes:
     """The signs of a few random projections of the features: 2**bits codes, near rows often share one.
 
-    Features are centred first at `centre` (by default at the mean of 0 and the largest value of their type, or at 0 for
-    fractions), because signs see directions from the origin only. The same seed gives the same projections.
+    Features are centred first at `centre`, because signs see directions from the origin only; by default at 0, or for
+    whole numbers without a sign (bytes of images) at half of the largest. The same seed gives the same projections.
 
     >>> fed = Federation({"x": [[1.0, 2.0], [1.1, 2.1], [-1.0, -2.0]]}, [0, 1, 3])
     >>> first, second, third = SignCodes(3).codes(fed).values

@@ -44,10 +44,10 @@ class Fidelity:
     """What `fidelity` found. With thousands of clients every model is rejected: read the values, not the p-values.
 
     `auc`: how well a classifier tells true from simulated clients, 0.5 if not at all, far below it where simulated
-    clients are copies of true ones. `distance`: Wasserstein distance
-    between the laws of a client's total variation distance to all clients together. `size`: that between the laws of
-    sizes, in mean true sizes. `pool`: total variation distance between all true and all simulated rows. `sketch`: the
-    energy distance between given representations, unbiased and so sometimes below zero.
+    clients are copies of true ones. `distance`: Wasserstein distance between the laws of a client's total variation
+    distance to all clients together. `size`: that between the laws of sizes, in mean true sizes. `pool`: total
+    variation distance between all true and all simulated rows. `sketch`: the energy distance between given
+    representations, unbiased and so sometimes below zero.
 
     `missing` is the share of true clients at least nine times as common among true clients as among simulated ones,
     `missing_ids` who they are, the most extreme first; `invented` is the share of simulated clients the other way.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedscape.checks import positions
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.ragged import group_rows, rows_of
+from fedscape.ragged import group_rows, offsets_of, rows_of
 from fedscape.random import Array, Key
 from fedscape.simulate._deal import deal, shuffle_groups, words
 from fedscape.simulate.columns import Column, codes_of
@@ -261,10 +261,10 @@ class _Draft:
         shared = np.full(len(found.available), found.policy == "independent")
         if found.policy == "replace":
             shared = found.needed > found.available
-        starts = np.concatenate(([0], np.cumsum(found.available))).astype(np.int64)
+        starts = offsets_of(found.available)
         order = group_rows(np.ascontiguousarray(self.codes, dtype=np.int64), starts[:-1].copy())
         shuffle_groups(order, starts, words(self.key.to("order of rows"), len(found.available)))
-        offsets = np.concatenate(([0], np.cumsum(counts.sum(axis=1, dtype=np.int64)))).astype(np.int64)
+        offsets = offsets_of(counts.sum(axis=1, dtype=np.int64))
         rows = np.empty(offsets[-1], dtype=np.int64)
         stamp = np.full(len(order), -1, dtype=np.int64)
         state = words(self.key.to("rows of clients"), len(counts))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.errors import DataError
-from fedscape.random import Array, Key
+from fedscape.random import Array, Key, dirichlet
 
 BLOCK = 4096  # clients that share a generator; always drawn whole, so that none depends on how many follow
 
@@ -117,8 +117,7 @@ class FromMixture:
         for block in range(-(-n // BLOCK)):
             seed = int(seeds.generator(block).integers(2**63))
             parts.append(self.population.sample(BLOCK, seed=seed, sizes=self.sizes).astype(np.int32))
-        made = np.concatenate(parts) if parts else self.population.sample(0, seed=0, sizes=self.sizes)
-        return np.asarray(made[:n])
+        return np.concatenate(parts)[:n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +164,11 @@ class Dirichlet:
         rng = key.to("simulated dirichlet").generator()
         if self.sizes is None:
             n = _number(n_clients)
-            counts = np.stack([_rounded(_dirichlet(rng, np.full(n, float(alpha))), r) for r in available], axis=1)
+            counts = np.stack([_rounded(dirichlet(rng, np.full(n, float(alpha))), r) for r in available], axis=1)
             return _lifted(counts, self.least, rng)
         sizes = _whole("sizes", self.sizes)
         sizes = np.broadcast_to(sizes, (_number(n_clients) if sizes.ndim == 0 else len(sizes),))
-        shares = _dirichlet(rng, np.broadcast_to(alpha, (len(sizes), len(available))))
+        shares = dirichlet(rng, np.broadcast_to(alpha, (len(sizes), len(available))))
         return _lifted(rng.multinomial(sizes, shares), self.least, rng)
 
 
@@ -196,7 +195,7 @@ class Quantity:
         if not 0 < self.alpha < np.inf:
             raise DataError(f"alpha must be above 0, not {self.alpha!r}")
         rng, n = key.to("simulated quantity").generator(), _number(n_clients)
-        sizes = _rounded(_dirichlet(rng, np.full(n, float(self.alpha))), int(available.sum()))
+        sizes = _rounded(dirichlet(rng, np.full(n, float(self.alpha))), int(available.sum()))
         return _lifted(sizes[:, None], self.least, rng)
 
 
@@ -278,16 +277,6 @@ def _hands(n: int, each: int, number: int, rng: np.random.Generator) -> Array:
         cards[at : at + number] = np.concatenate((deck[~again], deck[again]))
         at += number
     return cards[: n * each].reshape(n, each)
-
-
-def _dirichlet(rng: np.random.Generator, alpha: Array) -> Array:
-    """Draws from Dir(alpha) along the last axis; in logarithms, so that no alpha is too small.
-
-    A gamma variate of shape a is one of shape a + 1 times U**(1 / a).
-    """
-    logarithm = np.log(rng.standard_gamma(alpha + 1.0)) - rng.standard_exponential(alpha.shape) / alpha
-    shares = np.exp(logarithm - logarithm.max(axis=-1, keepdims=True, initial=-np.inf))
-    return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
 
 
 def _rounded(shares: Array, total: int) -> Array:

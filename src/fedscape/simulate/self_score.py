@@ -14,9 +14,8 @@ from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
 from fedscape.privacy import Privacy, Release
-from fedscape.random import Array, Key
+from fedscape.random import Array, Key, dirichlet
 from fedscape.sampling import All
-from fedscape.simulate.recipes import _dirichlet
 
 STATISTICS = ("likelihood", "distance", "support", "direction_1", "direction_2", "size")
 _MODEL = ("weights", "concentrations", "size_edges", "size_probabilities")
@@ -107,7 +106,7 @@ class SelfScores(Computation):
     def _drawn(self, state: Arrays, n: int, log_weights: Array, rng: np.random.Generator) -> Array:
         ends = np.cumsum(np.exp(log_weights - log_weights.max()))
         component = np.searchsorted(ends, rng.random(self.draws) * ends[-1], side="right")
-        return rng.multinomial(n, _dirichlet(rng, state["concentrations"][component]))
+        return rng.multinomial(n, dirichlet(rng, state["concentrations"][component]))
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         model = {name: state[name] for name in _MODEL}

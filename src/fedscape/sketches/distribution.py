@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
-from fedscape.errors import DataError, PrivacyError, TooFewClients
+from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
 from fedscape.ledger import Ledger
 from fedscape.privacy import Privacy
-from fedscape.ragged import Ragged
+from fedscape.ragged import Ragged, offsets_of
 from fedscape.random import Array, Key
 from fedscape.sketches._kernels import count_codes
 from fedscape.sketches.distances import normalise
@@ -183,6 +183,12 @@ class DistributionSketch(Estimator):
         state = done.state
         ids = np.asarray(getattr(engine.clients, "ids", state["server.ids"]))
         place = {client: i for i, client in enumerate(state["server.ids"].tolist())}
+        silent = [client for client in ids.tolist() if client not in place]
+        if silent:
+            raise EngineError(
+                f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, so that their "
+                "counts are not known: ask again, or leave them out of the engine's clients"
+            )
         return np.asarray(state["server.counts"][[place[client] for client in ids.tolist()]])
 
     def transform(
@@ -316,7 +322,7 @@ class DistributionSketch(Estimator):
     @classmethod
     def examples(cls) -> Sequence[tuple[DistributionSketch, Federation]]:
         rng = np.random.default_rng(3)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 7, 25))))
+        offsets = offsets_of(rng.integers(0, 7, 25))
         n = int(offsets[-1])
         fed = Federation({"x": rng.normal(1.0, 1.0, (n, 2, 2)), "t": rng.integers(-1, 9, (n, 5))}, offsets)
         texts = Federation({"s": rng.choice(["to be", "or not", "", "to see"], n)}, offsets)

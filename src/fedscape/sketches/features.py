@@ -10,6 +10,7 @@ from fedscape.checks import check_finite
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 
@@ -120,6 +121,6 @@ class Spread(Computation):
     @classmethod
     def examples(cls) -> Sequence[tuple[Spread, Federation]]:
         rng = np.random.default_rng(4)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 6, 20))))
+        offsets = offsets_of(rng.integers(0, 6, 20))
         fed = Federation({"x": rng.normal(3.0, 2.0, (offsets[-1], 2, 2))}, offsets)
         return [(cls(), fed), (cls(numbers=False), fed)]

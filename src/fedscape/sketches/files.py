@@ -98,8 +98,8 @@ def build(
 
     Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy the data
     choose nothing: rows are given, or suit clients of a typical size that is public, and "mean" and "deviation" are
-    refused. Exchanging a row moves
-    counts twice as far as adding one: for "replace-one" the noise is doubled, so that epsilon is what is spent.
+    refused. Exchanging a row moves counts twice as far as adding one: for "replace-one" the noise is doubled, so that
+    epsilon is what is spent.
     """
     given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
     ledger, privacy = Ledger(), None

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedscape.errors import DataError
-from fedscape.ragged import Ragged, rows_of
+from fedscape.ragged import Ragged, offsets_of, rows_of
 from fedscape.random import Array
 from fedscape.sketches._kernels import mix
 
@@ -46,7 +46,7 @@ def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ..
 
 def _indicated(values: Array) -> Ragged:
     row, token = np.nonzero(values)
-    ends = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=len(values)))))
+    ends = offsets_of(np.bincount(row, minlength=len(values)))
     return Ragged(token.astype(np.uint64), ends.astype(np.int64))
 
 
@@ -64,7 +64,7 @@ def _shingled(codes: Array, k: int) -> Ragged:
             word = mix(word) ^ words[:, begin + step]
         tokens[:, begin] = word
         keep[:, begin] = whole | ((begin == 0) & (length > 0) & (length < k))
-    ends = np.concatenate(([0], np.cumsum(keep.sum(axis=1)))).astype(np.int64)
+    ends = offsets_of(keep.sum(axis=1))
     return Ragged(tokens[keep], ends)
 
 
@@ -73,4 +73,4 @@ def _texts(names: tuple[str, ...], k: int) -> Ragged:
     sets = [{text[i : i + k] for i in range(max(len(text) - k + 1, 1))} if text else set() for text in names]
     words = {t: int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest(), "little") for s in sets for t in s}
     flat = np.array([words[t] for s in sets for t in sorted(s)], dtype=np.uint64)
-    return Ragged(flat, np.concatenate(([0], np.cumsum([len(s) for s in sets]))).astype(np.int64))
+    return Ragged(flat, offsets_of([len(s) for s in sets]))

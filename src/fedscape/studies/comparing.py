@@ -31,7 +31,7 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
 
     >>> from fedscape import datasets
     >>> from fedscape.studies import study
-    >>> done = study(datasets.load("acs-race").take(slice(50)))
+    >>> done = study(datasets.load("acs-race").take(slice(24)))
     >>> compare(done, done)["drift"]["value"]
     0.0
     """

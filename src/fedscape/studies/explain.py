@@ -12,6 +12,7 @@ from fedscape.computation import Arrays, Computation
 from fedscape.engine import Engine, Local
 from fedscape.errors import DataError, require
 from fedscape.federation import Federation
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 from fedscape.statistics import Histogram, Moments
 
@@ -127,7 +128,7 @@ def _clients() -> Federation:
     sizes = np.array([12, 9, 15, 8, 11, 10])
     y = rng.integers(0, _CLASSES, sizes.sum())
     x = rng.normal(size=(len(y), _FEATURES)).astype(np.float32)
-    return Federation({"x": x, "y": y}, np.concatenate(([0], np.cumsum(sizes))))
+    return Federation({"x": x, "y": y}, offsets_of(sizes))
 
 
 def _training(method: str) -> Callable[[Engine], object]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.description import describe
+from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array
@@ -76,9 +77,9 @@ def study(
         True or False shows or hides what is being done; by default it is shown on a terminal.
 
     >>> from fedscape import datasets
-    >>> done = study(datasets.load("acs-race").take(slice(100)))
+    >>> done = study(datasets.load("acs-race").take(slice(40)))
     >>> done.result["describe"]["clients"], done.result["advise"][0]["answer"]
-    (100, 'yes')
+    (40, 'yes')
     """
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
@@ -164,12 +165,10 @@ def _described(data: Prepared, show: bool) -> dict[str, Any]:
         "rows": counts.sum(axis=0),
         "clients": (counts > 0).sum(axis=0),
         "mean_share": shares.mean(axis=0),
-        "covariance": plain(spread, 10),
         "clients_with_rows": n,
     }
-    covariance = about["categories"].pop("covariance")
     made: dict[str, Any] = plain(about)
-    made["categories"]["covariance"] = covariance
+    made["categories"]["covariance"] = plain(spread, 10)  # small numbers: more digits than the rest
     return made
 
 
@@ -387,7 +386,8 @@ class _Stages:
         began = time.perf_counter()
         self._say(f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}", self._done)
         try:
-            yield
+            with one_library_thread():
+                yield
         except BaseException:
             self.close()
             raise

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.datasets.generators.draws import TINIEST, check_sizes, check_whole, dirichlet, pick
+from fedscape.datasets.generators.draws import check_sizes, check_whole, pick
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.random import Array, Key
+from fedscape.random import TINIEST, Array, Key, dirichlet
 
 BLOCK = 1024  # clients that share a generator; always drawn whole, so that none depends on how many follow
 

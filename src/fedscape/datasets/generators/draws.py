@@ -8,22 +8,6 @@ import numpy.typing as npt
 from fedscape.errors import DataError
 from fedscape.random import Array
 
-TINIEST = 1e-100  # a smaller concentration could not be told from this one, but its logarithms overflow
-
-
-def dirichlet(rng: np.random.Generator, concentrations: Array) -> Array:
-    """One draw from Dir(a) for each row a of `concentrations`, sound for the smallest of them.
-
-    A gamma variate of shape a is one of shape a + 1 times U**(1 / a); in logarithms nothing underflows, so a row never
-    becomes 0 / 0.
-    """
-    log_gamma = np.log(rng.standard_gamma(concentrations + 1.0))
-    log_gamma -= rng.standard_exponential(concentrations.shape) / np.maximum(concentrations, TINIEST)
-    log_gamma -= log_gamma.max(axis=-1, keepdims=True)
-    shares: Array = np.exp(log_gamma)
-    shares /= shares.sum(axis=-1, keepdims=True)
-    return shares
-
 
 def pick(rng: np.random.Generator, weights: Array, n: int) -> Array:
     """n categories drawn from these weights."""
@@ -54,8 +38,3 @@ def check_sizes(name: str, sizes: npt.ArrayLike, n_clients: int) -> Array:
             f"not {np.array2string(given, threshold=4)}"
         )
     return np.broadcast_to(given, (n_clients,)).astype(np.int64)
-
-
-def ends_of(sizes: Array) -> Array:
-    """The offsets of clients of these sizes."""
-    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)

@@ -8,10 +8,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.datasets.generators.draws import check_positive, check_sizes, check_whole, dirichlet, ends_of, pick
+from fedscape.datasets.generators.draws import check_positive, check_sizes, check_whole, pick
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.random import Array, Key
+from fedscape.ragged import offsets_of
+from fedscape.random import Array, Key, dirichlet
 
 LAWS = ("gaussian", "laplace", "beta")
 _PURPOSE = "fedgmm synthetic"
@@ -152,7 +153,7 @@ def _shares(key: Key, n_clients: int, components: int, concentration: float) -> 
 
 
 def _draw(key: Key, sizes: Array, shares: Array, parts: dict[str, Array]) -> tuple[Federation, dict[str, Array]]:
-    offsets = ends_of(sizes)
+    offsets = offsets_of(sizes)
     component = np.empty(offsets[-1], dtype=np.int32)
     x = np.empty((offsets[-1], parts["mu"].shape[1]))
     for client, (begin, end) in enumerate(pairwise(offsets)):

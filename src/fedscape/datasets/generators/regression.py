@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedscape.datasets.generators.draws import check_positive, check_whole, dirichlet, pick
+from fedscape.datasets.generators.draws import check_positive, check_whole, pick
 from fedscape.federation import Federation
-from fedscape.random import Array, Key
+from fedscape.random import Array, Key, dirichlet
 
 
 def hlcr_synthetic(

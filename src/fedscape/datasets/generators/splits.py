@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.datasets.generators.draws import check_positive, check_whole, dirichlet
+from fedscape.datasets.generators.draws import check_positive, check_whole
 from fedscape.errors import DataError
-from fedscape.random import Array, Key
+from fedscape.random import Array, Key, dirichlet
 
 _TRIES = 1000
 
