@@ -278,7 +278,7 @@ def digits_or_letters(name: str, args, shares: tuple[float, ...], ks: tuple[int,
 
 
 def main() -> None:
-    extra = {"seeds": 3, "only": "", "shares": "0.01,0.05,0.1", "epochs": 15, "most": 60_000}
+    extra = {"seeds": 3, "only": "", "shares": "0.01,0.05,0.1", "epochs": 15, "most": 10_000_000}
     args = arguments(__doc__, **extra, device="cpu", cnn="")
     if args.quick:
         args.seeds = 1

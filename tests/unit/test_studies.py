@@ -210,6 +210,24 @@ def test_clients_differ_if_labels_or_features_do_and_the_answer_says_which():
     assert advise_of({"labels": barely, "features": noise})["answer"] == "not measurably"
 
 
+def test_the_first_answer_says_how_many_rows_would_need_other_labels():
+    labels = apart(0.417, 0.327, 0.508) | {"tvd": 0.25, "tvd_iid": 0.05, "tvd_iid_sd": 0.01}
+    said = (
+        "On average 25% of a client's rows would need other labels to have the shares of all; by chance alone it would "
+    )
+    assert advise_of({"labels": labels})["text"].endswith(said + "be 5.0% [3.0%, 7.0%].")
+
+
+def test_the_kind_served_worst_is_said_to_be_one_of_those_shown():
+    from fedscape.studies.advise import _worst
+
+    best = {"called": "FedAvg", "accuracy": apart(0.6, 0.5, 0.7), "worst": apart(0.4, 0.3, 0.5)}
+    best["worst"] |= {"clients": 5, "equal": 0.45}
+    kinds = [{"kind": f"kind {k}", "clients": 6, **apart(v, v, v)} for k, v in (("A", 0.7), ("B", 0.8))]
+    for clients, said in ((12, " Of the kinds, kind A"), (15, " Of the kinds of 5 clients or more here, kind A")):
+        assert said in _worst({"by_kind": kinds, "clients": clients}, best)["text"]
+
+
 def advise_of(measured: dict) -> dict:
     kinds = {"components": [{"share": apart(1.0, 1.0, 1.0)}]}
     return advise({"measure": measured, "model": kinds})[0]
