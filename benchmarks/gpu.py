@@ -3,8 +3,8 @@
 `--only` takes rounds (seconds a round of four networks, by strategy and precision, with the bytes and operations that
 cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
 same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research) or
-profile (the longest kernels). CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and
-written as it comes.
+profile (the longest kernels). CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row
+is printed and written as it comes.
 """
 
 from __future__ import annotations
