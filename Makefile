@@ -38,11 +38,11 @@ clean:
 $(STUDIES): pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedscape needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing fedscape with torch into $(VENV): about 1.5 GB, a minute or a few"
+	@echo "installing fedscape with torch into $(VENV): about 1.6 GB, a minute or a few"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[learn,report]'
 	touch $(STUDIES)
 
 $(INSTALLED): $(STUDIES)
-	@echo "installing the other extras and the tools of the tests: about 1.5 GB more"
+	@echo "installing the other extras and the tools of the tests: about 1.2 GB more"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev,all]'
 	touch $(INSTALLED)
