@@ -1,4 +1,4 @@
-"""How fast is a round of training? fedscape beside a plain loop and pfl, the same clients, model and seed."""
+"""How fast is a round of training? fedscape beside a plain loop, pfl and Flower's simulation, the same clients, model and seed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 
 from fedscape import Federation, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
+from by_flower import by_flower
 from table import arguments, report
 
 
@@ -207,6 +208,8 @@ def main() -> None:
             continue
         for way, run in (("plain loop", by_plain_loop), ("pfl", by_pfl)):
             lines += [row(task, way, run, local, fed, n_rounds, threads) for threads in peers]
+        if not args.quick and ("CNN" in task or "MLP" in task):
+            lines.append(row(task, "Flower simulation", by_flower, local, fed, n_rounds, 2))
         for strategy in ("sequential",) if "CNN" in task else ("sequential", "vmap"):
             chosen = " (auto)" if local.chosen == strategy else ""
             way = f"fedscape {strategy}{chosen}"
