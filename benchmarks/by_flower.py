@@ -48,7 +48,7 @@ def client_app(path: str, local: LocalSGD) -> Any:
 
 
 def by_flower(local: LocalSGD, fed: Federation, n_rounds: int, threads: int) -> tuple[list[float], float]:
-    """Seconds of each round, and the accuracy at the end on the clients' own rows; one client on each of the threads."""
+    """Seconds of each round, and the accuracy at the end on the clients' rows; one client on each of the threads."""
     os.environ.update(FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1")
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.serverapp import Grid, ServerApp

@@ -1,4 +1,4 @@
-"""How fast is a round of training? fedscape beside a plain loop, pfl and Flower's simulation, the same clients, model and seed."""
+"""How fast is a round of training? fedscape, a plain loop, pfl and Flower's simulation; one model, the same clients."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from by_flower import by_flower
 from fedscape import Federation, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
-from by_flower import by_flower
 from table import arguments, report
 
 
