@@ -226,7 +226,7 @@ def test_frozen_parameters_are_the_same_for_all_clients(frozen, uncompiled):
     one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert one.keys() == other.keys()
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert local._spare[-1]._program.twin is not None
+    assert local._spare["train"][-1]._program.twin is not None
 
 
 class Picky(nn.Module):
@@ -254,7 +254,16 @@ def test_a_program_is_for_one_type_of_rows(uncompiled):
     y, offsets = np.zeros(8, int), [0, 4, 8]
     for kind in (np.uint8, np.float64):
         last(local, Federation({"x": np.ones((8, 6), kind), "y": y}, offsets))
-    assert len(local._spare[-1]._program.known) == 2
+    assert len(local._spare["train"][-1]._program.known) == 2
+
+
+def test_evaluating_meanwhile_takes_no_program_away(uncompiled):
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="compiled")
+    last(local, ragged())
+    before = local._spare["train"][-1]._program
+    with local.borrowed():
+        last(local, ragged())
+    assert [module._program for module in local._spare["train"]] == [before]
 
 
 def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):

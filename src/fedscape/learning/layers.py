@@ -116,7 +116,9 @@ def trainable_copy(model: Module, strategy: str) -> Module:
     """
     twin = nn.Sequential(copy.deepcopy(model))  # so that the model itself may be such a layer
     for parent in list(twin.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # a layer under two names is two, with keys of their own
+            if child is None:
+                continue
             if isinstance(child, _DROPOUTS):
                 setattr(parent, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
             elif strategy == "sequential" and is_plain(child, nn.Linear):

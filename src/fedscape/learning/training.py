@@ -96,7 +96,7 @@ def train(
         Parameters that stay as they are, on each row its own; not where one row trains after the other.
     """
     one_by_one = _COMPILING if local.chosen == "compiled" else nullcontext()
-    with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed() as module:
+    with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed("train") as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         with known_classes(local):
