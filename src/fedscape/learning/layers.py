@@ -272,7 +272,7 @@ def initialised(model: Module, seed: int) -> Module:
     """
     fresh = copy.deepcopy(model)
     with drawing(seed):
-        _reset(fresh)
+        redraw(fresh)
     return fresh
 
 
@@ -284,11 +284,12 @@ def drawing(seed: int) -> Iterator[None]:
         yield
 
 
-def _reset(module: Module) -> None:
+def redraw(module: Module) -> None:
+    """Draw the weights anew, in place, as `initialised` says."""
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
         return
     if hasattr(module, "_reset_parameters"):
         module._reset_parameters()
     for child in module.children():
-        _reset(child)
+        redraw(child)

@@ -29,7 +29,7 @@ from fedscape.random import Array, Key
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 
-_ROWS = {"cpu": 128}  # of one forward pass: on a CPU activations of more of them leave the cache
+_FEW = 128  # rows of one forward pass on a CPU: activations of more of them leave the cache
 _MANY = 1024  # elsewhere
 _WIDE = 128  # rows of each client in one pass over many clients
 MEAN = Mean()
@@ -319,7 +319,7 @@ def _all_at_once(
 
 
 def _at_once(local: LocalSGD) -> int:
-    return _ROWS.get(torch.device(local.device).type, _MANY)
+    return _FEW if torch.device(local.device).type == "cpu" else _MANY
 
 
 def _one_hot(values: Tensor) -> Tensor:
