@@ -15,6 +15,7 @@ from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.plan import Rows, Timing, _shuffled, groups, make_plan
 from fedscape.learning.program import by_client, in_one_batch
+from fedscape.personal.learners import trained_alone
 
 CLIENTS, BATCH = 3, 4
 
@@ -226,7 +227,7 @@ def test_frozen_parameters_are_the_same_for_all_clients(frozen, uncompiled):
     one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert one.keys() == other.keys()
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert local._spare["train"][-1]._program.twin is not None
+    assert local._spare["train"][-1]._programs[0].twin is not None
 
 
 class Picky(nn.Module):
@@ -254,16 +255,31 @@ def test_a_program_is_for_one_type_of_rows(uncompiled):
     y, offsets = np.zeros(8, int), [0, 4, 8]
     for kind in (np.uint8, np.float64):
         last(local, Federation({"x": np.ones((8, 6), kind), "y": y}, offsets))
-    assert len(local._spare["train"][-1]._program.known) == 2
+    assert len(local._spare["train"][-1]._programs[0].known) == 2
+
+
+def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
+    """As Ditto does in every round: to a common place, to none, and to a place of each client."""
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    fed, key, plain = ragged(), Key(0), replace(local, strategy="vmap")
+    own = {n: np.stack([p + 0.1 * i for i in range(len(fed))]) for n, p in local.parameters().items()}
+    made = []
+    for _ in range(2):
+        for pull in (None, (0.5, local.parameters()), (0.5, None)):
+            one, other = (trained_alone(how, own, fed, key, pull=pull) for how in (local, plain))
+            assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+        made.append({kind: list(p.known) for kind, p in local._spare["train"][-1]._programs.items()})
+    assert made[0] == made[1]
+    assert sorted(made[0]) == [0, 1, 2]
 
 
 def test_evaluating_meanwhile_takes_no_program_away(uncompiled):
     local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="compiled")
     last(local, ragged())
-    before = local._spare["train"][-1]._program
+    before = local._spare["train"][-1]._programs
     with local.borrowed():
         last(local, ragged())
-    assert [module._program for module in local._spare["train"]] == [before]
+    assert [module._programs for module in local._spare["train"]] == [before]
 
 
 def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):

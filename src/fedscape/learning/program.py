@@ -142,6 +142,9 @@ def _summing() -> Callable[..., Tensors]:
 class Program:
     """The local steps of one model: weights and optimiser memory in place, one compiled program for each shape.
 
+    One Program is for training without a pull, with a pull to one place for all clients, or to a place of each: another
+    is needed for another kind.
+
     Whether the model may be folded is found out on the first batch of several clients: its gradients must be those of
     client by client. A client alone is never folded, so that its numbers do not depend on who trained before.
     """
@@ -151,15 +154,13 @@ class Program:
         self.module = module
         self.twin: Module | None = None
         self.chosen = False
-        self.room, self.pulled = 0, 0
+        self.room = 0
         self.known: dict[tuple[Any, ...], Callable[[Batch, Tensor, Tensor, Tensor], Tensor]] = {}
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         """Put clients where training begins, at most `room`; `anchor` is where a proximal weight pulls to, if any."""
-        pulled = 0 if anchor is None else len(next(iter(anchor.values())))
-        if room > self.room or min(pulled, 2) != min(self.pulled, 2):
-            self._make_room(start, anchor, max(room, self.room))
-        self.pulled = pulled
+        if room > self.room:
+            self._make_room(start, anchor, room)
         for name, p in self.params.items():
             p[: room if len(start[name]) == 1 else len(start[name])] = start[name]
             if anchor is not None:

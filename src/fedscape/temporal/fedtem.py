@@ -18,6 +18,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Rule
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.branches import MultiBranch
@@ -399,7 +400,7 @@ def likely_rows(posteriors: Tensor, offsets: Tensor) -> Tensor:
 def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
     """Clients of a few rows in two modes, and two ways to train two branches, for the contract tests."""
     rng = np.random.default_rng(9)
-    offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 12))))
+    offsets = offsets_of(rng.integers(0, 9, 12))
     owner = np.repeat(np.arange(12), np.diff(offsets))
     x = rng.normal(size=(offsets[-1], 4)) + 2 * (owner % 2)[:, None]
     fed = Federation({"x": x, "y": rng.integers(0, 3, offsets[-1])}, offsets)
