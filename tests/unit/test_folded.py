@@ -15,6 +15,7 @@ from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.plan import Rows, Timing, _shuffled, groups, make_plan
 from fedscape.learning.program import by_client, in_one_batch
+from fedscape.personal.learners import trained_alone
 
 CLIENTS, BATCH = 3, 4
 
@@ -192,6 +193,95 @@ def test_clients_of_one_size_and_a_smaller_cohort_afterwards(uncompiled):
         assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
 
 
+def test_a_client_alone_does_not_settle_whether_others_may_be_folded(uncompiled):
+    """The largest client comes first and by itself; a model that looks at other samples looks at its own only."""
+    rng = np.random.default_rng(0)
+    fed = Federation({"x": rng.normal(size=(21, 6)), "y": rng.integers(0, 3, 21)}, [0, 12, 15, 18, 21])
+    local = LocalSGD(Centred().double(), cross_entropy, lr=0.1, epochs=1, batch_size=12, strategy="compiled")
+    one, other = last(local, fed), last(replace(local, strategy="vmap"), fed)
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+
+
+def test_a_client_whose_numbers_run_away_takes_no_other_with_it(uncompiled):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 6))
+    x[0] = np.inf
+    fed = Federation({"x": x, "y": rng.integers(0, 3, 12)}, [0, 4, 8, 12])
+    local = LocalSGD(Centred().double(), cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy="compiled")
+    one, other = (
+        FedAvg(how).step(FedAvg(how).start(0), fed, Key(0))[0] for how in (local, replace(local, strategy="vmap"))
+    )
+    for n in ("delta.out.weight", "delta.out.bias"):
+        assert np.isfinite(one[n].reshape(3, -1)).all(axis=1).tolist() == [False, True, True]
+        assert np.abs(one[n][1:] - other[n][1:]).max() < 1e-12
+
+
+@pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "0", "1", "3.weight"])
+def test_frozen_parameters_are_the_same_for_all_clients(frozen, uncompiled):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)).double()
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith(frozen))
+    assert folded(trainable_copy(model, "vmap")) is not None
+    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
+    assert one.keys() == other.keys()
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+    assert local._spare["train"][-1]._programs[0].twin is not None
+
+
+class Picky(nn.Module):
+    """Speaks up against more samples than a client's batch has."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if len(x) > 3:
+            raise ValueError("too many")
+        return self.out(x)
+
+
+def test_a_model_that_refuses_many_samples_is_not_folded(uncompiled):
+    local = LocalSGD(Picky().double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+
+
+def test_a_program_is_for_one_type_of_rows(uncompiled):
+    """A recorded one copies rows into its own: bytes, which are scaled, and numbers must not meet there."""
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="compiled")
+    y, offsets = np.zeros(8, int), [0, 4, 8]
+    for kind in (np.uint8, np.float64):
+        last(local, Federation({"x": np.ones((8, 6), kind), "y": y}, offsets))
+    assert len(local._spare["train"][-1]._programs[0].known) == 2
+
+
+def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
+    """As Ditto does in every round: to a common place, to none, and to a place of each client."""
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    fed, key, plain = ragged(), Key(0), replace(local, strategy="vmap")
+    own = {n: np.stack([p + 0.1 * i for i in range(len(fed))]) for n, p in local.parameters().items()}
+    made = []
+    for _ in range(2):
+        for pull in (None, (0.5, local.parameters()), (0.5, None)):
+            one, other = (trained_alone(how, own, fed, key, pull=pull) for how in (local, plain))
+            assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+        made.append({kind: list(p.known) for kind, p in local._spare["train"][-1]._programs.items()})
+    assert made[0] == made[1]
+    assert sorted(made[0]) == [0, 1, 2]
+
+
+def test_evaluating_meanwhile_takes_no_program_away(uncompiled):
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="compiled")
+    last(local, ragged())
+    before = local._spare["train"][-1]._programs
+    with local.borrowed():
+        last(local, ragged())
+    assert [module._programs for module in local._spare["train"]] == [before]
+
+
 def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):
     def wrong(function, **_):
         def call(*arguments):
@@ -211,7 +301,10 @@ def test_gradients_that_are_not_finite_settle_nothing():
     assert agree(ones, ones)
     assert not agree(ones, other)
     assert agree(ones, other, within=0.2)
-    assert agree({"w": torch.tensor([float("nan")])}, {"w": torch.zeros(1)})
+    assert not agree({"w": torch.tensor([float("nan")])}, {"w": torch.zeros(1)})
+    lost, nan = {"w": torch.tensor([1.0, float("nan")])}, torch.tensor(float("nan"))
+    assert agree(lost, lost)
+    assert not agree(lost, {"w": torch.stack([nan, nan])})
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 10, 23])

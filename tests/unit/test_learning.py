@@ -172,6 +172,16 @@ def test_dropout_is_the_same_on_both_paths_and_for_one_client_alone():
     assert any(np.abs(by_path[0][n] - v).max() > 1e-3 for n, v in trained(local, fed, seed=6).items())
 
 
+@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+def test_a_dropout_layer_in_two_places_is_keyed_in_both(strategy):
+    drop = nn.Dropout(0.5)
+    model = initialised(nn.Sequential(drop, nn.Linear(4, 6), drop, nn.Linear(6, 3)), 0).double()
+    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy=strategy)
+    fed = federation([5, 3], (4,), 3)
+    assert_agree(trained(local, fed), trained(replace(local, strategy="vmap"), fed), 1e-9)
+    assert [type(layer).__name__ for layer in trainable_copy(model, "vmap")][::2] == ["KeyedDropout"] * 2
+
+
 def test_dropout_keeps_the_stated_share_and_differs_between_clients_steps_and_layers():
     clients = Rows(np.arange(50, dtype=np.uint64), np.arange(51))
     masks = {}

@@ -130,6 +130,14 @@ def test_a_sweep_is_its_runs_one_by_one(strategy, optimiser):
         np.testing.assert_allclose(last.metrics["loss"][place], alone.metrics["loss"], rtol=1e-9)
 
 
+@pytest.mark.parametrize("lr", [0.0, 0.7])
+def test_a_schedule_holds_for_all_settings_whatever_the_rate_it_was_given_with(lr):
+    fed, local = federation([4, 3]), local_step(lr=lr, schedule=lambda index: 0.5**index)
+    *_, both = rounds(Sweep(local, [Setting(lr=0.2)]), fed, n_rounds=3)
+    *_, alone = rounds(FedAvg(replace(local, lr=0.2)), fed, n_rounds=3)
+    np.testing.assert_allclose(both.state["model.1.weight"][0], alone.state["model.1.weight"], rtol=1e-9, atol=1e-12)
+
+
 def test_a_factor_on_the_server_is_a_server_rate():
     fed, local = federation([4, 3]), local_step()
     *_, both = rounds(Sweep(local, [Setting(lr=0.2, server=0.5)], server=Adam(0.1)), fed, n_rounds=3)

@@ -20,6 +20,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, correct, cross_entropy
 from fedscape.learning.training import Tensors, known_classes, one_thread, precise
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 _BATCH = 1024  # rows of one forward pass
@@ -167,7 +168,7 @@ class ClientAccuracy(Computation):
     @classmethod
     def examples(cls) -> Sequence[tuple[ClientAccuracy, Federation]]:
         rng = np.random.default_rng(4)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 6, 12))))
+        offsets = offsets_of(rng.integers(0, 6, 12))
         fed = Federation({"x": rng.normal(size=(offsets[-1], 3)), "y": rng.integers(0, 2, offsets[-1])}, offsets)
         model = initialised(nn.Linear(3, 2, dtype=torch.float64), 0)
         return [(cls(LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=4), bins=4), fed)]

@@ -17,6 +17,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Mean, Momentum, Rule
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 _MEAN = Mean()
@@ -115,7 +116,7 @@ class QFedAvg(FedAvg):
     @classmethod
     def examples(cls) -> Sequence[tuple[QFedAvg, Federation]]:
         rng = np.random.default_rng(5)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 14))))
+        offsets = offsets_of(rng.integers(0, 9, 14))
         fed = Federation({"x": rng.normal(size=(offsets[-1], 4)), "y": rng.integers(0, 3, offsets[-1])}, offsets)
         linear = initialised(nn.Linear(4, 3, dtype=torch.float64), 0)
         deep = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.25), nn.Linear(5, 3)).to(torch.float64)

@@ -18,6 +18,7 @@ from fedscape.learning.local import LocalSGD, shared
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
 from fedscape.learning.training import Tensors, deltas, weighted_sum
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 WEIGHTINGS = ("samples", "equal")
@@ -119,7 +120,7 @@ class FedAvg(Computation):
     @classmethod
     def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:
         rng = np.random.default_rng(3)
-        offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 14))))
+        offsets = offsets_of(rng.integers(0, 9, 14))
         fed = Federation({"x": rng.normal(size=(offsets[-1], 4)), "y": rng.integers(0, 3, offsets[-1])}, offsets)
         linear = initialised(nn.Linear(4, 3, dtype=torch.float64), 0)
         deep = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.25), nn.Linear(5, 3)).to(torch.float64)

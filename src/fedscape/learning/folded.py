@@ -47,10 +47,15 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
 
 
 def agree(one: dict[str, Tensor], other: dict[str, Tensor], within: float = 1e-3) -> bool:
-    """Whether two sets of gradients are the same up to rounding: their distance is this small beside their length."""
-    apart = torch.stack([(values - other[name]).norm() for name, values in one.items()]).norm()
-    size = torch.stack([values.norm() for values in one.values()]).norm()
-    return bool(apart <= within * size + 1e-12) or not bool(torch.isfinite(size))
+    """Whether two sets of gradients [clients, ...] are the same up to rounding: their distance beside their length.
+
+    Clients whose gradients in the one are not finite settle nothing; where there are no others, no is the answer.
+    """
+    finite = [torch.isfinite(values.reshape(len(values), -1)).all(dim=1) for values in one.values()]
+    which = torch.stack(finite).all(dim=0)
+    apart = torch.stack([(values - other[name])[which].norm() for name, values in one.items()]).norm()
+    size = torch.stack([values[which].norm() for values in one.values()]).norm()
+    return bool(which.any()) and bool(apart <= within * size + 1e-12)
 
 
 class _Folded(nn.Module):  # type: ignore[misc]

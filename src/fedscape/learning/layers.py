@@ -116,7 +116,9 @@ def trainable_copy(model: Module, strategy: str) -> Module:
     """
     twin = nn.Sequential(copy.deepcopy(model))  # so that the model itself may be such a layer
     for parent in list(twin.modules()):
-        for name, child in list(parent.named_children()):
+        for name, child in list(parent._modules.items()):  # a layer under two names is two, with keys of their own
+            if child is None:
+                continue
             if isinstance(child, _DROPOUTS):
                 setattr(parent, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
             elif strategy == "sequential" and is_plain(child, nn.Linear):
@@ -270,7 +272,7 @@ def initialised(model: Module, seed: int) -> Module:
     """
     fresh = copy.deepcopy(model)
     with drawing(seed):
-        _reset(fresh)
+        redraw(fresh)
     return fresh
 
 
@@ -282,11 +284,12 @@ def drawing(seed: int) -> Iterator[None]:
         yield
 
 
-def _reset(module: Module) -> None:
+def redraw(module: Module) -> None:
+    """Draw the weights anew, in place, as `initialised` says."""
     if hasattr(module, "reset_parameters"):
         module.reset_parameters()
         return
     if hasattr(module, "_reset_parameters"):
         module._reset_parameters()
     for child in module.children():
-        _reset(child)
+        redraw(child)

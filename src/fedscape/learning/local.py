@@ -37,6 +37,10 @@ class Data(NamedTuple):
     weights: Tensor | None
 
 
+def _nothing_spare() -> dict[str, deque[Module]]:
+    return {use: deque() for use in ("train", "evaluate", "any")}
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LocalSGD:
     """How a client trains: mini-batch steps from the broadcast weights on its own rows.
@@ -76,11 +80,11 @@ class LocalSGD:
         Names of columns; bytes (uint8) are scaled to [0, 1] unless the model begins with an embedding. Weights count in
         training; metrics and `evaluate` count every row once.
     strategy
-        "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": the same through
-        torch.compile, with convolutions as matrix products; the first round takes some seconds longer. "auto": by a
-        rule on model and device, never by a clock, so that a run can be repeated; `measure_strategies` tells which is
-        faster here. They agree to rounding: 1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned
-        model.
+        "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
+        folded into one batch where the model allows it, gradient and update compiled, and on a GPU recorded and
+        replayed; the first round takes ten to twenty seconds longer. "auto": by a rule on model and device, never by a
+        clock, so that a run can be repeated; `measure_strategies` tells which is faster here. They agree to rounding:
+        1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned model.
     precision
         On a GPU: "exact" computes in the model's own type; "tf32" lets products round their factors to 10 bits of
         mantissa; "bf16" runs the network in bfloat16, weights and updates staying in their own type.
@@ -112,7 +116,7 @@ class LocalSGD:
     strategy: str = "auto"
     precision: str = "exact"
     device: str = "cpu"
-    _spare: deque[Module] = field(default_factory=deque, init=False)
+    _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
     _held: dict[str, tuple[Array, Tensor]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -265,19 +269,23 @@ class LocalSGD:
         return torch.from_numpy(values).to(self.device, self.dtype)
 
     @contextmanager
-    def borrowed(self) -> Iterator[Module]:
-        """A copy of the model that no other thread uses; one that failed is not used again."""
+    def borrowed(self, to: str = "evaluate") -> Iterator[Module]:
+        """A copy of the model that no other thread uses; one that failed is not used again.
+
+        One that trains by a program, which takes long to make, is not lent to evaluate.
+        """
+        spare = self._spare[to if self.chosen == "compiled" else "any"]
         try:
-            module = self._spare.pop()
+            module = spare.pop()
         except IndexError:
             module = trainable_copy(self.model, self.chosen).to(self.device)
             if torch.device(self.device).type == "cpu" and self.chosen == "sequential":
                 module = module.to(memory_format=torch.channels_last)
         yield module
-        self._spare.append(module)
+        spare.append(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spare": deque(), "_held": {}}
+        return {**self.__dict__, "_spare": _nothing_spare(), "_held": {}}
 
     def __repr__(self) -> str:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 
@@ -125,7 +126,7 @@ def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:
     counts = np.zeros((len(sizes), longest), dtype=np.int64)
     for epoch in range(int((-(-wanted // np.maximum(batches, 1))).max(initial=0))):
         going = np.flatnonzero(batches * epoch < wanted)
-        part = Rows(clients.keys[going], np.concatenate(([0], np.cumsum(sizes[going]))))
+        part = Rows(clients.keys[going], offsets_of(sizes[going]))
         client, place, order = _shuffled(part, key.to(f"shuffle {epoch}"))
         step = batches[going][client] * epoch + place // timing.batch_size
         inside = step < wanted[going][client]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,8 @@ from fedscape.learning.optimisers import Rates, new_memory, update
 
 Tensors = dict[str, Tensor]
 Gradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Tensors, Tensor]]
+
+_NUMBERS = itertools.count()
 
 
 class Batch(NamedTuple):
@@ -68,8 +71,11 @@ def by_client(local: LocalSGD, module: Module) -> Gradient:
 def in_one_batch(local: LocalSGD, module: Module, compiled: Callable[[Any], Any] = lambda f: f) -> Gradient:
     """The same of a `folded` model: the sum over clients has each client's gradient in its own weights."""
 
+    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+
     def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        output = functional_call(module, (params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
+        same = {n: p.expand(len(share), *p.shape) for n, p in frozen.items()}
+        output = functional_call(module, (same, params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
         rows = checked_loss(local.loss, output, y.flatten(0, 1))
         each = (rows.reshape(share.shape) * share).sum(dim=1)
         return each.sum(), each.detach()
@@ -136,7 +142,11 @@ def _summing() -> Callable[..., Tensors]:
 class Program:
     """The local steps of one model: weights and optimiser memory in place, one compiled program for each shape.
 
-    Whether the model may be folded is found out on the first batch: its gradients must be those of client by client.
+    One Program is for training without a pull, with a pull to one place for all clients, or to a place of each: another
+    is needed for another kind.
+
+    Whether the model may be folded is found out on the first batch of several clients: its gradients must be those of
+    client by client. A client alone is never folded, so that its numbers do not depend on who trained before.
     """
 
     def __init__(self, local: LocalSGD, module: Module) -> None:
@@ -144,15 +154,13 @@ class Program:
         self.module = module
         self.twin: Module | None = None
         self.chosen = False
-        self.room, self.pulled = 0, 0
-        self.known: dict[tuple[int, int], Callable[[Batch, Tensor, Tensor, Tensor], Tensor]] = {}
+        self.room = 0
+        self.known: dict[tuple[Any, ...], Callable[[Batch, Tensor, Tensor, Tensor], Tensor]] = {}
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         """Put clients where training begins, at most `room`; `anchor` is where a proximal weight pulls to, if any."""
-        pulled = 0 if anchor is None else len(next(iter(anchor.values())))
-        if room > self.room or min(pulled, 2) != min(self.pulled, 2):
-            self._make_room(start, anchor, max(room, self.room))
-        self.pulled = pulled
+        if room > self.room:
+            self._make_room(start, anchor, room)
         for name, p in self.params.items():
             p[: room if len(start[name]) == 1 else len(start[name])] = start[name]
             if anchor is not None:
@@ -172,10 +180,10 @@ class Program:
 
     def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
         """One step of the first clients, as many as the batch has; their losses. Rates are [clients]."""
-        clients, width = batch.y.shape[:2]
-        made = self.known.get((clients, width))
+        kind = tuple((values.shape, values.dtype) for values in (batch.x, batch.y))
+        made = self.known.get(kind)
         if made is None:
-            made = self.known[clients, width] = self._made(batch)
+            made = self.known[kind] = self._made(batch)
         lr, proximal = (rate for rate in rates)
         return made(batch, lr, proximal, batch.share.new_full((), number))
 
@@ -189,9 +197,9 @@ class Program:
         params = {n: p[:clients] for n, p in self.params.items()}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
-        if not self.chosen:
+        if not self.chosen and clients > 1:
             self.twin, self.chosen = self._foldable(params, batch), True
-        alone = _alone(f"{id(self)}_{clients}_{batch.y.shape[1]}")
+        alone = _alone(f"program_{next(_NUMBERS)}")
         gradient = self._trusted(params, batch, alone)
 
         def move(grads: Tensors, lr: Tensor, proximal: Tensor, number: Tensor) -> None:
@@ -214,28 +222,32 @@ class Program:
         exact = replace(local, precision="exact")
         with precise(exact):
             want, _ = by_client(exact, self.module)(*given)  # its errors are readable
-            twin = folded(trainable_copy(local.model, "vmap"))
-            if twin is None:
+            twin, found = _tried(exact, given)
+            if twin is None or not agree(want, found):
                 return None
-            try:
-                found, _ = in_one_batch(exact, twin.to(local.device))(*given)
-            except (RuntimeError, IndexError):  # a shape that only one client's batch has
-                return None
-            if not agree(want, found):
-                return None
-        twin = folded(trainable_copy(local.model, "vmap"), local.precision)
-        return None if twin is None else twin.to(local.device)
+        return twin if local.precision == "exact" else _tried(local, given)[0]
 
     def _trusted(self, params: Tensors, batch: Batch, compiled: Callable[[Any], Any]) -> Gradient:
         """The compiled gradient, or the plain one where a compiler has made something else of it."""
         local, given = self.local, (params, batch.random, batch.x, batch.y, batch.share)
-        if self.twin is None:
+        if self.twin is None or len(batch.y) == 1:
             plain = by_client(local, self.module)
             made: Gradient = compiled(plain)
         else:
             plain, made = in_one_batch(local, self.twin), in_one_batch(local, self.twin, compiled)
         same = agree(plain(*given)[0], made(*given)[0], 1e-3 if local.precision == "exact" else 0.3)
         return made if same else plain
+
+
+def _tried(local: LocalSGD, given: tuple[Any, ...]) -> tuple[Module | None, Tensors]:
+    """The folded model and its gradients of this batch; no model where it has no such form or does not take them."""
+    twin = folded(trainable_copy(local.model, "vmap"), local.precision)
+    if twin is None:
+        return None, {}
+    try:
+        return twin, in_one_batch(local, twin.to(local.device))(*given)[0]
+    except Exception:  # whatever a model says of a shape or a type that only a client by itself has
+        return None, {}
 
 
 def _alone(name: str) -> Callable[[Any], Any]:

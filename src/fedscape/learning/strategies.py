@@ -47,7 +47,7 @@ def _seconds(local: LocalSGD, clients: Federation, repeats: int) -> float:
         began = time.perf_counter()
         for _ in deltas(local, tensors_of(local, local.parameters()), clients, Key(0, index)):
             pass
-        if torch.device(local.device).type == "cuda":
+        if local.on_gpu:
             torch.cuda.synchronize(local.device)
         times.append(time.perf_counter() - began)
     return min(times[1:])

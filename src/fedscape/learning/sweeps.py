@@ -156,7 +156,7 @@ class Sweep(Computation):
         return {n: v if n == "server.t" else v[place] for n, v in state.items() if n != "server.diverged"}
 
     def _rates(self, index: int, clients: int) -> Rates:
-        factor = self.local.rate(index) / self.local.lr if self.local.lr else 1.0
+        factor = 1.0 if self.local.schedule is None else self.local.schedule(index)
         columns = [[s.lr * factor for s in self.settings], [s.proximal for s in self.settings]]
         both = [torch.tensor(c * clients, dtype=self.local.dtype, device=self.local.device) for c in columns]
         return Rates(both[0], both[1] if any(columns[1]) else 0.0)

@@ -96,7 +96,7 @@ def train(
         Parameters that stay as they are, on each row its own; not where one row trains after the other.
     """
     one_by_one = _COMPILING if local.chosen == "compiled" else nullcontext()
-    with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed() as module:
+    with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed("train") as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         with known_classes(local):
@@ -258,11 +258,10 @@ def _programmed(
     plan, names, rows = work.plan, local.names, len(work.plan.rows)
     ragged = bool((plan.counts != plan.counts[0, 0]).any())
     room = _rounded(rows, rows) if ragged else rows
-    if not hasattr(module, "_program"):
-        module._program = Program(local, module)
-    program, feed = cast(Program, module._program), Feed(local, work, keys, room)
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
-    program.begin({n: start[n] for n in names}, {n: anchor[n] for n in names} if pulled else None, room)
+    to = {n: anchor[n] for n in names} if pulled else None
+    program, feed = _program_for(local, module, to), Feed(local, work, keys, room)
+    program.begin({n: start[n] for n in names}, to, room)
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
     weigh = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=local.device)
     for t in range(plan.counts.shape[1]):
@@ -276,6 +275,17 @@ def _programmed(
     if weigh is not None:
         return program.summed(start, weigh)
     return {name: program.params[name][:rows] - start[name] for name in names}
+
+
+def _program_for(local: LocalSGD, module: Module, anchor: Tensors | None) -> Program:
+    """The module's program for this kind of pull: methods that train with and without one need not compile again."""
+    kind = 0 if anchor is None else min(len(next(iter(anchor.values()))), 2)
+    if not hasattr(module, "_programs"):
+        module._programs = {}
+    programs = cast(dict[int, Program], module._programs)
+    if kind not in programs:
+        programs[kind] = Program(local, module)
+    return programs[kind]
 
 
 class Feed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -196,12 +195,12 @@ class PFedMe(FedAvg):
 
     def _solve(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
         """Each client's copy w of the common model, and its own theta."""
-        near = replace(self.local, proximal=self.strength)
         w = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in model_arrays(state).items()}
         theta = w
         for r in range(self.repeats):
             rate = self.local.rate(key.round)
-            theta = trained_alone(near, w, clients, key.at(key.round * self.repeats + r), rate=rate)
+            again = key.at(key.round * self.repeats + r)
+            theta = trained_alone(self.local, w, clients, again, rate=rate, pull=(self.strength, None))
             w = {n: (v + self.pull * (theta[n] - v)).astype(v.dtype) for n, v in w.items()}
         return w, theta
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedscape.clustering import FederatedKMeans
 from fedscape.errors import DataError, NotFittedError
 from fedscape.federation import Federation
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 from fedscape.sketches.distances import normalise, pairwise, sizes
 from fedscape.sketches.distribution import DistributionSketch
@@ -194,8 +195,7 @@ class NearestComponent:
         key = Key(self.seed, purpose="sketch projection")
         directions = key.generator().standard_normal((s.shape[1], self.dimension)) / np.sqrt(self.dimension)
         there = clients.sizes > 0
-        ends = np.concatenate(([0], np.cumsum(there)))
-        return Federation({"sketch": (s @ directions)[there]}, ends, clients.ids)
+        return Federation({"sketch": (s @ directions)[there]}, offsets_of(there), clients.ids)
 
 
 def _least(squares: Array) -> Array:

@@ -12,7 +12,7 @@ from fedscape.federation import Federation
 from fedscape.learning.export import module_of
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.training import one_thread
+from fedscape.learning.training import one_thread, precise
 from fedscape.random import Array
 from fedscape.statistics import Moments
 
@@ -92,7 +92,7 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     seen: list[Any] = []
     handle = _last_linear(module).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     parts = []
-    with one_thread(), torch.no_grad():
+    with one_thread(), precise(local), torch.no_grad():
         for begin in range(0, max(fed.n_rows, 1), _BATCH):
             module(local.inputs(local.column(fed, local.features, slice(begin, begin + _BATCH))))
             parts.append(seen.pop().reshape(len(fed[local.features][begin : begin + _BATCH]), -1).cpu().numpy())

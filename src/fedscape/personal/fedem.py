@@ -27,6 +27,7 @@ from fedscape.personal.learners import (
     sums_over_rows,
     trained,
 )
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
 
@@ -160,14 +161,12 @@ class FedEM(Computation):
                 f"{type(self).__name__} learns a client's shares from labels, but there is no column "
                 f"{self.local.target!r}: use FedGMM, which can do with features alone"
             )
-        kept: Arrays = {}
         own = kept_rows(clients, "shares", state["weights"])
         fits, owner, rows = self._fits(state, clients), clients.client_of_row, clients.sizes[:, None]
         for _ in range(rounds):
             mass = sums_over_rows(normalised(fits + logs(own)[owner]), clients)
             own = np.where(rows > 0, mass / np.maximum(rows, 1), own)
-        kept["shares"] = own
-        return kept
+        return {"shares": own}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedEM, Federation]]:
@@ -215,7 +214,7 @@ class IFCA(FedEM):
 def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
     """Clients of a few rows, and two ways to train, for the contract tests."""
     rng = np.random.default_rng(5)
-    offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 12))))
+    offsets = offsets_of(rng.integers(0, 9, 12))
     x = rng.normal(size=(offsets[-1], 4)) + 2 * rng.integers(0, 2, (offsets[-1], 1))
     fed = Federation({"x": x, "y": rng.integers(0, 3, offsets[-1])}, offsets)
     linear = initialised(nn.Linear(4, 3, dtype=torch.float64), 0)

@@ -96,14 +96,16 @@ class FedRep(Computation):
         return moves
 
     def _half(self, fixed: Arrays) -> LocalSGD:
-        """The same training with these parameters at these values, not trained."""
+        """The same training with these parameters at these values, not trained; a program for them would serve once."""
         model = copy.deepcopy(self.local.model)
         for name, p in model.named_parameters():
             if name in fixed:
                 with torch.no_grad():
                     p.copy_(torch.tensor(np.asarray(fixed[name])))
                 p.requires_grad_(False)
-        return replace(self.local, model=model)
+        return replace(
+            self.local, model=model, strategy="vmap" if self.local.chosen == "compiled" else self.local.strategy
+        )
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         over = max(float(total["weight"]), 1e-9)

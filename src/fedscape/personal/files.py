@@ -13,6 +13,7 @@ from fedscape.errors import CheckpointError, DataError
 from fedscape.federation import Federation
 from fedscape.learning import losses, models
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.running import MODELS
 from fedscape.mixtures import _gm_covariances as forms
 from fedscape.mixtures.gaussian import GaussianMixture
 from fedscape.personal.fedem import IFCA, FedEM
@@ -21,7 +22,6 @@ from fedscape.personal.novelty import Alarm, Novelty
 from fedscape.personal.personalised import Personalised
 from fedscape.random import Array
 
-_MODELS = ("linear", "mlp", "cnn", "lenet5", "char_lstm", "resnet18", "mobilenet_v2")
 _LOSSES = ("cross_entropy", "logistic")
 
 
@@ -51,9 +51,9 @@ def save_personal(
     'FedEM'
     """
     method, local = model.method, model.method.local
-    if type(method) not in (FedGMM, FedEM, IFCA) or architecture not in _MODELS:
+    if type(method) not in (FedGMM, FedEM, IFCA) or architecture not in MODELS:
         raise DataError(
-            f"only FedGMM, FedEM and IFCA of {', '.join(_MODELS)} can be made again from a file, "
+            f"only FedGMM, FedEM and IFCA of {', '.join(MODELS)} can be made again from a file, "
             f"not {type(method).__name__} of {architecture!r}"
         )
     if local.loss not in [getattr(losses, name) for name in _LOSSES]:
@@ -78,7 +78,7 @@ def load_personal(path: str | os.PathLike[str]) -> Personalised:
     """Read what `save_personal` wrote; anything else is refused."""
     arrays, header = checkpoint.read(path)
     about = header.get("about", {})
-    if header.get("kind") != "personal" or about.get("architecture") not in _MODELS or about["loss"] not in _LOSSES:
+    if header.get("kind") != "personal" or about.get("architecture") not in MODELS or about["loss"] not in _LOSSES:
         raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
     arguments = {n: tuple(v) if isinstance(v, list) else v for n, v in about["arguments"].items()}
     local = LocalSGD(

@@ -23,8 +23,8 @@ from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
-from fedscape.learning.training import Tensors, Work, one_thread, train, work_of
-from fedscape.ragged import Ragged, segment_sum_twin
+from fedscape.learning.training import Tensors, Work, one_thread, precise, train, work_of
+from fedscape.ragged import Ragged, offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
 
 _BATCH = 2048  # rows of one forward pass
@@ -55,7 +55,7 @@ def log_softmax(output: Tensor) -> Tensor:
 def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: slice, *, loss: bool) -> Array:
     """For these rows and each model: log p(class | x), [rows, M, classes]; with `loss`, minus the loss, [rows, M]."""
     parts = []
-    with one_thread(), torch.no_grad(), local.borrowed() as module:
+    with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
         module.eval()
         for begin in range(rows.start, rows.stop, _BATCH):
             part = slice(begin, min(begin + _BATCH, rows.stop))
@@ -194,7 +194,7 @@ def with_kept_of(clients: Federation, ids: Array, kept: Mapping[str, Ragged]) ->
         mine = ragged.take(where[known])
         lengths = np.zeros(len(clients), dtype=np.int64)
         lengths[known] = mine.lengths
-        held[name] = Ragged(mine.flat, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64))
+        held[name] = Ragged(mine.flat, offsets_of(lengths))
     return clients.with_kept(held)
 
 
@@ -225,13 +225,13 @@ def trained_alone(
     key: Key,
     *,
     rate: float | None = None,
-    pull: tuple[float, Arrays] | None = None,
+    pull: tuple[float, Arrays | None] | None = None,
     still: Collection[str] = (),
 ) -> Arrays:
     """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
 
-    `pull` is a proximal weight and the parameters it pulls to, the same for all, in place of the client's own; `still`
-    are parameters that do not move, for clients side by side.
+    `pull` is a proximal weight and the parameters it pulls to, the same for all; None are those a client begins with.
+    `still` are parameters that do not move, for clients side by side.
     """
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)

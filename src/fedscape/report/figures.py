@@ -41,7 +41,7 @@ def shape(kind: int, x: float, y: float, size: float = 5.0) -> str:
 
 
 def legend(items: Sequence[tuple[str, str]]) -> str:
-    """Names beside the marks, given as (path in a box of 12 by 12 with its class, name)."""
+    """Names beside the marks, given as (markup of the mark, name)."""
     return '<ul class="legend">' + "".join(f"<li>{mark}{safe(name)}</li>" for mark, name in items) + "</ul>"
 
 

@@ -138,8 +138,7 @@ def _computed(result: About) -> str:
     sees = (
         "In a federation: of every method sums over clients only, and client by client nothing but what the table of "
         "costs names. Sums are not masked (no secure aggregation). This study itself was computed in one "
-        "place with all "
-        "the data at hand."
+        "place with all the data at hand."
     )
     intervals = (
         "95%. Means over clients: Student's t. Gains: paired over clients, variance over seeds (pooled over "
@@ -165,6 +164,5 @@ def _computed(result: About) -> str:
 def _foot(result: About) -> str:
     return (
         f"<footer>Made by fedscape {safe(result['about']['versions']['fedscape'])}. This file is complete: it "
-        "asks no other "
-        "host for anything. The same data, seed and versions give the same bytes.</footer>"
+        "asks no other host for anything. The same data, seed and versions give the same bytes.</footer>"
     )

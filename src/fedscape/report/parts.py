@@ -9,6 +9,7 @@ from fedscape.report.words import About, between, number, safe
 
 
 def card(title: str, content: str, reading: str, *, wide: bool = False, table: str = "") -> str:
+    """A framed piece of the page: a title, its content, and how to read it; `table` is what its CSV button saves."""
     button = f'<button class="csv" data-table="{table}">CSV</button>' if table else ""
     return (
         f'<figure class="card{" wide" if wide else ""}"><div class="head"><h3>{safe(title)}</h3>{button}</div>{content}'
@@ -47,19 +48,23 @@ def table_of(
 
 
 def cells(about: About, show: Any = number) -> list[tuple[Any, str]]:
+    """A number and its interval as two cells of a table."""
     return [(about["value"], show(about["value"])), (about["low"], between(about, show))]
 
 
 def capital(text: str) -> str:
+    """The text with a capital first letter, the rest as it is."""
     return text[:1].upper() + text[1:]
 
 
 def dot(kind: int, hollow: bool) -> str:
+    """The mark of a number in a legend."""
     how = f'fill="none" stroke="var(--c{kind})" stroke-width="2.4"' if hollow else f'fill="var(--c{kind})"'
     return f'<svg viewBox="0 0 12 12" aria-hidden="true"><circle cx="6" cy="6" r="4.4" {how}/></svg>'
 
 
 def stick() -> str:
+    """The mark of a place on an axis in a legend."""
     return (
         '<svg viewBox="0 0 12 12" aria-hidden="true"><rect x="5" y="0" width="2" height="12" '
         'fill="currentColor"/></svg>'

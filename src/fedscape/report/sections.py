@@ -86,8 +86,7 @@ def measure(result: About) -> tuple[str, str, str]:
     effective = about["quantity"]["effective_clients"]
     reading = (
         "0: all clients have as many rows; 1: one has all. In sums over rows these "
-        f"{about['quantity']['clients']:,} clients "
-        f"weigh as much as {effective:,.0f} equal ones."
+        f"{about['quantity']['clients']:,} clients weigh as much as {effective:,.0f} equal ones."
     )
     cards.append(card("How uneven sizes are", draw.forest([sizes], low=0.0, high=1.0, marks=(0.0,)), reading))
     content = (
@@ -103,8 +102,7 @@ def _skew_reading(about: About) -> str:
     labels = about["labels"]
     text = (
         f"A client's label shares are {number(labels['tvd'])} (total variation) from those of all; clients of "
-        "these sizes "
-        f"drawn from one pool would be {number(labels['tvd_iid'])}."
+        f"these sizes drawn from one pool would be {number(labels['tvd_iid'])}."
     )
     features, by_labels = about.get("features", {}), about.get("features", {}).get("by_labels", {})
     if "value" in features and "value" in by_labels and features["value"] > 0:
@@ -179,8 +177,7 @@ def model(result: About) -> tuple[str, str, str]:
     cards.append(_price(about))
     content = (
         "<h2>Model</h2><p>A mixture of Dirichlet-multinomials over the clients' histograms: a kind of clients "
-        "has a mean "
-        "and says how far its clients vary about it. It is fitted by sums over clients in "
+        "has a mean and says how far its clients vary about it. It is fitted by sums over clients in "
         f"{about['rounds']} rounds of {about['bytes_up']:,} bytes each.</p><div class='grid'>{''.join(cards)}</div>"
     )
     return "model", "Model", content
@@ -228,8 +225,7 @@ def _price(about: About) -> str:
     if spent is None:
         reading = (
             "Nothing was released privately in this study, so no privacy was spent: the numbers on this page "
-            "are exact, "
-            "computed where all the data lie. This is what one private count of the categories would cost: "
+            "are exact, computed where all the data lie. This is what one private count of the categories would cost: "
             "the noise multiplier and how far shares would be off (unit client, delta 1e-5)."
         )
     else:

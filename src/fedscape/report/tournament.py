@@ -31,8 +31,7 @@ def simulate(result: About) -> tuple[str, str, str] | None:
         one = {"name": called, "about": mixture[name], "hollow": iid[name], "tick": mixture[name]["alike"], "kind": 0}
         one["tip"] = (
             f"{called}: mixture {number(mixture[name]['value'])} ({between(mixture[name])}), IID "
-            f"{number(iid[name]['value'])} "
-            f"({between(iid[name])}), {number(mixture[name]['alike'])} if alike"
+            f"{number(iid[name]['value'])} ({between(iid[name])}), {number(mixture[name]['alike'])} if alike"
         )
         one["note"] = f"IID {number(iid[name]['value'])}"
         rows.append(draw.forest([one], low=low, high=high, scale=False))
@@ -129,8 +128,7 @@ def learn(result: About) -> tuple[str, str, str] | None:
         f"<h2>Learn</h2><p>A short tournament: {learn['clients']} clients, {learn['rounds']} rounds, "
         f"{learn['seeds']} seeds, "
         f"{safe(learn['model'])}, learning rate {learn['lr']:g}. It ranks methods on these data; with a larger "
-        "model and more "
-        f"rounds all are more accurate.</p><div class='grid'>{accuracy}{gained}{_kinds_card(learn)}"
+        f"model and more rounds all are more accurate.</p><div class='grid'>{accuracy}{gained}{_kinds_card(learn)}"
         f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
     )
     return "learn", "Learn", content

@@ -24,12 +24,12 @@ from fedscape.learning.plan import groups
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.training import Tensors, one_thread, precise, train, work_of
 from fedscape.personal.learners import log_probs_of
-from fedscape.ragged import rows_of, segment_sum_twin
+from fedscape.ragged import offsets_of, rows_of, segment_sum_twin
 from fedscape.random import Array, Key
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 
-_ROWS = {"cpu": 128}  # of one forward pass: on a CPU activations of more of them leave the cache
+_FEW = 128  # rows of one forward pass on a CPU: activations of more of them leave the cache
 _MANY = 1024  # elsewhere
 _WIDE = 128  # rows of each client in one pass over many clients
 MEAN = Mean()
@@ -305,7 +305,7 @@ def _all_at_once(
         return functional_call(module, params, (local.inputs(rows),), {"both": True})[1]
 
     params, sizes = {n: start[n] + moved[n] for n in start}, clients.sizes[positions]  # sizes fall
-    first, begin_of = clients.offsets[:-1][positions], np.concatenate(([0], np.cumsum(sizes)))[:-1]
+    first, begin_of = clients.offsets[:-1][positions], offsets_of(sizes)[:-1]
     made = torch.zeros(int(sizes.sum()), local.model.n_features, dtype=torch.float64, device=local.device)
     for begin in range(0, int(sizes.max()), _WIDE):
         going = int((sizes > begin).sum())
@@ -319,7 +319,7 @@ def _all_at_once(
 
 
 def _at_once(local: LocalSGD) -> int:
-    return _ROWS.get(torch.device(local.device).type, _MANY)
+    return _FEW if torch.device(local.device).type == "cpu" else _MANY
 
 
 def _one_hot(values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.errors import DataError
-from fedscape.learning.layers import Module, _reset, drawing
+from fedscape.learning.layers import Module, drawing, redraw
 from fedscape.learning.losses import Tensor
 
 
@@ -75,7 +75,7 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
         with drawing(seed):
             for other in others:
                 _put(spare, self.layer, other)
-                _reset(spare)
+                redraw(spare)
         _put(net, self.layer, Branches([first, *others]))
         self.net = net
 
@@ -98,7 +98,7 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
         branches = _layer(self.net, self.layer)
         for layer in reversed(branches.each):
             _put(self.net, self.layer, layer)
-            _reset(self.net)
+            redraw(self.net)
         _put(self.net, self.layer, branches)
 
     def first(self) -> Module:

@@ -18,6 +18,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Rule
+from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.branches import MultiBranch
@@ -31,7 +32,17 @@ from fedscape.temporal.gaussians import (
     segment_means,
     sums,
 )
-from fedscape.temporal.priors import Prior, Soft, assign, certainty, expected
+from fedscape.temporal.priors import (
+    Prior,
+    Soft,
+    assign,
+    certainty,
+    check_hours,
+    check_prior,
+    expected_shares,
+    first_prior,
+    in_hours,
+)
 
 _LINEAR = Linear()
 
@@ -359,48 +370,6 @@ class FedTEMBySums(GaussianBranches):
         ]
 
 
-def check_prior(prior: Prior | None, n_modes: int) -> None:
-    """Refuse a prior of another number of modes than the network has branches."""
-    if prior is not None and prior.n_modes != n_modes:
-        raise DataError(f"the prior has {prior.n_modes} modes, but the network {n_modes} branches: {prior}")
-
-
-def check_hours(hours: str, prior: Prior | None) -> None:
-    """Refuse hours of another name, and a mode's own hours where no prior tells them."""
-    if hours not in ("all", "own"):
-        raise DataError(f"hours must be 'all' or 'own', not {hours!r}")
-    if hours == "own" and prior is None:
-        raise DataError("hours='own' needs a prior, which tells when the hours of a mode are: give one or hours='all'")
-
-
-def in_hours(hours: str, shares: Array) -> Array:
-    """How much a round counts in the parameters of each mode: [K]; one, or how far its share is above an equal one.
-
-    >>> in_hours("own", np.array([0.9, 0.1])).round(3).tolist(), in_hours("all", np.array([0.9, 0.1])).tolist()
-    ([0.8, 0.0], [1.0, 1.0])
-    """
-    k = len(shares)
-    return np.ones(k) if hours == "all" else np.asarray(np.maximum(k * shares - 1, 0.0) / (k - 1))
-
-
-def first_prior(n_modes: int) -> Arrays:
-    """What the server remembers of the prior before the first round: expected shares, the last round, the next."""
-    return {"server.shares": np.full(n_modes, 1 / n_modes), "server.last": np.asarray(-1), "server.next": np.asarray(0)}
-
-
-def expected_shares(prior: Prior | None, state: Arrays, total: Arrays, seen: Array) -> tuple[Array, Arrays]:
-    """The shares that the prior expects in this round, and what the server remembers of it.
-
-    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort. Noise may leave numbers
-    below zero, which count as none.
-    """
-    seen = np.maximum(seen, 0.0)
-    t = int(total["round"]) if "round" in total else int(state["server.next"])
-    ratio = float(seen[0] / seen.sum()) if seen.sum() > 0 else float(state["server.shares"][0])
-    shares = expected(prior, t, before=state["server.shares"], seen=ratio, last=int(state["server.last"]))
-    return shares, {"server.shares": shares, "server.last": np.asarray(t), "server.next": np.asarray(t + 1)}
-
-
 def told(mass: Array, noise: float) -> Array:
     """The mass of modes that have any: at least one, and more than noise of this standard deviation makes of none.
 
@@ -431,7 +400,7 @@ def likely_rows(posteriors: Tensor, offsets: Tensor) -> Tensor:
 def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
     """Clients of a few rows in two modes, and two ways to train two branches, for the contract tests."""
     rng = np.random.default_rng(9)
-    offsets = np.concatenate(([0], np.cumsum(rng.integers(0, 9, 12))))
+    offsets = offsets_of(rng.integers(0, 9, 12))
     owner = np.repeat(np.arange(12), np.diff(offsets))
     x = rng.normal(size=(offsets[-1], 4)) + 2 * (owner % 2)[:, None]
     fed = Federation({"x": x, "y": rng.integers(0, 3, offsets[-1])}, offsets)

@@ -17,19 +17,18 @@ from fedscape.learning.server import Adam, Rule
 from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Linear, Zones
-from fedscape.temporal.fedtem import (
+from fedscape.temporal.fedtem import held, small_example, three_branches, told
+from fedscape.temporal.gaussians import segment_means
+from fedscape.temporal.priors import (
+    Prior,
+    Soft,
+    certainty,
     check_hours,
     check_prior,
     expected_shares,
     first_prior,
-    held,
     in_hours,
-    small_example,
-    three_branches,
-    told,
 )
-from fedscape.temporal.gaussians import segment_means
-from fedscape.temporal.priors import Prior, Soft, certainty
 
 _LINEAR = Linear()
 
