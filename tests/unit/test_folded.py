@@ -13,6 +13,7 @@ from fedscape import Federation, Key, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
 from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
+from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, _shuffled, groups, make_plan
 from fedscape.learning.program import by_client, in_one_batch
 from fedscape.personal.learners import trained_alone
@@ -294,6 +295,19 @@ def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):
     local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
     one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.9999)])
+def test_steps_of_adam_counted_on_the_device_are_as_exact_as_those_counted_here(betas):
+    local = LocalSGD(
+        nn.Linear(3, 2), cross_entropy, lr=1.0, epochs=1, batch_size=3, optimiser="adam", betas=betas, epsilon=1e-30
+    )
+    moved = []
+    for number in (2, torch.tensor(2.0)):
+        p = [torch.zeros(2, 3)]
+        update(local, p, [torch.ones(2, 3)], p, new_memory(local, p), number, Rates(1.0, 0.0))
+        moved.append(p[0])
+    assert torch.allclose(*moved, rtol=1e-6, atol=0.0)
 
 
 def test_gradients_that_are_not_finite_settle_nothing():

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation
 from fedscape.engine import Answer, Block, Site, Task, as_slice, in_order, one_library_thread
+from fedscape.engines._memory import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.folder import INDEX, load_folder
@@ -243,9 +244,7 @@ def _bound_memory(more: int) -> None:
     """Let this process take so many bytes more than it has now; mapped files and the object store do not count."""
     import resource
 
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        raise EngineError("memory= needs Linux: it bounds what a worker may take through the kernel") from None
-    now = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
+    now = allocated()
+    if now is None:
+        raise EngineError("memory= needs Linux: it bounds what a worker may take through the kernel")
     resource.setrlimit(resource.RLIMIT_DATA, (now + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -67,7 +67,7 @@ def _labels(table: Any, name: str, names: list[str]) -> Any:
 def to_huggingface(fed: Federation, *, client: str = "client") -> Any:
     """The rows as a Hugging Face `Dataset`; clients without rows are lost.
 
-    Codes become a ClassLabel column; codes in more than one dimension become texts.
+    Codes become a ClassLabel column; ready counts stay numbers, and what their categories are called is lost.
 
     Parameters
     ----------

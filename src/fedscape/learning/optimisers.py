@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -93,9 +94,14 @@ def _adam(
     torch._foreach_mul_(second, local.betas[1])
     torch._foreach_addcmul_(second, grads, grads, 1 - local.betas[1])
     size = torch._foreach_sqrt(second)
-    torch._foreach_div_(size, (1 - local.betas[1] ** step) ** 0.5)
+    torch._foreach_div_(size, _seen(local.betas[1], step) ** 0.5)
     torch._foreach_add_(size, local.epsilon)
-    _move(params, torch._foreach_div(first, size), lr / (1 - local.betas[0] ** step))
+    _move(params, torch._foreach_div(first, size), lr / _seen(local.betas[0], step))
+
+
+def _seen(beta: float, step: int | Tensor) -> float | Tensor:
+    """1 - beta^step; of a tensor without the difference, which in float32 leaves four digits for a beta near 1."""
+    return 1 - beta**step if beta == 0 or isinstance(step, int) else -torch.expm1(step * math.log(beta))
 
 
 def _move(params: list[Tensor], updates: list[Tensor], rate: Rate) -> None:

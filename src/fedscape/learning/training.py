@@ -1,4 +1,4 @@
-"""Two ways to train the clients of a group: one after the other, or all at once; the numbers agree to rounding."""
+"""Ways to train a group of clients: one after the other, all at once, by a program; the numbers agree to rounding."""
 
 from __future__ import annotations
 

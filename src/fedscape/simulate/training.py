@@ -110,10 +110,9 @@ def _numbers(known: Array, other: Array, half: int) -> tuple[float, float, float
         here = known[:, list(these)].mean(axis=1)
         misfit.append(simulated - here)
         taus.append(kendall(simulated, here))
-        rest = [s for s in seeds if s not in these][:half]
-        if len(rest) == half:
-            noise.append(known[:, rest].mean(axis=1) - here)
-            tau_floor.append(kendall(known[:, rest].mean(axis=1), here))
+        there = known[:, [s for s in seeds if s not in these][:half]].mean(axis=1)
+        noise.append(there - here)
+        tau_floor.append(kendall(there, here))
     square = float(np.mean(np.square(misfit)) - np.mean(np.square(noise)))
     return (
         float(np.mean(np.abs(misfit))),

@@ -46,8 +46,7 @@ def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ..
 
 def _indicated(values: Array) -> Ragged:
     row, token = np.nonzero(values)
-    ends = offsets_of(np.bincount(row, minlength=len(values)))
-    return Ragged(token.astype(np.uint64), ends.astype(np.int64))
+    return Ragged(token.astype(np.uint64), offsets_of(np.bincount(row, minlength=len(values))))
 
 
 def _shingled(codes: Array, k: int) -> Ragged:

@@ -62,7 +62,7 @@ def points(about: dict[str, float], *, sign: bool = True) -> str:
     '+3.1 points [+1.2, +5.0]'
     """
     mark = "+" if sign else ""
-    ends = ["unknown" if about[end] is None else f"{100 * about[end]:{mark}.1f}" for end in ("low", "high")]
+    ends = ["unknown" if about[end] is None else f"{100 * about[end]:{mark}.1f}" for end in _ENDS]
     return f"{100 * about['value']:{mark}.1f} points [{ends[0]}, {ends[1]}]"
 
 
@@ -72,7 +72,7 @@ def percent(about: dict[str, float]) -> str:
     >>> percent({"value": 0.5, "low": 0.4, "high": None})
     '50.0% [40.0%, unknown]'
     """
-    ends = ["unknown" if about[end] is None else f"{100 * about[end]:.1f}%" for end in ("low", "high")]
+    ends = ["unknown" if about[end] is None else f"{100 * about[end]:.1f}%" for end in _ENDS]
     return f"{100 * about['value']:.1f}% [{ends[0]}, {ends[1]}]"
 
 

@@ -22,7 +22,6 @@ _UNITS = (
     "sum (place central, relation add-remove). Sums are not masked: without noise they are exact."
 )
 _REVEALED = "What is revealed can only be protected on the client itself (place local), before it is sent."
-_NOTHING = "Nothing is sent, so nothing need be protected."
 
 #: What a method is, in a sentence.
 WORDS = {
@@ -104,8 +103,6 @@ def explain(method: str) -> dict[str, Any]:
     phases = watched(_RUNS.get(method, _training(method)), _clients())
     revealed = sorted({name for phase in phases for name in phase["reveals"]})
     privacy = f"{_UNITS} {_REVEALED}" if revealed else _UNITS
-    if method == "local":
-        privacy = _NOTHING if not phases[0]["sent"] else _UNITS
     return {
         "method": method,
         "words": WORDS[method],

@@ -169,7 +169,7 @@ def categories_of(
     distinct, inverse = np.unique(values[known], return_inverse=True)
     if not text and (len(distinct) > MOST_CATEGORIES or np.any(distinct != np.floor(distinct))):
         return (*_binned(values, known, column, notes), True)
-    called = federation.names[column] if text else (names if names is not None else None)
+    called = federation.names[column] if text else names
     labels = [str(called[int(v)]) if called is not None and 0 <= v < len(called) else f"{v:g}" for v in distinct]
     codes = np.full(len(values), -1, dtype=np.int64)
     codes[known] = inverse
