@@ -60,16 +60,15 @@ def by_flower(local: LocalSGD, fed: Federation, n_rounds: int, threads: int) -> 
     def main(grid: Grid, context: Context) -> None:
         while len(list(grid.get_node_ids())) < len(fed):
             time.sleep(0.1)
-        share = {n: float(s) / fed.n_rows for n, s in zip(range(len(fed)), fed.sizes, strict=True)}
         for _ in range(n_rounds):
             began = time.perf_counter()
             asked = [
                 Message(RecordDict({"model": ArrayRecord(weights)}), node, "train") for node in grid.get_node_ids()
             ]
             replies = [m.content["model"].to_torch_state_dict() for m in grid.send_and_receive(asked)]
-            assert len(replies) == len(fed)  # all clients have as many rows
-            for name in weights:
-                weights[name] = sum(share[0] * reply[name] for reply in replies)
+            assert len(replies) == len(fed)
+            for name in weights:  # all clients have as many rows
+                weights[name] = sum(reply[name] for reply in replies) / len(replies)
             times.append(time.perf_counter() - began)
 
     with tempfile.TemporaryDirectory() as folder:

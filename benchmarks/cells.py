@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+
+from table import half_width
 
 Row = dict[str, Any]
 
@@ -152,16 +153,9 @@ class _Pool:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def interval(values: list[float]) -> float:
-    """Half of the 95% t interval of the mean; NaN for a single value."""
-    if len(values) < 2:
-        return float("nan")
-    return float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-
-
 def percent(values: list[float]) -> str:
     """Mean of shares and its interval, in percent."""
     if not values:
         return ""
-    half = f" +/- {100 * interval(values):.2f}" if len(values) > 1 else ""
+    half = f" +/- {100 * half_width(values):.2f}" if len(values) > 1 else ""
     return f"{100 * np.mean(values):.2f}{half}"

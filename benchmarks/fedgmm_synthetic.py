@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from cells import Row, check_time, interval, percent, read, run_cells
+from cells import Row, check_time, percent, read, run_cells
 from fedscape import Federation, FixedSize, Local, rounds
 from fedscape.learning import CosineDecay, LocalSGD, cross_entropy, models
 from fedscape.personal import LocalOnly, Personalised, make_fedgmm
 from fedscape.personal.methods import METHODS
 from fedscape.ragged import segment_sum_twin
-from table import RESULTS, arguments, report
+from table import RESULTS, arguments, half_width, report
 
 D, M = 32, 3
 RATES = (0.1, 0.3, 0.03)
@@ -197,7 +197,7 @@ def summary(rows: list[Row], args: Any) -> None:
 def line_of(what: str, rows: list[Row], value: str) -> Row:
     values, bayes = [r[value] for r in rows], [r["bayes"] for r in rows]
     line: Row = {"method": what, "rate": rows[0]["lr"] if value == "accuracy" else ""}
-    line |= {"accuracy": percent(values).split(" ")[0], "+/- (95%)": f"{100 * interval(values):.2f}"}
+    line |= {"accuracy": percent(values).split(" ")[0], "+/- (95%)": f"{100 * half_width(values):.2f}"}
     line |= {"worst seed": f"{100 * min(values):.2f}", "seeds": len(values)}
     near = sum(b - a <= 0.015 for a, b in zip(values, bayes, strict=True))
     seconds = float(np.mean([r["seconds"] for r in rows])) if value == "accuracy" else ""

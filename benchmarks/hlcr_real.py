@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from fedscape import Federation, LatentClassRegression, datasets
-from table import arguments, report
+from table import arguments, half_width, report
 
 TABLES = {
     "chem97": (["gcsescore", "gender", "age"], "score", "school"),
@@ -141,8 +141,7 @@ def regressions(name: str, seeds: int, ks: tuple[int, ...], most: int) -> None:
 
 
 def interval(values: np.ndarray, digits: int = 4) -> str:
-    n = len(values)
-    reach = stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n) if n > 1 else np.nan
+    reach = half_width(values.tolist())
     return f"{values.mean():.{digits}f} ± {reach:.{digits}f}"
 
 

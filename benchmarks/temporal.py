@@ -44,7 +44,7 @@ from fedscape.temporal import (
     parse_curve,
     parse_prior,
 )
-from table import arguments, report
+from table import arguments, half_width, report
 
 EVERY = "no-shift vanilla fedtem-own fedtkm-own fedtem fedtkm em-only ifca scsgd t-shot fedem fedtem-sums-own"
 COMEDIES = (
@@ -342,7 +342,7 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         for unit in mine[0]["units"]:
             values = [r[f"accuracy per {unit}"] for r in mine]
             n = len(values)
-            half = {2: 12.71, 3: 4.303}.get(n, np.nan) * np.std(values, ddof=1) / np.sqrt(n) if n > 1 else np.nan
+            half = half_width(values)
             line: dict[str, Any] = {"shift": key[1], "method": key[2], "unit": unit, "seeds": n}
             line |= {"accuracy": f"{np.mean(values):.2f}", "+/- (95%)": f"{half:.2f}" if n > 1 else ""}
             for title in ("day", "night", "right branch"):

@@ -30,6 +30,8 @@ class Sampler(Protocol):
 def marked(sampler: object, mark: str) -> bool:
     """Whether a sampler, or one that it wraps, says so of itself: `mark` is "exchanges" or "reads_data".
 
+    A sampler that wraps another holds it as `sampler`, and need not say again what that one says.
+
     >>> marked(FixedSize(3), "exchanges"), marked(All(), "exchanges")
     (True, False)
     """
@@ -111,16 +113,6 @@ class Side:
     share: float
     seed: int
     inside: bool
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether one client more or less puts another in or out."""
-        return marked(self.sampler, "exchanges")
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether who takes part depends on clients' data."""
-        return marked(self.sampler, "reads_data")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         """The positions of the cohort, rising."""

@@ -29,6 +29,7 @@ from fedscape.learning import (
     sweep,
 )
 from fedscape.learning.sweeps import _Later
+from fedscape.sampling import marked
 from fedscape.sketches.selection import KeyedCoin
 
 
@@ -175,7 +176,7 @@ def test_rounds_of_a_sweep_that_begin_later_are_accounted_for_like_the_sampler_t
     privacy = Gaussian(clip=1.0, multiplier=2.0)
     later = privacy.entries(_Later(FixedSize(2), 4), 9)["sum"]
     assert (later["relation"], later["multiplier"]) == ("replace-one", 1.0)
-    assert _Later(KeyedCoin(np.ones(5), total=5.0, size=2), 4).reads_data
+    assert marked(_Later(KeyedCoin(np.ones(5), total=5.0, size=2), 4), "reads_data")
 
 
 def test_a_saved_model_predicts_as_the_state_does(tmp_path):

@@ -19,7 +19,8 @@ from fedscape.federation import Federation
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, correct, cross_entropy
-from fedscape.learning.training import Tensors, known_classes, one_thread, precise
+from fedscape.learning.program import precise
+from fedscape.learning.training import Tensors, known_classes, one_thread
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 

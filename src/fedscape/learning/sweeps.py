@@ -22,7 +22,7 @@ from fedscape.learning.server import Mean, Rule
 from fedscape.learning.training import Tensors, Work, train, work_of
 from fedscape.progress import shown
 from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import All, Sampler, marked
+from fedscape.sampling import All, Sampler
 
 _MEAN = Mean()
 
@@ -209,16 +209,6 @@ class _Later:
 
     sampler: Sampler
     begin: int
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether one client more or less puts another in or out."""
-        return marked(self.sampler, "exchanges")
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether who takes part depends on clients' data."""
-        return marked(self.sampler, "reads_data")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         return self.sampler.draw(clients, key.at(key.round + self.begin))

@@ -18,8 +18,7 @@ from fedscape.learning.local import Data, LocalSGD, shared
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
-from fedscape.learning.program import Batch, Program, by_client, output_of
-from fedscape.learning.program import precise as precise
+from fedscape.learning.program import Batch, Program, by_client, output_of, precise
 from fedscape.learning.stopping import Stop, StopRows
 from fedscape.ragged import rows_of
 from fedscape.random import Array, Key

@@ -12,7 +12,8 @@ from fedscape.federation import Federation
 from fedscape.learning.export import module_of
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.training import one_thread, precise
+from fedscape.learning.program import precise
+from fedscape.learning.training import one_thread
 from fedscape.random import Array
 from fedscape.statistics import Moments
 

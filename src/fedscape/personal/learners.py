@@ -23,7 +23,8 @@ from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
-from fedscape.learning.training import Tensors, Work, one_thread, precise, train, work_of
+from fedscape.learning.program import precise
+from fedscape.learning.training import Tensors, Work, one_thread, train, work_of
 from fedscape.ragged import Ragged, offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
 

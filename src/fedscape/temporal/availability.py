@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import Sampler, marked
+from fedscape.sampling import Sampler
 from fedscape.temporal.curves import Curve
 
 _DAY = 24 * 60.0
@@ -220,16 +220,6 @@ class Dropping:
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
             raise DataError(f"the rate of drop-out must be at least 0 and below 1, not {self.rate}")
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether one client more or less puts another in or out."""
-        return marked(self.sampler, "exchanges")
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether who begins depends on clients' data."""
-        return marked(self.sampler, "reads_data")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
         cohort = self.sampler.draw(clients, key)

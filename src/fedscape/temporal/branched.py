@@ -21,8 +21,9 @@ from fedscape.learning.local import LocalSGD, shared
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import groups
+from fedscape.learning.program import precise
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.training import Tensors, one_thread, precise, train, work_of
+from fedscape.learning.training import Tensors, one_thread, train, work_of
 from fedscape.personal.learners import log_probs_of
 from fedscape.ragged import offsets_of, rows_of, segment_sum_twin
 from fedscape.random import Array, Key
