@@ -3,8 +3,8 @@
 `--only` takes rounds (seconds a round of four networks, by strategy and precision, with the bytes and operations that
 cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
 same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research) or
-profile (the longest kernels). CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row
-is printed and written as it comes.
+profile (the longest kernels); `--task` names networks of rounds, `--products` a precision. CIFAR-10 is JPEG-compressed
+here; random images stand in where there is none. Every row is printed and written as it comes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAYS = [("sequential", "exact"), ("vmap", "exact"), ("compiled", "exact"), ("com
 
 
 def main() -> None:
-    args = arguments(__doc__, only="rounds", task="", out="", seeds=3, repeats=40)
+    args = arguments(__doc__, only="rounds", task="", products="", out="", seeds=3, repeats=40)
     run = {"rounds": round_times, "long": long_runs, "accuracy": accuracies, "sweep": sweeps, "peers": peers,
            "profile": profiles}[args.only]  # fmt: skip
     lines = []
@@ -96,7 +96,7 @@ def round_times(args: Any) -> Iterator[dict[str, Any]]:
         if args.task not in name:
             continue
         for strategy, precision in WAYS if CUDA else WAYS[:2]:
-            if strategy == "vmap" and "CNN 32" not in name:
+            if (strategy == "vmap" and "CNN 32" not in name) or args.products not in precision:
                 continue
             local = LocalSGD(model, cross_entropy, lr=0.01, epochs=1, batch_size=batch, device=DEVICE)
             local = replace(local, strategy=strategy, precision=precision)
@@ -166,7 +166,7 @@ def cnn(precision: str) -> LocalSGD:
 def long_runs(args: Any) -> Iterator[dict[str, Any]]:
     """1,500 rounds, cohort 50 of 1,000 clients of 50 images, dropout, evaluated at the end."""
     train, test = cifar(args.seed)
-    for precision in ("tf32", "bf16"):
+    for precision in (p for p in ("tf32", "bf16") if args.products in p):
         method = FedAvg(cnn(precision), initial="seed")
         seconds(method, train, 50, 5)  # compiled
         began = time.perf_counter()
@@ -181,7 +181,7 @@ def accuracies(args: Any) -> Iterator[dict[str, Any]]:
     train, test = cifar(args.seed)
     number = 20 if args.quick else 500
     for seed in range(args.seeds):
-        for precision in ("exact", "tf32", "bf16"):
+        for precision in (p for p in ("exact", "tf32", "bf16") if args.products in p):
             method = FedAvg(cnn(precision), initial="seed")
             how = {"sampler": fs.FixedSize(50), "seed": seed, "measure": 0}
             *_, last = fs.rounds(method, fs.Local(train, threads=1), n_rounds=number, **how)

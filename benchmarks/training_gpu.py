@@ -2,7 +2,8 @@
 
 With CIFAR-10 (JPEG-compressed here, so accuracies are not those of the original) and FEMNIST from FEDSCAPE_DATA; random
 images of the same shapes stand in for them where they are not there, and curves are then left out. `--only` takes
-equality, rounds, sweep or curves. The rows come from one run on one machine.
+equality, rounds, sweep or curves, `--task` the tasks (or models) and `--method` the methods whose names have this in
+them. The rows come from one run on one machine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 
 def main() -> None:
-    args = arguments(__doc__, only="", task="", rounds=0, seeds=3)
+    args = arguments(__doc__, only="", task="", method="", rounds=0, seeds=3)
     parts = {"equality": equality, "rounds": round_times, "sweep": sweeps, "curves": curves}
     for name, run in parts.items():
         if args.only in ("", name):
@@ -53,7 +54,7 @@ def equality(args: Any) -> Iterator[dict[str, Any]]:
     }
     names = ["linear", "MLP 784-512-10", "LeNet-5"] if args.quick else list(made)
     strategies = ("sequential", "vmap", "compiled") if CUDA else ("sequential", "vmap")
-    for name in names:
+    for name in (n for n in names if args.task in n):
         for dtype in (torch.float64, torch.float32):
             model, shape = made[name]
             model = copy.deepcopy(model).to(dtype)
@@ -216,7 +217,7 @@ def curves(args: Any) -> Iterator[dict[str, Any]]:
             "FedProx 0.1": FedAvg(replace(step, proximal=0.1), initial="seed"),
             "FedAdam": FedAvg(small, server=Adam(0.003, epsilon=1e-3), initial="seed"),
         }
-        for method, computation in methods.items():
+        for method, computation in ((m, c) for m, c in methods.items() if args.method in m):
             began, found = time.perf_counter(), []
             for seed in range(args.seeds if not args.quick else 1):
                 loop = fs.rounds(computation, fs.Local(train, threads=1), n_rounds=n_rounds,

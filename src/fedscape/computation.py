@@ -98,8 +98,8 @@ class Computation:
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
         """The sum of what these clients send, without their rows in between; None where `step` must be used.
 
-        Only where measured to matter. It equals the sum of `step`; where that keeps something, the sum comes with what
-        is kept. Used when nothing is clipped.
+        Only where measured to matter. It equals the sum of `step`, but what is in `reveals` comes as rows; where
+        `step` keeps something, the sum comes with what is kept. Used when nothing is clipped.
         """
         return None
 
@@ -384,12 +384,18 @@ def check_state(computation: Computation, state: Arrays, index: int) -> None:
     """Refuse a state that is not finite, naming round and array."""
     for name, values in state.items():
         with np.errstate(over="ignore", invalid="ignore"):
-            suspect = values.dtype.kind == "f" and not np.isfinite(values.sum())  # a sum is quicker than a look at each
+            suspect = values.dtype.kind == "f" and not np.isfinite(_square(values))  # quicker than a look at each
         if suspect and not np.isfinite(values).all():
             raise EngineError(
                 f"round {index} of {type(computation).__name__}: {int((~np.isfinite(values)).sum())} of {values.size} "
                 f"numbers of the state {name!r} are NaN or infinite; the last finished round is unharmed"
             )
+
+
+def _square(values: Array) -> float:
+    """The sum of squares: not finite where a value is not, and for some very large ones."""
+    flat = values.reshape(-1)
+    return float(flat @ flat)
 
 
 def _check_reveals(computation: Computation, allow: Sequence[str]) -> None:

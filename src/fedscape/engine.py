@@ -296,19 +296,26 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.measure:
         measured = _checked(computation, computation.measure(state, clients), clients)
         metrics = _summed(measured, clients, task.measure_release)
-    fast = None if computation.reveals or task.release else computation.total(state, clients, task.key)
+    fast = None if task.release else computation.total(state, clients, task.key)
     if fast is not None:
-        sums, left = fast if isinstance(fast, tuple) else (fast, {})
-        up = sum(v.nbytes for v in sums.values())
-        return Answer(dict(sums), metrics, {}, _placed(left, clients, place), up)
+        given, left = fast if isinstance(fast, tuple) else (fast, {})
+        sums = {name: values for name, values in given.items() if name not in computation.reveals}
+        seen = _checked(computation, {name: given[name] for name in computation.reveals}, clients)
+        up = sum(v.nbytes for v in sums.values()) + _bytes_each(seen)
+        return Answer(sums, metrics, {n: [v] for n, v in seen.items()}, _placed(left, clients, place), up)
     sent, kept = computation.step(state, clients, task.key)
     sent = _checked(computation, sent, clients)
-    up = sum(v.itemsize * int(np.prod(v.shape[1:])) for v in sent.values())
+    up = _bytes_each(sent)
     if task.release is not None and sent:
         sent = task.release.on_clients(sent, clients)  # before anything is revealed
     revealed = {name: [sent.pop(name)] for name in computation.reveals}
     sums = {name: add_up(values) for name, values in sent.items()}
     return Answer(sums, metrics, revealed, _placed(kept, clients, place), up)
+
+
+def _bytes_each(rows: Arrays) -> int:
+    """What one client's row of these arrays takes."""
+    return sum(v.itemsize * int(np.prod(v.shape[1:])) for v in rows.values())
 
 
 def _placed(kept: Kept, clients: Federation, place: Array | slice) -> list[tuple[Array | slice, Mapping[str, Ragged]]]:

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from fedscape import Federation, Key, Local, rounds
-from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models
+from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models, program
 from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, _shuffled, groups, make_plan
-from fedscape.learning.program import by_client, in_one_batch
+from fedscape.learning.program import Factors, by_client, in_one_batch, thin_layers
 from fedscape.personal.learners import trained_alone
 
 CLIENTS, BATCH = 3, 4
@@ -85,6 +85,42 @@ def test_gradients_are_those_of_each_client_by_itself(name):
     assert torch.allclose(loss, other, atol=1e-10)
     for n in want:
         assert torch.allclose(want[n], found[n], rtol=1e-7, atol=1e-9 * float(want[n].abs().max() + 1)), n
+
+
+@pytest.mark.parametrize(
+    ("name", "thin"),
+    [
+        ("linear", {"1"}),
+        ("cnn", {"hidden", "out"}),
+        ("pair", {"out"}),
+        ("tokens", {"out"}),
+        ("lstm", {"inputs.0", "inputs.1", "out"}),
+    ],
+)
+def test_gradients_of_layers_used_once_come_as_factors_and_move_the_weights_alike(name, thin):
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=BATCH)
+    module = trainable_copy(local.model, "vmap")
+    twin = folded(module)
+    params = {n: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
+    dropped = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout"]
+    random = {f"{n}.key": torch.randint(1, 999, (CLIENTS, 2), dtype=torch.int32) for n in dropped}
+    given = (params, random, *batch_of(shape, name in ("lstm", "tokens")))
+    probes = thin_layers(local, twin, given)
+    assert set(probes) == thin  # a layer that is used twice is not among them
+    want, _ = in_one_batch(local, twin)(*given)
+    found, _ = in_one_batch(local, twin, probes=probes)(*given)
+    rates = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
+    for n, gradient in want.items():
+        if not isinstance(found[n], Factors):
+            assert torch.equal(found[n], gradient), n
+            continue
+        moved = params[n].clone()
+        found[n].descend(moved, rates)
+        assert torch.allclose(found[n].product(), gradient, rtol=1e-9, atol=1e-12), n
+        assert torch.allclose(moved, params[n] - rates[:, None, None] * gradient, rtol=1e-9, atol=1e-12), n
+    assert sum(isinstance(g, Factors) for g in found.values()) == len(thin)
 
 
 class Own(nn.Module):
@@ -287,7 +323,7 @@ def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):
     def wrong(function, **_):
         def call(*arguments):
             made = function(*arguments)
-            return (made[0] * 3, made[1]) if isinstance(made, tuple) else made
+            return (made[0] * 3, *made[1:]) if isinstance(made, tuple) else made
 
         return call
 
@@ -336,3 +372,24 @@ def test_the_plan_of_clients_of_one_size_is_that_of_any(size, timing):
 
 def test_groups_of_one_size_are_cut_by_number_alone():
     assert [g.tolist() for g in groups(np.array([4, 0, 4, 4]), Timing(1, None, 3), most=2)] == [[0, 2], [3]]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_network_of_very_many_operations_is_not_compiled(monkeypatch, few):
+    called = set()
+
+    def compile_it(function, **_):
+        def call(*arguments):
+            called.add(function.__code__.co_name.split("_program")[0])
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_it)
+    if not few:
+        monkeypatch.setattr(program, "MANY", 3)
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    found, want = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
+    assert all(np.abs(found[n] - want[n]).max() < 1e-9 for n in found)
+    assert "move" in called
+    assert ("loss_of_all" in called) == few

@@ -213,4 +213,4 @@ def checked_params(local: LocalSGD, params: Mapping[str, Array]) -> Arrays:
 
 def tensors_of(local: LocalSGD, params: Mapping[str, Array]) -> Tensors:
     """Parameters as tensors with a leading axis of one."""
-    return {n: local.tensor(n, np.asarray(p))[None] for n, p in checked_params(local, params).items()}
+    return {n: local.tensor(f"model.{n}", np.asarray(p))[None] for n, p in checked_params(local, params).items()}

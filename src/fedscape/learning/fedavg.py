@@ -14,8 +14,8 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD, shared
-from fedscape.learning.losses import cross_entropy
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
 from fedscape.learning.training import Tensors, deltas, weighted_sum
 from fedscape.ragged import offsets_of
@@ -98,16 +98,16 @@ class FedAvg(Computation):
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
         if weight < 1:  # nobody had a row, or noise says so
             return dict(state)
-        params = {n: self.local.tensor(n, p) for n, p in model_arrays(state).items()}
+        params = {n: self.local.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
         known = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
-        memory = {n: shared(v).to(self.local.device, torch.float64) if v.ndim else v for n, v in known.items()}
+        held = {n: self.local.tensor(f"server.{n}", v) for n, v in known.items() if v.ndim}
+        memory = {**known, **{n: v.to(torch.float64) for n, v in held.items()}}
         mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
         moves, after = self.server.move(memory, mean)
-        new = self.local.arrays({n: (p + moves[n]).to(p.dtype) for n, p in params.items()})
-        return {
-            **{f"model.{n}": p for n, p in new.items()},
-            **{f"server.{n}": _array(v).astype(known[n].dtype) for n, v in after.items()},
-        }
+        made = {f"model.{n}": (p + moves[n]).to(p.dtype) for n, p in params.items()}
+        made |= {f"server.{n}": torch.as_tensor(v).to(held[n].dtype) for n, v in after.items() if n in held}
+        numbers = {f"server.{n}": _number(v, known[n]) for n, v in after.items() if n not in held}
+        return {**self.local.arrays(made), **numbers}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right, rows = sums_of_clients(self.local, state, clients)
@@ -168,8 +168,8 @@ def sent_sums(sums: Tensors, local: LocalSGD, clients: Federation, weighting: st
     return {**made, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
 
 
-def _array(values: Array | Tensors) -> Array:
-    return values.cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+def _number(value: Array | Tensor, like: Array) -> Array:
+    return np.asarray(value.item() if isinstance(value, torch.Tensor) else value, dtype=like.dtype)
 
 
 def FedProx(local: LocalSGD, *, proximal: float, server: Rule = _MEAN, weighting: str = "samples") -> FedAvg:

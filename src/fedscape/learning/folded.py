@@ -71,10 +71,25 @@ class _Folded(nn.Module):  # type: ignore[misc]
                 self.register_parameter(name, None)
 
 
-class _Linear(_Folded):
+class FoldedLinear(_Folded):
+    """A linear layer; one that is `watched` adds a `probe` to its output and notes the rows it was given.
+
+    The gradient of a probe of zeros is that of the output, and with the rows it makes that of the weights: two thin
+    factors, where the gradient itself is as large as the weights.
+    """
+
+    def __init__(self, layer: Module, precision: str) -> None:
+        super().__init__(layer, precision)
+        self.watched, self.rows = False, None
+        self.register_buffer("probe", torch.zeros(()))
+
     def forward(self, x: Tensor) -> Tensor:
         clients, out, features = self.weight.shape
         rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
+        if self.watched:
+            self.rows = rows.detach()
+            added = self.probe if self.bias is None else self.probe + self.bias[:, None]
+            return (rows @ weight + added).reshape(*x.shape[:-1], out)
         kind = torch.bfloat16 if self.precision == "bf16" and rows.shape[1] >= FEW else weight.dtype
         made = rows.to(kind) @ weight.to(kind)
         made = made if self.bias is None else made + self.bias[:, None].to(kind)
@@ -173,7 +188,7 @@ class _Dropout(nn.Module):  # type: ignore[misc]
 
 
 _FORMS: dict[type, Callable[[Any, str], Module]] = {
-    nn.Linear: _Linear,
+    nn.Linear: FoldedLinear,
     nn.GroupNorm: _GroupNorm,
     nn.LayerNorm: _LayerNorm,
 }

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedscape.learning.folded import agree, folded
+from fedscape.learning.folded import FEW, FoldedLinear, agree, folded
 from fedscape.learning.layers import Module, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 
 Tensors = dict[str, Tensor]
-Gradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Tensors, Tensor]]
 
+MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
 _NUMBERS = itertools.count()
 
 
@@ -31,6 +33,25 @@ class Batch(NamedTuple):
     y: Tensor
     share: Tensor
     random: Tensors
+
+
+class Factors(NamedTuple):
+    """The gradient of many clients' weight matrices, unmade: gradients of the outputs [clients, rows, out] and rows."""
+
+    up: Tensor
+    rows: Tensor
+
+    def product(self) -> Tensor:
+        """The gradient itself, [clients, out, features]."""
+        return self.up.transpose(1, 2) @ self.rows
+
+    def descend(self, weight: Tensor, lr: Tensor) -> None:
+        """Move the weights by minus the rate of each client times the gradient, which is never written down."""
+        weight.baddbmm_((self.up * lr[:, None, None]).transpose(1, 2), self.rows, alpha=-1)
+
+
+Gradients = dict[str, Tensor | Factors]
+Gradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Gradients, Tensor]]
 
 
 @contextmanager
@@ -68,28 +89,82 @@ def by_client(local: LocalSGD, module: Module) -> Gradient:
     return vmap(grad_and_value(batch_loss))  # type: ignore[no-any-return]
 
 
-def in_one_batch(local: LocalSGD, module: Module, compiled: Callable[[Any], Any] = lambda f: f) -> Gradient:
-    """The same of a `folded` model: the sum over clients has each client's gradient in its own weights."""
+def in_one_batch(
+    local: LocalSGD,
+    module: Module,
+    compiled: Callable[[Any], Any] = lambda f: f,
+    *,
+    probes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> Gradient:
+    """The same of a `folded` model: the sum over clients has each client's gradient in its own weights.
 
+    `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
+    outputs, see `thin_layers`.
+    """
     frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+    layers = {path: module.get_submodule(path) for path in probes}
 
-    def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Any, ...]:
         same = {n: p.expand(len(share), *p.shape) for n, p in frozen.items()}
         output = functional_call(module, (same, params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
         rows = checked_loss(local.loss, output, y.flatten(0, 1))
         each = (rows.reshape(share.shape) * share).sum(dim=1)
-        return each.sum(), each.detach()
+        return each.sum(), each.detach(), [layer.rows for layer in layers.values()]
 
     forward = compiled(loss_of_all)
 
-    def gradient(params: Tensors, *batch: Any) -> tuple[Tensors, Tensor]:
-        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-        with torch.enable_grad():
-            total, each = forward(leaves, *batch)
-        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(leaves, grads, strict=True)), each
+    def gradient(params: Tensors, *batch: Any) -> tuple[Gradients, Tensor]:
+        thin = {_member(path, "weight"): _member(path, "probe") for path in probes}
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items() if n not in thin}
+        fixed = {n: params[n].detach() for n in thin}
+        like = next(iter(params.values()))
+        zeros = {_member(path, "probe"): like.new_zeros(shape).requires_grad_() for path, shape in probes.items()}
+        with torch.enable_grad(), _watched(layers.values()):
+            total, each, given = forward({**leaves, **fixed, **zeros}, *batch)
+        wanted = {**leaves, **zeros}
+        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
+        found = dict(zip(wanted, grads, strict=True))
+        rows = dict(zip(thin, given, strict=True))
+        return {n: Factors(found[thin[n]], rows[n]) if n in thin else found[n] for n in params}, each
 
     return gradient
+
+
+def _member(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+@contextmanager
+def _watched(layers: Collection[Any]) -> Iterator[None]:
+    for layer in layers:
+        layer.watched = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.watched, layer.rows = False, None
+
+
+def thin_layers(local: LocalSGD, twin: Module, given: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
+    """The linear layers of a folded model that one step uses once, on few rows, and the shapes of their outputs.
+
+    The gradient of such a weight matrix is a product of two thin ones, and larger than both.
+    """
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    layers = {path: m for path, m in twin.named_modules() if isinstance(m, FoldedLinear) and m.weight.requires_grad}
+    hooks = []
+    for path, layer in layers.items():
+
+        def look(_: Any, __: Any, made: Tensor, path: str = path) -> None:
+            seen.setdefault(path, []).append((len(given[-1]), made[..., 0].numel() // len(given[-1]), made.shape[-1]))
+
+        hooks.append(layer.register_forward_hook(look))
+    try:
+        in_one_batch(local, twin)(*given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1 and shapes[0][1] < FEW}
 
 
 class Recorded:
@@ -203,14 +278,17 @@ class Program:
         gradient = self._trusted(params, batch, alone)
 
         def move(grads: Tensors, lr: Tensor, proximal: Tensor, number: Tensor) -> None:
-            steps = [grads[n] for n in params]
-            update(local, list(params.values()), steps, anchor, memory, number, Rates(lr, proximal if anchor else 0.0))
+            now, rates = [params[n] for n in grads], Rates(lr, proximal if anchor else 0.0)
+            update(local, now, list(grads.values()), anchor, memory, number, rates)
 
         move = alone(move)
 
-        def program(batch: Batch, *numbers: Tensor) -> Tensor:
+        def program(batch: Batch, lr: Tensor, *numbers: Tensor) -> Tensor:
             grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
-            move(grads, *numbers)
+            move({n: g for n, g in grads.items() if not isinstance(g, Factors)}, lr, *numbers)
+            for name, factors in grads.items():
+                if isinstance(factors, Factors):
+                    factors.descend(params[name], lr)
             return loss
 
         moved = [*params.values(), *(m for moment in memory.moments for m in moment)]
@@ -234,9 +312,32 @@ class Program:
             plain = by_client(local, self.module)
             made: Gradient = compiled(plain)
         else:
-            plain, made = in_one_batch(local, self.twin), in_one_batch(local, self.twin, compiled)
-        same = agree(plain(*given)[0], made(*given)[0], 1e-3 if local.precision == "exact" else 0.3)
-        return made if same else plain
+            plain = in_one_batch(local, self.twin)
+            alone = local.optimiser == "sgd" and not (local.momentum or local.weight_decay or self.anchor)
+            probes = thin_layers(local, self.twin, given) if alone else {}
+            made = in_one_batch(local, self.twin, compiled, probes=probes)
+        with _Counted() as operations:
+            want = _whole(plain(*given)[0])
+        if operations.number > MANY:
+            return plain
+        within = 1e-3 if local.precision == "exact" else 0.3
+        return made if agree(want, _whole(made(*given)[0]), within) else plain
+
+
+class _Counted(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the operations that are done within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.number += 1
+        return function(*arguments, **(named or {}))
+
+
+def _whole(grads: Gradients) -> Tensors:
+    return {n: g.product() if isinstance(g, Factors) else g for n, g in grads.items()}
 
 
 def _tried(local: LocalSGD, given: tuple[Any, ...]) -> tuple[Module | None, Tensors]:
@@ -258,6 +359,12 @@ def _alone(name: str) -> Callable[[Any], Any]:
             return function(*arguments)
 
         call.__code__ = call.__code__.replace(co_name=f"{function.__name__}_{name}")
-        return torch.compile(call, dynamic=False)
+        return torch.compile(call, dynamic=False, options=_options())
 
     return compiled
+
+
+@functools.cache
+def _options() -> dict[str, bool]:
+    """Parts put together, such as patches of a convolution, are copied in one pass and not in one for each of them."""
+    return {name: True for name in torch._inductor.list_options() if name == "force_pointwise_cat"}

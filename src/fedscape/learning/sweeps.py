@@ -115,7 +115,7 @@ class Sweep(Computation):
 
     def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
         """Groups of clients, and how far each moves each parameter under each setting."""
-        start = {n: self.local.tensor(n, p) for n, p in model_arrays(state).items()}
+        start = {n: self.local.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
         data, index = self.local.data(clients), key.round + self.begin
         for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
             rows = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in start.items()}  # setting within client
@@ -138,7 +138,7 @@ class Sweep(Computation):
         own = [n for n in new if n != "server.t"]
         gone = state["server.diverged"].copy()
         for n in own:
-            values = self.local.tensor(n.removeprefix("model."), new[n])  # where it is already, on a GPU
+            values = self.local.tensor(n, new[n])  # where it is already, on a GPU
             gone |= ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1).cpu().numpy()
         for n in own if gone.any() else []:
             new[n] = np.where(gone.reshape(-1, *[1] * (new[n].ndim - 1)), state[n], new[n])

@@ -125,13 +125,11 @@ class Branched(FedAvg):
     def total(  # type: ignore[override]  # some methods keep something
         self, state: Arrays, clients: Federation, key: Key
     ) -> Arrays | tuple[Arrays, Kept] | None:
-        if self.reveals:
-            return None
         weights, kept = self.choose(state, clients, key)
         own = self._nothing(state, clients)
         moves = self._trained(state, clients, key, weights, own)
         made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
-        made.update({n: add_up(v) for n, v in own.items()})
+        made.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})
         return (made, kept) if kept else made
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
