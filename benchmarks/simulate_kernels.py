@@ -120,7 +120,7 @@ def _move(
 class Fused:
     """The pooled convolutions, each a kernel; `move` takes gradients that bear the learning rate already."""
 
-    rows = 128  # of a product at a time
+    rows = 64  # of a product at a time: more take registers that more programs at once need
 
     def __init__(self, half: bool) -> None:
         self.half, self.kept = half, torch.bfloat16 if half else torch.float32
@@ -132,21 +132,27 @@ class Fused:
         where = torch.empty(shape, dtype=torch.uint8, device=x.device)
         grid = (triton.cdiv(batch * shape[2] * shape[3], self.rows), models)
         deep = _depth(channels)
-        _forward[grid](x, weight, bias, out, where, batch, side, channels, shape[4], self.rows, deep, self.half)
+        _forward[grid](
+            x, weight, bias, out, where, batch, side, channels, shape[4], self.rows, deep, self.half, num_stages=2
+        )
         return out, where
 
     def input(self, weight: torch.Tensor, gradient: torch.Tensor, where: torch.Tensor, side: int) -> torch.Tensor:
         models, batch, channels = *gradient.shape[:2], weight.shape[1] // 9
         out = torch.empty((models, batch, side, side, channels), dtype=self.kept, device=gradient.device)
         grid = (triton.cdiv(batch * side * side, self.rows), models)
-        _input[grid](weight, gradient, where, out, batch, side, channels, gradient.shape[4], self.rows, self.half)
+        _input[grid](
+            weight, gradient, where, out, batch, side, channels, gradient.shape[4], self.rows, self.half, num_stages=2
+        )
         return out
 
     def move(self, params: list[torch.Tensor], x: torch.Tensor, gradient: torch.Tensor, where: torch.Tensor) -> None:
         models, batch, side, _, channels = x.shape
         deep = _depth(channels)
         grid = (triton.cdiv(9 * channels, deep), models)
-        _move[grid](x, gradient, where, *params, batch, side, channels, where.shape[4], self.rows, deep, self.half)
+        _move[grid](
+            x, gradient, where, *params, batch, side, channels, where.shape[4], self.rows, deep, self.half, num_stages=2
+        )
 
 
 def _depth(channels: int) -> int:
