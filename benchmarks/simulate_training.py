@@ -7,9 +7,11 @@ ones. Beside the mean difference in accuracy stands the noise floor: true agains
     python benchmarks/simulate_training.py --prepare FOLDER     # where the data and numba are
     python benchmarks/simulate_training.py --data FOLDER        # needs NumPy, SciPy and torch alone
 
-All runs of one experiment (kinds of clients x seeds x settings x cohort) are trained side by side, as batched matrix
-products. Experiments that are in the results folder (--out) already are not run again; --only names some of them;
---minutes ends the rounds of an experiment, for all its clients alike.
+All runs of one experiment (kinds of clients x seeds x settings x cohort) are trained side by side, in chunks of models
+(`simulate_steps.py`); on a GPU by kernels of their own where these can be built (--way, --products tf32 or bf16).
+Experiments that are in the results folder (--out) already are not run again; --only names some of them, --kinds some
+kinds of clients ("true;iid"); --minutes ends the rounds of an experiment, for all its clients alike. Accuracies after
+25, 50 and 100 rounds are kept beside the last.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ import torch
 
 from fedscape.errors import FedscapeError
 from fedscape.simulate.training import compare_training
+from simulate_steps import WAYS, first_weights, forward, local_training, ready
 from table import RESULTS, arguments
 
 EPOCHS = (1, 2, 5, 10)
 RATES = {"femnist": (0.005, 0.01, 0.05), "cifar": (0.01, 0.05, 0.1)}
-WIDTHS = (16, 32, 64)  # channels of the two convolutions, and the dense layer
+MARKS = (25, 50, 100)  # rounds after which accuracies are kept beside the last
 
 Array = np.ndarray
 
@@ -142,63 +145,7 @@ def _cifar(quick: bool, seeds: int) -> dict[str, dict]:
     return out
 
 
-# -- many models at once -----------------------------------------------------------------------------------------------
-
-
-def first_weights(shape: tuple[int, int, int], classes: int, seed: int) -> list[torch.Tensor]:
-    """Xavier-uniform weights and zero biases of conv3x3, pool, conv3x3, pool, dense, dense; channels last."""
-    side = ((shape[0] - 2) // 2 - 2) // 2
-    a, b, c = WIDTHS
-    sizes = [(9 * shape[2], a, 9 * a), (9 * a, b, 9 * b), (side * side * b, c, c), (c, classes, classes)]
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for fan_in, out, fan_out in sizes:
-        bound = (6 / (fan_in + fan_out)) ** 0.5
-        made += [(torch.rand(fan_in, out, generator=generator) * 2 - 1) * bound, torch.zeros(1, out)]
-    return made
-
-
-def forward(params: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Outputs [models, batch, classes] for images [models, batch, height, width, channels], a model for each."""
-    for weight, bias in (params[0:2], params[2:4]):
-        x = pooled(torch.relu(convolved(x, weight, bias)))
-    x = torch.relu(torch.baddbmm(params[5], x.flatten(2), params[4]))
-    return torch.baddbmm(params[7], x, params[6])
-
-
-def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    models, batch, height, width, _ = x.shape
-    patches = x.unfold(2, 3, 1).unfold(3, 3, 1).flatten(4)  # [models, batch, height - 2, width - 2, 9 channels]
-    out = torch.baddbmm(bias, patches.flatten(1, 3), weight)
-    return out.view(models, batch, height - 2, width - 2, -1)
-
-
-def pooled(x: torch.Tensor) -> torch.Tensor:
-    models, batch, height, width, channels = x.shape
-    h, w = height // 2, width // 2
-    return x[:, :, : 2 * h, : 2 * w].reshape(models, batch, h, 2, w, 2, channels).amax(dim=(3, 5))
-
-
-def local_training(
-    params: list[torch.Tensor], x: torch.Tensor, y: torch.Tensor, batches: torch.Tensor, who: torch.Tensor,
-    counts: Array, rates: torch.Tensor,
-) -> None:  # fmt: skip
-    """SGD in place for models in falling order of steps: model m takes batches[who[m], t] in step t < its number."""
-    for t in range(counts.shape[1]):
-        end = int((counts[:, t] > 0).sum())
-        if end == 0:
-            break
-        here = [p[:end].detach().requires_grad_(True) for p in params]
-        rows = batches[who[:end], t]
-        known = rows >= 0
-        images = x[rows.clamp(min=0)]
-        logits = forward(here, images.float())
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y[rows.clamp(min=0)].flatten(), reduction="none")
-        share = known / known.sum(dim=1, keepdim=True)
-        grads = torch.autograd.grad((loss.view(end, -1) * share).sum(), here)
-        with torch.no_grad():
-            for p, g in zip(params, grads, strict=True):
-                p[:end] -= rates[:end, None, None] * g
+# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def standard(x: torch.Tensor) -> torch.Tensor:
@@ -208,76 +155,125 @@ def standard(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([((part.float() - mean) / spread).half() for part in x.split(4096)])
 
 
-def cohort_batches(plans: list[tuple[Array, Array]], seeds: list[int], index: int, cohort: int, size: int):
-    """The cohort of every run: rows of all batches of the most epochs [runs x cohort, steps, size], -1 for none."""
-    rows, sizes = [], []
-    for (of, offsets), seed in zip(plans, seeds, strict=True):
-        rng = np.random.default_rng([seed, index])
-        for client in rng.permutation(len(offsets) - 1)[:cohort]:
-            mine = of[offsets[client] : offsets[client + 1]]
-            wide = -(-len(mine) // size) * size
-            epochs = np.full((max(EPOCHS), wide), -1, dtype=np.int64)
-            for e in range(max(EPOCHS)):
-                epochs[e, : len(mine)] = rng.permutation(mine)
-            rows.append(epochs.reshape(-1, size))
-            sizes.append(len(mine))
-    out = np.full((len(rows), max(map(len, rows)), size), -1, dtype=np.int64)
-    for place, batches in enumerate(rows):
-        out[place, : len(batches)] = batches
-    return out, np.array(sizes)
+class Experiment:
+    """The global models of all runs (kinds of clients x seeds) under all settings, and their rounds of FedAvg.
 
+    Parameters
+    ----------
+    name, data, made
+        The experiment, its images and labels, and the rows of its clients of every kind and seed.
+    args
+        What the command line says: kinds, seed, cohort, batch, chunk, way, products, quick.
+    device
+        "cpu" or "cuda".
+    """
 
-def train(name: str, data: dict, made: dict, args, device: str) -> tuple[dict[str, list], int]:
-    """Final accuracies {kind: [settings, seeds]} of one experiment, and after how many rounds."""
-    kinds = sorted({key.split("|")[0] for key in made if "|" in key})
-    runs = [(k, int(s)) for k in kinds for s in sorted({key.split("|")[1] for key in made if key.startswith(f"{k}|")})]
-    plans = [(made[f"{k}|{s}|rows"], made[f"{k}|{s}|offsets"]) for k, s in runs]
-    seeds = [1000 * (args.seed + 1) + place for place in range(len(runs))]
-    rates, x = RATES[name.split("_")[0]], torch.from_numpy(data["x"]).to(device)
-    x = standard(x[..., None] if x.ndim == 3 else x)
-    y = torch.from_numpy(data["y"].astype(np.int64)).to(device)
-    settings = [(rate, epochs) for epochs in EPOCHS for rate in rates]
-    classes, n = int(y.max()) + 1, len(settings)
-    start = [
-        torch.stack(p).to(device) for p in zip(*[first_weights(x.shape[1:], classes, s) for s in seeds], strict=True)
-    ]
-    world = [p.repeat_interleave(n, dim=0) for p in start]  # [runs x settings, ...]
-    began = time.perf_counter()
-    for index in range(args.rounds * (4 if name.startswith("cifar") and not args.quick else 1)):  # clients of 20 rows
-        batches, sizes = cohort_batches(plans, seeds, index, args.cohort, args.batch)
-        cohort = len(sizes) // len(runs)
-        client = np.tile(np.arange(len(sizes)), n)  # of each model
-        setting = np.repeat(np.arange(n), len(sizes))
-        steps = -(-sizes[client] // args.batch) * np.array(settings)[setting, 1].astype(int)
+    def __init__(self, name: str, data: dict, made: dict, args, device: str) -> None:
+        kinds = sorted({key.split("|")[0] for key in made if "|" in key})
+        every = [(k, int(key.split("|")[1])) for k in kinds for key in sorted(made) if key.startswith(f"{k}|")]
+        every = list(dict.fromkeys(every))
+        wanted = kinds if args.kinds == "all" else [k.strip() for k in args.kinds.split(";")]
+        places = [place for place, (kind, _) in enumerate(every) if kind in wanted]
+        self.runs, self.seeds = [every[p] for p in places], [1000 * (args.seed + 1) + p for p in places]
+        self.plans = [(made[f"{k}|{s}|rows"], made[f"{k}|{s}|offsets"]) for k, s in self.runs]
+        self.epochs, self.cohort, self.batch = EPOCHS[:2] if args.quick else EPOCHS, args.cohort, args.batch
+        x = torch.from_numpy(data["x"]).to(device)
+        self.x = standard(x[..., None] if x.ndim == 3 else x)
+        self.y = torch.from_numpy(data["y"].astype(np.int64)).to(device)
+        self.test = torch.from_numpy(np.asarray(made["test"]).astype(np.int64)).to(device)
+        self.settings = np.array([(rate, e) for e in self.epochs for rate in RATES[name.split("_")[0]]])
+        shape, classes = tuple(self.x.shape[1:]), int(self.y.max()) + 1
+        start = [first_weights(shape, classes, s) for s in self.seeds]
+        each = [torch.stack(p).to(device) for p in zip(*start, strict=True)]
+        self.world = [p.repeat_interleave(len(self.settings), dim=0) for p in each]  # [runs x settings, ...]
+        longest = max(int(np.diff(offsets).max()) for _, offsets in self.plans)
+        clients = sum(min(self.cohort, len(offsets) - 1) for _, offsets in self.plans)
+        steps = -(-longest // self.batch) * max(self.epochs)
+        self.batches = torch.full((clients, steps, self.batch), -1, dtype=torch.int32, device=device)
+        self.batches.copy_(torch.from_numpy(self.draw(0)[0]))
+        size = min(args.chunk, clients * len(self.settings))
+        ways = () if args.way == "plain" else (WAYS if args.way == "auto" else (args.way,))
+        ways = tuple(way for way in ways if device == "cuda" or way == "unfused")
+        self.chunk = ready(
+            self.x, self.y, start[0], self.batches, size=size, ways=ways, half=args.products == "bf16"
+        )  # fmt: skip
+
+    def draw(self, index: int) -> tuple[Array, Array]:
+        """The cohort of every run in a round: rows of all batches of the most epochs, -1 for none, and sizes."""
+        out, sizes = np.full(self.batches.shape, -1, dtype=np.int32), []
+        for (rows, offsets), seed in zip(self.plans, self.seeds, strict=True):
+            rng = np.random.default_rng([seed, index])
+            for client in rng.permutation(len(offsets) - 1)[: self.cohort]:
+                mine = rows[offsets[client] : offsets[client + 1]]
+                wide = -(-len(mine) // self.batch) * self.batch
+                mixed = rng.permuted(np.broadcast_to(mine, (max(self.epochs), len(mine))), axis=1)
+                filled = out[len(sizes)].reshape(-1)[: max(self.epochs) * wide].reshape(max(self.epochs), wide)
+                filled[:, : len(mine)] = mixed
+                sizes.append(len(mine))
+        return out, np.array(sizes)
+
+    def round(self, drawn: tuple[Array, Array]) -> None:
+        """Local training of all clients under all settings, and the means of their weights by size."""
+        batches, sizes = drawn
+        n, device, cohort = len(self.settings), self.x.device, len(sizes) // len(self.runs)
+        client, setting = np.tile(np.arange(len(sizes)), n), np.repeat(np.arange(n), len(sizes))  # of each model
+        steps = -(-sizes[client] // self.batch) * self.settings[setting, 1].astype(int)
         order = np.argsort(-steps, kind="stable")
         client, setting, steps = client[order], setting[order], steps[order]
-        owner = torch.from_numpy(client // cohort * n + setting).to(device)
-        lr = torch.tensor(np.array(settings)[setting, 0], dtype=torch.float32, device=device)
-        params = [p[owner] for p in world]
-        counts = np.arange(steps.max())[None, :] < steps[:, None]
-        local_training(
-            params, x, y, torch.from_numpy(batches).to(device), torch.from_numpy(client).to(device), counts, lr
-        )
-        weight = sizes[client] / sizes.reshape(len(runs), -1).sum(axis=1)[client // cohort]
-        weight = torch.tensor(weight, dtype=torch.float32, device=device)[:, None, None]
-        world = [torch.zeros_like(w).index_add_(0, owner, p * weight) for w, p in zip(world, params, strict=True)]
+        weight = sizes[client] / sizes.reshape(len(self.runs), -1).sum(axis=1)[client // cohort]
+        self.batches.copy_(torch.from_numpy(batches))
+        who, owner, number = (torch.from_numpy(a).to(device) for a in (client, client // cohort * n + setting, steps))
+        rates, share = (torch.from_numpy(a).float().to(device) for a in (self.settings[setting, 0], weight))
+        sums = [torch.zeros_like(w) for w in self.world]
+        size = self.chunk.size if self.chunk else len(client)
+        for part in (slice(first, first + size) for first in range(0, len(client), size)):
+            params = [w[owner[part]] for w in self.world]
+            if self.chunk:
+                self.chunk.load(params, who[part], number[part], rates[part])
+                self.chunk.run(int(steps[part].max()))
+                params = self.chunk.params
+            else:
+                local_training(params, self.x, self.y, self.batches, who[part], steps[part], rates[part])
+            for total, p in zip(sums, params, strict=True):
+                total.index_add_(0, owner[part], p[: len(owner[part])] * share[part, None, None])
+        self.world = sums
+
+    def accuracy(self, rows: int) -> dict[str, list]:
+        """Accuracies {kind: [settings, seeds]} on this many test rows."""
+        test, right = self.test[:rows], torch.zeros(len(self.world[0]), device=self.x.device)
+        with torch.no_grad():
+            for some in test.split(100):
+                images = self.x[some].float()
+                for part in torch.arange(len(right), device=right.device).split(128):
+                    logits = forward([p[part] for p in self.world], images.expand(len(part), *images.shape))
+                    right[part] += (logits.argmax(dim=2) == self.y[some]).sum(dim=1)
+        found = (right / len(test)).cpu().numpy().reshape(len(self.runs), -1)
+        kinds = dict.fromkeys(kind for kind, _ in self.runs)
+        return {
+            k: np.array([a for (kind, _), a in zip(self.runs, found, strict=True) if kind == k]).T.tolist()
+            for k in kinds
+        }
+
+
+def train(name: str, data: dict, made: dict, args, device: str) -> dict:
+    """Accuracies of one experiment {kind: [settings, seeds]}, after how many rounds, and those of earlier rounds."""
+    experiment = Experiment(name, data, made, args, device)
+    rounds = args.rounds * (4 if name.startswith("cifar") and not args.quick else 1)  # clients of 20 rows
+    began, drawn, earlier = time.perf_counter(), experiment.draw(0), {}
+    for index in range(rounds):
+        experiment.round(drawn)
+        drawn = experiment.draw(index + 1)  # while the device works
+        if device == "cuda":
+            torch.cuda.synchronize()
         seconds = time.perf_counter() - began
         if index in (0, 1, 4, 19) or (index + 1) % 50 == 0:
             print(f"  {name}: round {index + 1}, {seconds:.1f} s", flush=True)
         if seconds > 60 * args.minutes:
             print(f"  {name}: stopped after round {index + 1} by --minutes, for all clients alike", flush=True)
             break
-    test = torch.from_numpy(np.asarray(made["test"]).astype(np.int64)).to(device)[: args.test]
-    right = torch.zeros(len(runs) * n, device=device)
-    with torch.no_grad():
-        for rows in test.split(100):
-            images = x[rows].float()
-            for part in torch.arange(len(right), device=device).split(128):
-                logits = forward([p[part] for p in world], images.expand(len(part), *images.shape))
-                right[part] += (logits.argmax(dim=2) == y[rows]).sum(dim=1)
-    accuracy = (right / len(test)).cpu().numpy().reshape(len(runs), n)
-    columns = {k: [a for (kind, _), a in zip(runs, accuracy, strict=True) if kind == k] for k in kinds}
-    return {k: np.array(v).T.tolist() for k, v in columns.items()}, index + 1
+        if index + 1 in MARKS:
+            earlier[index + 1] = experiment.accuracy(args.test)
+    return {"rounds": index + 1, "accuracy": experiment.accuracy(args.test), "earlier": earlier}
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
@@ -309,16 +305,15 @@ def _pair(interval: tuple[float, float]) -> str:
 
 def main() -> None:
     args = arguments(
-        __doc__, prepare="", data="", out="", only="", rounds=150, cohort=20, batch=10, seeds=3, test=4000, minutes=8.0
-    )
+        __doc__, prepare="", data="", out="", only="", kinds="all", rounds=150, cohort=20, batch=10, seeds=3, test=4000,
+        minutes=8.0, chunk=1024, way="auto", products="tf32",
+    )  # fmt: skip
     if args.prepare:
         prepare(Path(args.prepare), quick=args.quick, seeds=args.seeds)
         return
     folder = Path(args.data) if args.data else RESULTS / "simulate_training_quick"
     if args.quick:
         args.rounds, args.cohort, args.test, args.seeds = 2, 2, 200, 1
-        global EPOCHS
-        EPOCHS = (1, 2)
     if args.quick and not args.data:
         prepare(folder, quick=True, seeds=args.seeds)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -333,10 +328,10 @@ def main() -> None:
         if not done.exists() or args.quick:
             with np.load(folder / f"{name.split('_')[0]}_data.npz") as data, np.load(path) as made:
                 at = time.perf_counter()
-                found, rounds = train(name, dict(data), dict(made), args, device)
+                found = train(name, dict(data), dict(made), args, device)
             about = {"command": " ".join(sys.argv), "device": _device(device), "torch": torch.__version__}
-            about |= {"rounds": rounds, "cohort": args.cohort, "seconds": time.perf_counter() - at}
-            done.write_text(json.dumps({**about, "accuracy": found}, indent=1) + "\n")
+            about |= {"cohort": args.cohort, "seconds": time.perf_counter() - at}
+            done.write_text(json.dumps({**about, **found}, indent=1) + "\n")
         known = json.loads(done.read_text())
         lines += rows_of(name, known["accuracy"], known["rounds"])
     if not lines:
