@@ -132,6 +132,21 @@ class Unfused:
         for p, g in zip(params, self.weights(x, gradient, where), strict=True):
             p -= g
 
+    def dense(self, maps: torch.Tensor, params: Tensors, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Move the weights of both dense layers; the gradient of the maps they are given."""
+        w3, b3, w4, b4 = params
+        flat = maps.flatten(2)
+        hidden = torch.baddbmm(b3, flat, w3).relu_()
+        logits = torch.baddbmm(b4, hidden, w4)
+        right = labels[..., None] == torch.arange(logits.shape[2], device=logits.device)
+        g = (logits.softmax(dim=2) - right.float()) * share[..., None]
+        back = torch.bmm(g, w4.mT) * (hidden > 0)
+        out = torch.bmm(back, w3.mT).view_as(maps)
+        for weight, bias, seen, gradient in ((w4, b4, hidden, g), (w3, b3, flat, back)):
+            weight.baddbmm_(seen.mT, gradient, alpha=-1)
+            bias -= gradient.sum(dim=1, keepdim=True)
+        return out
+
 
 # -- the quick way -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +177,6 @@ class Chunk:
         self.who, self.steps = (torch.zeros(size, dtype=torch.int64, device=x.device) for _ in range(2))
         self.rates = torch.zeros(size, device=x.device)
         self.t = torch.zeros((), dtype=torch.int64, device=x.device)
-        self.classes = torch.arange(weights[-1].shape[-1], device=x.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         if way == "kernels":
             from simulate_kernels import Fused
@@ -205,7 +219,7 @@ class Chunk:
     @torch.no_grad()
     def step(self) -> None:
         """One step of SGD. Gradients bear the learning rate from the start: w -= gradient."""
-        w1, b1, w2, b2, w3, b3, w4, b4 = self.params
+        w1, b1, w2, b2 = self.params[:4]
         rows = self.batches[self.who, self.t.expand_as(self.who)].long()
         known = (rows >= 0) & (self.t < self.steps)[:, None]
         rows = rows.clamp(min=0)
@@ -213,16 +227,7 @@ class Chunk:
         x = self.x[rows]
         first, where_first = self.maps.forward(x, w1, b1)
         second, where_second = self.maps.forward(first, w2, b2)
-        flat = second.flatten(2).float()
-        hidden = torch.baddbmm(b3, flat, w3).relu_()
-        logits = torch.baddbmm(b4, hidden, w4)
-        g = (logits.softmax(dim=2) - (self.y[rows][..., None] == self.classes).float()) * share[..., None]
-        back = torch.bmm(g, w4.mT) * (hidden > 0)
-        w4.baddbmm_(hidden.mT, g, alpha=-1)
-        b4 -= g.sum(dim=1, keepdim=True)
-        g = torch.bmm(back, w3.mT).view_as(second)
-        w3.baddbmm_(flat.mT, back, alpha=-1)
-        b3 -= back.sum(dim=1, keepdim=True)
+        g = self.maps.dense(second, self.params[4:], self.y[rows], share)
         back = self.maps.input(w2, g, where_second, first.shape[2])
         self.maps.move([w2, b2], first, g, where_second)
         self.maps.move([w1, b1], x, back, where_first)
