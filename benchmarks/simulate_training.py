@@ -230,7 +230,7 @@ class Experiment:
             params = [w[owner[part]] for w in self.world]
             if self.chunk:
                 self.chunk.load(params, who[part], number[part], rates[part])
-                self.chunk.run(int(steps[part].max()))
+                self.chunk.run(steps[part])
                 params = self.chunk.params
             else:
                 local_training(params, self.x, self.y, self.batches, who[part], steps[part], rates[part])
@@ -306,7 +306,7 @@ def _pair(interval: tuple[float, float]) -> str:
 def main() -> None:
     args = arguments(
         __doc__, prepare="", data="", out="", only="", kinds="all", rounds=150, cohort=20, batch=10, seeds=3, test=4000,
-        minutes=8.0, chunk=1024, way="auto", products="tf32",
+        minutes=8.0, chunk=8192, way="auto", products="tf32",
     )  # fmt: skip
     if args.prepare:
         prepare(Path(args.prepare), quick=args.quick, seeds=args.seeds)

@@ -28,11 +28,14 @@ def test_a_chunk_ends_where_plain_training_ends(benchmark: ModuleType, side: int
     chunk = steps.Chunk(x, y, weights, batches, size=8, way="unfused")
     assert steps.disagreement(chunk, weights) < 1e-5
     before = [p.clone() for p in chunk.params]
-    chunk.step()
+    chunk.step(8)
     assert all(torch.equal(a, b) for a, b in zip(chunk.params, before, strict=True))  # no model has a fourth step
 
 
-def test_rounds_in_several_chunks_are_rounds_of_plain_training(benchmark: ModuleType) -> None:
+def test_rounds_in_several_chunks_are_rounds_of_plain_training(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("simulate_steps"), "GRAIN", 3)
     data, made = benchmark.made_up()
     args = Namespace(kinds="true;iid", seed=0, cohort=2, batch=10, chunk=13, products="tf32", quick=True)
     start, ends = [], []
