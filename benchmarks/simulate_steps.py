@@ -14,7 +14,7 @@ import torch
 
 WIDTHS = (16, 32, 64)  # channels of the two convolutions, and the dense layer
 GRAIN = 128  # models of which as many groups step as still have someone with steps to take
-WAYS = ("kernels", "compiled", "unfused")  # of the pooled convolutions of a chunk, the quickest first
+WAYS = ("kernels", "unfused", "compiled")  # of the layers of a chunk, in the order in which they are tried
 
 Array = np.ndarray
 Tensors = list[torch.Tensor]
@@ -125,7 +125,7 @@ def _spread(gradient: torch.Tensor, where: torch.Tensor, side: int) -> torch.Ten
 class Unfused:
     """The pooled convolutions by products of patches; `compiled` lets a compiler join what lies between products."""
 
-    def __init__(self, compiled: bool, half: bool) -> None:
+    def __init__(self, compiled: bool) -> None:
         make: Callable = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
         self.forward, self.input, self.weights = make(conv_pool), make(conv_pool_input), make(conv_pool_weights)
 
@@ -166,7 +166,7 @@ class Chunk:
     way
         Of `WAYS`.
     half
-        Whether the maps of the first convolution and the products of both are in bfloat16.
+        Whether maps are kept and products taken in bfloat16, which kernels alone can do.
     """
 
     def __init__(
@@ -174,6 +174,7 @@ class Chunk:
         half: bool = False,
     ) -> None:  # fmt: skip
         self.x, self.y, self.batches, self.size = x, y, batches, size
+        self.name = f"{way}, bf16" if half and way == "kernels" else way
         self.params = [torch.zeros(size, *w.shape, device=x.device) for w in weights]
         self.who, self.steps = (torch.zeros(size, dtype=torch.int64, device=x.device) for _ in range(2))
         self.rates = torch.zeros(size, device=x.device)
@@ -186,7 +187,7 @@ class Chunk:
 
             self.maps: Unfused | Fused = Fused(half)
         else:
-            self.maps = Unfused(way == "compiled", half)
+            self.maps = Unfused(way == "compiled")
 
     def load(self, start: Tensors, who: torch.Tensor, steps: torch.Tensor, rates: torch.Tensor) -> None:
         """Begin with these models; places beyond them stand still."""
@@ -262,7 +263,7 @@ def ready(
             chunk.graphs = {}
             torch.cuda.synchronize()
             print(f"  {way}, not recorded: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
-        print(f"  {way}, {size} models, {len(chunk.graphs)} graphs, {error:.1e} from plain training", flush=True)
+        print(f"  {chunk.name}: {size} models, {len(chunk.graphs)} graphs, {error:.1e} from plain training", flush=True)
         return chunk
     return None
 
