@@ -117,6 +117,65 @@ def _move(
         tl.store(bias + model * CO + column, tl.load(bias + model * CO + column) - total)
 
 
+@triton.jit
+def _head(
+    flat, w3, b3, w4, b4, label, share, back,
+    BATCH: tl.constexpr, FLAT: tl.constexpr, HIDDEN: tl.constexpr, CLASSES: tl.constexpr, BB: tl.constexpr,
+    BF: tl.constexpr, BC: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Both dense layers up to the loss, and back to the hidden layer; moves all their weights but w3."""
+    model = tl.program_id(0).to(tl.int64)
+    row, unit, column = tl.arange(0, BB), tl.arange(0, HIDDEN), tl.arange(0, BC)
+    real, known = row < BATCH, column < CLASSES
+    flat += model * BATCH * FLAT
+    w3 += model * FLAT * HIDDEN
+    acc = tl.zeros((BB, HIDDEN), tl.float32)
+    for start in range(0, FLAT, BF):
+        f = start + tl.arange(0, BF)
+        a = tl.load(flat + row[:, None] * FLAT + f[None, :], mask=real[:, None] & (f < FLAT)[None, :], other=0.0)
+        b = tl.load(w3 + f[:, None] * HIDDEN + unit[None, :], mask=(f < FLAT)[:, None], other=0.0)
+        acc = _dot(a, b, acc, HALF)
+    bias = tl.load(b3 + model * HIDDEN + unit)
+    hidden = tl.maximum(acc + bias[None, :], 0.0)
+    place = w4 + model * HIDDEN * CLASSES + unit[:, None] * CLASSES + column[None, :]
+    weight = tl.load(place, mask=known[None, :], other=0.0)
+    last = tl.load(b4 + model * CLASSES + column, mask=known, other=0.0)
+    logits = _dot(hidden, weight, tl.zeros((BB, BC), tl.float32), HALF) + last[None, :]
+    logits = tl.where(known[None, :], logits, float("-inf"))
+    odds = tl.exp(logits - tl.max(logits, axis=1)[:, None])
+    right = column[None, :] == tl.load(label + model * BATCH + row, mask=real, other=-1)[:, None]
+    g = odds / tl.sum(odds, axis=1)[:, None] - tl.where(right, 1.0, 0.0)
+    g *= tl.load(share + model * BATCH + row, mask=real, other=0.0)[:, None]
+    through = _dot(g, tl.trans(weight), tl.zeros((BB, HIDDEN), tl.float32), HALF)
+    through = tl.where(hidden > 0, through, 0.0)
+    tl.store(back + (model * BATCH + row)[:, None] * HIDDEN + unit[None, :], through, mask=real[:, None])
+    moved = _dot(tl.trans(hidden), g, tl.zeros((HIDDEN, BC), tl.float32), HALF)
+    tl.store(place, weight - moved, mask=known[None, :])
+    tl.store(b4 + model * CLASSES + column, last - tl.sum(g, axis=0), mask=known)
+    tl.store(b3 + model * HIDDEN + unit, bias - tl.sum(through, axis=0))
+
+
+@triton.jit
+def _dense_back(
+    flat, w3, back, out,
+    BATCH: tl.constexpr, FLAT: tl.constexpr, HIDDEN: tl.constexpr, BB: tl.constexpr, BF: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the flat maps, and w3 moved, which is read and written once."""
+    model = tl.program_id(1).to(tl.int64)
+    row, unit, f = tl.arange(0, BB), tl.arange(0, HIDDEN), tl.program_id(0) * BF + tl.arange(0, BF)
+    real = (row < BATCH)[:, None]
+    place = w3 + model * FLAT * HIDDEN + f[:, None] * HIDDEN + unit[None, :]
+    weight = tl.load(place, mask=(f < FLAT)[:, None], other=0.0)
+    g = tl.load(back + (model * BATCH + row)[:, None] * HIDDEN + unit[None, :], mask=real, other=0.0)
+    to = (model * BATCH + row)[:, None] * FLAT + f[None, :]
+    a = tl.load(flat + to, mask=real & (f < FLAT)[None, :], other=0.0).to(tl.float32)
+    through = _dot(g, tl.trans(weight), tl.zeros((BB, BF), tl.float32), HALF)
+    tl.store(out + to, through, mask=real & (f < FLAT)[None, :])
+    moved = _dot(tl.trans(a), g, tl.zeros((BF, HIDDEN), tl.float32), HALF)
+    tl.store(place, weight - moved, mask=(f < FLAT)[:, None])
+
+
 class Fused:
     """The pooled convolutions, each a kernel; `move` takes gradients that bear the learning rate already."""
 
@@ -153,6 +212,21 @@ class Fused:
         _move[grid](
             x, gradient, where, *params, batch, side, channels, where.shape[4], self.rows, deep, self.half, num_stages=2
         )
+
+    def dense(
+        self, maps: torch.Tensor, params: list[torch.Tensor], labels: torch.Tensor, share: torch.Tensor
+    ) -> torch.Tensor:
+        (models, batch), flat = maps.shape[:2], maps[0, 0].numel()
+        hidden, classes = params[2].shape[1:]
+        back = torch.empty((models, batch, hidden), device=maps.device)
+        out = torch.empty(maps.shape, device=maps.device)
+        bb, bc = (max(triton.next_power_of_2(number), 16) for number in (batch, classes))
+        _head[(models,)](
+            maps, *params, labels, share, back, batch, flat, hidden, classes, bb, 32, bc, self.half, num_stages=4
+        )
+        grid = (triton.cdiv(flat, 32), models)
+        _dense_back[grid](maps, params[0], back, out, batch, flat, hidden, bb, 32, self.half)
+        return out
 
 
 def _depth(channels: int) -> int:

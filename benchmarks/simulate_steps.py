@@ -1,8 +1,8 @@
 """Local steps of many small networks side by side, for `simulate_training.py`.
 
-`local_training` is the plain way: all models that still have steps, by autograd. `Chunk` is the quick way: a fixed
-number of models, gradients written out (convolution, ReLU and pooling are one operation, weights move as they are
-found), so that one step has one shape, is recorded once as a CUDA graph, and nothing larger than a pooled map is kept.
+`local_training` is the plain way: all models that still have steps, by autograd. `Chunk` is the quick way: gradients
+written out (convolution, ReLU and pooling are one operation, weights move as they are found), so that nothing larger
+than a pooled map is kept, and models in groups of `GRAIN`, so that few shapes of a step are recorded as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 WIDTHS = (16, 32, 64)  # channels of the two convolutions, and the dense layer
-WAYS = ("kernels", "compiled", "unfused")  # of the pooled convolutions of a chunk, the quickest first
+GRAIN = 128  # models of which as many groups step as still have someone with steps to take
+WAYS = ("kernels", "unfused", "compiled")  # of the layers of a chunk, in the order in which they are tried
 
 Array = np.ndarray
 Tensors = list[torch.Tensor]
@@ -124,7 +125,7 @@ def _spread(gradient: torch.Tensor, where: torch.Tensor, side: int) -> torch.Ten
 class Unfused:
     """The pooled convolutions by products of patches; `compiled` lets a compiler join what lies between products."""
 
-    def __init__(self, compiled: bool, half: bool) -> None:
+    def __init__(self, compiled: bool) -> None:
         make: Callable = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
         self.forward, self.input, self.weights = make(conv_pool), make(conv_pool_input), make(conv_pool_weights)
 
@@ -132,12 +133,27 @@ class Unfused:
         for p, g in zip(params, self.weights(x, gradient, where), strict=True):
             p -= g
 
+    def dense(self, maps: torch.Tensor, params: Tensors, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        """Move the weights of both dense layers; the gradient of the maps they are given."""
+        w3, b3, w4, b4 = params
+        flat = maps.flatten(2)
+        hidden = torch.baddbmm(b3, flat, w3).relu_()
+        logits = torch.baddbmm(b4, hidden, w4)
+        right = labels[..., None] == torch.arange(logits.shape[2], device=logits.device)
+        g = (logits.softmax(dim=2) - right.float()) * share[..., None]
+        back = torch.bmm(g, w4.mT) * (hidden > 0)
+        out = torch.bmm(back, w3.mT).view_as(maps)
+        for weight, bias, seen, gradient in ((w4, b4, hidden, g), (w3, b3, flat, back)):
+            weight.baddbmm_(seen.mT, gradient, alpha=-1)
+            bias -= gradient.sum(dim=1, keepdim=True)
+        return out
+
 
 # -- the quick way -----------------------------------------------------------------------------------------------------
 
 
 class Chunk:
-    """Room for `size` models that train at once: `load` them, `run` them, read `params`.
+    """Room for `size` models in falling order of steps: `load` them, `run` them, read `params`.
 
     Parameters
     ----------
@@ -150,7 +166,7 @@ class Chunk:
     way
         Of `WAYS`.
     half
-        Whether the maps of the first convolution and the products of both are in bfloat16.
+        Whether maps are kept and products taken in bfloat16, which kernels alone can do.
     """
 
     def __init__(
@@ -158,18 +174,20 @@ class Chunk:
         half: bool = False,
     ) -> None:  # fmt: skip
         self.x, self.y, self.batches, self.size = x, y, batches, size
+        self.name = f"{way}, bf16" if half and way == "kernels" else way
         self.params = [torch.zeros(size, *w.shape, device=x.device) for w in weights]
         self.who, self.steps = (torch.zeros(size, dtype=torch.int64, device=x.device) for _ in range(2))
         self.rates = torch.zeros(size, device=x.device)
         self.t = torch.zeros((), dtype=torch.int64, device=x.device)
-        self.classes = torch.arange(weights[-1].shape[-1], device=x.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        grain = size if way == "compiled" else GRAIN  # to a compiler every shape is a minute
+        self.sizes = [min(n, size) for n in range(grain, size + grain, grain)]  # of a step
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         if way == "kernels":
             from simulate_kernels import Fused
 
             self.maps: Unfused | Fused = Fused(half)
         else:
-            self.maps = Unfused(way == "compiled", half)
+            self.maps = Unfused(way == "compiled")
 
     def load(self, start: Tensors, who: torch.Tensor, steps: torch.Tensor, rates: torch.Tensor) -> None:
         """Begin with these models; places beyond them stand still."""
@@ -180,49 +198,44 @@ class Chunk:
             held[: len(given)] = given
         self.t.zero_()
 
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            if self.graph is None:
-                self.step()
+    def run(self, steps: Array) -> None:
+        """All steps of the models, these many of each."""
+        for t in range(int(steps.max())):
+            n = self.sizes[(int((steps > t).sum()) - 1) // self.sizes[0]]
+            if n in self.graphs:
+                self.graphs[n].replay()
             else:
-                self.graph.replay()
+                self.step(n)
 
     def record(self) -> None:
-        """Record a step, which must have been taken before, as a CUDA graph."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(2):
+        """Record a step of every size as a CUDA graph; what was loaded is lost."""
+        pool, graphs = torch.cuda.graph_pool_handle(), {}
+        for n in reversed(self.sizes):
+            beside = torch.cuda.Stream()
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
                 self.t.zero_()
-                self.step()
-        torch.cuda.current_stream().wait_stream(beside)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
-        self.graph = graph
+                self.step(n)  # libraries take their memory
+            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.synchronize()
+            graphs[n] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graphs[n], pool=pool):
+                self.step(n)
+        self.graphs = graphs
 
     @torch.no_grad()
-    def step(self) -> None:
-        """One step of SGD. Gradients bear the learning rate from the start: w -= gradient."""
-        w1, b1, w2, b2, w3, b3, w4, b4 = self.params
-        rows = self.batches[self.who, self.t.expand_as(self.who)].long()
-        known = (rows >= 0) & (self.t < self.steps)[:, None]
+    def step(self, n: int) -> None:
+        """One step of SGD of the first n models. Gradients bear the learning rate from the start: w -= gradient."""
+        params, who = [p[:n] for p in self.params], self.who[:n]
+        w1, b1, w2, b2 = params[:4]
+        rows = self.batches[who, self.t.expand_as(who)].long()
+        known = (rows >= 0) & (self.t < self.steps[:n])[:, None]
         rows = rows.clamp(min=0)
-        share = known * (self.rates[:, None] / known.sum(dim=1, keepdim=True).clamp(min=1))
+        share = known * (self.rates[:n, None] / known.sum(dim=1, keepdim=True).clamp(min=1))
         x = self.x[rows]
         first, where_first = self.maps.forward(x, w1, b1)
         second, where_second = self.maps.forward(first, w2, b2)
-        flat = second.flatten(2).float()
-        hidden = torch.baddbmm(b3, flat, w3).relu_()
-        logits = torch.baddbmm(b4, hidden, w4)
-        g = (logits.softmax(dim=2) - (self.y[rows][..., None] == self.classes).float()) * share[..., None]
-        back = torch.bmm(g, w4.mT) * (hidden > 0)
-        w4.baddbmm_(hidden.mT, g, alpha=-1)
-        b4 -= g.sum(dim=1, keepdim=True)
-        g = torch.bmm(back, w3.mT).view_as(second)
-        w3.baddbmm_(flat.mT, back, alpha=-1)
-        b3 -= back.sum(dim=1, keepdim=True)
+        g = self.maps.dense(second, params[4:], self.y[rows], share)
         back = self.maps.input(w2, g, where_second, first.shape[2])
         self.maps.move([w2, b2], first, g, where_second)
         self.maps.move([w1, b1], x, back, where_first)
@@ -247,10 +260,10 @@ def ready(
             if x.is_cuda:
                 chunk.record()
         except Exception as problem:
-            chunk.graph = None
+            chunk.graphs = {}
             torch.cuda.synchronize()
             print(f"  {way}, not recorded: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
-        print(f"  {way}, {size} models at once, {error:.1e} from plain training", flush=True)
+        print(f"  {chunk.name}: {size} models, {len(chunk.graphs)} graphs, {error:.1e} from plain training", flush=True)
         return chunk
     return None
 
@@ -265,6 +278,6 @@ def disagreement(chunk: Chunk, weights: Tensors) -> float:
     plain = [w.clone() for w in start]
     local_training(plain, chunk.x, chunk.y, chunk.batches, who, steps, rates)
     chunk.load(start, who, torch.from_numpy(steps).to(device), rates)
-    chunk.run(int(steps.max()))
+    chunk.run(steps)
     apart = [((a[:n] - b).norm() / (b - c).norm()).item() for a, b, c in zip(chunk.params, plain, start, strict=True)]
     return max(apart)

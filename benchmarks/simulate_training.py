@@ -194,9 +194,8 @@ class Experiment:
         size = min(args.chunk, clients * len(self.settings))
         ways = () if args.way == "plain" else (WAYS if args.way == "auto" else (args.way,))
         ways = tuple(way for way in ways if device == "cuda" or way == "unfused")
-        self.chunk = ready(
-            self.x, self.y, start[0], self.batches, size=size, ways=ways, half=args.products == "bf16"
-        )  # fmt: skip
+        half = args.products == "bf16"
+        self.chunk = ready(self.x, self.y, start[0], self.batches, size=size, ways=ways, half=half)
 
     def draw(self, index: int) -> tuple[Array, Array]:
         """The cohort of every run in a round: rows of all batches of the most epochs, -1 for none, and sizes."""
@@ -230,7 +229,7 @@ class Experiment:
             params = [w[owner[part]] for w in self.world]
             if self.chunk:
                 self.chunk.load(params, who[part], number[part], rates[part])
-                self.chunk.run(int(steps[part].max()))
+                self.chunk.run(steps[part])
                 params = self.chunk.params
             else:
                 local_training(params, self.x, self.y, self.batches, who[part], steps[part], rates[part])
@@ -273,7 +272,10 @@ def train(name: str, data: dict, made: dict, args, device: str) -> dict:
             break
         if index + 1 in MARKS:
             earlier[index + 1] = experiment.accuracy(args.test)
-    return {"rounds": index + 1, "accuracy": experiment.accuracy(args.test), "earlier": earlier}
+            means = {kind: round(100 * float(np.mean(found)), 1) for kind, found in earlier[index + 1].items()}
+            print(f"  {name}: mean accuracies after round {index + 1}: {means}", flush=True)
+    way = experiment.chunk.name if experiment.chunk else "plain"
+    return {"way": way, "rounds": index + 1, "accuracy": experiment.accuracy(args.test), "earlier": earlier}
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------
@@ -306,8 +308,10 @@ def _pair(interval: tuple[float, float]) -> str:
 def main() -> None:
     args = arguments(
         __doc__, prepare="", data="", out="", only="", kinds="all", rounds=150, cohort=20, batch=10, seeds=3, test=4000,
-        minutes=8.0, chunk=1024, way="auto", products="tf32",
+        minutes=8.0, chunk=8192, way="auto", products="tf32",
     )  # fmt: skip
+    if args.way not in ("auto", "plain", *WAYS) or args.products not in ("tf32", "bf16"):
+        raise SystemExit(f"--way is auto, plain or one of {', '.join(WAYS)}; --products tf32 or bf16")
     if args.prepare:
         prepare(Path(args.prepare), quick=args.quick, seeds=args.seeds)
         return
