@@ -153,6 +153,14 @@ class _Pool:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
+_PROGRAMS: dict[Any, Any] = {}
+
+
+def share_programs(local: Any, kind: Any) -> None:
+    """Let this LocalSGD use what was compiled for one of its kind: rates and first weights are no part of a program."""
+    local._spare.update(_PROGRAMS.setdefault(kind, local._spare))
+
+
 def percent(values: list[float]) -> str:
     """Mean of shares and its interval, in percent."""
     if not values:

@@ -15,7 +15,6 @@ FILES` prints the tables of rows.
 
 from __future__ import annotations
 
-import copy
 import os
 import shutil
 import tempfile
@@ -29,12 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cells import Row, check_time, percent, read, run_cells
+from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedscape import Federation, FixedSize, GaussianMixture, Local, Moments, rounds
 from fedscape.computation import frozen
 from fedscape.engine import as_ragged
 from fedscape.learning import LocalSGD, cross_entropy, models
-from fedscape.learning.layers import ProductConv2d, stands_for_product
 from fedscape.personal import FedGMM, LocalOnly, Personalised, with_embedding, with_projection
 from fedscape.personal.methods import METHODS
 from fedscape.random import Key
@@ -134,24 +132,14 @@ def step_of(cell: Row) -> LocalSGD:
         "mobilenet": lambda: models.mobilenet_v2(shape, classes, width=0.5),
     }
     model = made[cell["net"]]()
-    if cell["conv"] == "product" and cell["net"] != "mobilenet":  # GroupNorm wants channels first in memory
-        model = with_products(model)
     gpu = cell["device"] != "cpu"
-    how: Row = {"strategy": "vmap", "precision": "tf32"} if gpu else {}  # compiled, every shape costs a minute
+    how: Row = {"precision": "tf32"} if gpu else {}
     proximal = 0.1 if cell["method"] == "fedprox" else 0.0
-    return LocalSGD(
+    local = LocalSGD(
         model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, proximal=proximal, device=cell["device"], **how
     )
-
-
-def with_products(model: torch.nn.Module) -> torch.nn.Module:
-    """The same with convolutions as matrix products, of which a GPU computes those of many clients at once."""
-    model = copy.deepcopy(model)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is torch.nn.Conv2d and stands_for_product(child):
-                setattr(parent, name, ProductConv2d(child))
-    return model
+    share_programs(local, (cell["set"], cell["net"]))
+    return local
 
 
 @lru_cache(maxsize=2)
@@ -160,7 +148,7 @@ def with_z(name: str, folder: str, seed: int, state: str, net: str, device: str)
     parts = load(name, folder, seed)
     if state:
         with np.load(state) as common:
-            cell = {"set": name, "net": net, "conv": "", "device": device, "lr": 0.1, "method": ""}
+            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": ""}
             arrays = dict(common)
             parts = {n: with_embedding(p, step_of(cell), arrays, name="flat") for n, p in parts.items()}
     else:
@@ -182,8 +170,6 @@ def pixels(x: np.ndarray) -> np.ndarray:
 
 def work(cell: Row, until: float) -> list[Row]:
     """Train one method to the end and test it; FedAvg also tuned, which is FedAvg+."""
-    if cell["method"] == "probe":
-        return probed(cell, until)
     parts, mixture = load(cell["set"], cell["data"], cell["seed"]), None
     if cell["method"].startswith("fedgmm"):
         about = (cell["seed"], cell.get("state", ""), cell["net"], cell["device"])
@@ -247,18 +233,6 @@ def after(model: Personalised, data: Federation, later: Federation, n: int) -> f
     return float(new.evaluate(later).summary()["accuracy_of_clients"])
 
 
-def probed(cell: Row, until: float) -> list[Row]:
-    """Which form of convolutions is faster here: seconds of a round of FedAvg."""
-    parts, found = load(cell["set"], cell["data"], cell["seed"]), {}
-    for conv in ("plain", "product"):
-        engine = Local(parts["fit"], threads=1)
-        made = METHODS["fedavg"](step_of({**cell, "conv": conv}), engine, 0)
-        made.block_rows = BLOCK
-        found[conv] = min([r.seconds for r in rounds(made, engine, n_rounds=4, measure=0)][1:])
-        check_time(until)
-    return [{**cell, "seconds": found, "faster": min(found, key=lambda c: found[c])}]
-
-
 def best_rate(rows: list[Row], where: Row, method: str, rates: list[float]) -> float | None:
     """The rate with the best accuracy on the rows to choose by, on the first seed; None until all were tried."""
     mine = [r for r in rows if r["method"] == method and r["seed"] == 0 and where.items() <= r.items()]
@@ -270,14 +244,6 @@ def best_rate(rows: list[Row], where: Row, method: str, rates: list[float]) -> f
 def plan(rows: list[Row], args: Any) -> list[Row]:
     """All cells that can be run: the main methods on both sets, the large networks, the other methods."""
     base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds}
-    first = args.sets.split(",")[0]
-    probe = {**base, "set": first, "net": args.net, "method": "probe", "seed": 0, "lr": 0.1}
-    conv = next((r["faster"] for r in rows if r["method"] == "probe" and "faster" in r), None)
-    if args.device == "cpu":
-        conv = "plain"
-    elif conv is None and not any(r["method"] == "probe" for r in rows):
-        return [probe]
-    base["conv"] = conv or "plain"
     rates, cells = [float(v) for v in args.rates.split(",")], []
     for sets, net, methods, n_seeds, tried in tiers(args, rates):
         for name in sets:

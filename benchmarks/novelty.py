@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cells import Row, check_time, percent, read, run_cells
+from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedscape import Federation, GaussianMixture, Local, Moments, rounds
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.export import module_of
@@ -167,8 +167,10 @@ def trained(made: Any, fed: Federation, cell: Row, until: float) -> Personalised
 
 def step_of(cell: Row) -> LocalSGD:
     model = models.mlp(784, 64, 10) if cell["net"] == "mlp" else models.lenet5((1, 28, 28), 10)
-    how: Row = {"strategy": "vmap", "precision": "tf32"} if cell["device"] != "cpu" else {}
-    return LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, device=cell["device"], **how)
+    how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
+    local = LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, device=cell["device"], **how)
+    share_programs(local, cell["net"])
+    return local
 
 
 def state_of(cell: Row) -> Path:

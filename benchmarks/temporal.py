@@ -9,9 +9,9 @@ Tables: "femnist" (all methods, a dense network, eight periods of 64 rounds; the
 GroupNorm CNN, four periods of 256), "shakespeare" (comedies against tragedies, LSTM, four periods of 64).
 
 Cells are run by several processes in the order of their importance until the time is up; every one that ends is written
-at once. `--prepare FOLDER` writes the data as small files, `--data FOLDER` reads them, `--collect FOLDER` makes the
-tables of what was written. `--only`, `--methods`, `--shifts` and `--seeds` choose cells. "-own" is the method with
-hours="own", inertia=0.9.
+at once, and is not run again with the same `--out`. `--prepare FOLDER` writes the data as small files, `--data FOLDER`
+reads them, `--collect FOLDER` makes the tables of what was written. `--only`, `--methods`, `--shifts` and `--seeds`
+choose cells. "-own" is the method with hours="own", inertia=0.9.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cells import share_programs
 from fedscape import Federation, LocalSGD, datasets, rounds
 from fedscape.learning import Adam, cross_entropy, models, standardising
 from fedscape.temporal import (
@@ -187,7 +188,7 @@ def training(cell: Cell, fed: Federation) -> tuple[LocalSGD, Adam, dict[str, flo
         smooth = {"strength": 0.1, "smoothing": 0.5}
     elif cell.model == "mlp":
         server = 0.01
-    gpu = {"strategy": "vmap", "precision": "tf32"} if cell.device == "cuda" else {}  # shapes would be compiled anew
+    gpu = {"precision": "tf32"} if cell.device == "cuda" else {}
     how = {"lr": lr, "epochs": 1, "batch_size": 20, "device": cell.device, **gpu}
     adam = Adam(server, beta2=0.999, epsilon=1e-4, correction="bias")
     return LocalSGD(network(cell, fed), cross_entropy, **how), adam, smooth
@@ -210,6 +211,8 @@ def run(cell: Cell, job: Task, *, until: float = float("inf")) -> dict[str, Any]
     assert kind in METHODS
     special = set(cell.how) & {"choice", "pick"}
     method = FedTEM(local, belief, **given) if special else method_for(kind, local, belief, **given)
+    trainer = getattr(method, "_trainer", method.local)
+    share_programs(trainer, (cell.set, cell.model, cell.most, repr(trainer.model), repr(trainer.loss)))
     found: dict[str, list[float]] = {}
     step = max(cell.period // 8, 1)
     marks = {cell.rounds - 1 - i * step for i in range(5)}
@@ -353,8 +356,16 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return made
 
 
+def key(cell: Cell) -> str:
+    return json.dumps({**asdict(cell), "units": list(cell.units)}, sort_keys=True)
+
+
+def found(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for file in sorted(folder.glob("cells_*.jsonl")) for line in file.open()]
+
+
 def collect(folder: Path) -> None:
-    lines = [json.loads(line) for file in sorted(folder.glob("cells_*.jsonl")) for line in file.open()]
+    lines = found(folder)
     for line in (r for r in lines if "error" in r):
         print(f"failed: {line['table']} {line['label']} {line['method']} {line['seed']}: {line['error']}")
     for name, rows in tables(sorted(lines, key=lambda r: (r["table"], r["label"]))).items():
@@ -386,6 +397,8 @@ def main() -> None:
         lists = [[Cell(**{**asdict(c), "rounds": args.rounds}) for c in cells] for cells in lists]
     args.out = args.out or str(Path(__file__).with_name("results") / f"temporal_{os.getpid()}")
     Path(args.out).mkdir(parents=True, exist_ok=True)
+    done = {key(Cell(**{f.name: r[f.name] for f in fields(Cell)})) for r in found(Path(args.out)) if "error" not in r}
+    lists = [[c for c in cells if key(c) not in done] for cells in lists]
     spawn, until = multiprocessing.get_context("spawn"), time.time() + 60 * args.minutes
     taken = spawn.Array("i", [0, 0])
     team = [spawn.Process(target=work, args=(i, lists, taken, args, until)) for i in range(args.workers)]

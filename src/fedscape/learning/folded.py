@@ -87,6 +87,7 @@ class FoldedLinear(_Folded):
         clients, out, features = self.weight.shape
         rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
         if self.watched:
+            rows = rows.to(weight.dtype)
             self.rows = rows.detach()
             added = self.probe if self.bias is None else self.probe + self.bias[:, None]
             return (rows @ weight + added).reshape(*x.shape[:-1], out)
@@ -107,16 +108,44 @@ class _Conv2d(_Folded):
         clients, out, _, high, wide = self.weight.shape
         kind = torch.bfloat16 if self.precision == "bf16" else self.weight.dtype
         weight = self.weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, out).to(kind)
-        parts = shifted_views(x.to(kind), (high, wide), self.stride, self.padding)
-        h, w = parts[0].shape[1:3]
+        up, left = self.padding
+        around = functional.pad(x.to(kind).permute(0, 2, 3, 1), (0, 0, left, left, up, up))
+        patches = _Patches.apply(around, (high, wide), tuple(self.stride))
+        h, w = patches.shape[1:3]
         if x.is_cuda and weight.shape[1] % 8:  # products of rows that begin anywhere are several times as slow
             spare = 8 - weight.shape[1] % 8
-            parts.append(parts[0].new_zeros((len(x), h, w, spare)))
+            patches = torch.cat([patches, patches.new_zeros((len(x), h, w, spare))], dim=-1)
             weight = functional.pad(weight, (0, 0, 0, spare))
-        patches = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         made = patches.reshape(clients, -1, weight.shape[1]) @ weight
         made = made if self.bias is None else made + self.bias[:, None].to(kind)
         return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
+
+
+class _Patches(torch.autograd.Function):  # type: ignore[misc]
+    """What a convolution's kernel sees at each place, [batch, H out, W out, H kernel x W kernel x channels].
+
+    By two `unfold`s, which a compiler copies in one pass. Their own gradient would be scattered number by number: here
+    it is added up from as many shifted images as the kernel has places.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+        ctx.how = (x.shape, kernel, stride)
+        windows = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
+        return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (batch, height, width, channels), (high, wide), (down, right) = ctx.how
+        h, w = grad.shape[1:3]
+        parts = grad.unflatten(3, (high, wide, channels))
+        whole = grad.new_zeros((batch, height, width, channels))
+        strip, total = grad.new_zeros((batch, h, width, channels)), whole
+        for i in range(high):
+            for j in range(wide):
+                row = torch.slice_scatter(strip, parts[:, :, :, i, j], 2, j, j + right * (w - 1) + 1, right)
+                total = total + torch.slice_scatter(whole, row, 1, i, i + down * (h - 1) + 1, down)
+        return total, None, None
 
 
 class _Depthwise(_Conv2d):

@@ -359,12 +359,6 @@ def _alone(name: str) -> Callable[[Any], Any]:
             return function(*arguments)
 
         call.__code__ = call.__code__.replace(co_name=f"{function.__name__}_{name}")
-        return torch.compile(call, dynamic=False, options=_options())
+        return torch.compile(call, dynamic=False)
 
     return compiled
-
-
-@functools.cache
-def _options() -> dict[str, bool]:
-    """Parts put together, such as patches of a convolution, are copied in one pass and not in one for each of them."""
-    return {name: True for name in torch._inductor.list_options() if name == "force_pointwise_cat"}

@@ -27,6 +27,8 @@ Tensors = dict[str, Tensor]
 
 _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
 
+FEW = 8  # clients below which a program for exactly so many is not worth compiling
+
 _RANDOM = (
     "model draws random numbers outside of torch.nn.Dropout, which no client can repeat: use torch.nn.Dropout layers"
 )
@@ -227,7 +229,7 @@ def _side_by_side(
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
     moving = [name for name in names if name not in still]
     memory = new_memory(local, [params[name] for name in moving])
-    gradient, feed = by_client(local, module), Feed(local, work, keys, rows)
+    gradient, feed = by_client(local, module), Feed(local, work, keys, rows, plan.rows.shape[2])
     stop = StopRows(local, feed.counts)
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
@@ -255,11 +257,13 @@ def _programmed(
 ) -> Tensors:
     """The same by a compiled program; where clients differ in size, padded so that few shapes need one."""
     plan, names, rows = work.plan, local.names, len(work.plan.rows)
-    ragged = bool((plan.counts != plan.counts[0, 0]).any())
-    room = _rounded(rows, rows) if ragged else rows
+    wide, most = plan.rows.shape[2], local.timing.batch_size
+    few = local.on_gpu and rows < FEW and wide < most  # a client or two of a size of their own
+    ragged = few or bool((plan.counts != plan.counts[0]).any())
+    room, wide = (_rounded(rows, rows), most) if ragged else (rows, wide)
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
     to = {n: anchor[n] for n in names} if pulled else None
-    program, feed = _program_for(local, module, to), Feed(local, work, keys, room)
+    program, feed = _program_for(local, module, to), Feed(local, work, keys, room, wide)
     program.begin({n: start[n] for n in names}, to, room)
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
     weigh = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=local.device)
@@ -267,7 +271,7 @@ def _programmed(
         end = _rounded(plan.active(t)[0], rows) if ragged else rows
         going = rates.rows(end) if not ragged else rates.only(feed.counts[:end, t] > 0)
         try:
-            loss = program.step(feed.batch(t, end, plan.rows.shape[2]), t + 1, stop.slowed(going, end))
+            loss = program.step(feed.batch(t, end, wide), t + 1, stop.slowed(going, end))
         except RuntimeError as error:
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
         stop.after(t, loss)
@@ -288,12 +292,12 @@ def _program_for(local: LocalSGD, module: Module, anchor: Tensors | None) -> Pro
 
 
 class Feed:
-    """The batches of a group of clients, made where they are trained on; beyond the last client come empty ones."""
+    """The batches of a group of clients, made where they are trained on; behind the last client or row come zeros."""
 
-    def __init__(self, local: LocalSGD, work: Work, keys: Tensors, room: int) -> None:
+    def __init__(self, local: LocalSGD, work: Work, keys: Tensors, room: int, wide: int) -> None:
         self.data = work.data
         index, counts = (torch.from_numpy(a).to(work.data.y.device) for a in work.plan)
-        self.index, self.counts = _padded(index, room), _padded(counts, room)
+        self.index, self.counts = _padded(_padded(index, room), wide, 2), _padded(counts, room)
         self.keys = {path: _padded(k, room, 1) for path, k in keys.items()}
         place = torch.arange(self.index.shape[2], device=counts.device)
         number = self.counts[..., None]
@@ -314,7 +318,7 @@ def _rounded(number: int, of: int) -> int:
     >>> sorted({_rounded(n, 50) for n in range(1, 51)})
     [16, 32, 48, 64]
     """
-    part = max(8, (1 << math.ceil(math.log2(of))) // 4)
+    part = max(FEW, (1 << math.ceil(math.log2(of))) // 4)
     return -(-number // part) * part
 
 
