@@ -3,8 +3,9 @@
 `--only` takes rounds (seconds a round of four networks, by strategy and precision, with the bytes and operations that
 cannot be avoided and the time they would take), long (1,500 rounds on CIFAR-10: seconds and accuracy), accuracy (the
 same for several seeds, 500 rounds, no times), sweep (36 settings as one run against one), peers (pfl-research) or
-profile (the longest kernels); `--task` names networks of rounds, `--products` a precision. CIFAR-10 is JPEG-compressed
-here; random images stand in where there is none. Every row is printed and written as it comes.
+profile (the longest kernels); `--task` names networks of rounds or the cohort of a sweep, `--products` a precision.
+CIFAR-10 is JPEG-compressed here; random images stand in where there is none. Every row is printed and written as it
+comes.
 """
 
 from __future__ import annotations
@@ -193,8 +194,8 @@ def sweeps(args: Any) -> Iterator[dict[str, Any]]:
     """12 learning rates x 3 seeds as one run against one setting alone."""
     train, _ = cifar(args.seed)
     settings = grid(lr=np.geomspace(0.003, 0.3, 12).tolist(), seeds=[0, 1, 2])
-    number = 2 if args.quick else 10
-    for cohort in (5, 50):
+    number = 2 if args.quick else 40
+    for cohort in (c for c in (5, 50) if args.task in ("", str(c))):
         how: dict[str, Any] = {"sampler": fs.FixedSize(cohort), "validation": train.take([0]), "initial": "seed"}
         local, took = cnn("tf32"), {}
         for name, tried in (("one", settings[:1]), ("all", settings)):

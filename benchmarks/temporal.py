@@ -291,13 +291,13 @@ def on_gpu(device: str) -> Iterator[Cell]:
     for seed in range(3):
         for name in names:
             yield Cell("cnn", "linear p=1", name, "linear:p=1,T=64", seed, **big)
-    for name in names:
-        yield Cell("cnn", "linear p=1 T=256", name, "linear:p=1,T=256", rounds=2049, period=256, **big)
     for seed in (0, 1):
         for p in ("1", "4"):
             for name in ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem"):
                 if name != "no-shift" or p == "1":
                     yield Cell("cifar10", f"linear p={p}", name, f"linear:p={p},T=256", seed, **images)
+    for name in names:
+        yield Cell("cnn", "linear p=1 T=256", name, "linear:p=1,T=256", rounds=2049, period=256, **big)
     for p in ("4", "0.25"):
         for name in names[1:5]:
             yield Cell("cnn", f"linear p={p}", name, f"linear:p={p},T=64", **big)
