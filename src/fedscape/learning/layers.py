@@ -220,7 +220,7 @@ class ProductConv2d(nn.Module):  # type: ignore[misc]
         patches = torch.cat(parts, dim=-1).reshape(len(x), h * w, -1)
         made = patches @ self.weight.permute(2, 3, 1, 0).reshape(-1, out)
         made = made if self.bias is None else made + self.bias
-        return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
+        return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2).contiguous()  # a group norm under vmap wants that
 
 
 def stands_for_product(layer: Module, *, groups: int = 1) -> bool:
