@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedscape.computation import Arrays, Computation, Kept
+from fedscape.engine import as_slice
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
@@ -141,12 +142,16 @@ def rows_of_moves(
     """What each client sends: its moves, times its rows where they are the weight."""
     sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
     for positions, moved in moves:
-        weight = clients.sizes[positions] if weighting == "samples" else None
+        weight, where = clients.sizes[positions], as_slice(positions)
         for name, rows in moved.items():
-            made = rows.cpu().numpy()
-            sent[f"delta.{name}"][positions] = (
-                made if weight is None else made * weight.astype(made.dtype).reshape(-1, *[1] * (made.ndim - 1))
-            )
+            made, room = rows.cpu().numpy(), sent[f"delta.{name}"]
+            factor = weight.astype(made.dtype).reshape(-1, *[1] * (made.ndim - 1))
+            if weighting != "samples":
+                room[where] = made
+            elif isinstance(where, slice):
+                np.multiply(made, factor, out=room[where])  # the moves of a large network are not written twice
+            else:
+                room[where] = made * factor
     return {**sent, **({"weight": clients.sizes} if weighting == "samples" else {})}
 
 
@@ -158,7 +163,7 @@ def sum_of_moves(
     for positions, moved in moves:
         weights = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
         for name, rows in moved.items():
-            sums[name] += weighted_sum(rows, weights)
+            weighted_sum(rows, weights, onto=sums[name])
     return sent_sums(sums, local, clients, weighting)
 
 
