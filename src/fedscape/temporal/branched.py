@@ -117,20 +117,22 @@ class Branched(FedAvg):
         return {**super().start(seed), **self.modes(seed)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        weights, kept = self.choose(state, clients, key)
-        own = self._of_empty(state, clients)
-        moves = self._trained(state, clients, key, weights, own)
-        return {**rows_of_moves(moves, model_arrays(state), clients, self.weighting), **own}, kept
+        with one_thread():  # once for all that a client does
+            weights, kept = self.choose(state, clients, key)
+            own = self._of_empty(state, clients)
+            moves = self._trained(state, clients, key, weights, own)
+            return {**rows_of_moves(moves, model_arrays(state), clients, self.weighting), **own}, kept
 
     def total(  # type: ignore[override]  # some methods keep something
         self, state: Arrays, clients: Federation, key: Key
     ) -> Arrays | tuple[Arrays, Kept] | None:
         if self.reveals:
             return None
-        weights, kept = self.choose(state, clients, key)
-        own = self._of_empty(state, clients)
-        moves = self._trained(state, clients, key, weights, own)
-        made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+        with one_thread():
+            weights, kept = self.choose(state, clients, key)
+            own = self._of_empty(state, clients)
+            moves = self._trained(state, clients, key, weights, own)
+            made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
         made.update({n: add_up(v) for n, v in own.items()})
         return (made, kept) if kept else made
 
