@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from fedscape.checks import all_finite
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError, EngineError, TooFewClients
 from fedscape.federation import Federation
@@ -330,7 +331,10 @@ def _summed(rows: Arrays, clients: Federation, release: Release | None) -> Array
 
 def add_up(rows: Array) -> Array:
     """Sum over the clients: whole numbers exactly, the rest in float64."""
-    return np.asarray(rows.sum(axis=0, dtype=np.int64 if rows.dtype.kind in "biu" else np.float64))
+    kind = np.int64 if rows.dtype.kind in "biu" else np.float64
+    if len(rows) == 1:  # large networks come one at a time, and a sum is several times as slow as a copy
+        return np.asarray(rows[0].astype(kind))
+    return np.asarray(rows.sum(axis=0, dtype=kind))
 
 
 def _checked(computation: Computation, sent: Mapping[str, Array], clients: Federation) -> Arrays:
@@ -342,7 +346,7 @@ def _checked(computation: Computation, sent: Mapping[str, Array], clients: Feder
             raise EngineError(
                 f"{what} of shape {np.shape(values)} for {len(clients)} clients: the first axis is the clients"
             )
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
+        if not all_finite(values):
             bad = int(np.argwhere(~np.isfinite(values))[0][0])
             raise EngineError(f"{what} with NaN or infinity for client {clients.ids[bad]!s}")
     return dict(sent)

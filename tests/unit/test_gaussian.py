@@ -13,8 +13,9 @@ from threadpoolctl import threadpool_limits
 
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, PrivacyError
+from fedscape.kernel import uncompiled
 from fedscape.mixtures import Diagonal, Full, Spherical, Tied
-from fedscape.mixtures._gm_kernels import deviate, deviate_twin, weigh, weigh_twin
+from fedscape.mixtures._gm_kernels import add_moments, add_moments_twin, squares, squares_twin
 from fedscape.mixtures._gm_rounds import GaussianRounds
 
 FORMS = {"full": Full(), "diag": Diagonal(), "spherical": Spherical(), "tied": Tied()}
@@ -192,15 +193,46 @@ def test_the_bytes_do_not_depend_on_the_threads_of_blas():
     assert found[0] == found[1]
 
 
-def test_compiled_passes_give_the_bytes_of_their_plain_twins():
+@pytest.mark.parametrize("alone", [False, True], ids=["matrices", "variances"])
+def test_compiled_passes_give_what_their_plain_twins_give(alone):
     rng = np.random.default_rng(0)
-    x, means, weights = rng.normal(size=(8, 1500)), rng.normal(size=(2, 3, 8)), rng.random((2, 3, 1500))
-    fast, slow = np.empty((2, 3, 8, 1500)), np.empty((2, 3, 8, 1500))
-    deviate(x, means, fast)
-    deviate_twin(x, means, slow)
-    weigh(fast, weights)
-    weigh_twin(slow, weights)
-    assert fast.tobytes() == slow.tobytes()
+    x, means, shares = rng.normal(size=(1500, 8)), rng.normal(size=(6, 8)), rng.dirichlet(np.ones(6), 1500).T
+    factor = rng.normal(size=(6, 8) if alone else (6, 8, 8))
+    np.testing.assert_allclose(squares(x, means, factor), squares_twin(x, means, factor), rtol=1e-12)
+    bounds = np.array([0, 0, 7, 700, 700, 1450])  # the rows after the last client's are nobody's
+    for groups in (6,) if alone else (6, 2):
+        shape = (5, groups, 8) if alone else (5, groups, 8, 8)
+        fast, slow = (
+            {"mass": np.ones((5, 6)), "first": np.ones((5, 6, 8)), "second": np.ones(shape)} for _ in range(2)
+        )
+        add_moments(x, means, shares, bounds, **fast)
+        add_moments_twin(x, means, shares, bounds, **slow)
+        for name, values in slow.items():
+            np.testing.assert_allclose(fast[name], values, rtol=1e-12, atol=1e-11, err_msg=name)
+        assert (fast["first"][[0, 3]] == 1).all()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_bytes_do_not_depend_on_the_threads_of_the_engine(form, shared):
+    x = blobs(6000, d=8)
+    weights, means, covariances = start(form, x)
+    options = {"covariance": FORMS[form], "shared_weights": shared}
+    work = GaussianRounds(weights[None], means[None], covariances[None], **options)
+    fed, found = split(x, 300), []
+    for threads in (1, 2, 3):
+        reply = fs.Local(fed, threads=threads).run(work, work.start(0), np.arange(300), fs.Key(0), measure=True)
+        found.append({name: values.tobytes() for name, values in (reply.total | reply.metrics).items()})
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_process_without_compiled_loops_gets_the_same_to_rounding():
+    x = blobs(6000, d=8)
+    begin, fed = start("full", x), split(x, 5)
+    compiled = ours("full", begin, 2).fit(fs.Local(fed, threads=1))
+    with uncompiled():
+        plain = ours("full", begin, 2).fit(fs.Local(fed, threads=1))
+    np.testing.assert_allclose(plain.covariances_, compiled.covariances_, rtol=0, atol=1e-10)
 
 
 # -- the paper's covariances -------------------------------------------------------------------------------------------

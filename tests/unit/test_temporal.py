@@ -82,6 +82,30 @@ def test_each_branch_is_the_network_with_that_layer():
     assert not torch.equal(out[:, 1], out[:, 2])
 
 
+def test_features_alone_are_those_with_outputs_and_no_branch_is_computed():
+    torch.manual_seed(0)
+    net, x = MultiBranch(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), "2"), torch.randn(7, 4)
+    asked = []
+    net.net[2].each[1].register_forward_hook(lambda *_: asked.append(1))
+    nothing, features = net(x, both=True, outputs=False)
+    assert nothing is None
+    assert asked == []
+    assert torch.equal(features, net(x, both=True)[1])
+    assert net(x).shape == (7, 2, 3)  # the next call is whole again
+    assert asked == [1, 1]
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.7])
+def test_the_objective_is_equation_4_for_shares_too(strength):
+    rng = np.random.default_rng(2)
+    out, y, shares = torch.from_numpy(rng.normal(size=(6, 3, 5))), rng.integers(0, 5, 6), rng.dirichlet(np.ones(3), 6)
+    target = torch.from_numpy(np.column_stack([y, shares]))
+    logs, smooth = torch.log_softmax(out, dim=-1).numpy(), 0.2 / 5 + 0.8 * np.eye(5)[y]
+    own, other = -logs[np.arange(6), :, y], -(logs * smooth[:, None]).sum(axis=2)
+    by_hand = (shares * own + strength / 2 * (1 - shares) * other).sum(axis=1)
+    np.testing.assert_allclose(BranchLoss(strength, 0.2)(out, target).numpy(), by_hand, rtol=1e-12)
+
+
 def test_bytes_of_the_extra_branch_are_those_of_the_paper():
     net = MultiBranch(models.cnn((1, 28, 28), 62), "out")
     assert sum(p.numel() for p in net.parameters()) == 1_214_588

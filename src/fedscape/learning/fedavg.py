@@ -158,7 +158,7 @@ def sum_of_moves(
     for positions, moved in moves:
         weights = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
         for name, rows in moved.items():
-            sums[name] += weighted_sum(rows, weights)
+            weighted_sum(rows, weights, onto=sums[name])
     return sent_sums(sums, local, clients, weighting)
 
 

@@ -217,7 +217,7 @@ class LocalSGD:
             return values.to(self.dtype)
         if self._embeds:
             return values.to(torch.int64)
-        return values.to(self.dtype) / 255 if values.dtype == torch.uint8 else values.to(self.dtype)
+        return values.to(self.dtype).div_(255) if values.dtype == torch.uint8 else values.to(self.dtype)
 
     def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
         """These rows of the clients where they are trained on: features as stored, targets, sample weights."""

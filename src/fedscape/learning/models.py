@@ -164,8 +164,10 @@ class _CNN(nn.Module):  # type: ignore[misc]
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv2(functional.relu(self.conv1(self.image(x))))
-        x = functional.relu(functional.max_pool2d(x, 2))  # the same as the other way round, on a quarter of the numbers
+        over = not torch.is_grad_enabled()  # where nobody goes back, numbers are written over
+        x = self.conv2(functional.relu(self.conv1(self.image(x)), inplace=over))
+        x = functional.max_pool2d(x, 2)  # before the rectifier: the same, on a quarter of the numbers
+        x = functional.relu(x, inplace=over)
         x = self.drop1(x).flatten(1)
         return self.out(self.drop2(functional.relu(self.hidden(x))))
 

@@ -109,15 +109,15 @@ def train(
             return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
 
 
-def weighted_sum(rows: Tensor, weights: Array) -> Tensor:
-    """The rows times their weights, summed in float64."""
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) -> Tensor:
+    """The rows times their weights, summed in float64; onto a sum that there is, in place."""
+    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device) if onto is None else onto
     if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
         for row, factor in zip(rows, weights.tolist(), strict=True):
             total.add_(row, alpha=factor)
         return total
     factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
-    return (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(total.shape)
+    return total.add_((factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(total.shape))
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------

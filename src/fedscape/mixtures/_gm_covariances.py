@@ -1,18 +1,26 @@
 """What a component's covariance may look like: full, diagonal, spherical, or one for all components.
 
-Arrays have a leading axis of starts, S, then K components. Rows are deviations x - mean, [S, K, d, n]: features before
-rows, so that the inner loops are long.
+Arrays have a leading axis of starts, S, then K components.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from fedscape.errors import DataError
+from fedscape.mixtures._gm_kernels import add_moments
 from fedscape.random import Array
+
+
+class Moments(NamedTuple):
+    """Sums of each client: of shares [clients, S, K], deviations [clients, S, K, d], and their scatter."""
+
+    shares: Array
+    first: Array
+    second: Array
 
 
 class Covariance(Protocol):
@@ -34,16 +42,19 @@ class Covariance(Protocol):
         """log |covariance| of each component: [S, K]."""
         ...
 
-    def squares(self, rows: Array, factor: Array) -> Array:
-        """Squared lengths of the white rows: [S, K, n]."""
+    def whitener(self, factor: Array, k: int, d: int) -> Array:
+        """The factor of every component: [S, K, d, d], or [S, K, d] where features are independent."""
         ...
 
-    def scatter(self, rows: Array) -> Array:
-        """Sums of rows' products, the rows being scaled by the root of their shares."""
+    def add_moments(self, x: Array, means: Array, shares: Array, bounds: Array, sums: Moments) -> None:
+        """Add the moments of rows x [n, d] with shares [S, K, n] about the means to the sums of their clients.
+
+        Client i has the rows from bounds[i] to bounds[i + 1].
+        """
         ...
 
     def lift(self, mass: Array, shift: Array) -> Array:
-        """The scatter about the old mean of this mass at the new one: what `scatter` lost or gained by the shift."""
+        """The scatter about the old mean of this mass at the new one: what the scatter lost or gained by the shift."""
         ...
 
     def estimate(self, mass: Array, scatter: Array, old: Array, floor: float, noise: float = 0.0) -> Array:
@@ -86,12 +97,11 @@ class Full:
     def log_det(self, factor: Array, k: int, d: int) -> Array:
         return np.asarray(-2 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1))
 
-    def squares(self, rows: Array, factor: Array) -> Array:
-        white = np.matmul(factor, rows)
-        return np.asarray(np.einsum("...dn,...dn->...n", white, white))
+    def whitener(self, factor: Array, k: int, d: int) -> Array:
+        return factor
 
-    def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.matmul(rows, rows.swapaxes(-1, -2)))
+    def add_moments(self, x: Array, means: Array, shares: Array, bounds: Array, sums: Moments) -> None:
+        _add(x, means, shares, bounds, sums, sums.second.reshape(len(sums.second), -1, *[x.shape[1]] * 2))
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(mass[..., None, None] * shift[..., :, None] * shift[..., None, :])
@@ -132,12 +142,11 @@ class Diagonal:
     def log_det(self, factor: Array, k: int, d: int) -> Array:
         return np.asarray(-2 * np.log(factor).sum(axis=-1))
 
-    def squares(self, rows: Array, factor: Array) -> Array:
-        white = rows * factor[..., None]
-        return np.asarray(np.einsum("...dn,...dn->...n", white, white))
+    def whitener(self, factor: Array, k: int, d: int) -> Array:
+        return factor
 
-    def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.einsum("...dn,...dn->...d", rows, rows))
+    def add_moments(self, x: Array, means: Array, shares: Array, bounds: Array, sums: Moments) -> None:
+        _add(x, means, shares, bounds, sums, sums.second.reshape(len(sums.second), -1, x.shape[1]))
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(mass[..., None] * shift**2)
@@ -177,11 +186,13 @@ class Spherical:
     def log_det(self, factor: Array, k: int, d: int) -> Array:
         return np.asarray(-2 * d * np.log(factor))
 
-    def squares(self, rows: Array, factor: Array) -> Array:
-        return np.asarray(np.einsum("...dn,...dn->...n", rows, rows) * factor[..., None] ** 2)
+    def whitener(self, factor: Array, k: int, d: int) -> Array:
+        return np.repeat(factor[..., None], d, axis=-1)
 
-    def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.einsum("...dn,...dn->...", rows, rows) / rows.shape[-2])
+    def add_moments(self, x: Array, means: Array, shares: Array, bounds: Array, sums: Moments) -> None:
+        each = np.zeros_like(sums.first)
+        _add(x, means, shares, bounds, sums, each.reshape(len(each), -1, x.shape[1]))
+        sums.second[:] += each.mean(axis=-1)
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(mass * (shift**2).mean(axis=-1))
@@ -221,12 +232,11 @@ class Tied:
         one = -2 * np.log(np.diagonal(factor, axis1=-2, axis2=-1)).sum(axis=-1)
         return np.asarray(np.repeat(one[..., None], k, axis=-1))
 
-    def squares(self, rows: Array, factor: Array) -> Array:
-        white = np.matmul(factor[:, None], rows)
-        return np.asarray(np.einsum("...dn,...dn->...n", white, white))
+    def whitener(self, factor: Array, k: int, d: int) -> Array:
+        return np.repeat(factor[:, None], k, axis=1)
 
-    def scatter(self, rows: Array) -> Array:
-        return np.asarray(np.matmul(rows, rows.swapaxes(-1, -2)).sum(axis=1))
+    def add_moments(self, x: Array, means: Array, shares: Array, bounds: Array, sums: Moments) -> None:
+        _add(x, means, shares, bounds, sums, sums.second.reshape(len(sums.second), -1, *[x.shape[1]] * 2))
 
     def lift(self, mass: Array, shift: Array) -> Array:
         return np.asarray(np.matmul((mass[..., None] * shift).swapaxes(-1, -2), shift))
@@ -266,6 +276,13 @@ def check_covariances(covariance: Covariance, values: Array, k: int, d: int) -> 
             f"covariances_init must be finite and positive in every direction; the least variance is {least:.3g}: "
             "add something to the diagonal"
         )
+
+
+def _add(x: Array, means: Array, shares: Array, bounds: Array, sums: Moments, second: Array) -> None:
+    """`add_moments` with the axes of starts and components in one."""
+    n, d = x.shape
+    mass, first = sums.shares.reshape(len(second), -1), sums.first.reshape(len(second), -1, d)
+    add_moments(x, means.reshape(-1, d), shares.reshape(-1, n), bounds, mass=mass, first=first, second=second)
 
 
 def _white(covariances: Array) -> Array:

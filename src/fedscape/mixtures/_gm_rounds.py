@@ -13,11 +13,12 @@ import numpy as np
 
 from fedscape.checks import check_finite
 from fedscape.computation import Arrays, Computation, Kept
+from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
-from fedscape.mixtures._gm_covariances import Covariance, Diagonal, Full, Spherical, Tied
-from fedscape.mixtures._gm_kernels import deviate, weigh
+from fedscape.mixtures._gm_covariances import Covariance, Diagonal, Full, Moments, Spherical, Tied
+from fedscape.mixtures._gm_kernels import squares
 from fedscape.mixtures._numbers import numbers_of
 from fedscape.ragged import offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
@@ -26,7 +27,7 @@ Scatter = Literal["all", "within_clients"]
 Weighting = Literal["rows", "clients"]
 
 _LOST = 1e-10  # a component with less than this share of all rows stays where it is
-_NUMBERS = 2**16  # deviations computed at once: they stay in the cache
+_NUMBERS = 2**16  # of rows and of shares at once: they stay in the cache
 
 
 class GaussianRounds(Computation):
@@ -96,7 +97,7 @@ class GaussianRounds(Computation):
         _, k, d = state["means"].shape
         factor = self.covariance.factor(state["covariances"])
         constant = -0.5 * (self.covariance.log_det(factor, k, d) + d * np.log(2 * np.pi))
-        return {**state, "factor": factor, "constant": constant}
+        return {**state, "factor": self.covariance.whitener(factor, k, d), "constant": constant}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         own = self._own_weights(state, clients)
@@ -130,6 +131,10 @@ class GaussianRounds(Computation):
         return {"log_likelihood": segment_sum_twin(out, clients.offsets), "rows": clients.sizes}
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
+        with one_library_thread():  # on matrices this small several threads of BLAS wait for one another
+            return self._updated(state, total)
+
+    def _updated(self, state: Arrays, total: Arrays) -> Arrays:
         unit = self.bound or 1.0
         mass, first, second = total["shares"], total["first"] * unit, total["second"] * unit**2
         every = np.maximum(mass, 0.0).sum(axis=-1, keepdims=True)
@@ -182,7 +187,7 @@ class GaussianRounds(Computation):
         """Sums over the rows between these offsets: {name: [len(offsets) - 1, S, ...]}."""
         sums = self.no_sums(state, len(offsets) - 1)
         for part in expectations(self, state, clients, own):
-            add_moments(self.covariance, sums, offsets, part)
+            add_moments(self.covariance, state["means"], sums, offsets, part)
         return sums
 
     def no_sums(self, state: Arrays, n: int) -> Arrays:
@@ -248,7 +253,7 @@ class Part(NamedTuple):
 
     begin: int
     end: int
-    rows: Array  # deviations from the means, [S, K, d, n]
+    rows: Array  # [n, d]
     shares: Array  # [S, K, n]
     log_likelihood: Array  # [S, n]
 
@@ -258,50 +263,43 @@ def expectations(work: GaussianRounds, state: Arrays, clients: Federation, own: 
     log_weights = logs(state["weights"])[..., None]
     owner = None if own is None else clients.client_of_row
     log_own = None if own is None else logs(own)
-    for begin, end, rows in deviations(work, state, clients):
+    for begin, end, rows in parts(work, state, clients):
         if log_own is not None and owner is not None:
             log_weights = log_own[owner[begin:end]].transpose(1, 2, 0)
-        each = log_densities(work, state, rows)
+        each = log_densities(state, rows)
         each += log_weights
         yield Part(begin, end, rows, *normalised(each))
 
 
-def deviations(work: GaussianRounds, state: Arrays, clients: Federation) -> Iterator[tuple[int, int, Array]]:
-    """The first and last row of each part, and its deviations from the means: valid until the next part."""
+def parts(work: GaussianRounds, state: Arrays, clients: Federation) -> Iterator[tuple[int, int, Array]]:
+    """The first and last row of each part, and its rows [n, d]."""
     values = numbers_of(clients, work.column)
     starts, k, d = state["means"].shape
     values = values.reshape(len(values), int(np.prod(values.shape[1:])))
     if values.shape[1] != d and len(values):
         raise DataError(f"column {work.column!r} has {values.shape[1]} features, the mixture has {d}")
-    size = int(min(max(_NUMBERS // (starts * k * d), 16), 4096))
-    space = np.empty(starts * k * d * min(size, len(values)))  # one for all parts: it stays in the cache
+    size = int(min(max(_NUMBERS // max(starts * k, d), 16), 4096))
     for begin in range(0, len(values), size):
         x = rows_of_block(values, begin, begin + size, work.column, work.bound)
-        out = space[: starts * k * x.size].reshape(starts, k, d, len(x))
-        yield begin, begin + len(x), deviate(np.ascontiguousarray(x.T), state["means"], out)
+        yield begin, begin + len(x), x
 
 
-def log_densities(work: GaussianRounds, state: Arrays, rows: Array) -> Array:
-    """log N(x; mean, covariance) of deviations under a prepared state: [S, K, n]."""
-    each = work.covariance.squares(rows, state["factor"])
+def log_densities(state: Arrays, rows: Array) -> Array:
+    """log N(x; mean, covariance) of rows [n, d] under a prepared state: [S, K, n]."""
+    means, factor = state["means"], state["factor"]
+    starts, k, d = means.shape
+    each = squares(rows, means.reshape(-1, d), factor.reshape(starts * k, *factor.shape[2:]))
     each *= -0.5
-    each += state["constant"][..., None]
-    return each
+    each += state["constant"].reshape(-1, 1)
+    return each.reshape(starts, k, len(rows))
 
 
-def add_moments(covariance: Covariance, sums: Arrays, offsets: Array, part: Part) -> None:
-    """Add the moments of a part to those of the clients between these offsets; its rows are used up."""
+def add_moments(covariance: Covariance, means: Array, sums: Arrays, offsets: Array, part: Part) -> None:
+    """Add the moments of a part about these means to those of the clients between these offsets."""
     one, last = np.searchsorted(offsets, (part.begin, part.end - 1), side="right") - 1
-    here = [
-        (i, slice(max(offsets[i] - part.begin, 0), min(offsets[i + 1], part.end) - part.begin))
-        for i in range(one, last + 1)
-    ]
-    for i, where in here:
-        sums["shares"][i] += part.shares[..., where].sum(axis=-1)
-        sums["first"][i] += np.matmul(part.rows[..., where], part.shares[..., where, None])[..., 0]
-    weigh(part.rows, np.sqrt(part.shares))
-    for i, where in here:
-        sums["second"][i] += covariance.scatter(part.rows[..., where])
+    bounds = np.clip(offsets[one : last + 2], part.begin, part.end) - part.begin
+    here = Moments(*(sums[name][one : last + 1] for name in Moments._fields))
+    covariance.add_moments(part.rows, means, part.shares, bounds, here)
 
 
 def normalised(each: Array) -> tuple[Array, Array]:
@@ -316,7 +314,9 @@ def normalised(each: Array) -> tuple[Array, Array]:
 def rows_of_block(values: Array, begin: int, end: int, column: str, bound: float | None) -> Array:
     """These rows as float64, shortened to the bound; a value that is no number is refused by its place."""
     x = values[begin:end].astype(np.float64, copy=False) if values.dtype.kind in "biuf" else values[begin:end]
-    if x.dtype.kind != "f" or not np.isfinite(x).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspect = x.dtype.kind != "f" or not np.isfinite(x.sum())  # a sum is quicker than a look at each
+    if suspect:
         check_finite(values, column)
     if bound is None:
         return x

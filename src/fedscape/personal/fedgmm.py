@@ -16,7 +16,7 @@ from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.local import LocalSGD
 from fedscape.mixtures._gm_covariances import Full
-from fedscape.mixtures._gm_rounds import GaussianRounds, Part, add_moments, deviations, log_densities
+from fedscape.mixtures._gm_rounds import GaussianRounds, Part, add_moments, log_densities, parts
 from fedscape.mixtures.gaussian import GaussianMixture
 from fedscape.personal.fedem import Expectation, FedEM, log_sum, logs, normalised, proportions, small_example
 from fedscape.personal.learners import each_model, forward, moved_models, stacked, start_models, sums_over_rows
@@ -125,8 +125,8 @@ class FedGMM(FedEM):
         """Log densities of each row under every Gaussian and every learner."""
         work, ready = self.rounds_of_gaussians, self._ready(state)
         x = np.empty((clients.n_rows, self.mixture.n_components))
-        for begin, end, rows in deviations(work, ready, clients):
-            x[begin:end] = log_densities(work, ready, rows)[0].T
+        for begin, end, rows in parts(work, ready, clients):
+            x[begin:end] = log_densities(ready, rows)[0].T
         return Densities(x, self._fits(state, clients) if labels else None)
 
     def _ready(self, state: Arrays) -> Arrays:
@@ -147,9 +147,9 @@ class FedGMM(FedEM):
         work, ready = self.rounds_of_gaussians, self._ready(state)
         sums = work.no_sums(ready, len(clients))
         of_gaussians = np.ascontiguousarray(q.sum(axis=2).T)[None]  # [1, M1, rows]
-        for begin, end, deviating in deviations(work, ready, clients):
-            part = Part(begin, end, deviating, of_gaussians[..., begin:end], np.empty(0))
-            add_moments(work.covariance, sums, clients.offsets, part)
+        for begin, end, rows_here in parts(work, ready, clients):
+            part = Part(begin, end, rows_here, of_gaussians[..., begin:end], np.empty(0))
+            add_moments(work.covariance, ready["means"], sums, clients.offsets, part)
         unit = self.mixture.bound or 1.0  # the rounds of the Gaussians take sums in units of it
         sent = {"mass": mass, "first": sums["first"][:, 0] / unit, "second": sums["second"][:, 0] / unit**2}
         return Expectation(q.sum(axis=1), sent, kept)

@@ -30,8 +30,8 @@ from fedscape.random import Array, Key
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 
-_FEW = 128  # rows of one forward pass on a CPU: activations of more of them leave the cache
-_MANY = 1024  # elsewhere
+_FEW = 128  # rows of one forward pass of a large network on a CPU: activations of more of them leave the cache
+_MANY = 1024  # of others
 _WIDE = 128  # rows of each client in one pass over many clients
 MEAN = Mean()
 UNITS = ("sample", "batch", "client")
@@ -117,18 +117,20 @@ class Branched(FedAvg):
         return {**super().start(seed), **self.modes(seed)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        weights, kept = self.choose(state, clients, key)
-        own = self._nothing(state, clients)
-        moves = self._trained(state, clients, key, weights, own)
-        return {**rows_of_moves(moves, model_arrays(state), clients, self.weighting), **own}, kept
+        with one_thread():  # once for all that a client does
+            weights, kept = self.choose(state, clients, key)
+            own = self._of_empty(state, clients)
+            moves = self._trained(state, clients, key, weights, own)
+            return {**rows_of_moves(moves, model_arrays(state), clients, self.weighting), **own}, kept
 
     def total(  # type: ignore[override]  # some methods keep something
         self, state: Arrays, clients: Federation, key: Key
     ) -> Arrays | tuple[Arrays, Kept] | None:
-        weights, kept = self.choose(state, clients, key)
-        own = self._nothing(state, clients)
-        moves = self._trained(state, clients, key, weights, own)
-        made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+        with one_thread():
+            weights, kept = self.choose(state, clients, key)
+            own = self._of_empty(state, clients)
+            moves = self._trained(state, clients, key, weights, own)
+            made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
         made.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})
         return (made, kept) if kept else made
 
@@ -144,9 +146,9 @@ class Branched(FedAvg):
     def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:
         return []  # its methods have them
 
-    def _nothing(self, state: Arrays, clients: Federation) -> Arrays:
-        """What clients without rows send."""
-        if not self.looks_back:
+    def _of_empty(self, state: Arrays, clients: Federation) -> Arrays:
+        """What clients without rows send, in arrays for all; nothing where there are none such."""
+        if not self.looks_back or (len(clients) and clients.sizes.all()):
             return {}
         none = torch.zeros(0, self.local.model.n_features, dtype=torch.float64, device=self.local.device)
         empty = torch.zeros(2, dtype=torch.int64, device=self.local.device)
@@ -167,7 +169,8 @@ class Branched(FedAvg):
             if self.looks_back:
                 features, offsets = features_after(trainer, start, moved, data.x, clients, positions)
                 for name, rows in self.look_back(state, features, offsets).items():
-                    own[name][positions] = rows
+                    room = own.setdefault(name, np.zeros((len(clients), *rows.shape[1:]), dtype=rows.dtype))
+                    room[positions] = rows
             yield positions, moved
 
     @property
@@ -201,9 +204,9 @@ class Branched(FedAvg):
             run = _with(self._trainer, module, params)
             for begin in range(0, max(clients.n_rows, 1), many):
                 x = local.inputs(local.column(clients, local.features, slice(begin, begin + many)))
-                output, features = run(x)
+                output, features = run(x, outputs)
                 parts.append(features.to(torch.float64))
-                made += [output.to(torch.float64)] if outputs else []
+                made += [] if output is None else [output.to(torch.float64)]
             module.train()
         return Seen(torch.cat(parts), torch.cat(made) if outputs else None)
 
@@ -273,16 +276,22 @@ def features_after(
     return features, shared(offsets).to(local.device)
 
 
-def _with(local: LocalSGD, module: Any, params: Tensors) -> Callable[[Tensor], Any]:
-    """The network with these parameters, as (outputs, features).
+def _with(
+    local: LocalSGD, module: Any, params: Tensors, moved: Tensors | None = None
+) -> Callable[[Tensor, bool], tuple[Tensor | None, Tensor]]:
+    """The network with these parameters, moved so far: of rows, outputs where wanted and features.
 
     One client after the other trains in the module's own memory, whose layout convolutions are fast with: use it too.
     """
     if local.chosen != "sequential":
-        return lambda x: functional_call(module, params, (x,), {"both": True})
+        return lambda x, outputs: functional_call(module, params, (x,), {"both": True, "outputs": outputs})
     named = dict(module.named_parameters())
-    torch._foreach_copy_([named[n] for n in params], list(params.values()))
-    return lambda x: module(x, both=True)
+    for name, at in params.items():
+        if moved is None:
+            named[name].copy_(at)
+        else:
+            torch.add(at, moved[name], out=named[name])
+    return lambda x, outputs: module(x, both=True, outputs=outputs)
 
 
 def _one_by_one(
@@ -290,10 +299,10 @@ def _one_by_one(
 ) -> Tensor:
     parts, many = [], _at_once(local)
     for i, client in enumerate(positions):
-        network = _with(local, module, {n: start[n][0] + moved[n][i] for n in start})
+        network = _with(local, module, {n: p[0] for n, p in start.items()}, {n: moved[n][i] for n in start})
         for begin in range(clients.offsets[client], clients.offsets[client + 1], many):
             part = local.inputs(x[begin : min(begin + many, int(clients.offsets[client + 1]))])
-            parts.append(network(part)[1].to(torch.float64))
+            parts.append(network(part, False)[1].to(torch.float64))
     return torch.cat(parts)
 
 
@@ -301,7 +310,7 @@ def _all_at_once(
     local: LocalSGD, module: Any, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
 ) -> Tensor:
     def features(params: Tensors, rows: Tensor) -> Tensor:
-        return functional_call(module, params, (local.inputs(rows),), {"both": True})[1]
+        return functional_call(module, params, (local.inputs(rows),), {"both": True, "outputs": False})[1]
 
     params, sizes = {n: start[n] + moved[n] for n in start}, clients.sizes[positions]  # sizes fall
     first, begin_of = clients.offsets[:-1][positions], offsets_of(sizes)[:-1]
@@ -318,7 +327,7 @@ def _all_at_once(
 
 
 def _at_once(local: LocalSGD) -> int:
-    return _FEW if torch.device(local.device).type == "cpu" else _MANY
+    return _FEW if torch.device(local.device).type == "cpu" and local.chosen == "sequential" else _MANY
 
 
 def _one_hot(values: Tensor) -> Tensor:

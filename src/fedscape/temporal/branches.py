@@ -27,13 +27,19 @@ class Branches(nn.Module):  # type: ignore[misc]
     def __init__(self, each: list[Module]) -> None:
         super().__init__()
         self.each = nn.ModuleList(each)
-        self.watched = False
+        self.watched = self.last = False
         self.seen: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.watched:
             self.seen = x
+            if self.last:
+                raise _Reached
         return torch.cat([layer(x) for layer in self.each])
+
+
+class _Reached(Exception):
+    """No error: the features are known, and the rest of the network is not wanted."""
 
 
 class MultiBranch(nn.Module):  # type: ignore[misc]
@@ -79,12 +85,18 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
         _put(net, self.layer, Branches([first, *others]))
         self.net = net
 
-    def forward(self, x: Tensor, both: bool = False) -> Any:
-        """Outputs of all branches [batch, K, ...]; with `both`, the features [batch, d] too."""
-        branches = _layer(self.net, self.layer)
-        branches.watched = both
-        made = self.net(x)
-        made = made.reshape(self.n_branches, len(x), *made.shape[1:]).transpose(0, 1)
+    def forward(self, x: Tensor, both: bool = False, outputs: bool = True) -> Any:
+        """Outputs of all branches [batch, K, ...]; with `both`, the features [batch, d] too.
+
+        Without `outputs` these are None, and nothing is computed beyond the features.
+        """
+        branches, made = _layer(self.net, self.layer), None
+        branches.watched, branches.last = both, not outputs
+        try:
+            made = self.net(x)
+            made = made.reshape(self.n_branches, len(x), *made.shape[1:]).transpose(0, 1)
+        except _Reached:
+            pass
         if not both:
             return made
         seen, branches.seen, branches.watched = branches.seen, None, False
@@ -164,14 +176,12 @@ class BranchLoss:
             raise DataError(f"strength must be at least 0 and smoothing from 0 to 1: {self.strength}, {self.smoothing}")
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        logs = functional.log_softmax(output, dim=-1)  # [batch, K, classes]
-        classes = target[:, 0].to(torch.int64)[:, None, None].expand(-1, output.shape[1], 1)
-        own, weights = -logs.gather(2, classes)[:, :, 0], target[:, 1:]
-        loss = (weights * own).sum(dim=1)
-        if self.strength == 0:
-            return loss
-        smooth = (1 - self.smoothing) * own - self.smoothing * logs.mean(dim=2)
-        return loss + self.strength / (output.shape[1] - 1) * ((1 - weights) * smooth).sum(dim=1)
+        k, n_classes = output.shape[1:]
+        chosen, classes = target[:, 1:], target[:, :1, None].to(torch.int64).expand(-1, k, 1)
+        others = self.strength / (k - 1) * (1 - chosen)
+        even = (others * (self.smoothing / n_classes))[:, :, None].expand(-1, -1, n_classes)
+        label = even.scatter_add(2, classes, (chosen + (1 - self.smoothing) * others)[:, :, None])
+        return -(label * functional.log_softmax(output, dim=-1)).sum(dim=(1, 2))  # one sum: little to go back through
 
 
 def _layer(model: Module, path: str) -> Any:
