@@ -615,6 +615,21 @@ def test_every_method_trains_by_name(name):
     assert found.rows.tolist() == fed.sizes.tolist()
 
 
+@pytest.mark.parametrize("name", ["fedtem", "fedtkm"])
+def test_features_are_looked_at_where_a_group_norm_follows_a_convolution(name, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    rng = np.random.default_rng(0)
+    fed = Federation({"x": rng.normal(size=(12, 2, 4, 4)), "y": rng.integers(0, 3, 12)}, [0, 4, 8, 12])
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    model, ends = MultiBranch(nn.Sequential(*layers)).double(), []
+    for strategy in ("vmap", "compiled"):
+        local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy=strategy)
+        method = method_for(name, local, Linear(4))
+        *_, last = rounds(method, fed, n_rounds=2, allow=method.reveals, measure=0)
+        ends.append(last.state)
+    assert all(np.allclose(ends[0][n], ends[1][n], atol=1e-9) for n in ends[0])
+
+
 def test_method_for_refuses_what_it_does_not_know():
     with pytest.raises(DataError, match="method must be one of fedtem"):
         method_for("fedxyz", training())
