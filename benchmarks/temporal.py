@@ -4,9 +4,10 @@ FEMNIST writers, digits against letters: each writer's digits are a client of th
 most 40 rows of each to train on. Test accuracy over the held-out rows of all clients, mean over five evaluations in the
 last half period as the prior goes from night to day; branches chosen by mini-batches of 64 rows of one client, without
 labels.
-Tables: "femnist" (all methods, a dense network, eight periods of 64 rounds), "long" (the main ones, eight periods of 256
-as in the paper), "ablation" (Figures 3 to 10), "cnn" (the paper's network, also with its 2,049 rounds), "cifar10" (two groups of classes, 2-conv
-GroupNorm CNN, four periods of 256), "shakespeare" (comedies against tragedies, LSTM, four periods of 64).
+Tables: "femnist" (all methods, a dense network, eight periods of 64 rounds), "long" (the main ones, eight periods of
+256 as in the paper), "ablation" (Figures 3 to 10), "cnn" (the paper's network, also with its 2,049 rounds), "cifar10"
+(two groups of classes, 2-conv GroupNorm CNN, four periods of 256), "shakespeare" (comedies against tragedies, LSTM,
+four periods of 64).
 
 Cells are run by several processes in the order of their importance until the time is up; every one that ends is written
 at once, and is not run again with the same `--out`. `--prepare FOLDER` writes the data as small files, `--data FOLDER`
