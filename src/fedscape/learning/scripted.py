@@ -1,0 +1,103 @@
+"""Training a group of clients whose model is a stack of linear layers; see `stacks`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+import numpy as np
+import torch
+
+from fedscape.learning.local import Data, LocalSGD
+from fedscape.learning.losses import Tensor
+from fedscape.learning.optimisers import Rate, Rates
+from fedscape.learning.plan import Plan
+from fedscape.learning.stacks import Stack, Steps, in_names, laid_out, run_steps, targets_of
+from fedscape.random import Array
+
+Tensors = dict[str, Tensor]
+
+
+def train_stack(
+    local: LocalSGD,
+    start: Tensors,
+    anchor: Tensors,
+    data: Data,
+    plan: Plan,
+    rates: Rates,
+    *,
+    weights: Array | None,
+    still: Collection[str],
+) -> Tensors | None:
+    """As `train`; None where rows or targets are not such as the stack takes, and the model has to say why."""
+    stack = local.stack
+    taken = None if stack is None else _taken(local, stack, data)
+    if stack is None or taken is None:
+        return None
+    x, y = taken
+    pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
+    begin, to = _laid_out(local, stack, start), _laid_out(local, stack, anchor) if pulled else None
+    rows = len(plan.rows)
+    at = [p.expand(rows, *p.shape[1:]).clone() if len(p) else p for p in begin]
+    run_steps(stack, x, at, _steps(local, y, data.weights, plan, rates, pulled), to, local.momentum, still)
+    torch._foreach_sub_(at, begin)
+    if weights is not None:
+        at = [weighted_sum(p, weights)[None] if len(p) else p for p in at]
+    made = in_names(stack, at)
+    return {n: (made[n] if weights is None else made[n][0]).contiguous() for n in local.names}
+
+
+def weighted_sum(rows: Tensor, weights: Array) -> Tensor:
+    """The rows times their weights, summed in float64."""
+    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
+    if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
+        for row, factor in zip(rows, weights.tolist(), strict=True):
+            total.add_(row, alpha=factor)
+        return total
+    factors, flat = torch.as_tensor(weights, device=rows.device, dtype=torch.float64), rows.reshape(len(rows), -1)
+    if rows.device.type != "cpu":
+        return (factors @ flat.to(torch.float64)).reshape(total.shape)
+    for begin in range(0, len(rows), 8):  # what is copied in the wider type stays in the cache
+        few = slice(begin, begin + 8)
+        total.view(-1).addmv_(flat[few].to(torch.float64).t(), factors[few])
+    return total
+
+
+def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:
+    """Rows and targets as the steps take them."""
+    x, y, outputs = data.x, data.y, stack.layers[-1].outputs
+    if stack.standard is not None and stack.standard.mean.shape != x.shape[1:]:
+        return None
+    if len(x) == 0 or (x.ndim != 2 and not stack.flattens) or math.prod(x.shape[1:]) != stack.layers[0].inputs:
+        return None
+    x = x.reshape(len(x), -1)
+    if stack.loss == "classes":
+        known = y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 and int(y.max()) < outputs
+    else:
+        known = y.numel() == len(y) * outputs
+    return (x, targets_of(stack, y, local.dtype)) if known else None
+
+
+def _steps(local: LocalSGD, y: Tensor, weights: Tensor | None, plan: Plan, rates: Rates, pulled: bool) -> Steps:
+    index, counts = (torch.from_numpy(np.ascontiguousarray(a.swapaxes(0, 1))) for a in plan)
+    number = counts[..., None]
+    lr, proximal = (_by_client(rate, local) for rate in rates)
+    shares = (torch.arange(index.shape[2]) < number).to(local.dtype) / number.clamp(min=1) * lr
+    if weights is not None:
+        shares = shares * weights[index]
+    decay = lr * local.weight_decay if local.weight_decay else lr[:0]
+    pull = lr * proximal if pulled else lr[:0]
+    ends, widths = (plan.counts > 0).sum(axis=0).tolist(), plan.counts.max(axis=0).tolist()
+    active = [(end, width) for end, width in zip(ends, widths, strict=True) if end]
+    return Steps(index, y[index], shares[..., None], active, decay[..., None], pull[..., None])
+
+
+def _by_client(rate: Rate, local: LocalSGD) -> Tensor:
+    """[1 or clients, 1]."""
+    made = rate if isinstance(rate, torch.Tensor) else torch.tensor([rate], dtype=torch.float64)
+    return made.to(local.dtype).reshape(-1, 1)
+
+
+def _laid_out(local: LocalSGD, stack: Stack, params: Tensors) -> list[Tensor]:
+    frozen = {n: p.detach()[None] for n, p in local.model.named_parameters() if not p.requires_grad}
+    return laid_out(stack, {**frozen, **{n: params[n] for n in local.names}})
