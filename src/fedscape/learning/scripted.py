@@ -49,11 +49,12 @@ def train_stack(
 
 def weighted_sum(rows: Tensor, weights: Array) -> Tensor:
     """The rows times their weights, summed in float64."""
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
-        for row, factor in zip(rows, weights.tolist(), strict=True):
-            total.add_(row, alpha=factor)
+    if 0 < len(rows) <= 8:  # large models come a few at a time: no copy of all in the wider type
+        total = rows[0].to(torch.float64).mul_(float(weights[0]))
+        for row, factor in zip(rows[1:], weights[1:].tolist(), strict=True):
+            total.add_(row.to(torch.float64), alpha=factor)  # without the copy it is slower
         return total
+    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
     factors, flat = torch.as_tensor(weights, device=rows.device, dtype=torch.float64), rows.reshape(len(rows), -1)
     if rows.device.type != "cpu":
         return (factors @ flat.to(torch.float64)).reshape(total.shape)
