@@ -210,7 +210,7 @@ def main() -> None:
             lines += [row(task, way, run, local, fed, n_rounds, threads) for threads in peers]
         if not args.quick and ("CNN" in task or "MLP" in task):
             lines.append(row(task, "Flower simulation", by_flower, local, fed, n_rounds, 2))
-        for strategy in ("sequential",) if "CNN" in task else ("sequential", "vmap"):
+        for strategy in ("sequential",) if "CNN" in task else ("sequential", "vmap", "scripted"):
             chosen = " (auto)" if local.chosen == strategy else ""
             way = f"fedscape {strategy}{chosen}"
             lines.append(row(task, way, by_fedscape, replace(local, strategy=strategy), fed, n_rounds, 2))

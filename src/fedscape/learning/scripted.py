@@ -37,13 +37,10 @@ def train_stack(
     x, y = taken
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
     begin, to = _laid_out(local, stack, start), _laid_out(local, stack, anchor) if pulled else None
-    rows = len(plan.rows)
-    at = [p.expand(rows, *p.shape[1:]).clone() if len(p) else p for p in begin]
-    run_steps(stack, x, at, _steps(local, y, data.weights, plan, rates, pulled), to, local.momentum, still)
-    torch._foreach_sub_(at, begin)
-    if weights is not None:
-        at = [weighted_sum(p, weights)[None] if len(p) else p for p in at]
-    made = in_names(stack, at)
+    steps = _steps(local, y, data.weights, plan, rates, pulled)
+    factors = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+    moved = run_steps(stack, x, begin, steps, anchor=to, momentum=local.momentum, still=still, factors=factors)
+    made = in_names(stack, moved)
     return {n: (made[n] if weights is None else made[n][0]).contiguous() for n in local.names}
 
 
@@ -55,13 +52,8 @@ def weighted_sum(rows: Tensor, weights: Array) -> Tensor:
             total.add_(row.to(torch.float64), alpha=factor)  # without the copy it is slower
         return total
     total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
-    factors, flat = torch.as_tensor(weights, device=rows.device, dtype=torch.float64), rows.reshape(len(rows), -1)
-    if rows.device.type != "cpu":
-        return (factors @ flat.to(torch.float64)).reshape(total.shape)
-    for begin in range(0, len(rows), 8):  # what is copied in the wider type stays in the cache
-        few = slice(begin, begin + 8)
-        total.view(-1).addmv_(flat[few].to(torch.float64).t(), factors[few])
-    return total
+    factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
+    return (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(total.shape)
 
 
 def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:
@@ -88,9 +80,7 @@ def _steps(local: LocalSGD, y: Tensor, weights: Tensor | None, plan: Plan, rates
         shares = shares * weights[index]
     decay = lr * local.weight_decay if local.weight_decay else lr[:0]
     pull = lr * proximal if pulled else lr[:0]
-    ends, widths = (plan.counts > 0).sum(axis=0).tolist(), plan.counts.max(axis=0).tolist()
-    active = [(end, width) for end, width in zip(ends, widths, strict=True) if end]
-    return Steps(index, y[index], shares[..., None], active, decay[..., None], pull[..., None])
+    return Steps(index, y[index], shares[..., None], counts, decay[..., None], pull[..., None])
 
 
 def _by_client(rate: Rate, local: LocalSGD) -> Tensor:

@@ -13,7 +13,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from fedscape.learning.layers import KeyedDropout, Module, Standardise, is_plain
 from fedscape.learning.losses import Tensor, cross_entropy, logistic, squared_error
 
 WIDE = 64  # outputs from which products are faster with a weight matrix [in, out] (benchmarks/training_speed.py)
+IN_CACHE = 2**18  # weights up to which clients step side by side: those of more leave the processor's cache
 
 _ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _LOSSES = {cross_entropy: "classes", logistic: "odds", squared_error: "squares"}
@@ -88,12 +89,16 @@ def stack_of(model: Module, loss: Any) -> Stack | None:
     names = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     if not layers or sorted(names) != sorted(n for n, _ in model.named_parameters()):  # a layer in two places is one
         return None
-    return None if kind == "odds" and layers[-1].outputs != 1 else Stack(tuple(layers), kind, flattens, standard)
+    whole = standard is None or (
+        math.prod(standard.mean.shape) == layers[0].inputs and (flattens or standard.mean.ndim == 1)
+    )
+    fits = whole and (kind != "odds" or layers[-1].outputs == 1)
+    return Stack(tuple(layers), kind, flattens, standard) if fits else None
 
 
 def _kind_of(loss: Any) -> str | None:
     if isinstance(loss, nn.CrossEntropyLoss) and is_plain(loss, nn.CrossEntropyLoss):
-        plain = loss.reduction == "none" and loss.weight is None and loss.label_smoothing == 0
+        plain = (loss.reduction, loss.weight, loss.label_smoothing, loss.ignore_index) == ("none", None, 0.0, -100)
         return "classes" if plain else None
     try:
         return _LOSSES.get(loss)
@@ -181,14 +186,15 @@ def all_steps(
     shares: torch.Tensor,
     active: list[tuple[int, int]],
     standard: list[torch.Tensor],
-    at: dict[str, list[torch.Tensor]],
+    weights: list[torch.Tensor],
+    anchors: list[torch.Tensor],
     moves: list[bool],
     turned: list[bool],
     kinds: list[str],
     numbers: list[torch.Tensor],
     momentum: float,
 ) -> None:
-    """All local steps of some clients, in place.
+    """All local steps of a few clients, in place.
 
     Parameters
     ----------
@@ -200,8 +206,8 @@ def all_steps(
         Of each step: how many clients take it, and the largest batch among them.
     standard
         What is taken off the inputs and what they are divided by, or nothing.
-    at
-        "weights", "memory" and "anchor": for each layer its weight [clients, ...] and its bias [clients, 1, out].
+    weights, anchors
+        For each layer its weight [clients, ...] and its bias [clients, 1, out], and what a proximal weight pulls to.
     moves
         Which of these are trained.
     turned, kinds
@@ -209,8 +215,8 @@ def all_steps(
     numbers
         Learning rate times weight decay, and times the proximal weight: [clients, 1, 1], or empty for none.
     """
-    weights, depth, lowest = at["weights"], len(turned), 0
-    sign = 1.0 if momentum > 0 else -1.0
+    depth, lowest, sign = len(turned), 0, 1.0 if momentum > 0 else -1.0
+    memories = [torch.zeros_like(w) if momentum > 0 else w for w in weights]
     while lowest < depth - 1 and not (moves[2 * lowest] or moves[2 * lowest + 1]):
         lowest += 1
     for t in range(len(active)):
@@ -241,8 +247,8 @@ def all_steps(
                 down = torch.bmm(grad, w.transpose(1, 2) if turned[layer] else w)
             for j in range(2 * layer, 2 * layer + 2):
                 if moves[j]:
-                    value, memory = first(weights[j], end), first(at["memory"][j], end)
-                    anchor, decay, pull = first(at["anchor"][j], end), first(numbers[0], end), first(numbers[1], end)
+                    value, memory = first(weights[j], end), first(memories[j], end)
+                    anchor, decay, pull = first(anchors[j], end), first(numbers[0], end), first(numbers[1], end)
                     to = loosen(value, memory, anchor, decay, pull, momentum)
                     if j % 2 == 1:
                         to.add_(grad.sum(1, keepdim=True), alpha=sign)
@@ -255,50 +261,126 @@ def all_steps(
             grad = down
 
 
+def between(values: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Those of some clients; what is one for all, or nothing, stays."""
+    return values if values.size(0) <= 1 else values[begin:end]
+
+
+def all_clients(
+    x: torch.Tensor,
+    index: torch.Tensor,
+    targets: torch.Tensor,
+    shares: torch.Tensor,
+    active: list[list[tuple[int, int]]],
+    standard: list[torch.Tensor],
+    start: list[torch.Tensor],
+    anchors: list[torch.Tensor],
+    moves: list[bool],
+    turned: list[bool],
+    kinds: list[str],
+    numbers: list[torch.Tensor],
+    momentum: float,
+    factors: torch.Tensor,
+    out: list[torch.Tensor],
+) -> None:
+    """How far all clients move, a few at a time: into `out` [clients, ...], or with `factors` added to it in float64.
+
+    As for `all_steps`; `active` is that of each few, `start` is where all clients, or each, begin.
+    """
+    few = -(-index.size(1) // max(len(active), 1))
+    for i in range(len(active)):
+        begin, end = few * i, min(few * i + few, index.size(1))
+        first_of = [between(p, begin, end) for p in start]
+        at: list[torch.Tensor] = []
+        for j in range(len(start)):
+            p = first_of[j]
+            room = out[j][begin:end] if len(factors) == 0 else p.new_empty([end - begin, p.size(1), p.size(2)])
+            at.append(room.copy_(p) if p.numel() > 0 else p)
+        all_steps(
+            x,
+            index[:, begin:end],
+            targets[:, begin:end],
+            shares[:, begin:end],
+            active[i],
+            standard,
+            at,
+            [between(p, begin, end) for p in anchors],
+            moves,
+            turned,
+            kinds,
+            [between(p, begin, end) for p in numbers],
+            momentum,
+        )
+        for j in range(len(start)):
+            moved = at[j].sub_(first_of[j])
+            if len(factors) > 0 and moved.numel() > 0:
+                out[j].view(-1).addmv_(moved.flatten(1).to(torch.float64).t(), factors[begin:end])
+
+
 @functools.cache
 def _scripted() -> Callable[..., None]:
-    """`all_steps` run by torch's own interpreter, or as it is where torch has none."""
+    """`all_clients` run by torch's own interpreter, or as it is where torch has none."""
     with _SCRIPTING, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return cast(Callable[..., None], torch.jit.script(all_steps))
+            made = torch.jit.script(all_clients)
         except (AttributeError, OSError, RuntimeError):  # no such interpreter, or no source for it to read
-            return all_steps
+            return all_clients
+
+    def run(*given: Any) -> None:
+        with torch.jit.optimized_execution(False):  # a loop of products has nothing that a second look would find
+            made(*given)
+
+    return run
 
 
 class Steps(NamedTuple):
-    """Which rows some clients take in which step, and how far they go; see `all_steps`."""
+    """Which rows clients take in which step, and how far they go; see `all_steps`."""
 
     index: Tensor
     targets: Tensor
     shares: Tensor
-    active: list[tuple[int, int]]
+    counts: Tensor  # [steps, clients]
     decay: Tensor
     pull: Tensor
+
+    def active(self, few: int) -> list[list[tuple[int, int]]]:
+        """Of so many clients after the other: how many take each step, and their largest batch."""
+        made = []
+        for part in self.counts.split(few, dim=1):
+            ends, widths = (part > 0).sum(dim=1).tolist(), part.amax(dim=1).tolist()
+            made.append([(end, width) for end, width in zip(ends, widths, strict=True) if end])
+        return made
 
 
 def run_steps(
     stack: Stack,
     x: Tensor,
-    at: list[Tensor],
+    start: list[Tensor],
     steps: Steps,
+    *,
     anchor: list[Tensor] | None = None,
     momentum: float = 0.0,
     still: Collection[str] = (),
-) -> None:
-    """Move parameters, laid out as by `laid_out`, in place; those `still` stay."""
-    none = [at[0].new_zeros(0)] * len(at)
-    places = {
-        "weights": at,
-        "memory": [torch.zeros_like(p) for p in at] if momentum else none,
-        "anchor": none if anchor is None else anchor,
-    }
+    factors: Tensor | None = None,
+) -> list[Tensor]:
+    """How far each client moves, laid out as `start` is by `laid_out`; with factors the sum, so weighted, in float64.
+
+    Parameters that are `still` stay.
+    """
+    clients, layers = steps.index.shape[1], stack.layers
+    most = max(1, IN_CACHE // sum(p[:1].numel() for p in start))
+    active = steps.active(-(-clients // -(-clients // most)))  # parts of like size
+    rows, kind = (clients, x.new_zeros(0, dtype=torch.float64)) if factors is None else (1, factors)
+    dtype = start[0].dtype if factors is None else torch.float64
+    out = [torch.zeros((rows if len(p) else 0, *p.shape[1:]), dtype=dtype) for p in start]
     standard = [] if stack.standard is None else [v.reshape(-1) for v in (stack.standard.mean, stack.standard.scale)]
-    moves = [bool(name) and name not in still for layer in stack.layers for name in (layer.weight, layer.bias)]
-    kinds, turned = [*(layer.activation for layer in stack.layers), stack.loss], [la.turned for la in stack.layers]
-    numbers = [steps.decay, steps.pull]
+    moves = [bool(name) and name not in still for layer in layers for name in (layer.weight, layer.bias)]
+    turned, kinds = [layer.turned for layer in layers], [*(layer.activation for layer in layers), stack.loss]
+    to, numbers = [p[:0] for p in start] if anchor is None else anchor, [steps.decay, steps.pull]
     with torch.no_grad():
-        _scripted()(x, *steps[:4], standard, places, moves, turned, kinds, numbers, momentum)
+        _scripted()(x, *steps[:3], active, standard, start, to, moves, turned, kinds, numbers, momentum, kind, out)
+    return out
 
 
 def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
@@ -310,7 +392,7 @@ def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
     for layer in stack.layers:
         weight = params[layer.weight]
         made.append((weight.transpose(1, 2) if layer.turned else weight).contiguous())
-        made.append(params[layer.bias][:, None].contiguous() if layer.bias else weight.new_zeros(0))
+        made.append(params[layer.bias][:, None].contiguous() if layer.bias else weight.new_zeros((0, 1, 1)))
     return made
 
 
@@ -349,12 +431,11 @@ def checked_stack(model: Module, loss: Any) -> Stack | None:
         for name, grad in zip(own, grads, strict=True):
             want[name].append(grad)
     start = laid_out(stack, {n: p.detach() for n, p in params.items()})
-    after, nothing = [p.clone() for p in start], x.new_zeros(0)
+    nothing, counts = x.new_zeros((0, 1, 1)), torch.full((1, 2), 3)
     targets, shares = targets_of(stack, y, dtype).reshape(1, 2, 3, -1), torch.full((1, 2, 3, 1), 1 / 3, dtype=dtype)
-    steps = Steps(torch.arange(6).reshape(1, 2, 3), targets, shares, [(2, 3)], nothing, nothing)
-    run_steps(stack, x.reshape(6, -1), after, steps)
-    found = in_names(stack, [p - q for p, q in zip(start, after, strict=True)])
-    return stack if agree({n: torch.stack(g) for n, g in want.items()}, found) else None
+    steps = Steps(torch.arange(6).reshape(1, 2, 3), targets, shares, counts, nothing, nothing)
+    found = in_names(stack, run_steps(stack, x.reshape(6, -1), start, steps))
+    return stack if agree({n: -torch.stack(g) for n, g in want.items()}, found) else None
 
 
 def targets_of(stack: Stack, y: Tensor, dtype: Any) -> Tensor:
