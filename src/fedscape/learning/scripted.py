@@ -36,10 +36,13 @@ def train_stack(
         return None
     x, y = taken
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
-    begin, to = _laid_out(local, stack, start), _laid_out(local, stack, anchor) if pulled else None
+    fixed = {n: p.detach()[None] for n, p in local.model.named_parameters() if not p.requires_grad}
+    begin, to = laid_out(stack, {**fixed, **start}), laid_out(stack, {**fixed, **anchor}) if pulled else None
     steps = _steps(local, y, data.weights, plan, rates, pulled)
     factors = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
-    moved = run_steps(stack, x, begin, steps, anchor=to, momentum=local.momentum, still=still, factors=factors)
+    moved = run_steps(
+        stack, x, begin, steps, anchor=to, momentum=local.momentum, still={*still, *fixed}, factors=factors
+    )
     made = in_names(stack, moved)
     return {n: (made[n] if weights is None else made[n][0]).contiguous() for n in local.names}
 
@@ -87,8 +90,3 @@ def _by_client(rate: Rate, local: LocalSGD) -> Tensor:
     """[1 or clients, 1]."""
     made = rate if isinstance(rate, torch.Tensor) else torch.tensor([rate], dtype=torch.float64)
     return made.to(local.dtype).reshape(-1, 1)
-
-
-def _laid_out(local: LocalSGD, stack: Stack, params: Tensors) -> list[Tensor]:
-    frozen = {n: p.detach()[None] for n, p in local.model.named_parameters() if not p.requires_grad}
-    return laid_out(stack, {**frozen, **{n: params[n] for n in local.names}})
