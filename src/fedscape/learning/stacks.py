@@ -24,7 +24,7 @@ from fedscape.learning.layers import KeyedDropout, Module, Standardise, is_plain
 from fedscape.learning.losses import Tensor, cross_entropy, logistic, squared_error
 
 WIDE = 64  # outputs from which products are faster with a weight matrix [in, out] (benchmarks/training_speed.py)
-IN_CACHE = 2**18  # weights up to which clients step side by side: those of more leave the processor's cache
+IN_CACHE = 2**17  # weights up to which clients step side by side: those of more leave the processor's cache
 
 _ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _LOSSES = {cross_entropy: "classes", logistic: "odds", squared_error: "squares"}
@@ -312,9 +312,11 @@ def all_clients(
             momentum,
         )
         for j in range(len(start)):
-            moved = at[j].sub_(first_of[j])
+            moved = at[j].sub_(first_of[j]).flatten(1)
             if len(factors) > 0 and moved.numel() > 0:
-                out[j].view(-1).addmv_(moved.flatten(1).to(torch.float64).t(), factors[begin:end])
+                weights = factors[begin:end].split(8)  # as many as stay in the cache in the wider type
+                for k, rows in enumerate(moved.split(8)):
+                    out[j].view(-1).addmv_(rows.to(torch.float64).t(), weights[k])
 
 
 @functools.cache
