@@ -54,9 +54,8 @@ def weighted_sum(rows: Tensor, weights: Array) -> Tensor:
         for row, factor in zip(rows[1:], weights[1:].tolist(), strict=True):
             total.add_(row.to(torch.float64), alpha=factor)  # without the copy it is slower
         return total
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device)
     factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
-    return (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(total.shape)
+    return (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(rows.shape[1:])
 
 
 def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:

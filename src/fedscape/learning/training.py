@@ -1,4 +1,4 @@
-"""Ways to train a group of clients: one after the other, all at once, by a program; the numbers agree to rounding."""
+"""Ways to train a group of clients: one after the other, all at once, by a program; they agree to rounding."""
 
 from __future__ import annotations
 
