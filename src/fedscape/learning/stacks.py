@@ -24,7 +24,7 @@ from fedscape.learning.layers import KeyedDropout, Module, Standardise, is_plain
 from fedscape.learning.losses import Tensor, cross_entropy, logistic, squared_error
 
 WIDE = 64  # outputs from which products are faster with a weight matrix [in, out] (benchmarks/training_speed.py)
-IN_CACHE = 2**17  # weights up to which clients step side by side: those of more leave the processor's cache
+IN_CACHE = 2**18  # weights up to which clients step side by side: those of more leave the processor's cache
 
 _ACTIVATIONS: dict[type, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
 _LOSSES = {cross_entropy: "classes", logistic: "odds", squared_error: "squares"}
@@ -225,9 +225,8 @@ def all_steps(
         if end < index.size(1) or width < index.size(2):
             rows, target, share = rows[:end, :width], target[:end, :width], share[:end, :width]
         a = x.index_select(0, rows.reshape(-1))
-        if a.dtype == torch.uint8:
-            a = a.to(shares.dtype).div_(255)
-        a = a.to(shares.dtype)
+        if a.dtype != shares.dtype:
+            a = a.to(shares.dtype).div_(255) if a.dtype == torch.uint8 else a.to(shares.dtype)
         if len(standard) > 0:
             a = ((a - standard[0]) / standard[1]).to(shares.dtype)
         a = a.reshape(end, width, -1)
@@ -314,9 +313,10 @@ def all_clients(
         for j in range(len(start)):
             moved = at[j].sub_(first_of[j]).flatten(1)
             if len(factors) > 0 and moved.numel() > 0:
-                weights = factors[begin:end].split(8)  # as many as stay in the cache in the wider type
-                for k, rows in enumerate(moved.split(8)):
-                    out[j].view(-1).addmv_(rows.to(torch.float64).t(), weights[k])
+                together = max(8, 2**16 // moved.size(1))  # as many as stay in the cache in the wider type
+                weights, total = factors[begin:end].split(together), out[j].view(-1)
+                for k, rows in enumerate(moved.split(together)):
+                    total.addmv_(rows.to(torch.float64).t(), weights[k])
 
 
 @functools.cache
@@ -380,7 +380,7 @@ def run_steps(
     moves = [bool(name) and name not in still for layer in layers for name in (layer.weight, layer.bias)]
     turned, kinds = [layer.turned for layer in layers], [*(layer.activation for layer in layers), stack.loss]
     to, numbers = [p[:0] for p in start] if anchor is None else anchor, [steps.decay, steps.pull]
-    with torch.no_grad():
+    with torch.inference_mode():
         _scripted()(x, *steps[:3], active, standard, start, to, moves, turned, kinds, numbers, momentum, kind, out)
     return out
 
