@@ -244,12 +244,21 @@ class Answer:
     revealed: dict[str, list[Array]] = field(default_factory=dict)
     kept: list[tuple[Array | slice, Mapping[str, Ragged]]] = field(default_factory=list)
     bytes_up: int = 0
+    made: set[str] = field(default_factory=set)  # names of sums that are this answer's own memory
 
     def add(self, other: Answer) -> None:
         """Take in the answer of the clients that come next."""
-        for sums, new in ((self.sent, other.sent), (self.metrics, other.metrics)):
+        for what in ("sent", "metrics"):
+            sums, new = getattr(self, what), getattr(other, what)
             for name, values in new.items():
-                sums[name] = sums[name] + values if name in sums else values
+                own = f"{what} {name}"
+                if name not in sums:
+                    sums[name] = values
+                elif own in self.made and sums[name].dtype == values.dtype:
+                    sums[name] += values
+                else:
+                    sums[name] = sums[name] + values
+                    self.made.add(own)
         for name, rows in other.revealed.items():
             self.revealed.setdefault(name, []).extend(rows)
         self.kept += other.kept

@@ -110,7 +110,7 @@ REFERENCE = {
 
 @pytest.mark.parametrize("name", REFERENCE)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
-def test_every_reference_model_trains_as_by_hand_on_both_paths(name, dtype, tolerance):
+def test_every_reference_model_trains_as_by_hand_on_every_path(name, dtype, tolerance):
     model, shape, n_classes, codes = REFERENCE[name]
     deep = name in ("resnet18", "mobilenet_v2")
     fed = federation([2, 0, 3] if deep else [3, 0, 5, 1], shape, n_classes, codes=codes)
@@ -122,7 +122,7 @@ def test_every_reference_model_trains_as_by_hand_on_both_paths(name, dtype, tole
         if name == "mobilenet_v2" and dtype == torch.float32:  # ill-conditioned: the plain loop's own rounding is more
             exact = by_hand(replace(local, model=copy.deepcopy(model).double()), fed, 3, 5)
             tolerance = max(tolerance, 3 * max(np.abs(expected[n] - exact[n]).max() for n in exact))
-    for strategy in ("sequential", "vmap"):
+    for strategy in ("sequential", "vmap", *(["scripted"] if local.chosen == "scripted" else [])):
         assert_agree(expected, trained(replace(local, strategy=strategy), fed), tolerance)
 
 
@@ -138,7 +138,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+@pytest.mark.parametrize("strategy", ["sequential", "vmap", "scripted"])
 def test_every_setting_is_that_of_a_plain_loop(settings, strategy):
     fed = federation([7, 2, 0, 11, 1, 4, 10], (4,), 3)
     model = models.mlp(4, 5, 3, seed=1).double()

@@ -31,7 +31,7 @@ Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
 Standardise = Annotated[bool, typer.Option("--standardise", help="Give every feature mean 0 and deviation 1.")]
 Test = Annotated[float, typer.Option(help="The share of each client's rows that is held out.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap or compiled.")]
+Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or scripted.")]
 
 
 def train(

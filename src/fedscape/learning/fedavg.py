@@ -16,8 +16,9 @@ from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.scripted import weighted_sum
 from fedscape.learning.server import Adam, Mean, Rule
-from fedscape.learning.training import Tensors, deltas, weighted_sum
+from fedscape.learning.training import Tensors, deltas
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
@@ -88,10 +89,11 @@ class FedAvg(Computation):
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
         weights = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         start = tensors_of(self.local, model_arrays(state))
-        sums = {n: torch.zeros(p.shape[1:], dtype=torch.float64, device=p.device) for n, p in start.items()}
+        sums: Tensors = {}
         for _, moved in deltas(self.local, start, clients, key, weights=weights):
-            for name, summed in moved.items():
-                sums[name] += summed
+            sums = {n: sums[n].add_(p) for n, p in moved.items()} if sums else moved
+        if not sums:
+            sums = {n: torch.zeros(p.shape[1:], dtype=torch.float64, device=p.device) for n, p in start.items()}
         return sent_sums(sums, self.local, clients, self.weighting)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:

@@ -238,6 +238,22 @@ def shifted_views(x: Tensor, kernel: Sequence[int], stride: Sequence[int], paddi
     return [x[:, i : i + down * (h - 1) + 1 : down, j : j + right * (w - 1) + 1 : right] for i, j in corners]
 
 
+class Standardise(nn.Module):  # type: ignore[misc]
+    """Takes a mean off its inputs and divides by a deviation, number by number.
+
+    >>> Standardise(np.ones(2), np.full(2, 4.0))(torch.tensor([[3.0, 1.0]])).tolist()
+    [[0.5, 0.0]]
+    """
+
+    def __init__(self, mean: Array, scale: Array) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.scale).to(x.dtype)
+
+
 def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:
     """The paths and layers of the keyed dropout in a `trainable_copy` that drop anything."""
     found = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, KeyedDropout))

@@ -20,10 +20,11 @@ from fedscape.federation import Federation
 from fedscape.learning.layers import Module, check_module, trainable_copy
 from fedscape.learning.losses import Loss, Tensor
 from fedscape.learning.plan import Timing
+from fedscape.learning.stacks import Stack, checked_stack
 from fedscape.ragged import Gathered
 from fedscape.random import Array
 
-STRATEGIES = ("auto", "sequential", "vmap", "compiled")
+STRATEGIES = ("auto", "sequential", "vmap", "compiled", "scripted")
 PRECISIONS = ("exact", "tf32", "bf16")
 RESIDENT = 2**33  # bytes of a column up to which all of it is kept on a GPU
 SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
@@ -82,7 +83,9 @@ class LocalSGD:
     strategy
         "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
         folded into one batch where the model allows it, gradient and update compiled, and on a GPU recorded and
-        replayed; the first round takes ten to twenty seconds longer. "auto": by a rule on model and device, never by a
+        replayed; the first round takes ten to twenty seconds longer. "scripted": a stack of linear layers on a CPU
+        with its gradient written out, a few clients at once, outside of the interpreter; any other model, loss or
+        optimiser is then trained as by "auto". "auto": by a rule on model and device, never by a
         clock, so that a run can be repeated; `measure_strategies` tells which is faster here. They agree to rounding:
         1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned model.
     precision
@@ -93,7 +96,7 @@ class LocalSGD:
 
     >>> step = LocalSGD(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), lr=0.1, epochs=1, batch_size=10)
     >>> step.n_parameters, step.chosen
-    (10, 'vmap')
+    (10, 'scripted')
     """
 
     model: Module = field(kw_only=False)
@@ -171,15 +174,29 @@ class LocalSGD:
         """Whether the device is a CUDA one."""
         return bool(torch.device(self.device).type == "cuda")
 
+    @functools.cached_property
+    def stack(self) -> Stack | None:
+        """What the model is made of where its gradient is written out; None where it is not, or not for this training.
+
+        Such a stack on a CPU, with SGD and no early stopping, is trained "scripted".
+        """
+        fits = torch.device(self.device).type == "cpu" and self.optimiser == "sgd" and self.early_stopping is None
+        return checked_stack(self.model, self.loss) if fits and self.strategy in ("auto", "scripted") else None
+
     @property
     def chosen(self) -> str:
-        """The strategy in use.
+        """The strategy in use: "scripted" where the model is a `stack`, else that of any model."""
+        return self.fallback if self.stack is None else "scripted"
+
+    @property
+    def fallback(self) -> str:
+        """The strategy of any model.
 
         On a CPU many small clients at once win while per-call overhead rules: up to 2**17 parameters, no convolution
         and no recurrence. Beyond that arithmetic or memory bounds the work and one client at a time is faster. On a
         CUDA device compiled training wins throughout.
         """
-        if self.strategy != "auto":
+        if self.strategy not in ("auto", "scripted"):
             return self.strategy
         if self.on_gpu:
             return "compiled"
@@ -191,9 +208,15 @@ class LocalSGD:
 
     @property
     def chunk(self) -> int:
-        """How many clients are trained side by side: as many as fit a fixed number of weights."""
-        cpu = torch.device(self.device).type == "cpu"
-        return int(min(max((2**20 if cpu else 2**27) // self.n_parameters, 1), 256 if cpu else 4096))
+        """How many clients are trained side by side: as many as fit a fixed number of weights.
+
+        Of a large stack one: the steps of one client keep a thread busy, and threads then share clients evenly.
+        """
+        if torch.device(self.device).type != "cpu":
+            return int(min(max(2**27 // self.n_parameters, 1), 4096))
+        if self.n_parameters > SMALL_MODEL and self.stack is not None:
+            return 1
+        return int(min(max(2**20 // self.n_parameters, 1), 256))
 
     @property
     def timing(self) -> Timing:
@@ -274,12 +297,12 @@ class LocalSGD:
 
         One that trains by a program, which takes long to make, is not lent to evaluate.
         """
-        spare = self._spare[to if self.chosen == "compiled" else "any"]
+        spare = self._spare[to if self.fallback == "compiled" else "any"]
         try:
             module = spare.pop()
         except IndexError:
-            module = trainable_copy(self.model, self.chosen).to(self.device)
-            if torch.device(self.device).type == "cpu" and self.chosen == "sequential":
+            module = trainable_copy(self.model, self.fallback).to(self.device)
+            if torch.device(self.device).type == "cpu" and self.fallback == "sequential":
                 module = module.to(memory_format=torch.channels_last)
         yield module
         spare.append(module)

@@ -17,12 +17,11 @@ from fedscape.learning import models
 from fedscape.learning.evaluation import Evaluation, evaluate
 from fedscape.learning.fair import QFedAvg
 from fedscape.learning.fedavg import FedAvg
-from fedscape.learning.layers import Module
+from fedscape.learning.layers import Module, Standardise
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Mean
 from fedscape.ledger import Ledger
 from fedscape.privacy import Privacy
-from fedscape.random import Array
 from fedscape.sampling import Sampler
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
@@ -71,17 +70,7 @@ def standardising(model: Module, federation: Federation, column: str = "x") -> M
     unit = 255.0 if values.dtype == np.uint8 else 1.0  # bytes reach a model as numbers from 0 to 1
     mean, spread = (np.asarray(f(values, axis=0, dtype=np.float64)) / unit for f in (np.mean, np.std))
     scale = np.where(spread > 1e-9 * (np.abs(mean) + 1), spread, np.inf)
-    return torch.nn.Sequential(_Standardise(mean, scale), model)
-
-
-class _Standardise(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self, mean: Array, scale: Array) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32))
-
-    def forward(self, x: Any) -> Any:
-        return ((x - self.mean) / self.scale).to(x.dtype)
+    return torch.nn.Sequential(Standardise(mean, scale), model)
 
 
 def model_for(name: str, federation: Federation, *, features: str = "x", target: str = "y", seed: int = 0) -> Module:

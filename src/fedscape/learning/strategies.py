@@ -31,13 +31,14 @@ def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3
     >>> fed = Federation({"x": [[0.0, 1.0]] * 4, "y": [0, 1, 0, 1]}, [0, 1, 4])
     >>> local = LocalSGD(models.linear(2, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> sorted(measure_strategies(local, fed, repeats=1))
-    ['sequential', 'vmap']
+    ['scripted', 'sequential', 'vmap']
     """
     if repeats < 1 or clients.n_rows == 0:
         raise DataError(
             f"repeats must be at least 1 and clients must have rows, not {repeats} and {clients.n_rows} rows"
         )
-    names = ("sequential", "vmap", "compiled") if local.on_gpu else ("sequential", "vmap")
+    names = ["sequential", "vmap", *(["compiled"] if local.on_gpu else [])]
+    names += ["scripted"] if replace(local, strategy="scripted").stack is not None else []
     return {name: _seconds(replace(local, strategy=name), clients, repeats) for name in names}
 
 

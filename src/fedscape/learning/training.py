@@ -1,4 +1,4 @@
-"""Ways to train a group of clients: one after the other, all at once, by a program; the numbers agree to rounding."""
+"""Ways to train a group of clients: one after the other, all at once, by a program; they agree to rounding."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
 from fedscape.learning.program import Batch, Program, by_client, output_of, precise
+from fedscape.learning.scripted import train_stack, weighted_sum
 from fedscape.learning.stopping import Stop, StopRows
 from fedscape.ragged import rows_of
 from fedscape.random import Array, Key
@@ -96,28 +97,23 @@ def train(
     still
         Parameters that stay as they are, on each row its own; not where one row trains after the other.
     """
-    one_by_one = _COMPILING if local.chosen == "compiled" else nullcontext()
+    to = start if anchor is None else anchor
+    if local.chosen == "scripted":
+        with one_thread():
+            moved = train_stack(local, start, to, work.data, work.plan, rates, weights=weights, still=still)
+        if moved is not None:
+            return moved
+    one_by_one = _COMPILING if local.fallback == "compiled" else nullcontext()
     with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed("train") as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         with known_classes(local):
-            given = (start, start if anchor is None else anchor, work, keys, rates)
-            if local.chosen == "compiled" and not still:
+            given = (start, to, work, keys, rates)
+            if local.fallback == "compiled" and not still:
                 return _programmed(local, module, *given, weights)
-            alone = local.chosen == "sequential"
+            alone = local.fallback == "sequential" and not still
             made = _sequential(local, module, *given) if alone else _side_by_side(local, module, *given, still)
             return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
-
-
-def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) -> Tensor:
-    """The rows times their weights, summed in float64; onto a sum that there is, in place."""
-    total = torch.zeros(rows.shape[1:], dtype=torch.float64, device=rows.device) if onto is None else onto
-    if len(rows) <= 8:  # large models come a few at a time: no copy in the wider type
-        for row, factor in zip(rows, weights.tolist(), strict=True):
-            total.add_(row, alpha=factor)
-        return total
-    factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
-    return total.add_((factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(total.shape))
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
