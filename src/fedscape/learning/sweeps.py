@@ -140,8 +140,13 @@ class Sweep(Computation):
         for n in own:
             values = self.local.tensor(n, new[n])  # where it is already, on a GPU
             gone |= ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1).cpu().numpy()
-        for n in own if gone.any() else []:
-            new[n] = np.where(gone.reshape(-1, *[1] * (new[n].ndim - 1)), state[n], new[n])
+        which = np.flatnonzero(gone)
+        for n in own if len(which) else []:
+            if new[n] is state[n]:  # nothing was reported
+                continue
+            new[n][which] = state[n][which]
+            if self.local.on_gpu:  # and where it is held for the next round
+                self.local.tensor(n, new[n])[which] = torch.as_tensor(state[n][which], device=self.local.device)
         return {**new, "server.diverged": gone}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
