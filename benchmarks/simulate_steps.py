@@ -183,7 +183,7 @@ class Chunk:
         self.sizes = [min(n, size) for n in range(grain, size + grain, grain)]  # of a step
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         if way == "kernels":
-            from simulate_kernels import Fused
+            from _simulate_kernels import Fused
 
             self.maps: Unfused | Fused = Fused(half)
         else:
