@@ -333,7 +333,7 @@ def gains(rows: list[Row], table: list[Row]) -> list[str]:
 
 
 def main() -> None:
-    options: Row = {"rounds": 100, "seeds": 3, "rates": "0.1,0.3,0.03", "sets": "femnist,cifar10", "net": "lenet"}
+    options: Row = {"rounds": 100, "seeds": 3, "rates": "0.3,1.0,0.1", "sets": "femnist,cifar10", "net": "lenet"}
     options |= {"methods": " ".join([*MAIN, *OTHERS]), "large": 1, "workers": 0, "limit": 1e9, "out": "", "merge": ""}
     args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
