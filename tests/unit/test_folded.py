@@ -14,7 +14,7 @@ from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models, program
 from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
-from fedscape.learning.plan import Rows, Timing, _shuffled, groups, make_plan
+from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.program import Factors, by_client, in_one_batch, thin_layers
 from fedscape.personal.learners import trained_alone
 
@@ -366,8 +366,50 @@ def test_the_plan_of_clients_of_one_size_is_that_of_any(size, timing):
     mixed = make_plan(Rows(keys, np.append(3 + size * np.arange(5), 3 + 4 * size)), key, timing)
     assert alike.counts.tolist() == mixed.counts[:4].tolist()
     assert alike.rows.tolist() == mixed.rows[:4].tolist()
-    client, _, order = _shuffled(Rows(keys[:4], size * np.arange(5)), key.to("shuffle 0"))
-    assert sorted(order[client == 0].tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("timing", [Timing(1, None, 10), Timing(2, None, 7), Timing(None, 9, 4), Timing(None, 3, 100)])
+def test_a_plan_deals_the_rows_of_each_client_in_the_order_of_its_draws(timing):
+    sizes = np.array([23, 10, 10, 7, 0, 1])
+    clients = Rows(np.arange(6, dtype=np.uint64) + 9, np.append(0, np.cumsum(sizes)))
+    plan, key = make_plan(clients, Key(4, 2), timing), Key(4, 2)
+    for i, size in enumerate(sizes.tolist()):
+        one, dealt, counts = Rows(clients.keys[i : i + 1], np.array([0, size])), [], timing.counts(size).tolist()
+        while size and len(dealt) < len(counts):
+            epoch = len(dealt) // -(-size // timing.batch_size)
+            order = np.argsort(key.to(f"shuffle {epoch}").uniform_rows(one), kind="stable") + clients.offsets[i]
+            dealt += [order[at : at + timing.batch_size].tolist() for at in range(0, size, timing.batch_size)]
+        assert plan.counts[i].tolist() == counts + [0] * (plan.counts.shape[1] - len(counts))
+        for step, count in enumerate(counts):
+            assert plan.rows[i, step, :count].tolist() == dealt[step]
+            assert (plan.rows[i, step, count:] == clients.offsets[i]).all()
+
+
+def plain_groups(sizes, timing, most, padding=0.2):
+    order = np.argsort(-sizes, kind="stable")
+    made, counts = [], {n: timing.counts(int(n)) for n in set(sizes.tolist())}
+
+    def computed(members):
+        steps = [counts[int(sizes[m])] for m in members]
+        table = np.stack([np.pad(c, (0, len(steps[0]) - len(c))) for c in steps])
+        return int((table.max(axis=0) * (table > 0).sum(axis=0)).sum()), int(table.sum())
+
+    for client in order[sizes[order] > 0].tolist():
+        if made and len(made[-1]) < most:
+            all_rows, real = computed([*made[-1], client])
+            if all_rows <= (1 + padding) * real:
+                made[-1].append(client)
+                continue
+        made.append([client])
+    return made
+
+
+@pytest.mark.parametrize("timing", [Timing(1, None, 3), Timing(3, None, 10), Timing(None, 8, 4), Timing(None, 1, 7)])
+@pytest.mark.parametrize("most", [1, 4, 100])
+def test_groups_are_those_of_a_plain_loop(timing, most):
+    rng = np.random.default_rng(most)
+    for law in (rng.integers(0, 50, 60), rng.integers(0, 3, 30), rng.geometric(0.03, 60), np.array([0]), np.array([5])):
+        assert [g.tolist() for g in groups(law, timing, most=most)] == plain_groups(law, timing, most)
 
 
 def test_groups_of_one_size_are_cut_by_number_alone():

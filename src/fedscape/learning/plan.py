@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedscape.kernel import kernel
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
@@ -78,33 +79,39 @@ def groups(sizes: Array, timing: Timing, *, most: int, padding: float = 0.2) -> 
     """
     order = np.argsort(-sizes, kind="stable")
     order = order[sizes[order] > 0]
-    if len(order) and sizes[order[0]] == sizes[order[-1]]:  # no padding
+    if len(order) == 0 or sizes[order[0]] == sizes[order[-1]]:  # no padding
         return [order[begin : begin + most] for begin in range(0, len(order), most)]
-    made: list[list[int]] = []
-    known: dict[int, Array] = {}
-    width = active = np.zeros(0, dtype=np.int64)  # of each step: the largest batch, and the clients that take it
-    real, same = 0, -1
-    for client in order.tolist():
-        size = int(sizes[client])
-        if size not in known:
-            known[size] = timing.counts(size)
-        counts = known[size]
-        if made and len(made[-1]) < most:
-            if size == same:  # a group of one size so far has no padding
-                made[-1].append(client)
-                active += 1
-                real += counts.sum()
-                continue
-            wider, more = width.copy(), active.copy()
-            wider[: len(counts)] = np.maximum(width[: len(counts)], counts)
-            more[: len(counts)] += 1
-            if wider @ more <= (1 + padding) * (real + counts.sum()):
-                made[-1].append(client)
-                width, active, real, same = wider, more, real + counts.sum(), -1
-                continue
-        made.append([client])
-        width, active, real, same = counts.copy(), np.ones_like(counts), counts.sum(), size
-    return [np.array(group) for group in made]
+    falling = sizes[order].astype(np.int64)
+    ends = _group_ends(falling, timing.all_steps(falling).astype(np.int64), timing.batch_size, most, padding)
+    return np.split(order, ends[:-1])
+
+
+@kernel
+def _group_ends(sizes: Array, wanted: Array, batch_size: int, most: int, padding: float) -> Array:
+    """Where groups of clients in falling order of size end: before the first client that would pad too much."""
+    width, active = np.zeros(wanted.max(), np.int64), np.zeros(wanted.max(), np.int64)  # of each step of this group
+    ends = np.zeros(len(sizes), np.int64)
+    found, begin, steps, real = 0, 0, 0, 0
+    for client in range(len(sizes)):
+        batches = (sizes[client] + batch_size - 1) // batch_size
+        last = sizes[client] - (batches - 1) * batch_size
+        own, computed = 0, 0
+        for t in range(max(steps, wanted[client])):
+            here = 0 if t >= wanted[client] else last if (t + 1) % batches == 0 else batch_size
+            own += here
+            if t < steps:
+                computed += max(width[t], here) * (active[t] + (here > 0))
+        if client == begin or client - begin == most or computed > (1 + padding) * (real + own):
+            if client > begin:
+                ends[found], found, begin = client, found + 1, client
+            steps, real = wanted[client], 0
+            width[:steps], active[:steps] = 0, 0
+        for t in range(wanted[client]):
+            here = last if (t + 1) % batches == 0 else batch_size
+            width[t], active[t] = max(width[t], here), active[t] + 1
+        real += own
+    ends[found] = len(sizes)
+    return ends[: found + 1]
 
 
 def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:
@@ -127,13 +134,26 @@ def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:
     for epoch in range(int((-(-wanted // np.maximum(batches, 1))).max(initial=0))):
         going = np.flatnonzero(batches * epoch < wanted)
         part = Rows(clients.keys[going], offsets_of(sizes[going]))
-        client, place, order = _shuffled(part, key.to(f"shuffle {epoch}"))
-        step = batches[going][client] * epoch + place // timing.batch_size
-        inside = step < wanted[going][client]
-        client, step, slot = going[client[inside]], step[inside], place[inside] % timing.batch_size
-        rows[client, step, slot] = begin[client] + order[inside]
-        np.maximum.at(counts, (client, step), slot + 1)
+        drawn = key.to(f"shuffle {epoch}").uniform_rows(part)
+        _deal(drawn, part.offsets, going, batches * epoch, wanted, timing.batch_size, rows, counts)
     return Plan(rows, counts)
+
+
+@kernel
+def _deal(
+    drawn: Array, offsets: Array, clients: Array, begin: Array, wanted: Array, size: int, rows: Array, counts: Array
+) -> None:
+    """Add an epoch of these clients: their rows in the order of what was drawn for them, in batches from step `begin`.
+
+    Where nothing is yet, `rows` holds the client's first row.
+    """
+    for place in range(len(clients)):
+        client = clients[place]
+        order = np.argsort(drawn[offsets[place] : offsets[place + 1]], kind="mergesort")
+        for i in range(min(len(order), size * (wanted[client] - begin[client]))):
+            step, slot = begin[client] + i // size, i % size
+            rows[client, step, slot] += order[i]
+            counts[client, step] = slot + 1
 
 
 def _of_one_size(clients: Rows, key: Key, timing: Timing) -> Plan:
@@ -150,12 +170,3 @@ def _of_one_size(clients: Rows, key: Key, timing: Timing) -> Plan:
         parts.append(filled.reshape(-1, batches, width))
     rows = np.concatenate(parts, axis=1)[:, : len(counts)]
     return Plan(np.ascontiguousarray(rows), np.repeat(counts[None], len(rows), axis=0))
-
-
-def _shuffled(clients: Rows, key: Key) -> tuple[Array, Array, Array]:
-    """For every row of the shuffled clients: its client, its place after the shuffle, and its place before."""
-    sizes = np.diff(clients.offsets)
-    client = np.repeat(np.arange(len(sizes)), sizes)
-    order = np.lexsort((key.uniform_rows(clients), client))
-    first = np.repeat(clients.offsets[:-1], sizes)
-    return client, np.arange(len(client)) - first, order - first
