@@ -307,9 +307,12 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
         measured = _checked(computation, computation.measure(state, clients), clients)
         metrics = _summed(measured, clients, task.measure_release)
     fast = None if task.release else computation.total(state, clients, task.key)
-    if fast is not None:
-        given, left = fast if isinstance(fast, tuple) else (fast, {})
-        sums = {name: values for name, values in given.items() if name not in computation.reveals}
+    given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
+    sums = {name: values for name, values in given.items() if name not in computation.reveals}
+    lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())
+    if fast is not None and not lost:  # step says whose numbers they are
+        if missing := set(computation.reveals) - set(given):
+            raise EngineError(f"{type(computation).__name__}.total must have a row a client of {sorted(missing)}")
         seen = _checked(computation, {name: given[name] for name in computation.reveals}, clients)
         up = sum(v.nbytes for v in sums.values()) + _bytes_each(seen)
         return Answer(sums, metrics, {n: [v] for n, v in seen.items()}, _placed(left, clients, place), up)

@@ -41,9 +41,9 @@ def compiles() -> bool:
 def kernel(function: F) -> F:
     """Compile a plain loop with Numba on its first call: serial, without the GIL, cached on disk.
 
-    Numba itself is imported at that first call, so that `import fedscape` stays quick. Kernels are serial because the
-    engine's threads already run them over blocks. Where no cache folder can be written, the kernel is compiled anew in
-    each process.
+    Numba itself is imported at that first call, so that `import fedscape` stays quick; where there is none, the loop
+    runs as the plain Python it is. Kernels are serial because the engine's threads already run them over blocks. Where
+    no cache folder can be written, the kernel is compiled anew in each process.
 
     >>> @kernel
     ... def double(x):
@@ -67,9 +67,19 @@ def kernel(function: F) -> F:
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    import numba
-
+    try:
+        import numba
+    except ImportError:
+        return _plainly(function)
     try:
         return cast(Callable[..., Any], numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no folder for the cache can be written, or the source is not in a file
         return cast(Callable[..., Any], numba.njit(nogil=True)(function))
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        with np.errstate(over="ignore"):  # compiled, whole numbers wrap around in silence
+            return function(*args)
+
+    return run

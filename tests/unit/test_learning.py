@@ -31,10 +31,12 @@ from fedscape.learning import (
     initialised,
     logistic,
     models,
+    program,
     squared_error,
 )
 from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
+from fedscape.learning.scripted import weighted_sum
 from fedscape.learning.training import one_thread
 
 
@@ -573,3 +575,33 @@ def test_a_wrong_method_is_refused():
         Adam(-1.0)
     with pytest.raises(DataError, match="the state is of another model"):
         FedAvg(local).measure({"model.weights": np.zeros((2, 3))}, federation([3], (3,), 2))
+
+
+def test_torch_keeps_to_one_thread_until_the_outermost_block_is_left():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            with one_thread():
+                pass
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_batches_of_small_clients_are_not_padded_to_a_batch_size_beyond_them(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    seen, step = [], program.Program.step
+    monkeypatch.setattr(program.Program, "step", lambda self, b, *a: seen.append(b.x.shape) or step(self, b, *a))
+    fed = federation([6, 3, 4, 5], (4,), 2)
+    local = LocalSGD(models.linear(4, 2).double(), cross_entropy, lr=0.1, epochs=1, batch_size=5000)
+    found = trained(replace(local, strategy="compiled"), fed)
+    assert max(shape[1] for shape in seen) == 8
+    assert_agree(found, trained(replace(local, strategy="vmap"), fed), 1e-9)
+
+
+def test_a_sum_of_rows_leaves_them_as_they_are():
+    rows = torch.ones(2, 3, dtype=torch.float64)
+    assert weighted_sum(rows, np.array([2.0, 3.0])).tolist() == [5.0] * 3
+    assert rows.tolist() == [[1.0] * 3] * 2

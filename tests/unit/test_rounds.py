@@ -11,6 +11,7 @@ from fedscape import Computation, DataError, EngineError, Federation, FixedSize,
 from fedscape.engine import _libraries, cut, in_order
 from fedscape.errors import CheckpointError
 from fedscape.history import History
+from fedscape.kernel import kernel
 from fedscape.ragged import Ragged
 from fedscape.random import Key
 
@@ -315,3 +316,33 @@ def test_libraries_are_looked_for_again_when_something_was_imported(monkeypatch)
     assert _libraries(len(sys.modules)) is before
     monkeypatch.setitem(sys.modules, "imported since", sys)
     assert _libraries(len(sys.modules)) is not before
+
+
+class Shown(Histogram):
+    """Reveals its counts, and has a total that forgets to."""
+
+    reveals = ("counts",)
+
+    def total(self, state, clients, key):
+        return {"other": np.zeros(1)}
+
+    @classmethod
+    def examples(cls):
+        return []
+
+
+def test_a_total_without_what_is_revealed_is_refused():
+    fed = Federation({"x": np.zeros(4, dtype=np.int64)}, [0, 2, 4])
+    with pytest.raises(EngineError, match=r"Shown.total must have a row a client of \['counts'\]"):
+        list(rounds(Shown(2, column="x"), fed, n_rounds=1, allow=("counts",)))
+
+
+def test_loops_run_uncompiled_where_there_is_no_numba(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+
+    @kernel
+    def wrap(x):
+        return x * x
+
+    big = np.uint64(2**40)
+    assert wrap(np.array([big]))[0] == (2**80) % 2**64

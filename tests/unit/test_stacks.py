@@ -254,3 +254,16 @@ def test_blocks_are_added_without_touching_what_they_gave():
     assert answer.sent["a"].tolist() == [10.0] * 3
     assert int(answer.sent["n"]) == 10
     assert [block["a"].tolist() for block in blocks] == [[float(i)] * 3 for i in range(1, 5)]
+
+
+def test_rows_and_targets_that_the_model_refuses_are_refused():
+    fed = federation()
+    column = fed.with_column("y", (fed["y"] % 2)[:, None].astype(float))
+    flat = fed.with_column("x", fed["x"][:, 0])
+    for data, local in [
+        (column, step(nn.Sequential(nn.Linear(6, 1)).double(), logistic)),
+        (flat, step(nn.Sequential(nn.Flatten(), nn.Linear(1, 3)).double())),
+    ]:
+        for strategy in ("vmap", "scripted"):
+            with pytest.raises((DataError, ValueError, IndexError)):
+                trained(replace(local, strategy=strategy), data)

@@ -630,6 +630,24 @@ def test_features_are_looked_at_where_a_group_norm_follows_a_convolution(name, m
     assert all(np.allclose(ends[0][n], ends[1][n], atol=1e-9) for n in ends[0])
 
 
+def test_a_client_whose_training_runs_away_is_named():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(12, 4))
+    x[4:8] *= 1e200
+    fed = Federation({"x": x, "y": rng.integers(0, 2, 12)}, [0, 4, 8, 12], ids=["a", "wild", "c"])
+    model = MultiBranch(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).double()
+    method = FedTEM(LocalSGD(model, cross_entropy, lr=1e120, epochs=3, batch_size=2), Linear(4))
+    with pytest.raises(EngineError, match="NaN or infinity for client"):
+        list(rounds(method, fed, n_rounds=2, allow=method.reveals, measure=0))
+
+
+def test_without_smoothing_a_class_that_is_ruled_out_costs_nothing():
+    output = torch.tensor([[[1.0, 0.0, -torch.inf], [0.0, 0.0, -torch.inf]]])
+    target = torch.tensor([[0.0, 1.0, 0.0]])
+    want = functional.cross_entropy(output[:, 0], torch.tensor([0]))
+    assert float(BranchLoss(0.0, 0.1)(output, target)) == pytest.approx(float(want))
+
+
 def test_method_for_refuses_what_it_does_not_know():
     with pytest.raises(DataError, match="method must be one of fedtem"):
         method_for("fedxyz", training())

@@ -136,6 +136,7 @@ class Shard:
         kept = [place for answer in answers for place in answer.kept]
         for answer in answers:
             answer.kept = []  # goes a way of its own, which does not lead to the driver
+            answer.sent = {n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in answer.sent.items()}
         kinds = {name: (v.flat.dtype, v.flat.shape[1:]) for _, arrays in kept for name, v in arrays.items()}
         releases = (self._site.task.release, self._site.task.measure_release)
         first, second = ({} if release is None else release.grids for release in releases)

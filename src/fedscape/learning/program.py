@@ -221,8 +221,8 @@ class Program:
     One Program is for training without a pull, with a pull to one place for all clients, or to a place of each: another
     is needed for another kind.
 
-    Whether the model may be folded is found out on the first batch of several clients: its gradients must be those of
-    client by client. A client alone is never folded, so that its numbers do not depend on who trained before.
+    Whether the model may be folded is found out on the first batch of several clients (empty ones may be among them):
+    its gradients must be those of client by client. A batch of one client alone is never folded.
     """
 
     def __init__(self, local: LocalSGD, module: Module) -> None:

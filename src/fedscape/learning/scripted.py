@@ -52,7 +52,7 @@ def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) ->
     """The rows times their weights, summed in float64; onto a sum that there is, in place."""
     if 0 < len(rows) <= 8:  # large models come a few at a time: no copy of all in the wider type
         for row, factor in zip(rows, weights.tolist(), strict=True):
-            wide = row.to(torch.float64)  # without the copy it is slower
+            wide = row.to(torch.float64, copy=onto is None)  # without a copy it is slower
             onto = wide.mul_(factor) if onto is None else onto.add_(wide, alpha=factor)
         return cast(Tensor, onto)
     factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
@@ -65,13 +65,15 @@ def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] |
     x, y, outputs = data.x, data.y, stack.layers[-1].outputs
     if stack.standard is not None and stack.standard.mean.shape != x.shape[1:]:
         return None
-    if len(x) == 0 or (x.ndim != 2 and not stack.flattens) or math.prod(x.shape[1:]) != stack.layers[0].inputs:
+    if len(x) == 0 or x.ndim < 2 or (x.ndim > 2 and not stack.flattens):
+        return None
+    if math.prod(x.shape[1:]) != stack.layers[0].inputs:
         return None
     x = x.reshape(len(x), -1)
     if stack.loss == "classes":
         known = y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 and int(y.max()) < outputs
     else:
-        known = y.numel() == len(y) * outputs
+        known = y.numel() == len(y) * outputs and (y.ndim == 1 or stack.loss != "odds")
     return (x, targets_of(stack, y, local.dtype)) if known else None
 
 

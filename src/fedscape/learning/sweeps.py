@@ -19,7 +19,7 @@ from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.training import Tensors, Work, train, work_of
+from fedscape.learning.training import Tensors, Work, one_thread, train, work_of
 from fedscape.progress import shown
 from fedscape.random import Array, HasKeys, Key
 from fedscape.sampling import All, Sampler
@@ -110,8 +110,9 @@ class Sweep(Computation):
         return rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting), {}
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
-        moves = self._moves(state, clients, key)
-        return sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+        with one_thread():  # also for what is summed
+            moves = self._moves(state, clients, key)
+            return sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
 
     def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
         """Groups of clients, and how far each moves each parameter under each setting."""

@@ -28,7 +28,7 @@ Tensors = dict[str, Tensor]
 
 _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
 
-FEW = 8  # clients below which a program for exactly so many is not worth compiling
+LEAST = 8  # clients below which a program for exactly so many is not worth compiling
 
 _RANDOM = (
     "model draws random numbers outside of torch.nn.Dropout, which no client can repeat: use torch.nn.Dropout layers"
@@ -95,7 +95,7 @@ def train(
     weights
         One for each row of work: the sum over rows, so weighted, is wanted and not the rows.
     still
-        Parameters that stay as they are, on each row its own; not where one row trains after the other.
+        Parameters that stay as they are, on each row its own.
     """
     to = start if anchor is None else anchor
     if local.chosen == "scripted":
@@ -254,9 +254,9 @@ def _programmed(
     """The same by a compiled program; where clients differ in size, padded so that few shapes need one."""
     plan, names, rows = work.plan, local.names, len(work.plan.rows)
     wide, most = plan.rows.shape[2], local.timing.batch_size
-    few = local.on_gpu and rows < FEW and wide < most  # a client or two of a size of their own
+    few = local.on_gpu and rows < LEAST and wide < most  # a client or two of a size of their own
     ragged = few or bool((plan.counts != plan.counts[0]).any())
-    room, wide = (_rounded(rows, rows), most) if ragged else (rows, wide)
+    room, wide = (_rounded(rows, rows), min(most, 1 << (wide - 1).bit_length())) if ragged else (rows, wide)
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
     to = {n: anchor[n] for n in names} if pulled else None
     program, feed = _program_for(local, module, to), Feed(local, work, keys, room, wide)
@@ -314,7 +314,7 @@ def _rounded(number: int, of: int) -> int:
     >>> sorted({_rounded(n, 50) for n in range(1, 51)})
     [16, 32, 48, 64]
     """
-    part = max(FEW, (1 << math.ceil(math.log2(of))) // 4)
+    part = max(LEAST, (1 << math.ceil(math.log2(of))) // 4)
     return -(-number // part) * part
 
 
@@ -342,25 +342,33 @@ def known_classes(local: LocalSGD) -> Iterator[None]:
 # -- one thread per block ----------------------------------------------------------------------------------------------
 
 
-class _Threads:
-    """Torch's threads while blocks run: one; the number from before comes back with the last block."""
+class _Threads(threading.local):
+    """Torch's threads while blocks run: one; the number from before comes back where a thread leaves its last block."""
+
+    lock = threading.Lock()
+    inside = 0  # threads that are in a block
+    before = 1
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.inside = 0
-        self.before = 1
+        self.depth = 0  # of this thread
 
     def enter(self) -> None:
-        with self.lock:
-            if self.inside == 0:
-                self.before = _of_new_thread()
-            self.inside += 1
+        self.depth += 1
+        if self.depth > 1:
+            return
+        with _Threads.lock:
+            if _Threads.inside == 0:
+                _Threads.before = _of_new_thread()
+            _Threads.inside += 1
             torch.set_num_threads(1)
 
     def leave(self) -> None:
-        with self.lock:
-            self.inside -= 1
-            torch.set_num_threads(self.before)
+        self.depth -= 1
+        if self.depth:
+            return
+        with _Threads.lock:
+            _Threads.inside -= 1
+            torch.set_num_threads(_Threads.before)
 
 
 _THREADS = _Threads()

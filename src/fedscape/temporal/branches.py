@@ -178,6 +178,8 @@ class BranchLoss:
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         k, n_classes = output.shape[1:]
         chosen, classes = target[:, 1:], target[:, :1, None].to(torch.int64).expand(-1, k, 1)
+        if self.strength == 0:
+            return -(chosen * functional.log_softmax(output, dim=-1).gather(2, classes)[:, :, 0]).sum(dim=1)
         others = self.strength / (k - 1) * (1 - chosen)
         even = (others * (self.smoothing / n_classes))[:, :, None].expand(-1, -1, n_classes)
         label = even.scatter_add(2, classes, (chosen + (1 - self.smoothing) * others)[:, :, None])
