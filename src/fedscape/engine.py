@@ -331,6 +331,11 @@ def _bytes_each(rows: Arrays) -> int:
     return sum(v.itemsize * int(np.prod(v.shape[1:])) for v in rows.values())
 
 
+def on_host(arrays: Mapping[str, Any]) -> Arrays:
+    """The same as NumPy's arrays, where a sum was left on a device."""
+    return {name: np.asarray(v.cpu() if hasattr(v, "cpu") else v) for name, v in arrays.items()}
+
+
 def _placed(kept: Kept, clients: Federation, place: Array | slice) -> list[tuple[Array | slice, Mapping[str, Ragged]]]:
     return [(place, as_ragged(kept, len(clients)))] if kept else []
 

@@ -70,16 +70,8 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         import numba
     except ImportError:
-        return _plainly(function)
+        return uncompiled()(function)
     try:
         return cast(Callable[..., Any], numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no folder for the cache can be written, or the source is not in a file
         return cast(Callable[..., Any], numba.njit(nogil=True)(function))
-
-
-def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        with np.errstate(over="ignore"):  # compiled, whole numbers wrap around in silence
-            return function(*args)
-
-    return run

@@ -36,8 +36,7 @@ from fedscape.learning import (
 )
 from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
-from fedscape.learning.scripted import weighted_sum
-from fedscape.learning.training import one_thread
+from fedscape.learning.training import one_thread, weighted_sum
 
 
 def federation(sizes, shape, n_classes, *, seed=0, codes=0) -> Federation:

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.computation import Arrays, Computation
-from fedscape.engine import Local, Reply
+from fedscape.engine import Local, Reply, on_host
 from fedscape.engines import _wire
 from fedscape.engines._flwr import ClientApp, Context, Message
 from fedscape.engines._memory import bounded
@@ -377,8 +377,7 @@ def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, m
 
 
 def _packed(arrays: Arrays, request: str, **about: Any) -> bytes:
-    here = {name: v.cpu().numpy() if hasattr(v, "cpu") else v for name, v in arrays.items()}
-    return checkpoint.pack(here, {"format": _wire.FORMAT, "request": request, **about})
+    return checkpoint.pack(on_host(arrays), {"format": _wire.FORMAT, "request": request, **about})
 
 
 def _refusal(request: str, why: str) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.computation import Arrays, Computation
-from fedscape.engine import Reply, broadcast, bytes_down
+from fedscape.engine import Reply, broadcast, bytes_down, on_host
 from fedscape.engines import _wire
 from fedscape.engines._answers import Answer, Asked, Refused, Roster, added, agree, header_of, read_answer
 from fedscape.engines._flower_client import Terms, client_app
@@ -231,7 +231,7 @@ class Flower:
         if "of_client.ids" in state:  # of these a client is sent its own row only, and a node its clients'
             rows = np.isin(state["of_client.ids"], ids)
             arrays |= {n: v[rows] for n, v in state.items() if n.startswith("of_client.")}
-        content = {**{f"state/{n}": _here(v) for n, v in arrays.items()}, "cohort": ids}
+        content = {**{f"state/{n}": v for n, v in on_host(arrays).items()}, "cohort": ids}
         return Asked(int(place), mine, checkpoint.pack(content, {**header, "closed": self._closed[place]}))
 
     def _exchange(self, asked: Sequence[Asked], check: Callable[[Asked, bytes], Answer], index: int) -> dict[str, int]:
@@ -355,7 +355,3 @@ class Flower:
 
 def _whole(values: Array) -> Ragged:
     return Ragged(values, np.array([0, len(values)]))
-
-
-def _here(values: Any) -> Array:
-    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedscape.computation import Arrays, Computation
-from fedscape.engine import Answer, Block, Site, Task, as_slice, in_order, one_library_thread
+from fedscape.engine import Answer, Block, Site, Task, as_slice, in_order, on_host, one_library_thread
 from fedscape.engines._memory import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.federation import Federation
@@ -136,7 +136,7 @@ class Shard:
         kept = [place for answer in answers for place in answer.kept]
         for answer in answers:
             answer.kept = []  # goes a way of its own, which does not lead to the driver
-            answer.sent = {n: v.cpu().numpy() if hasattr(v, "cpu") else v for n, v in answer.sent.items()}
+            answer.sent = on_host(answer.sent)
         kinds = {name: (v.flat.dtype, v.flat.shape[1:]) for _, arrays in kept for name, v in arrays.items()}
         releases = (self._site.task.release, self._site.task.measure_release)
         first, second = ({} if release is None else release.grids for release in releases)

@@ -16,9 +16,8 @@ from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
-from fedscape.learning.scripted import weighted_sum
 from fedscape.learning.server import Adam, Mean, Rule
-from fedscape.learning.training import Tensors, deltas
+from fedscape.learning.training import Tensors, deltas, weighted_sum
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import cast
 
 import numpy as np
 import torch
@@ -46,18 +45,6 @@ def train_stack(
     )
     made = in_names(stack, moved)
     return {n: (made[n] if weights is None else made[n][0]).contiguous() for n in local.names}
-
-
-def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) -> Tensor:
-    """The rows times their weights, summed in float64; onto a sum that there is, in place."""
-    if 0 < len(rows) <= 8:  # large models come a few at a time: no copy of all in the wider type
-        for row, factor in zip(rows, weights.tolist(), strict=True):
-            wide = row.to(torch.float64, copy=onto is None)  # without a copy it is slower
-            onto = wide.mul_(factor) if onto is None else onto.add_(wide, alpha=factor)
-        return cast(Tensor, onto)
-    factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
-    total = (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(rows.shape[1:])
-    return total if onto is None else onto.add_(total)
 
 
 def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:

@@ -19,7 +19,7 @@ from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
 from fedscape.learning.program import Batch, Program, by_client, output_of, precise
-from fedscape.learning.scripted import train_stack, weighted_sum
+from fedscape.learning.scripted import train_stack
 from fedscape.learning.stopping import Stop, StopRows
 from fedscape.ragged import rows_of
 from fedscape.random import Array, Key
@@ -114,6 +114,18 @@ def train(
             alone = local.fallback == "sequential" and not still
             made = _sequential(local, module, *given) if alone else _side_by_side(local, module, *given, still)
             return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
+
+
+def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) -> Tensor:
+    """The rows times their weights, summed in float64; onto a sum that there is, in place."""
+    if 0 < len(rows) <= 8:  # large models come a few at a time: no copy of all in the wider type
+        for row, factor in zip(rows, weights.tolist(), strict=True):
+            wide = row.to(torch.float64, copy=onto is None)  # without a copy it is slower
+            onto = wide.mul_(factor) if onto is None else onto.add_(wide, alpha=factor)
+        return cast(Tensor, onto)
+    factors = torch.as_tensor(weights, device=rows.device, dtype=torch.float64)
+    total = (factors @ rows.reshape(len(rows), -1).to(torch.float64)).reshape(rows.shape[1:])
+    return total if onto is None else onto.add_(total)
 
 
 # -- one after the other -----------------------------------------------------------------------------------------------
