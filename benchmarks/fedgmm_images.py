@@ -4,9 +4,9 @@ FEMNIST by writer, or CIFAR-10 dealt to 80 clients by Dirichlet 0.4 over labels.
 drawn from Beta(0.4, 0.4): these are turned by 90 degrees, mirrored and inverted, and their labels permuted. The same
 network, rounds and rates to choose from for every method: the rate with the best validation accuracy on the first seed
 is used for all seeds. A fifth of the clients is unseen: they adapt on half of their rows and are tested on the others.
-In a round a client makes eight steps of 16 rows. Networks: "lenet" (two convolutions), and on FedAvg, FedEM and FedGMM
-alone, with a quarter of the clients in a round, "cnn" (1.2 million weights) and, for half of the rounds and one rate,
-"mobilenet" (MobileNetV2, width 0.5).
+In a round a client makes eight steps of 16 rows, by `--optimiser` sgd or adam. Networks: "lenet" (two convolutions),
+and on FedAvg, FedEM and FedGMM alone, with a quarter of the clients in a round, "cnn" (1.2 million weights) and, for
+half of the rounds and one rate, "mobilenet" (MobileNetV2, width 0.5).
 
 `--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy, torch and a reader of
 JPEG (pillow or torchvision) is needed. Cells run in `--workers` processes until `--limit` seconds are over; `--merge
@@ -32,7 +32,7 @@ from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedscape import Federation, FixedSize, GaussianMixture, Local, Moments, rounds
 from fedscape.computation import frozen
 from fedscape.engine import as_ragged
-from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.learning import LocalSGD, cross_entropy, models, program
 from fedscape.personal import FedGMM, LocalOnly, Personalised, with_embedding, with_projection
 from fedscape.personal.methods import METHODS
 from fedscape.random import Key
@@ -132,12 +132,19 @@ def step_of(cell: Row) -> LocalSGD:
         "mobilenet": lambda: models.mobilenet_v2(shape, classes, width=0.5),
     }
     model = made[cell["net"]]()
-    gpu = cell["device"] != "cpu"
-    how: Row = {"precision": "tf32"} if gpu else {}
-    proximal = 0.1 if cell["method"] == "fedprox" else 0.0
-    local = LocalSGD(
-        model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, proximal=proximal, device=cell["device"], **how
+    program.MANY = (
+        0  # a program for each method and shape: on a GPU recorded as it is, for none would be worth compiling
     )
+    how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
+    proximal = 0.1 if cell["method"] == "fedprox" else 0.0
+    how |= {
+        "optimiser": cell["optimiser"],
+        "steps": 8,
+        "batch_size": 16,
+        "proximal": proximal,
+        "device": cell["device"],
+    }
+    local = LocalSGD(model, cross_entropy, lr=cell["lr"], **how)
     share_programs(local, (cell["set"], cell["net"]))
     return local
 
@@ -148,7 +155,7 @@ def with_z(name: str, folder: str, seed: int, state: str, net: str, device: str)
     parts = load(name, folder, seed)
     if state:
         with np.load(state) as common:
-            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": ""}
+            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": "", "optimiser": "sgd"}
             arrays = dict(common)
             parts = {n: with_embedding(p, step_of(cell), arrays, name="flat") for n, p in parts.items()}
     else:
@@ -243,7 +250,7 @@ def best_rate(rows: list[Row], where: Row, method: str, rates: list[float]) -> f
 
 def plan(rows: list[Row], args: Any) -> list[Row]:
     """All cells that can be run: the main methods on both sets, the large networks, the other methods."""
-    base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds}
+    base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds, "optimiser": args.optimiser}
     rates, cells = [float(v) for v in args.rates.split(",")], []
     for sets, net, methods, n_seeds, tried in tiers(args, rates):
         for name in sets:
@@ -258,7 +265,7 @@ def tiers(args: Any, rates: list[float]) -> list[tuple[list[str], str, list[str]
     sets, asked = args.sets.split(","), args.methods.split()
     made = [(sets, args.net, [m for m in MAIN if m in asked], args.seeds, rates)]
     if args.large:
-        made.append((["cifar10"], "mobilenet", ["fedgmm-pca", "fedavg"], 1, [0.1]))
+        made.append((["cifar10"], "mobilenet", ["fedgmm-pca", "fedavg"], 1, rates[:1]))
     made.append((sets, args.net, [m for m in OTHERS if m in asked and m not in SLOW], args.seeds, rates))
     if args.large:
         made.append((["femnist"], "cnn", LARGE, 1, rates))
@@ -335,7 +342,7 @@ def gains(rows: list[Row], table: list[Row]) -> list[str]:
 def main() -> None:
     options: Row = {"rounds": 100, "seeds": 3, "rates": "0.3,1.0,0.1", "sets": "femnist,cifar10", "net": "lenet"}
     options |= {"methods": " ".join([*MAIN, *OTHERS]), "large": 1, "workers": 0, "limit": 1e9, "out": "", "merge": ""}
-    args = arguments(__doc__, prepare="", data="", device="cpu", **options)
+    args = arguments(__doc__, prepare="", data="", device="cpu", optimiser="sgd", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
         return

@@ -107,6 +107,10 @@ class Computation:
         """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded."""
         return None
 
+    def found_finite(self, state: Arrays) -> bool:
+        """Whether all numbers of this new state were found finite where they were made; if not, they are looked at."""
+        return False
+
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
         """Small (computation, federation) pairs on which the contract tests run."""
@@ -382,6 +386,8 @@ def frozen(state: Mapping[str, Any]) -> Arrays:
 
 def check_state(computation: Computation, state: Arrays, index: int) -> None:
     """Refuse a state that is not finite, naming round and array."""
+    if computation.found_finite(state):
+        return
     for name, values in state.items():
         if not all_finite(values):
             raise EngineError(

@@ -35,6 +35,7 @@ from fedscape.learning import (
     squared_error,
 )
 from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
+from fedscape.learning.local import _Held
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.training import one_thread, weighted_sum
 
@@ -604,3 +605,16 @@ def test_a_sum_of_rows_leaves_them_as_they_are():
     rows = torch.ones(2, 3, dtype=torch.float64)
     assert weighted_sum(rows, np.array([2.0, 3.0])).tolist() == [5.0] * 3
     assert rows.tolist() == [[1.0] * 3] * 2
+
+
+def test_a_state_counts_as_finite_only_where_each_of_its_arrays_was_found_so_on_the_device():
+    local = LocalSGD(models.linear(2, 2), cross_entropy, lr=0.1, epochs=1, batch_size=2)
+    method = FedAvg(local)
+    good, bad = np.ones(3), np.array([1.0, np.nan])
+    assert not method.found_finite({"model.a": good})  # nothing is on a device: it is looked at
+    local._held["model.a"] = _Held(good, torch.ones(3), True)
+    local._held["model.b"] = _Held(bad, torch.tensor(bad), False)
+    assert method.found_finite({"model.a": good, "server.t": np.asarray(3), "server.x": np.asarray(0.5)})
+    assert not method.found_finite({"model.a": good, "model.b": bad})
+    assert not method.found_finite({"model.a": good.copy()})
+    assert not method.found_finite({"model.a": good, "server.x": np.asarray(np.inf)})

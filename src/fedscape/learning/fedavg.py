@@ -96,9 +96,14 @@ class FedAvg(Computation):
         return sent_sums(sums, self.local, clients, self.weighting)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
+        made, numbers = self.moved(state, total)
+        return {**state, **self.local.arrays(made), **numbers}
+
+    def moved(self, state: Arrays, total: Arrays) -> tuple[Tensors, Arrays]:
+        """What a round makes of the state: its arrays, where clients train, and its numbers; nothing of no client."""
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
         if weight < 1:  # nobody had a row, or noise says so
-            return dict(state)
+            return {}, {}
         params = {n: self.local.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
         known = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
         held = {n: self.local.tensor(f"server.{n}", v) for n, v in known.items() if v.ndim}
@@ -108,7 +113,10 @@ class FedAvg(Computation):
         made = {f"model.{n}": (p + moves[n]).to(p.dtype) for n, p in params.items()}
         made |= {f"server.{n}": torch.as_tensor(v).to(held[n].dtype) for n, v in after.items() if n in held}
         numbers = {f"server.{n}": _number(v, known[n]) for n, v in after.items() if n not in held}
-        return {**self.local.arrays(made), **numbers}
+        return made, numbers
+
+    def found_finite(self, state: Arrays) -> bool:
+        return self.local.found_finite(state)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right, rows = sums_of_clients(self.local, state, clients)

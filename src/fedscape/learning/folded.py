@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedscape.learning.convolutions import can_convolve, convolve
 from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept, shifted_views, stands_for_product
 from fedscape.learning.losses import Tensor
 
@@ -102,15 +103,18 @@ class _Conv2d(_Folded):
 
     def __init__(self, layer: Module, precision: str) -> None:
         super().__init__(layer, precision)
-        self.stride, self.padding = layer.stride, layer.padding
+        self.stride, self.padding = tuple(layer.stride), tuple(layer.padding)
 
     def forward(self, x: Tensor) -> Tensor:
         clients, out, _, high, wide = self.weight.shape
         kind = torch.bfloat16 if self.precision == "bf16" else self.weight.dtype
+        if self.precision != "exact" and can_convolve(x, (high, wide), self.stride, self.padding):
+            rows, places = x.to(kind).permute(0, 2, 3, 1).contiguous(), self.weight.permute(0, 1, 3, 4, 2).contiguous()
+            return convolve(rows, places, self.bias, self.padding).permute(0, 3, 1, 2)
         weight = self.weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, out).to(kind)
         up, left = self.padding
         around = functional.pad(x.to(kind).permute(0, 2, 3, 1), (0, 0, left, left, up, up))
-        patches = _Patches.apply(around, (high, wide), tuple(self.stride))
+        patches = _Patches.apply(around, (high, wide), self.stride)
         h, w = patches.shape[1:3]
         if x.is_cuda and weight.shape[1] % 8:  # products of rows that begin anywhere are several times as slow
             spare = 8 - weight.shape[1] % 8

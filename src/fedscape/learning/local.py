@@ -6,7 +6,7 @@ import functools
 import hashlib
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -120,7 +120,7 @@ class LocalSGD:
     precision: str = "exact"
     device: str = "cpu"
     _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
-    _held: dict[str, tuple[Array, Tensor]] = field(default_factory=dict, init=False)
+    _held: dict[str, _Held] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         check_module(self.model)
@@ -213,7 +213,7 @@ class LocalSGD:
         Of a large stack one: the steps of one client keep a thread busy, and threads then share clients evenly.
         """
         if torch.device(self.device).type != "cpu":
-            return int(min(max(2**27 // self.n_parameters, 1), 4096))
+            return int(min(max(_room(self.device) // self.n_parameters, 1), 4096))
         if self.n_parameters > SMALL_MODEL and self.stack is not None:
             return 1
         return int(min(max(2**20 // self.n_parameters, 1), 256))
@@ -263,9 +263,20 @@ class LocalSGD:
     def tensor(self, name: str, values: Array) -> Tensor:
         """An array of the state where it is trained on; it must not be written to."""
         held = self._held.get(name)
-        if held is not None and _is_same_memory(held[0], values):
-            return held[1]
+        if held is not None and _is_same_memory(held.array, values):
+            return held.tensor
         return shared(values).to(self.device)
+
+    def found_finite(self, state: Mapping[str, Array]) -> bool:
+        """Whether all arrays of this state are `arrays` that were found finite where they were made."""
+        floats = {n: values for n, values in state.items() if values.dtype.kind == "f"}
+        return bool(self._held) and all(self._is_finite(n, values) for n, values in floats.items())
+
+    def _is_finite(self, name: str, values: Array) -> bool:
+        held = self._held.get(name)
+        if held is None or not _is_same_memory(held.array, values):
+            return values.ndim == 0 and bool(np.isfinite(values))
+        return held.finite
 
     def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
         """Tensors as arrays of the state; on a GPU the tensors stay there for the next round."""
@@ -274,9 +285,11 @@ class LocalSGD:
         locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for n, t in tensors.items()}
         for name, values in tensors.items():
             locked[name].copy_(values, non_blocking=True)  # from memory to locked memory is several times as quick
-        torch.cuda.synchronize(self.device)
+        finite = [torch.isfinite(values).all() for values in tensors.values()]
+        good = torch.stack(finite).tolist() if finite else []  # waits for the device
         made = {name: values.numpy() for name, values in locked.items()}
-        self._held.update({name: (made[name], tensors[name]) for name in tensors})
+        each = zip(tensors, good, strict=True)
+        self._held.update({name: _Held(made[name], tensors[name], fine) for name, fine in each})
         return made
 
     @functools.cached_property
@@ -325,6 +338,14 @@ def _check_device(device: str) -> None:
         raise DataError(f"device is {device!r}, but torch finds no CUDA device here: use 'cpu'")
 
 
+class _Held(NamedTuple):
+    """An array of the state that is on the device as well, and whether all its numbers are finite."""
+
+    array: Array
+    tensor: Tensor
+    finite: bool
+
+
 class _Writable:
     """Says that an array may be written to: torch warns of any that may not, though nothing here writes."""
 
@@ -348,6 +369,13 @@ def shared(values: Array) -> Tensor:
 def _is_same_memory(a: Array, b: Array) -> bool:
     there = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
     return there and a.shape == b.shape and a.dtype == b.dtype
+
+
+@functools.cache
+def _room(device: str) -> int:
+    """How many weights of clients are trained side by side on this device: activations want far more than they do."""
+    large = torch.cuda.get_device_properties(device).total_memory if torch.device(device).type == "cuda" else 0
+    return int(max(2**27, large // 256))
 
 
 _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}

@@ -24,6 +24,7 @@ from fedscape.learning.optimisers import Rates, new_memory, update
 Tensors = dict[str, Tensor]
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
+ROUGH = 0.3  # how far gradients of shorter products may be from those of long ones, as a share of their length
 _NUMBERS = itertools.count()
 
 
@@ -171,39 +172,37 @@ def thin_layers(local: LocalSGD, twin: Module, given: tuple[Any, ...]) -> dict[s
 class Recorded:
     """A program on a GPU, recorded at its first call and replayed from then on: the host launches copies only."""
 
-    def __init__(self, program: Callable[..., Tensor], moved: list[Tensor], pool: Any) -> None:
+    def __init__(self, program: Callable[..., Any], moved: list[Tensor], pool: Any) -> None:
         self.program = program
         self.moved = moved  # what the program changes in place
         self.pool = pool  # memory to work in, which others that never run at the same time work in as well
         self.graph: Any = None
 
-    def __call__(self, batch: Batch, *numbers: Tensor) -> Tensor:
-        given = [batch.x, batch.y, batch.share, *batch.random.values(), *numbers]
+    def __call__(self, *given: Tensor) -> Any:
+        """What the program makes of these; it is overwritten by the next call of any program of this pool."""
         if self.graph is None:
-            self._record(batch, given)
+            self._record(given)
         for held, values in zip(self.held, given, strict=True):
             held.copy_(values)
         self.graph.replay()
-        return self.loss
+        return self.made
 
-    def _record(self, batch: Batch, given: list[Tensor]) -> None:
+    def _record(self, given: tuple[Tensor, ...]) -> None:
         self.held = [values.clone() for values in given]
-        x, y, share, *rest = self.held
-        keys = dict(zip(batch.random, rest, strict=False))
-        own, numbers = Batch(x, y, share, keys), rest[len(keys) :]
         before = [values.clone() for values in self.moved]
         beside = torch.cuda.Stream()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(2):  # compiles, and lets libraries take their memory
-                self.program(own, *numbers)
+                self.program(*self.held)
         torch.cuda.current_stream().wait_stream(beside)
         torch.cuda.synchronize()
-        torch._foreach_copy_(self.moved, before)
+        if self.moved:
+            torch._foreach_copy_(self.moved, before)
         del before
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=self.pool):
-            self.loss = self.program(own, *numbers)
+            self.made = self.program(*self.held)
 
 
 @functools.cache
@@ -232,6 +231,7 @@ class Program:
         self.chosen = False
         self.room = 0
         self.known: dict[tuple[Any, ...], Callable[[Batch, Tensor, Tensor, Tensor], Tensor]] = {}
+        self.sums: dict[int, Recorded] = {}
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
         """Put clients where training begins, at most `room`; `anchor` is where a proximal weight pulls to, if any."""
@@ -249,6 +249,7 @@ class Program:
             return {n: p.new_zeros((rows, *p.shape[1:])) for n, p in at.items()}
 
         self.known.clear()  # programs know where the weights are
+        self.sums.clear()
         self.pool = torch.cuda.graph_pool_handle() if self.local.on_gpu else None
         self.room, self.params = room, like(start, room)
         self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
@@ -265,8 +266,18 @@ class Program:
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights."""
-        made: Tensors = _summing()({n: p[: len(weights)] for n, p in self.params.items()}, start, weights)
-        return made
+        now = {n: p[: len(weights)] for n, p in self.params.items()}
+        begun = [start[n] for n in now]
+        if not self.local.on_gpu or any(len(at) > 1 for at in begun):
+            return _summing()(now, {n: start[n] for n in now}, weights)
+        known = self.sums.get(len(weights))
+        if known is None:
+
+            def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
+                return list(_summing()(now, dict(zip(now, first, strict=True)), weights).values())
+
+            known = self.sums[len(weights)] = Recorded(total, [], self.pool)
+        return {n: made.clone() for n, made in zip(now, known(weights, *begun), strict=True)}
 
     def _made(self, batch: Batch) -> Callable[[Batch, Tensor, Tensor, Tensor], Tensor]:
         clients, local = len(batch.y), self.local
@@ -292,8 +303,17 @@ class Program:
                     factors.descend(params[name], lr)
             return loss
 
+        if not local.on_gpu:
+            return program
+        layers = list(batch.random)
+
+        def flat(x: Tensor, y: Tensor, share: Tensor, *rest: Tensor) -> Tensor:
+            keys = dict(zip(layers, rest, strict=False))
+            return program(Batch(x, y, share, keys), *rest[len(keys) :])
+
         moved = [*params.values(), *(m for moment in memory.moments for m in moment)]
-        return Recorded(program, moved, self.pool) if local.on_gpu else program
+        known = Recorded(flat, moved, self.pool)
+        return lambda batch, *numbers: known(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
 
     def _foldable(self, params: Tensors, batch: Batch) -> Module | None:
         """The folded model, if it gives the gradients of client by client on this batch, in the model's own type."""
@@ -304,7 +324,10 @@ class Program:
             twin, found = _tried(exact, given)
             if twin is None or not agree(want, found):
                 return None
-        return twin if local.precision == "exact" else _tried(local, given)[0]
+        if local.precision == "exact":
+            return twin
+        quick, found = _tried(local, given)
+        return quick if agree(want, found, ROUGH) else twin
 
     def _trusted(self, params: Tensors, batch: Batch, compiled: Callable[[Any], Any]) -> Gradient:
         """The compiled gradient, or the plain one where a compiler has made something else of it."""
@@ -324,7 +347,7 @@ class Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
             found = _whole(made(*given)[0])
-        return made if agree(want, found, 1e-3 if local.precision == "exact" else 0.3) else plain
+        return made if agree(want, found, 1e-3 if local.precision == "exact" else ROUGH) else plain
 
 
 class _Counted(TorchDispatchMode):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_moves
 from fedscape.learning.local import Data, LocalSGD
+from fedscape.learning.losses import Tensor
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
@@ -101,7 +102,8 @@ class Sweep(Computation):
 
     def start(self, seed: int) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting, initial=self.initial)
-        states = [one.start(setting.seed) for setting in self.settings]
+        begin = {s: one.start(s) for s in {setting.seed for setting in self.settings}}
+        states = [begin[setting.seed] for setting in self.settings]
         shared = {n for n in states[0] if n == "server.t"}  # the count of rounds is the same for all
         made = {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
         return {**made, "server.diverged": np.zeros(len(self.settings), dtype=bool)}
@@ -126,29 +128,25 @@ class Sweep(Computation):
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
-        new = one.update(state, total)  # server rules work number by number
-        factors = np.array([setting.server for setting in self.settings])
-        for n in new if (factors != 1).any() else ():
+        made, numbers = one.moved(state, total)  # server rules work number by number
+        before = {n: self.local.tensor(n, state[n]) for n in made}
+        factors = torch.tensor([setting.server for setting in self.settings], dtype=torch.float64)
+        for n in made if bool((factors != 1).any()) else ():
             if n.startswith("model."):
-                factor = factors.reshape(-1, *[1] * (new[n].ndim - 1))
-                new[n] = (state[n] + factor * (new[n].astype(np.float64) - state[n])).astype(new[n].dtype)
-        return self._stopped(state, new)
+                factor = _along(factors.to(made[n].device), made[n])
+                made[n] = (before[n] + factor * (made[n].to(torch.float64) - before[n])).to(made[n].dtype)
+        return {**state, **self._stopped(state, before, made), **numbers}
 
-    def _stopped(self, state: Arrays, new: Arrays) -> Arrays:
+    def _stopped(self, state: Arrays, before: Tensors, made: Tensors) -> Arrays:
         """A setting whose numbers run away stays where it last was and is marked; the others go on."""
-        own = [n for n in new if n != "server.t"]
-        gone = state["server.diverged"].copy()
-        for n in own:
-            values = self.local.tensor(n, new[n])  # where it is already, on a GPU
-            gone |= ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1).cpu().numpy()
-        which = np.flatnonzero(gone)
-        for n in own if len(which) else []:
-            if new[n] is state[n]:  # nothing was reported
-                continue
-            new[n][which] = state[n][which]
-            if self.local.on_gpu:  # and where it is held for the next round
-                self.local.tensor(n, new[n])[which] = torch.as_tensor(state[n][which], device=self.local.device)
-        return {**new, "server.diverged": gone}
+        gone = torch.as_tensor(np.array(state["server.diverged"]), device=self.local.device)
+        for values in made.values():
+            gone = gone | ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1)
+        stay = {n: torch.where(_along(gone, values), before[n], values) for n, values in made.items()}
+        return {**self.local.arrays(stay), "server.diverged": gone.cpu().numpy()}
+
+    def found_finite(self, state: Arrays) -> bool:
+        return self.local.found_finite(state)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]
@@ -185,6 +183,11 @@ class Sweep(Computation):
         computation, fed = FedAvg.examples()[1]
         settings = [Setting(lr=0.1), Setting(lr=0.2, seed=1), Setting(lr=0.1, proximal=0.3, server=0.5)]
         return [(cls(computation.local, settings, initial="seed"), fed)]
+
+
+def _along(values: Tensor, like: Tensor) -> Tensor:
+    """One value for each setting, in the shape of an array [settings, ...]."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""Convolutions of many clients at once, each client with a kernel of its own, as one operation that a compiler keeps.
+
+Left to a compiler, a convolution as a product of patches writes the patches, nine times the size of the image, up to
+three times. On a GPU the operation reads them from the image (`_conv_kernels`); elsewhere it is what it says.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from fedscape.learning.losses import Tensor
+
+
+def can_convolve(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> bool:
+    """Whether `convolve` has a fast form for this: on a GPU that has Triton, stride 1, more than one place."""
+    plain = stride == (1, 1) and kernel != (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
+    return plain and bool(x.is_cuda) and find_spec("triton") is not None
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    """Images [clients x batch, H, W, channels] convolved with weights [clients, out, H kernel, W kernel, channels].
+
+    Products are taken in the type of the images, sums in float32; biases are [clients, out].
+
+    >>> weight = torch.stack([torch.ones(1, 3, 3, 1), torch.full((1, 3, 3, 1), 2.0)])
+    >>> convolve(torch.ones(2, 3, 3, 1), weight, torch.zeros(2, 1), (0, 0)).flatten().tolist()
+    [9.0, 18.0]
+    """
+    made: Tensor = _convolve(x, weight, bias, *padding)
+    return made
+
+
+@torch.library.custom_op("fedscape::convolve", mutates_args=())  # type: ignore[untyped-decorator]
+def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, up: int, left: int) -> torch.Tensor:
+    if x.is_cuda:
+        from fedscape.learning import _conv_kernels
+
+        return _conv_kernels.convolve(x.contiguous(), weight.contiguous(), bias, (up, left))
+    patches, shape = _patches(x, weight.shape[2:4], (up, left)), weight.shape
+    products = patches.reshape(shape[0], -1, patches.shape[3]) @ weight.flatten(2).transpose(1, 2).to(x.dtype)
+    made = products if bias is None else products + bias[:, None].to(x.dtype)
+    return made.reshape(*patches.shape[:3], shape[1])
+
+
+@torch.library.custom_op("fedscape::convolve_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _to_weights(
+    x: torch.Tensor, gradient: torch.Tensor, clients: int, high: int, wide: int, up: int, left: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of weights and biases, in float32."""
+    if x.is_cuda:
+        from fedscape.learning import _conv_kernels
+
+        return _conv_kernels.gather(x.contiguous(), gradient.contiguous(), clients, (high, wide), (up, left))
+    patches = _patches(x, (high, wide), (up, left))
+    each = gradient.reshape(clients, -1, gradient.shape[3])
+    made = each.transpose(1, 2) @ patches.reshape(clients, -1, patches.shape[3])
+    return made.reshape(clients, -1, high, wide, x.shape[3]), each.sum(dim=1)
+
+
+def _patches(x: Tensor, kernel: Any, padding: tuple[int, int]) -> Tensor:
+    around = functional.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
+    windows = around.unfold(1, kernel[0], 1).unfold(2, kernel[1], 1)
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+@_convolve.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, up: int, left: int) -> Tensor:
+    high, wide = x.shape[1] + 2 * up - weight.shape[2] + 1, x.shape[2] + 2 * left - weight.shape[3] + 1
+    return x.new_empty((x.shape[0], high, wide, weight.shape[1]))
+
+
+@_to_weights.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, gradient: Tensor, clients: int, high: int, wide: int, up: int, left: int) -> tuple[Tensor, Tensor]:
+    out, kind = gradient.shape[3], torch.float32 if x.is_cuda else x.dtype
+    return x.new_empty((clients, out, high, wide, x.shape[3]), dtype=kind), x.new_empty((clients, out), dtype=kind)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, up, left = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.padding, ctx.biased = (up, left), bias is not None
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of the images is a convolution of `gradient` with the kernels turned round."""
+    (x, weight), (up, left) = ctx.saved_tensors, ctx.padding
+    high, wide = weight.shape[2:4]
+    gradient = gradient.contiguous()
+    images = None
+    if ctx.needs_input_grad[0]:
+        turned = weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
+        images = _convolve(gradient, turned, None, high - 1 - up, wide - 1 - left)
+    weights, biases = _to_weights(x, gradient, len(weight), high, wide, up, left)
+    return images, weights.to(weight.dtype), biases if ctx.biased else None, None, None
+
+
+_convolve.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,113 @@
+"""Convolutions of many clients at once are each client's own convolution, and so are their gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fedscape.learning import convolutions, folded, models
+from fedscape.learning.layers import trainable_copy
+
+CASES = [  # clients, batch, height, width, channels, out, kernel, padding
+    (2, 3, 7, 6, 3, 5, (3, 3), (0, 0)),
+    (2, 2, 8, 8, 32, 6, (3, 2), (1, 0)),
+    (3, 1, 5, 5, 33, 3, (2, 2), (0, 1)),
+    (2, 2, 9, 9, 1, 6, (5, 5), (2, 2)),
+    (1, 2, 6, 6, 32, 70, (3, 3), (1, 1)),
+]
+
+
+def one_by_one(x, weight, bias, padding):
+    """The oracle: torch's own convolution, client after client."""
+    batch = len(x) // len(weight)
+    made = []
+    for i, (w, b) in enumerate(zip(weight, bias, strict=True)):
+        images = x[i * batch : (i + 1) * batch].permute(0, 3, 1, 2)
+        made.append(functional.conv2d(images, w.permute(0, 3, 1, 2), b, padding=padding).permute(0, 2, 3, 1))
+    return torch.cat(made)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_each_client(case):
+    clients, batch, height, width, channels, out, kernel, padding = case
+    torch.manual_seed(0)
+    x = torch.randn(clients * batch, height, width, channels, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(clients, out, *kernel, channels, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(clients, out, dtype=torch.float64, requires_grad=True)
+    want, made = one_by_one(x, weight, bias, padding), convolutions.convolve(x, weight, bias, padding)
+    torch.testing.assert_close(made, want)
+    along = torch.randn_like(want)
+    for a, b in zip(*(torch.autograd.grad(y, [x, weight, bias], along) for y in (made, want)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_without_biases_and_with_images_that_need_no_gradient():
+    x, weight = torch.randn(4, 5, 5, 2), torch.randn(2, 3, 3, 3, 2, requires_grad=True)
+    made = convolutions.convolve(x, weight, None, (0, 0))
+    torch.testing.assert_close(made, one_by_one(x, weight, torch.zeros(2, 3), (0, 0)))
+    (found,) = torch.autograd.grad(made.square().sum(), [weight])
+    (want,) = torch.autograd.grad(one_by_one(x, weight, torch.zeros(2, 3), (0, 0)).square().sum(), [weight])
+    torch.testing.assert_close(found, want)
+
+
+def test_the_operation_says_its_shapes_and_types_to_a_compiler():
+    given = (torch.randn(4, 5, 6, 2), torch.randn(2, 3, 3, 2, 2), torch.randn(2, 3), 1, 0)
+    given = tuple(v.requires_grad_() if isinstance(v, torch.Tensor) else v for v in given)
+    torch.library.opcheck(convolutions._convolve, given)
+    torch.library.opcheck(convolutions._to_weights, (torch.randn(4, 5, 6, 2), torch.randn(4, 5, 5, 3), 2, 3, 2, 1, 0))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_folded_network_gives_the_same_with_the_operation(monkeypatch, precision):
+    model = trainable_copy(models.cnn((1, 8, 8), 3, dropout=False), "vmap")
+    twin = folded.folded(model, precision)
+    torch.manual_seed(1)
+    params = {n: torch.randn(2, *p.shape) / p[0].numel() ** 0.5 for n, p in model.named_parameters()}
+    x = torch.rand(6, 8, 8)
+    plain = torch.func.functional_call(twin, params, (x,))
+    used = []
+    monkeypatch.setattr(folded, "can_convolve", lambda *given: used.append(given) or True)
+    quick = torch.func.functional_call(twin, params, (x,))
+    assert len(used) == 2
+    torch.testing.assert_close(quick, plain, atol=1e-5 if precision == "tf32" else 0.1, rtol=0.05)
+
+
+def test_it_stands_aside_without_a_gpu_and_for_strides_and_single_places():
+    assert not convolutions.can_convolve(torch.zeros(1), (3, 3), (1, 1), (0, 0))
+
+    class OnGpu:
+        is_cuda = True
+
+    known = importlib.util.find_spec("triton") is not None
+    assert convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (1, 1)) is known
+    assert not convolutions.can_convolve(OnGpu(), (3, 3), (2, 2), (1, 1))
+    assert not convolutions.can_convolve(OnGpu(), (1, 1), (1, 1), (0, 0))
+    assert not convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (3, 3))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, whose interpreter has no GPU")
+def test_the_kernels_give_what_the_plain_operation_gives():
+    script = f"""
+    import torch
+    from fedscape.learning import _conv_kernels as kernels, convolutions
+    for clients, batch, height, width, channels, out, kernel, padding in {CASES!r}:
+        torch.manual_seed(0)
+        x, weight = torch.randn(clients * batch, height, width, channels), torch.randn(clients, out, *kernel, channels)
+        bias = torch.randn(clients, out)
+        want = convolutions.convolve(x, weight, bias, padding)
+        torch.testing.assert_close(kernels.convolve(x, weight, bias, padding), want, atol=1e-3, rtol=1e-3)
+        along = torch.randn_like(want)
+        made = kernels.gather(x, along, clients, kernel, padding)
+        for a, b in zip(made, convolutions._to_weights(x, along, clients, *kernel, *padding)):
+            torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+    """
+    run = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(run, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
