@@ -1,4 +1,4 @@
-"""Can a personalised model tell novel images from known ones (Table 4)?
+"""Can a personalised model tell novel images from known ones (Table 4, Figures 2 and 5 to 7)?
 
 MNIST dealt to clients by Dirichlet 0.4 over labels; a quarter of the rows is turned by 90 degrees, mirrored and
 inverted, a quarter has permuted labels. Known: held-out rows of the same law. Novel: the same rows at half their size,
@@ -8,9 +8,15 @@ Methods without a law of x score by minus the largest class probability, of the 
 The Gaussians of FedGMM are of pixels, or of what layers of the FedAvg network give: the input of the last one, or mean
 and spread of each channel of the convolutions. "and rest" adds how long the part is that the PCA leaves out. Scores are
 those under the common weights. Figure 2: plain digits but 1; can 1 be told by p(x), and a wrong label by p(y | x)?
+Figures 5 to 7: how far apart known and novel lie, row by row and by the mean of each client's rows, under FedAvg, FedEM
+and FedGMM; and under FedGMM if only p(x) is new (0.8 of the size, turned) or only p(y | x) (labels permuted). There
+p(x) has the common weights, p(y | x) and the joint those of each client; "scaled sum" is the score of the public code,
+log p(x) and log p(y | x) each scaled from 0 to 1 over known and novel rows, then added. Histograms are of likelihoods
+scaled from 0 to 1 between the 1% and 99% quantiles of all rows; a PNG is drawn where matplotlib is installed.
 
 `--prepare FOLDER` writes the data as one .npz file; with `--data FOLDER` only NumPy, SciPy and torch are needed. Cells
-run in `--workers` processes until `--limit` seconds are over; `--merge FILES` prints the table of rows.
+run in `--workers` processes until `--limit` seconds are over, with `--only figure` those of the figures alone;
+`--merge FILES` prints the tables of rows.
 """
 
 from __future__ import annotations
@@ -40,12 +46,15 @@ from fedscape.personal import (
     with_projection,
 )
 from fedscape.personal.methods import METHODS
+from fedscape.ragged import segment_sum_twin
 from table import RESULTS, arguments, report
 
 SCORES = ("log_prob_x", "typicality", "confidence")
 EMBEDDINGS = {"convolutions": 25, "last layer and rest": 10, "pixels, PCA 48 and rest": 10, "pixels, PCA 48": 3}  # M1
 STATES = Path(tempfile.gettempdir()) / "fedgmm_novelty"  # of FedAvg
 BASELINES = ("local", "fedavg", "fedem")
+DRAWN = 300  # points of each kind in a figure
+PARTS = ("log_prob_x", "log_prob_y_given_x", "log_prob_joint")
 
 
 def prepare(folder: Path, quick: bool) -> None:
@@ -82,9 +91,26 @@ def novel(fed: Federation) -> Federation:
     """Half as large on an even ground of the corner's grey, turned and mirrored."""
     x = fed["x"]
     small = x.reshape(len(x), 14, 2, 14, 2).mean(axis=(2, 4)).astype(np.uint8)
+    return fed.with_column("x", np.ascontiguousarray(turned(x, small)[:, :, ::-1]))
+
+
+def turned(x: np.ndarray, small: np.ndarray) -> np.ndarray:
+    """Smaller images in the middle of the ground of the large ones, turned."""
+    begin, end = (28 - small.shape[1]) // 2, (28 + small.shape[1]) // 2
     out = np.repeat(x[:, :1, :1], 28, axis=1).repeat(28, axis=2)
-    out[:, 7:21, 7:21] = small
-    return fed.with_column("x", np.ascontiguousarray(np.rot90(out, axes=(1, 2))[:, :, ::-1]))
+    out[:, begin:end, begin:end] = small
+    return np.rot90(out, axes=(1, 2))
+
+
+def new_in_part(fed: Federation, seed: int) -> dict[str, Federation]:
+    """Figure 6: rows of which only p(x) is new, and rows of which only p(y | x) is; every label becomes another."""
+    x, order = fed["x"], np.random.default_rng(seed + 1).permutation(10)
+    pixels = torch.tensor(x, dtype=torch.float32)[:, None]
+    small = torch.nn.functional.interpolate(pixels, size=22, mode="bilinear", antialias=True)[:, 0]
+    smaller = np.ascontiguousarray(turned(x, small.round().to(torch.uint8).numpy()))
+    label = np.empty(10, dtype=np.int64)
+    label[order] = np.roll(order, 1)
+    return {"0.8 of the size": fed.with_column("x", smaller), "labels permuted": fed.with_column("y", label[fed["y"]])}
 
 
 def others(fed: Federation, seed: int) -> dict[str, Federation]:
@@ -178,10 +204,10 @@ def state_of(cell: Row) -> Path:
 
 
 def work(cell: Row, until: float) -> list[Row]:
-    """Methods without a law of x; or FedGMM on one embedding; or Figure 2."""
+    """Methods without a law of x; or FedGMM on one embedding; or figures."""
     seed, step = cell["seed"], step_of(cell)
-    if cell["part"] == "figure 2":
-        return figure_2(cell, step, until)
+    if cell["part"].startswith("figure"):
+        return (figure_2 if cell["part"] == "figure 2" else figures_5_to_7)(cell, step, until)
     fed, held = draw(Path(cell["data"]), seed, cell["clients"], cell["rows"])
     order = np.random.default_rng(seed).permutation(held.n_rows)
     parts = {"known": held, "new": novel(held), **others(held, seed)}
@@ -227,7 +253,52 @@ def figure_2(cell: Row, step: LocalSGD, until: float) -> list[Row]:
         model = done.common() if score == "log_prob_x" else done
         scores = [Novelty(model, score).rows(p) for p in (made["held"], new)]
         found[f"{what}: {score}"] = auroc(np.concatenate(scores), np.repeat([False, True], [len(s) for s in scores]))
-    return [{**cell, "method": what, "figure": value} for what, value in found.items()]
+    drawn = points(done, {"known": made["held"], "digit 1": made["ones"], "wrong label": wrong})
+    return [*({**cell, "method": what, "figure": value} for what, value in found.items()), {**cell, "points": drawn}]
+
+
+def part_of_law(done: Personalised, score: str, data: Federation) -> np.ndarray:
+    return Novelty(done.common() if score == "log_prob_x" else done, score).rows(data)
+
+
+def points(done: Personalised, kinds: dict[str, Federation]) -> dict[str, list[list[float]]]:
+    """log p(x) and log p(y | x) of some rows of each kind."""
+    found = {}
+    for kind, data in kinds.items():
+        pick = np.random.default_rng(0).permutation(data.n_rows)[:DRAWN]
+        found[kind] = [(-part_of_law(done, score, data)[pick]).round(3).tolist() for score in PARTS[:2]]
+    return found
+
+
+def apart(known: np.ndarray, new: np.ndarray, offsets: np.ndarray) -> Row:
+    """How far apart scores of the same clients lie: AUROC of rows and of clients, two histograms, what they share."""
+    label, full = np.repeat([False, True], len(known)), np.diff(offsets) > 0
+    means = [(segment_sum_twin(s, offsets)[full] / np.diff(offsets)[full]) for s in (known, new)]
+    by_client = auroc(np.concatenate(means), np.repeat([False, True], full.sum()))
+    low, high = np.quantile([known, new], [0.01, 0.99])
+    scaled = [np.clip((high - s) / max(high - low, 1e-300), 0, 1) for s in (known, new)]
+    bars = [np.histogram(s, bins=30, range=(0, 1))[0] / len(s) for s in scaled]
+    made: Row = {"AUROC of rows": auroc(np.concatenate([known, new]), label), "AUROC of clients": by_client}
+    return made | {"shared": float(np.minimum(*bars).sum()), "bars": [b.round(5).tolist() for b in bars]}
+
+
+def figures_5_to_7(cell: Row, step: LocalSGD, until: float) -> list[Row]:
+    """FedAvg, FedEM and FedGMM on novel rows; FedGMM on rows new in one part of the law."""
+    fed, held = draw(Path(cell["data"]), cell["seed"], cell["clients"], cell["rows"])
+    parts = {"half the size": novel(held), **new_in_part(held, cell["seed"])}
+    found, state = [], {}
+    for name in ("fedem", "fedavg"):
+        done = trained(METHODS[name](step, Local(fed, threads=1), cell["seed"]), fed, cell, until)
+        scores, state = [surest(done, p) for p in (held, parts["half the size"])], done.state
+        found.append({"novel": "half the size", "score": f"{name}: confidence", **apart(*scores, held.offsets)})
+    made = with_z("convolutions", {"fit": fed, "known": held, **parts}, step, state)
+    done = gaussian(made["fit"], step, cell, until)
+    for kind in parts:
+        each = {s: np.stack([part_of_law(done, s, made[n]) for n in ("known", kind)]) for s in PARTS}
+        each["scaled sum"] = sum((each[s] - each[s].min()) / np.ptp(each[s]) for s in PARTS[:2])
+        found += [{"novel": kind, "score": f"fedgmm: {s}", **apart(*v, held.offsets)} for s, v in each.items()]
+    drawn = points(done, {n: made[n] for n in ("known", "labels permuted")})
+    return [*({**cell, **each} for each in found), {**cell, "points": drawn}]
 
 
 def summary(rows: list[Row]) -> None:
@@ -244,14 +315,69 @@ def summary(rows: list[Row]) -> None:
         mine = [r for r in told if r["seed"] == seed and r["method"].startswith("fedgmm")]
         best = max(mine, key=lambda r: r["AUROC, other kinds"]) if mine else None
         said += [f"seed {seed}: {best['method']} with {100 * best['AUROC']:.2f}"] if best else []
-    about = {k: v for k, v in (told[0] if told else {}).items() if k in ("net", "clients", "rows", "rounds", "lr")}
-    report("novelty", lines, note=f"chosen on the other kinds: {'; '.join(said)}; {about}; 95% t intervals over seeds")
-    figure = [r for r in rows if "figure" in r]
+    if told:
+        about = {k: v for k, v in told[0].items() if k in ("net", "clients", "rows", "rounds", "lr")}
+        chosen = f"chosen on the other kinds: {'; '.join(said)}; {about}; 95% t intervals over seeds"
+        report("novelty", lines, note=chosen)
+    figure = list({(r["method"], r["seed"]): r for r in rows if "figure" in r}.values())
     names = list(dict.fromkeys(r["method"] for r in figure))
     if figure:
         print()
         lines = [{"told": n, "AUROC": percent([r["figure"] for r in figure if r["method"] == n])} for n in names]
         report("novelty_figure_2", lines)
+    if any("bars" in r for r in rows):
+        print()
+        histograms(rows)
+        picture([r for r in rows if "bars" in r or "points" in r])
+
+
+def histograms(rows: list[Row]) -> None:
+    """Figures 5 to 7 in numbers."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for r in rows:
+        if "bars" in r:
+            groups.setdefault((r["novel"], r["score"]), []).append(r)
+    columns, lines = ("AUROC of rows", "AUROC of clients", "shared"), []
+    for (kind, score), mine in groups.items():
+        about = {"novel": kind, "score": score, "seeds": len(mine)}
+        lines.append({**about, **{c: percent([r[c] for r in mine]) for c in columns}})
+    report(
+        "novelty_figures_5_to_7",
+        lines,
+        note="shared: the part of the two histograms that lies on one another, in percent",
+    )
+
+
+def picture(rows: list[Row]) -> None:
+    """Figures 2 and 5 to 7 of the first seed as results/novelty_figures.png, where there is matplotlib."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    first = min(r["seed"] for r in rows if "bars" in r)
+    rows = [r for r in rows if r["seed"] == first]
+    bars = {(r["novel"], r["score"]): r["bars"] for r in rows if "bars" in r}
+    dots = {r["part"]: r["points"] for r in rows if "points" in r}
+    half, both = "half the size", "fedgmm: scaled sum"
+    panels: list[tuple[str, Any]] = [("5a", (half, "fedavg: confidence")), ("5b", (half, "fedem: confidence"))]
+    panels += [("5c", (half, both)), ("5, without labels", (half, "fedgmm: log_prob_x"))]
+    panels += [("6a", ("0.8 of the size", both)), ("6b", ("labels permuted", both))]
+    figure, axes = plt.subplots(2, 4, figsize=(15, 6.4), layout="constrained")
+    for axis, (name, key) in zip(axes.flat, panels, strict=False):
+        for values, kind, colour in zip(bars.get(key, ()), ("known", "novel"), ("#1f4e79", "#c55a11"), strict=False):
+            axis.bar((np.arange(30) + 0.5) / 30, values, 1 / 30, alpha=0.6, color=colour, label=kind)
+        axis.set(title=f"{name}: {key[0]}\n{key[1]}", xlabel="scaled likelihood", ylabel="share of rows")
+    for axis, name, part in zip(axes.flat[6:], ("7", "2"), ("figures 5 to 7", "figure 2"), strict=True):
+        for (kind, xy), colour in zip(dots.get(part, {}).items(), ("#1f4e79", "#c55a11", "#7a1f79"), strict=False):
+            axis.scatter(*xy, s=6, alpha=0.6, color=colour, label=kind)
+        axis.set(title=f"Figure {name}", xlabel="log p(x)", ylabel="log p(y | x)")
+    for axis in axes.flat[[0, 6, 7]]:
+        if axis.has_data():
+            axis.legend(frameon=False, fontsize=8)
+    figure.savefig(RESULTS / "novelty_figures.png", dpi=110)
 
 
 def plan(rows: list[Row], args: Any) -> list[Row]:
@@ -261,8 +387,9 @@ def plan(rows: list[Row], args: Any) -> list[Row]:
     cells = [{**c, "part": "baselines", "gaussians": 0} for c in seeds]
     ready = [c for c in seeds if state_of(c).exists()]
     each = [{**c, "part": part, "gaussians": min(m1, args.gaussians)} for part, m1 in EMBEDDINGS.items() for c in ready]
-    last = [{**c, "part": "figure 2", "gaussians": min(25, args.gaussians)} for c in seeds]
-    return [*cells, *each, *last]
+    drawn = {"gaussians": min(EMBEDDINGS["convolutions"], args.gaussians), "drawn": DRAWN}
+    last = [{**c, "part": part, **drawn} for part in ("figure 2", "figures 5 to 7") for c in seeds]
+    return [c for c in [*cells, *each, *last] if c["part"].startswith(args.only)]
 
 
 def main() -> None:
@@ -275,7 +402,7 @@ def main() -> None:
         "gaussians": 99,
         "seeds": 3,
     }
-    options |= {"workers": 0, "limit": 1e9, "out": "", "merge": ""}
+    options |= {"workers": 0, "limit": 1e9, "out": "", "merge": "", "only": ""}
     args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
@@ -290,7 +417,7 @@ def main() -> None:
         args.clients, args.rows, args.rounds, args.net, args.gaussians, args.seeds = 10, 2000, 5, "mlp", 3, 1
         if not args.out:
             Path(out).unlink(missing_ok=True)
-    if not Path(out).exists():
+    if not Path(out).exists() and not args.only:
         shutil.rmtree(STATES, ignore_errors=True)
     summary(run_cells(partial(plan, args=args), work, out=out, workers=args.workers, limit=args.limit))
 
