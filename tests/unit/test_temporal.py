@@ -38,6 +38,7 @@ from fedscape.temporal import (
     Steady,
     Trace,
     Zones,
+    branched,
     centres_of,
     collect_centres,
     evaluate,
@@ -626,6 +627,22 @@ def test_features_are_looked_at_where_a_group_norm_follows_a_convolution(name, m
         local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy=strategy)
         method = method_for(name, local, Linear(4))
         *_, last = rounds(method, fed, n_rounds=2, allow=method.reveals, measure=0)
+        ends.append(last.state)
+    assert all(np.allclose(ends[0][n], ends[1][n], atol=1e-9) for n in ends[0])
+
+
+@pytest.mark.parametrize("name", ["fedtem", "fedtkm"])
+def test_features_are_looked_at_part_by_part_behind_layers_that_are_frozen(name, monkeypatch):
+    monkeypatch.setattr(branched, "_FEW", 3)
+    rng = np.random.default_rng(0)
+    fed = Federation({"x": rng.normal(size=(14, 2, 4, 4)), "y": rng.integers(0, 3, 14)}, [0, 7, 7, 10, 14])
+    layers = nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)
+    layers[0].requires_grad_(False)
+    model, ends = MultiBranch(nn.Sequential(*layers)).double(), []
+    for strategy in ("vmap", "sequential"):
+        local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy=strategy)
+        method = method_for(name, local, Linear(4))
+        *_, last = rounds(method, fed, n_rounds=3, allow=method.reveals, measure=0)
         ends.append(last.state)
     assert all(np.allclose(ends[0][n], ends[1][n], atol=1e-9) for n in ends[0])
 

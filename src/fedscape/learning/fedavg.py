@@ -163,11 +163,13 @@ def sum_of_moves(
     moves: Iterator[tuple[Array, Tensors]], local: LocalSGD, params: Arrays, clients: Federation, weighting: str
 ) -> Arrays:
     """The sum of what clients send, in float64, made where they trained: no client's row need cross."""
-    sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
+    sums: Tensors = {}
     for positions, moved in moves:
         weights = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
         for name, rows in moved.items():
-            weighted_sum(rows, weights, onto=sums[name])
+            sums[name] = weighted_sum(rows, weights, onto=sums.get(name))
+    if not sums:
+        sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
     return sent_sums(sums, local, clients, weighting)
 
 

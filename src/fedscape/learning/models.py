@@ -15,6 +15,7 @@ from torch.nn import functional
 from fedscape.errors import DataError
 from fedscape.learning.layers import Module, drawing
 from fedscape.learning.losses import Tensor
+from fedscape.learning.pooling import pool
 
 Shape = tuple[int, int, int]
 
@@ -166,9 +167,7 @@ class _CNN(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         over = not torch.is_grad_enabled()  # where nobody goes back, numbers are written over
         x = self.conv2(functional.relu(self.conv1(self.image(x)), inplace=over))
-        x = functional.max_pool2d(x, 2)  # before the rectifier: the same, on a quarter of the numbers
-        x = functional.relu(x, inplace=over)
-        x = self.drop1(x).flatten(1)
+        x = self.drop1(pool(x)).flatten(1)  # maxima before the rectifier: the same, on a quarter of the numbers
         return self.out(self.drop2(functional.relu(self.hidden(x))))
 
 

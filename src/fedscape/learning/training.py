@@ -77,6 +77,7 @@ def train(
     *,
     weights: Array | None = None,
     still: Collection[str] = (),
+    look: Callable[[int, Module], None] | None = None,
 ) -> Tensors:
     """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights {name: [...]} in float64.
 
@@ -96,6 +97,8 @@ def train(
         One for each row of work: the sum over rows, so weighted, is wanted and not the rows.
     still
         Parameters that stay as they are, on each row its own.
+    look
+        Where rows train one after the other, called with the row and the module that it has just trained.
     """
     to = start if anchor is None else anchor
     if local.chosen == "scripted":
@@ -112,7 +115,7 @@ def train(
             if local.fallback == "compiled" and not still:
                 return _programmed(local, module, *given, weights)
             alone = local.fallback == "sequential" and not still
-            made = _sequential(local, module, *given) if alone else _side_by_side(local, module, *given, still)
+            made = _sequential(local, module, *given, look) if alone else _side_by_side(local, module, *given, still)
             return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
 
 
@@ -132,7 +135,14 @@ def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) ->
 
 
 def _sequential(
-    local: LocalSGD, module: Module, start: Tensors, anchor: Tensors, work: Work, keys: Tensors, rates: Rates
+    local: LocalSGD,
+    module: Module,
+    start: Tensors,
+    anchor: Tensors,
+    work: Work,
+    keys: Tensors,
+    rates: Rates,
+    look: Callable[[int, Module], None] | None,
 ) -> Tensors:
     named = dict(module.named_parameters())
     params = [named[name] for name in local.names]
@@ -148,6 +158,8 @@ def _sequential(
         with torch.no_grad():
             for p, (name, begin) in zip(params, first.items(), strict=True):
                 torch.sub(p, begin, out=out[name][row])
+            if look is not None:
+                look(row, module)
     return {name: out[name] for name in local.names}
 
 

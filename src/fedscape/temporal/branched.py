@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -165,9 +165,10 @@ class Branched(FedAvg):
         data = data._replace(y=coded)
         rates = Rates(self.local.rate(key.round), self.local.proximal)
         for positions in groups(clients.sizes, self.local.timing, most=self.local.chunk):
-            moved = train(trainer, start, work_of(trainer, data, clients, positions, key), rates)
+            work, looked = work_of(trainer, data, clients, positions, key), _Looked(trainer, data.x, clients, positions)
+            moved = train(trainer, start, work, rates, look=looked if self.looks_back else None)
             if self.looks_back:
-                features, offsets = features_after(trainer, start, moved, data.x, clients, positions)
+                features, offsets = looked.features(start, moved)
                 for name, rows in self.look_back(state, features, offsets).items():
                     room = own.setdefault(name, np.zeros((len(clients), *rows.shape[1:]), dtype=rows.dtype))
                     room[positions] = rows
@@ -201,10 +202,11 @@ class Branched(FedAvg):
         params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
         with one_thread(), precise(local), torch.no_grad(), self._trainer.borrowed() as module:
             module.eval()
-            run = _with(self._trainer, module, params)
+            own = dict(module.named_parameters())  # convolutions are fast in the layout that the module has
+            params = {n: torch.empty_like(own[n]).copy_(p) if p.ndim == 4 else p for n, p in params.items()}
             for begin in range(0, max(clients.n_rows, 1), many):
                 x = local.inputs(local.column(clients, local.features, slice(begin, begin + many)))
-                output, features = run(x, outputs)
+                output, features = functional_call(module, params, (x,), {"both": True, "outputs": outputs})
                 parts.append(features.to(torch.float64))
                 made += [] if output is None else [output.to(torch.float64)]
             module.train()
@@ -263,47 +265,34 @@ class Branched(FedAvg):
         return torch.from_numpy(ends).to(self.local.device)
 
 
-def features_after(
-    local: LocalSGD, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
-) -> tuple[Tensor, Tensor]:
-    """Features of the rows of these clients, each under the network it has trained: [rows, d] and offsets, float64."""
-    _, offsets = rows_of(clients.offsets, positions)
-    with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
-        module.eval()
-        run = _one_by_one if local.chosen == "sequential" else _all_at_once
-        features = run(local, module, start, moved, x, clients, positions)
-        module.train()
-    return features, shared(offsets).to(local.device)
+class _Looked:
+    """Features of the rows of these clients, each under the network it has trained.
 
-
-def _with(
-    local: LocalSGD, module: Any, params: Tensors, moved: Tensors | None = None
-) -> Callable[[Tensor, bool], tuple[Tensor | None, Tensor]]:
-    """The network with these parameters, moved so far: of rows, outputs where wanted and features.
-
-    One client after the other trains in the module's own memory, whose layout convolutions are fast with: use it too.
+    Where clients train one after the other, they look as soon as they are done, in the memory that they trained in.
     """
-    if local.chosen != "sequential":
-        return lambda x, outputs: functional_call(module, params, (x,), {"both": True, "outputs": outputs})
-    named = dict(module.named_parameters())
-    for name, at in params.items():
-        if moved is None:
-            named[name].copy_(at)
-        else:
-            torch.add(at, moved[name], out=named[name])
-    return lambda x, outputs: module(x, both=True, outputs=outputs)
 
+    def __init__(self, local: LocalSGD, x: Tensor, clients: Federation, positions: Array) -> None:
+        self.local, self.x, self.clients, self.positions = local, x, clients, positions
+        self.parts: list[Tensor] = []
 
-def _one_by_one(
-    local: LocalSGD, module: Any, start: Tensors, moved: Tensors, x: Tensor, clients: Federation, positions: Array
-) -> Tensor:
-    parts, many = [], _at_once(local)
-    for i, client in enumerate(positions):
-        network = _with(local, module, {n: p[0] for n, p in start.items()}, {n: moved[n][i] for n in start})
-        for begin in range(clients.offsets[client], clients.offsets[client + 1], many):
-            part = local.inputs(x[begin : min(begin + many, int(clients.offsets[client + 1]))])
-            parts.append(network(part, False)[1].to(torch.float64))
-    return torch.cat(parts)
+    def __call__(self, row: int, module: Any) -> None:
+        begin, end = self.clients.offsets[self.positions[row] :][:2].tolist()
+        many = _at_once(self.local)
+        module.eval()
+        for first in range(begin, end, many):
+            part = self.local.inputs(self.x[first : min(first + many, end)])
+            self.parts.append(module(part, both=True, outputs=False)[1].to(torch.float64))
+        module.train()
+
+    def features(self, start: Tensors, moved: Tensors) -> tuple[Tensor, Tensor]:
+        """Features [rows, d] of the clients in their order, and offsets; float64."""
+        local, (_, offsets) = self.local, rows_of(self.clients.offsets, self.positions)
+        if not self.parts:
+            with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
+                module.eval()
+                self.parts = [_all_at_once(local, module, start, moved, self.x, self.clients, self.positions)]
+                module.train()
+        return torch.cat(self.parts), shared(offsets).to(local.device)
 
 
 def _all_at_once(
