@@ -79,17 +79,21 @@ def test_a_folded_network_gives_the_same_with_the_operation(monkeypatch, precisi
     torch.testing.assert_close(quick, plain, atol=1e-5 if precision == "tf32" else 0.1, rtol=0.05)
 
 
-def test_it_stands_aside_without_a_gpu_and_for_strides_and_single_places():
+def test_it_stands_aside_without_a_gpu_and_for_strides_and_single_places(monkeypatch):
     assert not convolutions.can_convolve(torch.zeros(1), (3, 3), (1, 1), (0, 0))
 
     class OnGpu:
-        is_cuda = True
+        is_cuda, dtype = True, torch.float32
 
-    known = importlib.util.find_spec("triton") is not None
-    assert convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (1, 1)) is known
+    for known in (True, False):
+        monkeypatch.setattr(convolutions, "HAS_TRITON", known)
+        assert convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (1, 1)) is known
+    monkeypatch.setattr(convolutions, "HAS_TRITON", True)
     assert not convolutions.can_convolve(OnGpu(), (3, 3), (2, 2), (1, 1))
     assert not convolutions.can_convolve(OnGpu(), (1, 1), (1, 1), (0, 0))
     assert not convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (3, 3))
+    OnGpu.dtype = torch.float64
+    assert not convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (1, 1))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, whose interpreter has no GPU")

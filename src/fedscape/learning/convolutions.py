@@ -14,11 +14,14 @@ from torch.nn import functional
 
 from fedscape.learning.losses import Tensor
 
+HAS_TRITON = find_spec("triton") is not None  # looked for once: a compiler that follows the model stops where files are
+
 
 def can_convolve(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> bool:
-    """Whether `convolve` has a fast form for this: on a GPU that has Triton, stride 1, more than one place."""
+    """Whether `convolve` has a fast form for this: short numbers on a GPU that has Triton, stride 1, several places."""
     plain = stride == (1, 1) and kernel != (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
-    return plain and bool(x.is_cuda) and find_spec("triton") is not None
+    short = x.dtype in (torch.float32, torch.bfloat16)
+    return plain and short and HAS_TRITON and bool(x.is_cuda)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:

@@ -327,7 +327,7 @@ class Program:
         if local.precision == "exact":
             return twin
         quick, found = _tried(local, given)
-        return quick if agree(want, found, ROUGH) else twin
+        return quick if quick is not None and agree(want, found, ROUGH) else twin
 
     def _trusted(self, params: Tensors, batch: Batch, compiled: Callable[[Any], Any]) -> Gradient:
         """The compiled gradient, or the plain one where a compiler has made something else of it."""
