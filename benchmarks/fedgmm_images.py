@@ -152,7 +152,7 @@ def two_convolutions(shape: tuple[int, int, int], classes: int) -> Any:
 
 def step_of(cell: Row) -> LocalSGD:
     model = network(cell["net"], SHAPES[cell["set"]], CLASSES[cell["set"]])
-    program.MANY = 0  # so many methods and shapes: recorded on a GPU as they are, none is worth compiling
+    program.MANY = 0  # so many methods and shapes: gradients are recorded on a GPU as they are, not compiled
     how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
     proximal = 0.1 if cell["method"] == "fedprox" else 0.0
     how |= {"optimiser": cell["optimiser"], "proximal": proximal, "device": cell["device"]}
@@ -208,7 +208,7 @@ def work(cell: Row, until: float) -> list[Row]:
 
 
 def name_of(cell: Row) -> str:
-    return f"{cell['set']}_{cell['net']}_{cell['rounds']}_{cell['seed']}_{cell['lr']:g}"
+    return f"{cell['set']}_{cell['net']}_{cell['optimiser']}_{cell['rounds']}_{cell['seed']}_{cell['lr']:g}"
 
 
 def trained(
@@ -307,7 +307,8 @@ def cells_of(rows: list[Row], where: Row, methods: list[str], n_seeds: int, rate
 
 def summary(rows: list[Row], rates: list[float]) -> None:
     """The table of accuracies, the curves, and how new clients adapt."""
-    rows = [r for r in rows if "test" in r]
+    by_adam = {True: " by Adam", False: ""}
+    rows = [{**r, "net": r["net"] + by_adam[r.get("optimiser") == "adam"]} for r in rows if "test" in r]
     keys = list(dict.fromkeys((r["set"], r["net"], r["rounds"], r["method"]) for r in rows))
     table, curves, adapting = [], [], []
     for key in sorted(keys, key=lambda k: keys.index(next(o for o in keys if o[:3] == k[:3]))):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -36,6 +37,16 @@ def uncompiled() -> Iterator[None]:
 def compiles() -> bool:
     """Whether this thread runs kernels compiled; see `uncompiled`."""
     return not getattr(_plain, "on", False)
+
+
+@functools.cache
+def has_compiler() -> bool:
+    """Whether Numba is installed: a machine that only trains may have NumPy and torch alone.
+
+    >>> has_compiler()
+    True
+    """
+    return find_spec("numba") is not None
 
 
 def kernel(function: F) -> F:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.errors import DataError
-from fedscape.kernel import compiles, kernel
+from fedscape.kernel import compiles, has_compiler, kernel
 
 Array = npt.NDArray[Any]
 
@@ -28,7 +28,7 @@ _HALF = _U64(32)
 _MULTIPLIER = (_U64(0xD2E7470EE14C6C93), _U64(0xCA5A826395121157))
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _MANY = 2**17  # draws that take as long as a compiled loop takes to load
-_CALL = 2**11  # draws that take as long as a call by itself
+_CALL = 2**11  # draws that take as long as a call by itself takes beside them
 _drawn = [0]
 
 
@@ -152,7 +152,7 @@ def first_uniform(
     """
     out = np.empty(len(clients))
     _drawn[0] += len(clients) + _CALL
-    if _drawn[0] > _MANY and compiles():
+    if _drawn[0] > _MANY and compiles() and has_compiler():
         where = np.zeros(len(clients), dtype=np.uint64) if place is None else place
         about = np.array([round_, seed, purpose, *_MULTIPLIER, *_WEYL], dtype=np.uint64)
         _first_uniform(out, clients.astype(np.uint64), where, about)

@@ -104,9 +104,9 @@ def test_the_kernels_give_what_the_plain_operation_gives():
     for clients, batch, height, width, channels, out, kernel, padding in {CASES!r}:
         torch.manual_seed(0)
         x, weight = torch.randn(clients * batch, height, width, channels), torch.randn(clients, out, *kernel, channels)
-        bias = torch.randn(clients, out)
+        bias = torch.randn(out).expand(clients, out)  # of a frozen layer: one for all
         want = convolutions.convolve(x, weight, bias, padding)
-        torch.testing.assert_close(kernels.convolve(x, weight, bias, padding), want, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(kernels.convolve(x, weight, bias.contiguous(), padding), want, atol=1e-3, rtol=1e-3)
         along = torch.randn_like(want)
         made = kernels.gather(x, along, clients, kernel, padding)
         for a, b in zip(made, convolutions._to_weights(x, along, clients, *kernel, *padding)):
@@ -115,3 +115,24 @@ def test_the_kernels_give_what_the_plain_operation_gives():
     run = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(run, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_bias_that_is_one_for_all_clients_reaches_the_kernel_as_one_for_each(monkeypatch):
+    """Kernels count from the first number: what they get must lie there as its shape says."""
+    seen = []
+
+    class Kernels:
+        @staticmethod
+        def convolve(x, weight, bias, padding):
+            seen.extend([x, weight, bias])
+            return x
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+
+    monkeypatch.setitem(sys.modules, "fedscape.learning._conv_kernels", Kernels)
+    monkeypatch.setattr("fedscape.learning._conv_kernels", Kernels, raising=False)
+    x = torch.randn(2, 4, 5, 3).permute(0, 3, 1, 2).as_subclass(OnGpu)
+    weight = torch.randn(2, 3, 3, 5, 1).transpose(3, 4)
+    convolutions._convolve._init_fn(x, weight, torch.randn(3).expand(2, 3), 0, 0)
+    assert [v.is_contiguous() for v in seen] == [True, True, True]

@@ -27,7 +27,8 @@ def can_convolve(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], pa
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
     """Images [clients x batch, H, W, channels] convolved with weights [clients, out, H kernel, W kernel, channels].
 
-    Products are taken in the type of the images, sums in float32; biases are [clients, out].
+    Biases are [clients, out]. On a GPU products are tf32, or bfloat16 where the images are, and sums float32; elsewhere
+    both have the type of the images.
 
     >>> weight = torch.stack([torch.ones(1, 3, 3, 1), torch.full((1, 3, 3, 1), 2.0)])
     >>> convolve(torch.ones(2, 3, 3, 1), weight, torch.zeros(2, 1), (0, 0)).flatten().tolist()
@@ -42,7 +43,8 @@ def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
     if x.is_cuda:
         from fedscape.learning import _conv_kernels
 
-        return _conv_kernels.convolve(x.contiguous(), weight.contiguous(), bias, (up, left))
+        own = None if bias is None else bias.contiguous()
+        return _conv_kernels.convolve(x.contiguous(), weight.contiguous(), own, (up, left))
     patches, shape = _patches(x, weight.shape[2:4], (up, left)), weight.shape
     products = patches.reshape(shape[0], -1, patches.shape[3]) @ weight.flatten(2).transpose(1, 2).to(x.dtype)
     made = products if bias is None else products + bias[:, None].to(x.dtype)
@@ -53,7 +55,7 @@ def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
 def _to_weights(
     x: torch.Tensor, gradient: torch.Tensor, clients: int, high: int, wide: int, up: int, left: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of weights and biases, in float32."""
+    """Gradients of weights and biases, on a GPU in float32."""
     if x.is_cuda:
         from fedscape.learning import _conv_kernels
 
@@ -97,6 +99,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         turned = weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
         images = _convolve(gradient, turned, None, high - 1 - up, wide - 1 - left)
+    if not any(ctx.needs_input_grad[1:3]):
+        return images, None, None, None, None
     weights, biases = _to_weights(x, gradient, len(weight), high, wide, up, left)
     return images, weights.to(weight.dtype), biases if ctx.biased else None, None, None
 

@@ -213,7 +213,7 @@ class LocalSGD:
         Of a large stack one: the steps of one client keep a thread busy, and threads then share clients evenly.
         """
         if torch.device(self.device).type != "cpu":
-            return int(min(max(_room(self.device) // self.n_parameters, 1), 4096))
+            return int(min(max(2**27 // self.n_parameters, 1), 4096))
         if self.n_parameters > SMALL_MODEL and self.stack is not None:
             return 1
         return int(min(max(2**20 // self.n_parameters, 1), 256))
@@ -369,13 +369,6 @@ def shared(values: Array) -> Tensor:
 def _is_same_memory(a: Array, b: Array) -> bool:
     there = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
     return there and a.shape == b.shape and a.dtype == b.dtype
-
-
-@functools.cache
-def _room(device: str) -> int:
-    """How many weights of clients are trained side by side on this device: activations want far more than they do."""
-    large = torch.cuda.get_device_properties(device).total_memory if torch.device(device).type == "cuda" else 0
-    return int(max(2**27, large // 256))
 
 
 _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}

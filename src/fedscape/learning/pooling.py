@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.util import find_spec
-
 import numpy as np
 import torch
 from torch.nn import functional
 
-from fedscape.kernel import compiles, kernel
+from fedscape.kernel import compiles, has_compiler, kernel
 from fedscape.learning.losses import Tensor
 from fedscape.random import Array
 
@@ -25,7 +22,7 @@ def pool(x: Tensor) -> Tensor:
     >>> pool(torch.tensor([[[[-1.0, 2.0, -3.0], [0.0, 1.0, 9.0]]]])).tolist()
     [[[[2.0]]]]
     """
-    if not (_is_plain(x) and x.numel() >= _LARGE and compiles() and _has_compiler()):
+    if not (_is_plain(x) and x.numel() >= _LARGE and compiles() and has_compiler()):
         return functional.relu(functional.max_pool2d(x, 2), inplace=not torch.is_grad_enabled())
     made = x.new_empty((*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2))
     _pool(x.permute(0, 2, 3, 1).numpy(), made.flatten(2).numpy())
@@ -39,11 +36,6 @@ def _is_plain(x: Tensor) -> bool:
         return False
     here = x.is_cpu and x.dtype == torch.float32 and x.is_contiguous(memory_format=torch.channels_last)
     return bool(here and min(x.shape[2:]) > 1)
-
-
-@cache
-def _has_compiler() -> bool:
-    return find_spec("numba") is not None  # a machine for training has NumPy and torch alone
 
 
 @kernel
@@ -60,7 +52,7 @@ def _pool(x: Array, out: Array) -> None:
                     a = a if a > b or a != a else b
                     d = d if d > e or d != d else e
                     a = a if a > d or a != a else d
-                    rows[i * wide + j, c] = 0 if a <= 0 else a
+                    rows[i * wide + j, c] = 0 if a < 0 else a
         for c in range(channels):
             for place in range(high * wide):
                 out[image, c, place] = rows[place, c]

@@ -97,8 +97,8 @@ class Sweep(Computation):
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side under all settings."""
-        return max(1, self.local.chunk // len(self.settings))
+        """As many clients as are trained side by side under all settings; on a GPU four times as many as of one."""
+        return max(1, (4 if self.local.on_gpu else 1) * self.local.chunk // len(self.settings))
 
     def start(self, seed: int) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting, initial=self.initial)

@@ -107,7 +107,8 @@ def train(
         if moved is not None:
             return moved
     one_by_one = _COMPILING if local.fallback == "compiled" else nullcontext()
-    with nullcontext() if local.on_gpu else one_thread(), one_by_one, precise(local), local.borrowed("train") as module:
+    here = torch.cuda.device(local.device) if local.on_gpu else one_thread()
+    with here, one_by_one, precise(local), local.borrowed("train") as module:
         steps = work.plan.counts.shape[1]
         keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
         with known_classes(local):
@@ -287,6 +288,8 @@ def _programmed(
     program.begin({n: start[n] for n in names}, to, room)
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
     weigh = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=local.device)
+    if weigh is not None and all(len(start[n]) == 1 for n in names):
+        weigh = _padded(weigh, room)  # those behind stay where they begin: few numbers of clients, few programs
     for t in range(plan.counts.shape[1]):
         end = _rounded(plan.active(t)[0], rows) if ragged else rows
         going = rates.rows(end) if not ragged else rates.only(feed.counts[:end, t] > 0)

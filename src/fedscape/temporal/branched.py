@@ -135,7 +135,7 @@ class Branched(FedAvg):
         return (made, kept) if kept else made
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
-        return {**state, **super().update(state, total), **self.learn(state, total)}
+        return {**super().update(state, total), **self.learn(state, total)}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right = self.losses_and_hits(state, clients, unit="client")
