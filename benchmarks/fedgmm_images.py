@@ -4,10 +4,10 @@ FEMNIST by writer, or CIFAR-10 dealt to 80 clients by Dirichlet 0.4 over labels.
 drawn from Beta(0.4, 0.4): these are turned by 90 degrees, mirrored and inverted, and their labels permuted. The same
 network, rounds and rates to choose from for every method: the rate with the best validation accuracy on the first seed
 is used for all seeds. A fifth of the clients is unseen: they adapt on half of their rows and are tested on the others.
-In a round a client makes eight steps of 16 rows, by `--optimiser` sgd or adam. Networks: `--net` conv (two
-convolutions, one hidden layer; with "lenet", which is deeper and narrower, everything is still learning after 100
-rounds), and on FedAvg, FedEM and FedGMM alone, with a quarter of the clients in a round, "cnn" (1.2 million weights)
-and, for half of the rounds and one rate, "mobilenet" (MobileNetV2, width 0.5).
+In a round a client makes eight steps of 16 rows. Networks: `--net` conv (two convolutions, one hidden layer; with
+"lenet", which is deeper and narrower, everything is still learning after 100 rounds), and on FedAvg, FedEM and FedGMM
+alone, with a quarter of the clients in a round, "cnn" (1.2 million weights) and, for half of the rounds and one rate,
+"mobilenet" (MobileNetV2, width 0.5).
 
 `--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy, torch and a reader of
 JPEG (pillow or torchvision) is needed. Cells run in `--workers` processes until `--limit` seconds are over; `--merge
@@ -155,7 +155,7 @@ def step_of(cell: Row) -> LocalSGD:
     program.MANY = 0  # so many methods and shapes: gradients are recorded on a GPU as they are, not compiled
     how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
     proximal = 0.1 if cell["method"] == "fedprox" else 0.0
-    how |= {"optimiser": cell["optimiser"], "proximal": proximal, "device": cell["device"]}
+    how |= {"proximal": proximal, "device": cell["device"]}
     local = LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, **how)
     share_programs(local, (cell["set"], cell["net"]))
     return local
@@ -167,7 +167,7 @@ def with_z(name: str, folder: str, seed: int, state: str, net: str, device: str)
     parts = load(name, folder, seed)
     if state:
         with np.load(state) as common:
-            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": "", "optimiser": "sgd"}
+            cell = {"set": name, "net": net, "device": device, "lr": 0.1, "method": ""}
             arrays = dict(common)
             parts = {n: with_embedding(p, step_of(cell), arrays, name="flat") for n, p in parts.items()}
     else:
@@ -208,7 +208,7 @@ def work(cell: Row, until: float) -> list[Row]:
 
 
 def name_of(cell: Row) -> str:
-    return f"{cell['set']}_{cell['net']}_{cell['optimiser']}_{cell['rounds']}_{cell['seed']}_{cell['lr']:g}"
+    return f"{cell['set']}_{cell['net']}_{cell['rounds']}_{cell['seed']}_{cell['lr']:g}"
 
 
 def trained(
@@ -262,7 +262,7 @@ def best_rate(rows: list[Row], where: Row, method: str, rates: list[float]) -> f
 
 def plan(rows: list[Row], args: Any) -> list[Row]:
     """All cells that can be run: the main methods on both sets, the large networks, the other methods."""
-    base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds, "optimiser": args.optimiser}
+    base: Row = {"data": args.data, "device": args.device, "rounds": args.rounds}
     rates, cells = [float(v) for v in args.rates.split(",")], []
     for sets, net, methods, n_seeds, tried in tiers(args, rates):
         for name in sets:
@@ -307,8 +307,7 @@ def cells_of(rows: list[Row], where: Row, methods: list[str], n_seeds: int, rate
 
 def summary(rows: list[Row], rates: list[float]) -> None:
     """The table of accuracies, the curves, and how new clients adapt."""
-    by_adam = {True: " by Adam", False: ""}
-    rows = [{**r, "net": r["net"] + by_adam[r.get("optimiser") == "adam"]} for r in rows if "test" in r]
+    rows = [r for r in rows if "test" in r]
     keys = list(dict.fromkeys((r["set"], r["net"], r["rounds"], r["method"]) for r in rows))
     table, curves, adapting = [], [], []
     for key in sorted(keys, key=lambda k: keys.index(next(o for o in keys if o[:3] == k[:3]))):
@@ -355,7 +354,7 @@ def gains(rows: list[Row], table: list[Row]) -> list[str]:
 def main() -> None:
     options: Row = {"rounds": 100, "seeds": 3, "rates": "0.3,0.1,0.03", "sets": "femnist,cifar10", "net": "conv"}
     options |= {"methods": " ".join([*MAIN, *OTHERS]), "large": 1, "workers": 0, "limit": 1e9, "out": "", "merge": ""}
-    args = arguments(__doc__, prepare="", data="", device="cpu", optimiser="sgd", **options)
+    args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
         return

@@ -45,7 +45,7 @@ def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
 
         own = None if bias is None else bias.contiguous()
         return _conv_kernels.convolve(x.contiguous(), weight.contiguous(), own, (up, left))
-    patches, shape = _patches(x, weight.shape[2:4], (up, left)), weight.shape
+    patches, shape = patches_of(_around(x, up, left), weight.shape[2:4]), weight.shape
     products = patches.reshape(shape[0], -1, patches.shape[3]) @ weight.flatten(2).transpose(1, 2).to(x.dtype)
     made = products if bias is None else products + bias[:, None].to(x.dtype)
     return made.reshape(*patches.shape[:3], shape[1])
@@ -60,16 +60,24 @@ def _to_weights(
         from fedscape.learning import _conv_kernels
 
         return _conv_kernels.gather(x.contiguous(), gradient.contiguous(), clients, (high, wide), (up, left))
-    patches = _patches(x, (high, wide), (up, left))
+    patches = patches_of(_around(x, up, left), (high, wide))
     each = gradient.reshape(clients, -1, gradient.shape[3])
     made = each.transpose(1, 2) @ patches.reshape(clients, -1, patches.shape[3])
     return made.reshape(clients, -1, high, wide, x.shape[3]), each.sum(dim=1)
 
 
-def _patches(x: Tensor, kernel: Any, padding: tuple[int, int]) -> Tensor:
-    around = functional.pad(x, (0, 0, padding[1], padding[1], padding[0], padding[0]))
-    windows = around.unfold(1, kernel[0], 1).unfold(2, kernel[1], 1)
+def patches_of(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int] = (1, 1)) -> Tensor:
+    """What a kernel sees at each place of images [batch, H, W, channels]: [batch, H out, W out, kernel x channels].
+
+    >>> patches_of(torch.arange(4.0).reshape(1, 2, 2, 1), (1, 2)).squeeze().tolist()
+    [[0.0, 1.0], [2.0, 3.0]]
+    """
+    windows = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
     return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def _around(x: Tensor, up: int, left: int) -> Tensor:
+    return functional.pad(x, (0, 0, left, left, up, up))
 
 
 @_convolve.register_fake  # type: ignore[untyped-decorator]

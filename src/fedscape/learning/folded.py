@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.learning.convolutions import can_convolve, convolve
+from fedscape.learning.convolutions import can_convolve, convolve, patches_of
 from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept, shifted_views, stands_for_product
 from fedscape.learning.losses import Tensor
 
@@ -135,8 +135,7 @@ class _Patches(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
         ctx.how = (x.shape, kernel, stride)
-        windows = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
-        return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+        return patches_of(x, kernel, stride)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
