@@ -19,7 +19,7 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.checks import all_finite, read_only
-from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
+from fedscape.errors import CheckpointError, DataError, EngineError, FedscapeError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.guard import Guard
 from fedscape.ledger import Ledger
@@ -60,6 +60,8 @@ class Computation:
     block_clients: int = 512
     block_rows: int = 2**18
     total_clients: int | None = None
+    #: Whether `foresee` makes anything ready.
+    foresees: bool = False
     #: Whether `update` gets the number of the round as `total["round"]`; a count of updates misses abandoned rounds.
     follows_rounds: ClassVar[bool] = False
 
@@ -106,6 +108,12 @@ class Computation:
     def row_bound(self, state: Arrays, norm: int) -> float | None:
         """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded."""
         return None
+
+    def foresee(self, clients: Federation, key: Key) -> None:
+        """Make ready what depends only on who takes the round of this key, which comes next; the last is under way.
+
+        Where a device computes, the host has time for it. Never needed: a round finds its own way without.
+        """
 
     def found_finite(self, state: Arrays) -> bool:
         """Whether all numbers of this new state were found finite where they were made; if not, they are looked at."""
@@ -207,6 +215,7 @@ class Rounds:
         self.index = 0
         self.state: Arrays = {}
         self.notes: dict[str, Any] = {}
+        self._ahead: tuple[Key, Array] | None = None
 
     def __iter__(self) -> Rounds:
         return self
@@ -233,13 +242,14 @@ class Rounds:
 
     def _one(self, key: Key, measure: bool) -> Round:
         started, state, guard = time.perf_counter(), self.state, self.guard
-        cohort = self.sampler.draw(self.engine.clients, key.to("cohort") if guard is None else guard.cohort_key(key))
+        cohort = self._cohort(key)
         opened = None if guard is None else guard.open(self.computation, state, cohort, key.round, measure)
         releases = {} if opened is None else {"release": opened.sum, "measure_release": opened.metrics}
         try:
             reply = self.engine.run(self.computation, state, cohort, key, measure=measure, **releases)
         except TooFewClients as error:
             return Round(key.round, state, {}, 0, True, time.perf_counter() - started, 0, 0, self, error.faults)
+        self._look_ahead(key.at(key.round + 1))
         total, metrics = reply.total, {n: v / reply.clients for n, v in reply.metrics.items()}
         if guard is not None and opened is not None:
             total, metrics = guard.released(opened, reply)
@@ -249,6 +259,24 @@ class Rounds:
         check_state(self.computation, new, key.round)
         took, size = time.perf_counter() - started, (reply.bytes_down, reply.bytes_up)
         return Round(key.round, new, metrics, reply.clients, False, took, *size, self, reply.faults)
+
+    def _cohort(self, key: Key) -> Array:
+        if self._ahead is not None and self._ahead[0] == key:
+            return self._ahead[1]
+        return self.sampler.draw(
+            self.engine.clients, key.to("cohort") if self.guard is None else self.guard.cohort_key(key)
+        )
+
+    def _look_ahead(self, key: Key) -> None:
+        """While a device is still at work on this round: who takes the next, and what that alone decides."""
+        look = getattr(self.engine, "foresee", None)
+        if look is None or not self.computation.foresees or self.guard is not None or key.round >= self.n_rounds:
+            return
+        try:
+            self._ahead = (key, self._cohort(key))
+            look(self.computation, self._ahead[1], key)
+        except FedscapeError:  # the round itself will say it
+            self._ahead = None
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be continued."""

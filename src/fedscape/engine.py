@@ -122,6 +122,7 @@ class Local:
         self.threads = threads or len(os.sched_getaffinity(0))
         self.min_clients = min_clients
         self._store = Store(len(federation))
+        self._foreseen: tuple[Array, Federation] | None = None
         self._pool = None if self.threads == 1 else ThreadPoolExecutor(self.threads, thread_name_prefix="fedscape")
 
     @property
@@ -161,11 +162,23 @@ class Local:
         ]
         answer = Answer()
         with one_library_thread():
-            site = Site(self.federation, task, sent)
+            site = Site(self.federation, task, sent, known=self._known(cohort) if len(parts) == 1 else None)
             for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
                 answer.add(part)
         self._store.put(answer.kept)
         return answer.reply(computation, self.federation.ids[cohort], sent)
+
+    def foresee(self, computation: Computation, cohort: Array, key: Key) -> None:
+        """Tell a computation who will take the round of this key, where they make one block."""
+        cohort = self._in_order_of_id(cohort)
+        if len(sections(computation, self.federation.sizes[cohort], clipped=False)) == 1:
+            clients = self.federation.borrow(as_slice(cohort))
+            self._foreseen = (cohort, clients)
+            computation.foresee(clients, key)
+
+    def _known(self, cohort: Array) -> Federation | None:
+        foreseen, self._foreseen = self._foreseen, None
+        return foreseen[1] if foreseen is not None and np.array_equal(foreseen[0], cohort) else None
 
     def _kept(self, where: Array | slice) -> Mapping[str, Ragged]:
         return {name: arrays.take(where) for name, arrays in self._store.arrays.items()}
@@ -276,8 +289,9 @@ class Answer:
 class Site:
     """Clients of a process at work in one round: what `Local` and the workers of other engines have in common."""
 
-    def __init__(self, federation: Federation, task: Task, sent: Arrays) -> None:
+    def __init__(self, federation: Federation, task: Task, sent: Arrays, *, known: Federation | None = None) -> None:
         self.federation, self.task = federation, task
+        self.known = known  # the clients of the only block, if they were borrowed before
         self._state = task.computation.prepare(sent)
         self._own = own_row_numbers(sent, federation)
 
@@ -289,7 +303,7 @@ class Site:
         return answer
 
     def _run_one(self, block: Block, kept: Mapping[str, Ragged]) -> Answer:
-        clients = self.federation.borrow(block.where)
+        clients = self.federation.borrow(block.where) if self.known is None else self.known
         if kept:
             clients = clients.with_kept(kept)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedscape import Federation, Key, Local, rounds
-from fedscape.learning import FedAvg, LocalSGD, cross_entropy, models, program
+from fedscape import Federation, FixedSize, Key, Local, rounds
+from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, program
 from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.program import Factors, by_client, in_one_batch, thin_layers
+from fedscape.learning.training import work_of
 from fedscape.personal.learners import trained_alone
 
 CLIENTS, BATCH = 3, 4
@@ -264,7 +266,7 @@ def test_frozen_parameters_are_the_same_for_all_clients(frozen, uncompiled):
     one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert one.keys() == other.keys()
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert local._spare["train"][-1]._programs[0].twin is not None
+    assert local._spare["train"][-1]._programs[0, True].twin is not None
 
 
 class Picky(nn.Module):
@@ -292,7 +294,7 @@ def test_a_program_is_for_one_type_of_rows(uncompiled):
     y, offsets = np.zeros(8, int), [0, 4, 8]
     for kind in (np.uint8, np.float64):
         last(local, Federation({"x": np.ones((8, 6), kind), "y": y}, offsets))
-    assert len(local._spare["train"][-1]._programs[0].known) == 2
+    assert len(local._spare["train"][-1]._programs[0, True].known) == 2
 
 
 def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
@@ -307,7 +309,92 @@ def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
             assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
         made.append({kind: list(p.known) for kind, p in local._spare["train"][-1]._programs.items()})
     assert made[0] == made[1]
-    assert sorted(made[0]) == [0, 1, 2]
+    assert sorted(made[0]) == [(0, False), (1, False), (2, False)]
+
+
+def wide(sizes, seed=0):
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return Federation({"x": rng.normal(size=(offsets[-1], 60)), "y": rng.integers(0, 3, offsets[-1])}, offsets)
+
+
+def broad(**how):
+    """A first layer of 60 x 50 weights, in place of which up to 27 rows leave a trail: 27 x 110 < 3,000."""
+    given = {"lr": 0.5, "epochs": 1, "batch_size": 2, "strategy": "compiled", **how}
+    return LocalSGD(models.mlp(60, 50, 3).double(), cross_entropy, **given)
+
+
+def trails_of(local):
+    return local._spare["train"][-1]._programs[0, True].traced
+
+
+@pytest.mark.parametrize("how", [{}, {"early_stopping": 0.3, "epochs": 3, "batch_size": 1}], ids=["plain", "stopping"])
+@pytest.mark.parametrize("sizes", [[6, 6, 6], [6, 5, 1, 4, 2, 6, 3, 1, 1], [2] * 11])
+def test_large_layers_leave_trails_and_the_sums_are_those_of_weights_of_each_client(sizes, how, uncompiled):
+    fed = wide(np.minimum(sizes, 6 // how.get("epochs", 1)))
+    local = broad(**how)
+    one, other = last(local, fed), last(replace(local, strategy="sequential"), fed)
+    assert all(np.abs(one[n] - other[n]).max() < 1e-12 for n in one)
+    assert trails_of(local)
+
+
+def test_a_trail_has_room_for_clients_with_more_rows_or_gives_way_to_weights(uncompiled):
+    """Rounds of few rows, of more (made anew), of too many, and of few again; none is another for what was before."""
+    local, seen = broad(), []
+    for size in (3, 7, 5, 60, 7):
+        fed = wide([size] * 3 + [1], seed=size)
+        one, other = last(local, fed), last(replace(local, strategy="sequential"), fed)
+        assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+        fresh = last(replace(local), fed)
+        assert all(np.array_equal(one[n], fresh[n]) for n in one)
+        seen.append([trail.up.shape[1] for trail in trails_of(local).values()])
+    assert seen == [[4], [8], [8], [], [8]]
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"proximal": 0.1}, {"optimiser": "adam"}])
+def test_steps_that_look_at_the_weights_leave_no_trail(how, uncompiled):
+    local, fed = broad(lr=0.05, **how), wide([4, 4, 4])
+    one, other = last(local, fed), last(replace(local, strategy="sequential"), fed)
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+    assert not any(p.traced for p in local._spare["train"][-1]._programs.values())
+
+
+def test_each_client_that_is_asked_for_has_weights_of_its_own(uncompiled):
+    local, fed = broad(), wide([4, 4, 4])
+    one, other = (
+        FedAvg(how).step(FedAvg(how).start(0), fed, Key(0))[0] for how in (local, replace(local, strategy="vmap"))
+    )
+    assert all(np.abs(one[n] - other[n]).max() < 1e-12 for n in one)
+    assert list(local._spare["train"][-1]._programs) == [(0, False)]
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [6, 3, 5, 1]])
+def test_settings_of_a_sweep_read_the_weights_of_their_own_start(sizes, uncompiled):
+    local, fed = broad(), wide(sizes)
+    settings = [Setting(lr=lr, seed=seed) for lr in (0.1, 0.7) for seed in (0, 1)]
+    one, other = (
+        rounds(Sweep(how, settings, initial="seed"), Local(fed, threads=1), n_rounds=3, measure=0)
+        for how in (local, replace(local, strategy="sequential"))
+    )
+    for a, b in zip(one, other, strict=True):
+        assert all(np.abs(a.state[n].astype(float) - b.state[n]).max() < 1e-12 for n in a.state)
+    assert [len(common) for common in local._spare["train"][-1]._programs[0, True].common.values()] == [4]
+
+
+@pytest.mark.parametrize("strategy", ["compiled", "vmap"])
+@pytest.mark.parametrize("sizes", [[6] * 9, [6, 3, 5, 1, 2, 2, 4, 6, 1]])
+def test_a_plan_made_ahead_is_the_plan_made_in_time(sizes, strategy, uncompiled, monkeypatch):
+    local, fed, made = broad(strategy=strategy), wide(sizes), []
+    how = {"n_rounds": 4, "sampler": FixedSize(4), "measure": 0}
+    *_, want = rounds(FedAvg(local), Local(fed, threads=1), **how)
+    monkeypatch.setattr(FedAvg, "foresees", True)
+    plain = work_of
+    monkeypatch.setattr(sys.modules[work_of.__module__], "work_of", lambda *a: made.append(a[-1].round) or plain(*a))
+    *_, found = rounds(FedAvg(local), Local(fed, threads=1), **how)
+    assert all(np.array_equal(want.state[n], found.state[n]) for n in want.state)
+    assert made == sorted(made)  # none again in its own round
+    assert len(made) == 4 or len(set(sizes)) > 1
+    assert local._ready == []
 
 
 def test_evaluating_meanwhile_takes_no_program_away(uncompiled):

@@ -7,7 +7,18 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from fedscape import Computation, DataError, EngineError, Federation, FixedSize, Histogram, Local, Poisson, rounds
+from fedscape import (
+    Computation,
+    DataError,
+    EngineError,
+    Federation,
+    FixedSize,
+    Gaussian,
+    Histogram,
+    Local,
+    Poisson,
+    rounds,
+)
 from fedscape.engine import _libraries, cut, in_order
 from fedscape.errors import CheckpointError
 from fedscape.history import History
@@ -174,6 +185,55 @@ def test_too_few_clients_abandon_the_round_and_change_nothing():
         assert r.metrics == {}
         before = done[r.index - 1].state if r.index else Sum().start(0)
         assert r.state["sum"].tobytes() == before["sum"].tobytes()
+
+
+class Seer(Histogram):
+    """Notes what it was told of rounds to come, and who took them."""
+
+    foresees = True
+
+    def __init__(self):
+        super().__init__(2, column="x")
+        self.told, self.took = [], []
+
+    def foresee(self, clients, key):
+        self.told.append((key.round, clients))
+
+    def step(self, state, clients, key):
+        self.took.append((key.round, clients))
+        return super().step(state, clients, key)
+
+    total = Computation.total
+
+
+def test_a_computation_that_foresees_is_told_of_the_next_round_and_gets_the_same_clients():
+    fed, seer = people().with_column("x", np.zeros(people().n_rows, int)), Seer()
+    *_, end = rounds(seer, fed, n_rounds=4, sampler=FixedSize(7), seed=3)
+    assert [index for index, _ in seer.told] == [1, 2, 3]
+    assert all(a is b for (_, a), (_, b) in zip(seer.told, seer.took[1:], strict=True))
+    want = last(Histogram(2, column="x"), fed, n_rounds=4, sampler=FixedSize(7), seed=3)
+    assert all(end.state[n].tobytes() == want[n].tobytes() for n in want)
+
+
+def test_nothing_is_foreseen_of_several_blocks_or_under_privacy():
+    fed, blocks, private = people().with_column("x", np.zeros(people().n_rows, int)), Seer(), Seer()
+    blocks.block_clients = blocks.total_clients = 10
+    list(rounds(blocks, fed, n_rounds=2))
+    list(rounds(private, fed, n_rounds=2, privacy=Gaussian(clip=1.0, multiplier=1.0), measure=0))
+    assert blocks.told == private.told == []
+
+
+def test_a_sampler_that_fails_in_the_next_round_does_not_harm_this_one():
+    class Once:
+        def draw(self, clients, key):
+            if key.round == 1:
+                raise DataError("nobody is awake")
+            return np.arange(3)
+
+    loop = rounds(Seer(), people().with_column("x", np.zeros(people().n_rows, int)), n_rounds=2, sampler=Once())
+    assert next(loop).clients == 3
+    with pytest.raises(DataError, match="nobody is awake"):
+        next(loop)
 
 
 def test_what_a_computation_reveals_must_be_allowed_by_name():

@@ -1,4 +1,4 @@
-"""Convolutions of many clients at once, each client with a kernel of its own, as one operation that a compiler keeps.
+"""Convolutions of many clients at once, each with a kernel of its own, and maxima, as operations a compiler keeps.
 
 Left to a compiler, a convolution as a product of patches writes the patches, nine times the size of the image, up to
 three times. On a GPU the operation reads them from the image (`_conv_kernels`); elsewhere it is what it says.
@@ -114,3 +114,75 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _convolve.register_autograd(_backward, setup_context=_keep)
+
+
+# -- maxima ------------------------------------------------------------------------------------------------------------
+
+
+def can_pool(x: Tensor) -> bool:
+    """Whether `pool` has a fast form for these images [batch, channels, H, W]."""
+    return HAS_TRITON and bool(x.is_cuda) and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape) > 0
+
+
+def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
+    """The largest of each 2 x 2 numbers of images [batch, H, W, channels]; rectified, zero where that is below zero.
+
+    Left to a compiler, maxima are taken in the order of what comes next, which may read memory here and there.
+
+    >>> pool(torch.tensor([[-1.0, 2.0, 5.0], [0.0, 1.0, 9.0]])[None, ..., None]).tolist()
+    [[[[2.0]]]]
+    """
+    made: Tensor = _pool(x, rectified)[0]
+    return made
+
+
+@torch.library.custom_op("fedscape::pool", mutates_args=())  # type: ignore[untyped-decorator]
+def _pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima, and where in its square each was: 0 to 3, or 4 where nothing goes back."""
+    if x.is_cuda:
+        from fedscape.learning import _conv_kernels
+
+        return _conv_kernels.pool(x.contiguous(), rectified)
+    batch, height, width, channels = x.shape
+    even = x[:, : height // 2 * 2, : width // 2 * 2].reshape(batch, height // 2, 2, width // 2, 2, channels)
+    best, index = even.transpose(2, 3).flatten(3, 4).max(dim=3)
+    if rectified:
+        low = best <= 0
+        best, index = best.masked_fill(low, 0), index.masked_fill(low, 4)
+    return best, index.to(torch.int8)
+
+
+@torch.library.custom_op("fedscape::pool_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    if gradient.is_cuda:
+        from fedscape.learning import _conv_kernels
+
+        return _conv_kernels.unpool(gradient.contiguous(), index, height, width)
+    made = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
+    for place in range(4):
+        part = made[:, place // 2 : height // 2 * 2 : 2, place % 2 : width // 2 * 2 : 2]
+        part.copy_(torch.where(index == place, gradient, 0))
+    return made
+
+
+@_pool.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
+    made = x.new_empty((x.shape[0], x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
+    return made, made.new_empty(made.shape, dtype=torch.int8)
+
+
+@_unpool.register_fake  # type: ignore[untyped-decorator]
+def _(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
+    return gradient.new_empty((gradient.shape[0], height, width, gradient.shape[3]))
+
+
+def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.size = inputs[0].shape[1:3]
+
+
+def _back_to_places(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
+    return _unpool(gradient.contiguous(), ctx.saved_tensors[0], *ctx.size), None
+
+
+_pool.register_autograd(_back_to_places, setup_context=_keep_places)

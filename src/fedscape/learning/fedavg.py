@@ -17,7 +17,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
-from fedscape.learning.training import Tensors, deltas, weighted_sum
+from fedscape.learning.training import Tensors, deltas, foresee, weighted_sum
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 
@@ -76,6 +76,14 @@ class FedAvg(Computation):
         """As many clients as are trained side by side: a block holds every client's parameters."""
         return self.local.chunk
 
+    @property
+    def foresees(self) -> bool:  # type: ignore[override]  # it depends on the device
+        """Whether the plan of the next round is made while this one is under way."""
+        return self.local.on_gpu
+
+    def foresee(self, clients: Federation, key: Key) -> None:
+        foresee(self.local, clients, key)
+
     def start(self, seed: int) -> Arrays:
         model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
         params = self.local.parameters(model)
@@ -88,12 +96,8 @@ class FedAvg(Computation):
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
         weights = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         start = tensors_of(self.local, model_arrays(state))
-        sums: Tensors = {}
-        for _, moved in deltas(self.local, start, clients, key, weights=weights):
-            sums = {n: sums[n].add_(p) for n, p in moved.items()} if sums else moved
-        if not sums:
-            sums = {n: torch.zeros(p.shape[1:], dtype=torch.float64, device=p.device) for n, p in start.items()}
-        return sent_sums(sums, self.local, clients, self.weighting)
+        sums = deltas(self.local, start, clients, key, weights=weights)
+        return sum_of_sums(sums, self.local, model_arrays(state), clients, self.weighting)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         made, numbers = self.moved(state, total)
@@ -168,13 +172,23 @@ def sum_of_moves(
         weights = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
         for name, rows in moved.items():
             sums[name] = weighted_sum(rows, weights, onto=sums.get(name))
+    return _sent(sums, local, params, clients, weighting)
+
+
+def sum_of_sums(
+    groups: Iterator[tuple[Array, Tensors]], local: LocalSGD, params: Arrays, clients: Federation, weighting: str
+) -> Arrays:
+    """The same from the sums of groups of clients."""
+    sums: Tensors = {}
+    for _, moved in groups:
+        sums = {n: sums[n].add_(p) for n, p in moved.items()} if sums else moved
+    return _sent(sums, local, params, clients, weighting)
+
+
+def _sent(sums: Tensors, local: LocalSGD, params: Arrays, clients: Federation, weighting: str) -> Arrays:
+    """Sums of moves under the names that clients send them by; zeros of no client."""
     if not sums:
         sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
-    return sent_sums(sums, local, clients, weighting)
-
-
-def sent_sums(sums: Tensors, local: LocalSGD, clients: Federation, weighting: str) -> Arrays:
-    """Sums of moves under the names that clients send them by."""
     made = {f"delta.{n}": s if local.on_gpu else s.numpy() for n, s in sums.items()}  # an engine only adds
     return {**made, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
 

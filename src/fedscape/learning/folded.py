@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.learning.convolutions import can_convolve, convolve, patches_of
+from fedscape.learning.convolutions import can_convolve, can_pool, convolve, patches_of, pool
 from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept, shifted_views, stands_for_product
 from fedscape.learning.losses import Tensor
+from fedscape.learning.pooling import RectifiedPool
 
 FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
 
@@ -76,26 +77,45 @@ class FoldedLinear(_Folded):
     """A linear layer; one that is `watched` adds a `probe` to its output and notes the rows it was given.
 
     The gradient of a probe of zeros is that of the output, and with the rows it makes that of the weights: two thin
-    factors, where the gradient itself is as large as the weights.
+    factors, where the gradient itself is as large as the weights. With a trail the weights are those that clients began
+    with, [1 or kinds, out, features], taken by turns; what they have moved since comes from its rows.
     """
 
     def __init__(self, layer: Module, precision: str) -> None:
         super().__init__(layer, precision)
         self.watched, self.rows = False, None
-        self.register_buffer("probe", torch.zeros(()))
+        for name in ("probe", "trail_up", "trail_rows"):
+            self.register_buffer(name, torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         clients, out, features = self.weight.shape
-        rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
         if self.watched:
-            rows = rows.to(weight.dtype)
+            rows = x.reshape(len(self.probe), -1, features).to(self.weight.dtype)
             self.rows = rows.detach()
-            added = self.probe if self.bias is None else self.probe + self.bias[:, None]
-            return (rows @ weight + added).reshape(*x.shape[:-1], out)
+            made = by_turns(rows, self.weight) + (self.probe if self.bias is None else self.probe + self.bias[:, None])
+            if self.trail_up.ndim:
+                made = made - (rows @ self.trail_rows.transpose(1, 2)) @ self.trail_up
+            return made.reshape(*x.shape[:-1], out)
+        rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
         kind = torch.bfloat16 if self.precision == "bf16" and rows.shape[1] >= FEW else weight.dtype
         made = rows.to(kind) @ weight.to(kind)
         made = made if self.bias is None else made + self.bias[:, None].to(kind)
         return made.reshape(*x.shape[:-1], out)
+
+
+def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
+    """Rows [clients, batch, features] times weights [kinds, out, features], of which clients take one after the other.
+
+    >>> by_turns(torch.ones(4, 1, 1), torch.tensor([[[2.0]], [[3.0]]])).flatten().tolist()
+    [2.0, 3.0, 2.0, 3.0]
+    """
+    if len(weights) == 1:  # as one product, which a library may cut along the features
+        return (rows.flatten(0, 1) @ weights[0].T).unflatten(0, rows.shape[:2])
+    if len(weights) == len(rows):
+        return rows @ weights.transpose(1, 2)
+    mine = rows.unflatten(0, (-1, len(weights))).transpose(0, 1).flatten(1, 2)  # [kinds, clients of each x batch, ...]
+    made = mine @ weights.transpose(1, 2)
+    return made.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)
 
 
 class _Conv2d(_Folded):
@@ -164,6 +184,27 @@ class _Depthwise(_Conv2d):
         return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
 
 
+class _Pool(nn.Module):  # type: ignore[misc]
+    """Maxima of 2 x 2, which are each sample's own, on a GPU in the order in which images lie there."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.layer, self.rectified = layer, isinstance(layer, RectifiedPool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not can_pool(x):
+            return self.layer(x)
+        return pool(x.permute(0, 2, 3, 1).contiguous(), rectified=self.rectified).permute(0, 3, 1, 2)
+
+
+def _is_of_squares(layer: Module) -> bool:
+    """Whether a layer takes the maximum of each 2 x 2 numbers and nothing else."""
+    if isinstance(layer, RectifiedPool):
+        return True
+    size = [(v, v) if isinstance(v, int) else tuple(v) for v in (layer.kernel_size, layer.stride, layer.padding)]
+    return size == [(2, 2), (2, 2), (0, 0)] and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
+
+
 class _GroupNorm(_Folded):
     def __init__(self, layer: Module, precision: str) -> None:
         super().__init__(layer, precision)
@@ -230,6 +271,8 @@ def _form(layer: Module, precision: str) -> Module | None:
     """The layer for many clients, if it is one that has such a form."""
     if isinstance(layer, KeyedDropout):
         return _Dropout(layer) if layer.p > 0 else nn.Identity()
+    if (is_plain(layer, nn.MaxPool2d) or is_plain(layer, RectifiedPool)) and _is_of_squares(layer):
+        return _Pool(layer)
     if is_plain(layer, nn.Embedding) and layer.max_norm is layer.padding_idx is None and not layer.scale_grad_by_freq:
         return _Embedding(layer, precision)
     if is_plain(layer, nn.Conv2d) and stands_for_product(layer):

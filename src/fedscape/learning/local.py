@@ -17,7 +17,7 @@ from torch import nn
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.learning.layers import Module, check_module, trainable_copy
+from fedscape.learning.layers import Module, check_module, keyed_layers, trainable_copy
 from fedscape.learning.losses import Loss, Tensor
 from fedscape.learning.plan import Timing
 from fedscape.learning.stacks import Stack, checked_stack
@@ -121,6 +121,7 @@ class LocalSGD:
     device: str = "cpu"
     _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
     _held: dict[str, _Held] = field(default_factory=dict, init=False)
+    _ready: list[Any] = field(default_factory=list, init=False)  # the plan of a round to come
 
     def __post_init__(self) -> None:
         check_module(self.model)
@@ -256,9 +257,20 @@ class LocalSGD:
         """A column as it is stored, where it is trained on; it must not be written to."""
         columns = clients.columns
         if self.on_gpu and isinstance(columns, Gathered) and columns.source[name].nbytes <= RESIDENT:
-            where = columns.rows if isinstance(columns.rows, slice) else shared(columns.rows).to(self.device)
+            where = columns.rows if isinstance(columns.rows, slice) else self.sent(columns.rows)
             return resident(columns.source[name], self.device)[where][rows]
         return shared(clients[name][rows]).to(self.device)
+
+    def sent(self, values: Array) -> Tensor:
+        """An array where it is trained on, without waiting for what is under way there; it must not be written to."""
+        if not self.on_gpu:
+            return shared(values).to(self.device)
+        return shared(values).pin_memory().to(self.device, non_blocking=True)
+
+    @functools.cached_property
+    def dropout_paths(self) -> list[str]:
+        """The paths of the layers that drop anything."""
+        return [path for path, _ in keyed_layers(trainable_copy(self.model, "vmap"))]
 
     def tensor(self, name: str, values: Array) -> Tensor:
         """An array of the state where it is trained on; it must not be written to."""
@@ -282,15 +294,29 @@ class LocalSGD:
         """Tensors as arrays of the state; on a GPU the tensors stay there for the next round."""
         if not self.on_gpu:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
-        locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for n, t in tensors.items()}
-        for name, values in tensors.items():
-            locked[name].copy_(values, non_blocking=True)  # from memory to locked memory is several times as quick
-        finite = [torch.isfinite(values).all() for values in tensors.values()]
-        good = torch.stack(finite).tolist() if finite else []  # waits for the device
+        locked = self._locked(tensors)
+        largest = torch._foreach_norm(list(tensors.values()), float("inf")) if tensors else []
+        wide = [size.to(torch.float64) for size in largest]
+        good = torch.isfinite(torch.stack(wide)).tolist() if wide else []  # waits for the device
         made = {name: values.numpy() for name, values in locked.items()}
         each = zip(tensors, good, strict=True)
         self._held.update({name: _Held(made[name], tensors[name], fine) for name, fine in each})
         return made
+
+    def fetched(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        """Tensors as arrays of their own."""
+        if not self.on_gpu:
+            return {name: values.cpu().numpy() for name, values in tensors.items()}
+        locked = self._locked(tensors)
+        torch.cuda.synchronize(self.device)
+        return {name: values.numpy() for name, values in locked.items()}
+
+    def _locked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies in locked memory, which are several times as quick; not there yet."""
+        locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for n, t in tensors.items()}
+        for name, values in tensors.items():
+            locked[name].copy_(values, non_blocking=True)
+        return locked
 
     @functools.cached_property
     def _embeds(self) -> bool:
@@ -321,7 +347,7 @@ class LocalSGD:
         spare.append(module)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spare": _nothing_spare(), "_held": {}}
+        return {**self.__dict__, "_spare": _nothing_spare(), "_held": {}, "_ready": []}
 
     def __repr__(self) -> str:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fedscape.errors import DataError
 from fedscape.learning.layers import Module, drawing
 from fedscape.learning.losses import Tensor
-from fedscape.learning.pooling import pool
+from fedscape.learning.pooling import RectifiedPool
 
 Shape = tuple[int, int, int]
 
@@ -155,6 +155,7 @@ class _CNN(nn.Module):  # type: ignore[misc]
         flat = 64 * math.prod((s - 4) // 2 for s in shape[1:])
         self.image = _Image(shape)
         self.conv1, self.conv2 = nn.Conv2d(shape[0], 32, 3), nn.Conv2d(32, 64, 3)
+        self.pool = RectifiedPool()
         self.drop1, self.drop2 = nn.Dropout(dropout[0]), nn.Dropout(dropout[1])
         self.hidden, self.out = nn.Linear(flat, 128), nn.Linear(128, n_classes)
         self.reset_parameters()
@@ -167,7 +168,7 @@ class _CNN(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         over = not torch.is_grad_enabled()  # where nobody goes back, numbers are written over
         x = self.conv2(functional.relu(self.conv1(self.image(x)), inplace=over))
-        x = self.drop1(pool(x)).flatten(1)  # maxima before the rectifier: the same, on a quarter of the numbers
+        x = self.drop1(self.pool(x)).flatten(1)  # maxima before the rectifier: the same, on a quarter of the numbers
         return self.out(self.drop2(functional.relu(self.hidden(x))))
 
 

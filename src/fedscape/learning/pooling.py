@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
 from fedscape.kernel import compiles, has_compiler, kernel
@@ -11,6 +12,17 @@ from fedscape.learning.losses import Tensor
 from fedscape.random import Array
 
 _LARGE = 2**16  # numbers from which a compiled loop is worth its import
+
+
+class RectifiedPool(nn.Module):  # type: ignore[misc]
+    """`pool` as a layer.
+
+    >>> RectifiedPool()(torch.tensor([[[[-1.0, 2.0], [0.0, 1.0]]]])).tolist()
+    [[[[2.0]]]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pool(x)
 
 
 def pool(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from fedscape.engine import Engine
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
-from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_moves
+from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_sums
 from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor
 from fedscape.learning.optimisers import Rates
@@ -109,22 +109,26 @@ class Sweep(Computation):
         return {**made, "server.diverged": np.zeros(len(self.settings), dtype=bool)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        return rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting), {}
+        moves, number = self._moves(state, clients, key), len(self.settings)
+        each = ((who, {n: d.unflatten(0, (len(who), number)) for n, d in moved.items()}) for who, moved in moves)
+        return rows_of_moves(each, model_arrays(state), clients, self.weighting), {}
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
+        weights = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         with one_thread():  # also for what is summed
-            moves = self._moves(state, clients, key)
-            return sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+            moves = self._moves(state, clients, key, np.repeat(weights[:, None], len(self.settings), axis=1))
+            return sum_of_sums(moves, self.local, model_arrays(state), clients, self.weighting)
 
-    def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
-        """Groups of clients, and how far each moves each parameter under each setting."""
+    def _moves(
+        self, state: Arrays, clients: Federation, key: Key, weights: Array | None = None
+    ) -> Iterator[tuple[Array, Tensors]]:
+        """Groups of clients, and how far each moves each parameter under each setting; or sums, as `train` has them."""
         start = {n: self.local.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
         data, index = self.local.data(clients), key.round + self.begin
         for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
-            rows = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in start.items()}  # setting within client
-            work = self._work(data, clients, positions, key.at(index))
-            moved = train(self.local, rows, work, self._rates(index, len(positions)))
-            yield positions, {n: d.reshape(len(positions), len(self.settings), *d.shape[1:]) for n, d in moved.items()}
+            work, rates = self._work(data, clients, positions, key.at(index)), self._rates(index, len(positions))
+            mine = None if weights is None else weights[positions]
+            yield positions, train(self.local, start, work, rates, weights=mine)
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
@@ -174,7 +178,8 @@ class Sweep(Computation):
         counts = np.repeat(plans[0].counts, len(seeds), axis=0)
 
         def dropout(path: str, steps: int) -> Array:
-            return np.stack([works[s].dropout(path, steps) for s in seeds], axis=2).reshape(steps, -1, 2)
+            each = {s: work.dropout(path, steps) for s, work in works.items()}
+            return np.stack([each[s] for s in seeds], axis=2).reshape(steps, -1, 2)
 
         return works[seeds[0]]._replace(plan=Plan(rows.reshape(-1, *rows.shape[2:]), counts), dropout=dropout)
 

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ import torch
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.layers import Module, dropout_keys, keyed_layers, self_moving
-from fedscape.learning.local import Data, LocalSGD, shared
+from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
@@ -44,6 +44,7 @@ class Work(NamedTuple):
     data: Data
     plan: Plan
     dropout: Callable[[str, int], Array]  # (path of the layer, steps) -> [steps, rows, 2]
+    feed: Feed | None = None  # its batches, where they were made ready
 
 
 def deltas(
@@ -53,10 +54,28 @@ def deltas(
 
     With `weights`, one for each client, the weighted sums over the group instead, where the program makes them.
     """
-    rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
-    for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        work = work_of(local, data, clients, positions, key)
+    rates = Rates(local.rate(key.round), local.proximal)
+    for positions, work in _works(local, clients, key):
         yield positions, train(local, start, work, rates, weights=None if weights is None else weights[positions])
+
+
+def _works(local: LocalSGD, clients: Federation, key: Key) -> Iterator[tuple[Array, Work]]:
+    """Positions and work of groups of clients, as they were foreseen or else made now."""
+    ready, local._ready[:] = list(local._ready), []
+    if ready and ready[0][0] is clients and ready[0][1] == key:
+        yield from ready[0][2]
+        return
+    data = local.data(clients)
+    for positions in groups(clients.sizes, local.timing, most=local.chunk):
+        yield positions, work_of(local, data, clients, positions, key)
+
+
+def foresee(local: LocalSGD, clients: Federation, key: Key) -> None:
+    """Make the work of these clients in the round of this key ready, as `deltas` will ask for it."""
+    works = list(_works(local, clients, key))
+    if local.fallback == "compiled":
+        works = [(positions, work._replace(feed=Feed(local, work))) for positions, work in works]
+    local._ready[:] = [(clients, key, works)]
 
 
 def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, key: Key) -> Work:
@@ -79,14 +98,14 @@ def train(
     still: Collection[str] = (),
     look: Callable[[int, Module], None] | None = None,
 ) -> Tensors:
-    """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights {name: [...]} in float64.
+    """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights the sum of that, in float64.
 
     Parameters
     ----------
     local
         How to train.
     start
-        Where to begin, {name: [1 or rows, ...]}.
+        Where to begin, {name: [1, kinds or rows, ...]}: rows of work take them by turns.
     work
         The rows of a group.
     rates
@@ -94,34 +113,49 @@ def train(
     anchor
         What the proximal weight pulls to, like `start`; by default where training begins.
     weights
-        One for each row of work: the sum over rows, so weighted, is wanted and not the rows.
+        One for each row of work: the sum over rows, so weighted, is wanted and not the rows. As [clients, kinds], where
+        a client has a row of each kind, sums over clients: {name: [kinds, ...]}.
     still
         Parameters that stay as they are, on each row its own.
     look
         Where rows train one after the other, called with the row and the module that it has just trained.
     """
+    rows = len(work.plan.rows)
+    if local.chosen != "compiled" or still:
+        start, anchor = laid_out(start, rows), None if anchor is None else laid_out(anchor, rows)
     to = start if anchor is None else anchor
     if local.chosen == "scripted":
+        several = weights is not None and weights.ndim == 2
+        how: Any = {"weights": None if several else weights, "still": still}
         with one_thread():
-            moved = train_stack(local, start, to, work.data, work.plan, rates, weights=weights, still=still)
+            moved = train_stack(local, start, to, work.data, work.plan, rates, **how)
+        if moved is not None and weights is not None and several:
+            return {n: weighted_sum(p, weights) for n, p in moved.items()}
         if moved is not None:
             return moved
     one_by_one = _COMPILING if local.fallback == "compiled" else nullcontext()
     here = torch.cuda.device(local.device) if local.on_gpu else one_thread()
-    with here, one_by_one, precise(local), local.borrowed("train") as module:
-        steps = work.plan.counts.shape[1]
-        keys = {path: shared(work.dropout(path, steps)).to(local.device) for path, _ in keyed_layers(module)}
-        with known_classes(local):
-            given = (start, to, work, keys, rates)
-            if local.fallback == "compiled" and not still:
-                return _programmed(local, module, *given, weights)
-            alone = local.fallback == "sequential" and not still
-            made = _sequential(local, module, *given, look) if alone else _side_by_side(local, module, *given, still)
-            return made if weights is None else {n: weighted_sum(rows, weights) for n, rows in made.items()}
+    with here, one_by_one, precise(local), local.borrowed("train") as module, known_classes(local):
+        if local.fallback == "compiled" and not still:
+            return _programmed(local, module, start, to, work, rates, weights)
+        given = (start, to, work, _keys(local, work), rates)
+        alone = local.fallback == "sequential" and not still
+        made = _sequential(local, module, *given, look) if alone else _side_by_side(local, module, *given, still)
+        return made if weights is None else {n: weighted_sum(moved, weights) for n, moved in made.items()}
+
+
+def laid_out(params: Tensors, rows: int) -> Tensors:
+    """Where each row of work begins, of several kinds by turns; as given where all begin at one place."""
+    several = {n for n, p in params.items() if 1 < len(p) < rows}
+    return {n: p.repeat(rows // len(p), *[1] * (p.ndim - 1)) if n in several else p for n, p in params.items()}
 
 
 def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) -> Tensor:
     """The rows times their weights, summed in float64; onto a sum that there is, in place."""
+    if weights.ndim == 2:  # [clients, kinds]: a sum for each kind
+        each = rows.unflatten(0, weights.shape)
+        made = torch.stack([weighted_sum(each[:, k], weights[:, k]) for k in range(weights.shape[1])])
+        return made if onto is None else onto.add_(made)
     if 0 < len(rows) <= 8:  # large models come a few at a time: no copy of all in the wider type
         for row, factor in zip(rows, weights.tolist(), strict=True):
             wide = row.to(torch.float64, copy=onto is None)  # without a copy it is slower
@@ -250,7 +284,7 @@ def _side_by_side(
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
     moving = [name for name in names if name not in still]
     memory = new_memory(local, [params[name] for name in moving])
-    gradient, feed = by_client(local, module), Feed(local, work, keys, rows, plan.rows.shape[2])
+    gradient, feed = by_client(local, module), Feed(local, work, keys, padded=False)
     stop = StopRows(local, feed.counts)
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
@@ -272,26 +306,26 @@ def _programmed(
     start: Tensors,
     anchor: Tensors,
     work: Work,
-    keys: Tensors,
     rates: Rates,
     weights: Array | None,
 ) -> Tensors:
     """The same by a compiled program; where clients differ in size, padded so that few shapes need one."""
     plan, names, rows = work.plan, local.names, len(work.plan.rows)
-    wide, most = plan.rows.shape[2], local.timing.batch_size
-    few = local.on_gpu and rows < LEAST and wide < most  # a client or two of a size of their own
-    ragged = few or bool((plan.counts != plan.counts[0]).any())
-    room, wide = (_rounded(rows, rows), min(most, 1 << (wide - 1).bit_length())) if ragged else (rows, wide)
+    kinds = 1 if weights is None else rows // len(weights)
+    feed = work.feed if work.feed is not None else Feed(local, work, kinds=kinds)
+    ragged, room, wide = feed.ragged, feed.room, feed.wide
     pulled = isinstance(rates.proximal, torch.Tensor) or rates.proximal > 0
     to = {n: anchor[n] for n in names} if pulled else None
-    program, feed = _program_for(local, module, to), Feed(local, work, keys, room, wide)
-    program.begin({n: start[n] for n in names}, to, room)
+    steps, shared_start = plan.counts.shape[1], rows > 1 and all(len(start[n]) in (1, kinds) for n in names)
+    program = _program_for(local, module, to, shared=weights is not None and shared_start)
+    places = 1 << (steps * wide - 1).bit_length() if ragged else steps * wide
+    program.begin({n: start[n] for n in names}, to, room, places)
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
-    weigh = None if weights is None else torch.as_tensor(weights, dtype=torch.float64, device=local.device)
-    if weigh is not None and all(len(start[n]) == 1 for n in names):
-        weigh = _padded(weigh, room)  # those behind stay where they begin: few numbers of clients, few programs
-    for t in range(plan.counts.shape[1]):
-        end = _rounded(plan.active(t)[0], rows) if ragged else rows
+    weigh = None if weights is None else local.sent(weights.astype(np.float64))
+    if weigh is not None and program.shared:
+        weigh = _padded(weigh, room // kinds)  # those behind stay where they begin: few sizes, few programs
+    for t in range(steps):
+        end = _rounded(plan.active(t)[0], rows, kinds) if ragged else rows
         going = rates.rows(end) if not ragged else rates.only(feed.counts[:end, t] > 0)
         try:
             loss = program.step(feed.batch(t, end, wide), t + 1, stop.slowed(going, end))
@@ -299,28 +333,43 @@ def _programmed(
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
         stop.after(t, loss)
     if weigh is not None:
-        return program.summed(start, weigh)
-    return {name: program.params[name][:rows] - start[name] for name in names}
+        return program.summed({n: start[n] for n in names}, weigh)
+    begun = laid_out(start, rows)
+    return {name: program.params[name][:rows] - begun[name] for name in names}
 
 
-def _program_for(local: LocalSGD, module: Module, anchor: Tensors | None) -> Program:
+def _program_for(local: LocalSGD, module: Module, anchor: Tensors | None, *, shared: bool) -> Program:
     """The module's program for this kind of pull: methods that train with and without one need not compile again."""
-    kind = 0 if anchor is None else min(len(next(iter(anchor.values()))), 2)
+    kind = (0 if anchor is None else min(len(next(iter(anchor.values()))), 2), shared)
     if not hasattr(module, "_programs"):
         module._programs = {}
-    programs = cast(dict[int, Program], module._programs)
+    programs = cast(dict[tuple[int, bool], Program], module._programs)
     if kind not in programs:
-        programs[kind] = Program(local, module)
+        programs[kind] = Program(local, module, shared=shared)
     return programs[kind]
 
 
 class Feed:
-    """The batches of a group of clients, made where they are trained on; behind the last client or row come zeros."""
+    """The batches of a group of clients, made where they are trained on.
 
-    def __init__(self, local: LocalSGD, work: Work, keys: Tensors, room: int, wide: int) -> None:
-        self.data = work.data
-        index, counts = (torch.from_numpy(a).to(work.data.y.device) for a in work.plan)
+    For a program, where clients differ in size, behind the last client or row come zeros, so that few shapes are met:
+    `room` clients, a multiple of `kinds`, and batches of `wide` rows.
+    """
+
+    def __init__(
+        self, local: LocalSGD, work: Work, keys: Tensors | None = None, *, padded: bool = True, kinds: int = 1
+    ) -> None:
+        plan, most, rows = work.plan, local.timing.batch_size, len(work.plan.rows)
+        wide = plan.rows.shape[2]
+        few = local.on_gpu and rows < LEAST and wide < most  # a client or two of a size of their own
+        self.ragged = padded and (few or bool((plan.counts != plan.counts[0]).any()))
+        room, wide = (
+            (_rounded(rows, rows, kinds), min(most, 1 << (wide - 1).bit_length())) if self.ragged else (rows, wide)
+        )
+        self.room, self.wide, self.data = room, wide, work.data
+        index, counts = (local.sent(a) for a in plan)
         self.index, self.counts = _padded(_padded(index, room), wide, 2), _padded(counts, room)
+        keys = _keys(local, work) if keys is None else keys
         self.keys = {path: _padded(k, room, 1) for path, k in keys.items()}
         place = torch.arange(self.index.shape[2], device=counts.device)
         number = self.counts[..., None]
@@ -335,14 +384,19 @@ class Feed:
         return Batch(self.data.x[rows], self.data.y[rows], share, random)
 
 
-def _rounded(number: int, of: int) -> int:
-    """A number of clients rounded up so that up to four numbers come of all up to `of`.
+def _keys(local: LocalSGD, work: Work) -> Tensors:
+    """The keys of each layer that drops anything, [steps, rows, 2]."""
+    return {path: local.sent(work.dropout(path, work.plan.counts.shape[1])) for path in local.dropout_paths}
+
+
+def _rounded(number: int, of: int, kinds: int = 1) -> int:
+    """A number of clients rounded up so that up to four numbers come of all up to `of`; a multiple of `kinds`.
 
     >>> sorted({_rounded(n, 50) for n in range(1, 51)})
     [16, 32, 48, 64]
     """
     part = max(LEAST, (1 << math.ceil(math.log2(of))) // 4)
-    return -(-number // part) * part
+    return -(-(-(-number // part) * part) // kinds) * kinds
 
 
 def _padded(values: Tensor, room: int, axis: int = 0) -> Tensor:

@@ -126,9 +126,9 @@ class FedEM(Computation):
         found, starts = self.expect(state, clients), stacked(self.local, state)
         weight = self._weight(found, clients)
         sums = {f"delta.{n}": torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in starts.items()}
-        for positions, moved in trained(self.local, starts, clients, found.weights, key):
-            for name, rows in moved.items():
-                sums[f"delta.{name}"] += rows.mul_(_like(weight[positions], rows)).sum(dim=0, dtype=torch.float64)
+        for _, moved in trained(self.local, starts, clients, found.weights, key, counts=weight):
+            for name, total in moved.items():
+                sums[f"delta.{name}"] += total
         added = {n: v.cpu().numpy() for n, v in sums.items()}
         others = {n: v.sum(axis=0) for n, v in {"weight": weight, **found.sent}.items()}
         return {**added, **others}, found.kept

@@ -77,11 +77,12 @@ def each_model(params: Tensors) -> list[Tensors]:
 
 
 def trained(
-    local: LocalSGD, starts: Tensors, clients: Federation, weights: Array, key: Key
+    local: LocalSGD, starts: Tensors, clients: Federation, weights: Array, key: Key, *, counts: Array | None = None
 ) -> Iterator[tuple[Array, Tensors]]:
     """Train M learners on each client with the sample weights [rows, M]: positions, and moves [clients, M, ...].
 
-    `starts` are [M, ...]; all learners see the same batches in the same order.
+    `starts` are [M, ...]; all learners see the same batches in the same order. With `counts`, what each client's moves
+    count, [clients, M], the sums [M, ...] over clients in float64.
     """
     number = weights.shape[1]
     rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
@@ -92,16 +93,17 @@ def trained(
         data = Data(x, y, mine.T.reshape(-1))
     for positions in groups(clients.sizes, local.timing, most=max(1, local.chunk // number)):
         work = work_of(local, data, clients, positions, key)
+        count = None if counts is None else counts[positions]
         if together:
-            tiled = {n: p.repeat(len(positions), *[1] * (p.ndim - 1)) for n, p in starts.items()}
-            moved = train(local, tiled, _for_each(work, number, len(weights)), rates)
-            yield positions, {n: p.reshape(len(positions), number, *p.shape[1:]) for n, p in moved.items()}
+            moved = train(local, starts, _for_each(work, number, len(weights)), rates, weights=count)
+            shape = (len(positions), number)
+            yield positions, moved if counts is not None else {n: p.unflatten(0, shape) for n, p in moved.items()}
             continue
-        each = [
-            train(local, _one(starts, m), work._replace(data=data._replace(weights=mine[:, m])), rates)
-            for m in range(number)
-        ]
-        yield positions, {n: torch.stack([moves[n] for moves in each], dim=1) for n in starts}
+        each = []
+        for m in range(number):
+            own = work._replace(data=data._replace(weights=mine[:, m]))
+            each.append(train(local, _one(starts, m), own, rates, weights=None if count is None else count[:, m]))
+        yield positions, {n: torch.stack([moves[n] for moves in each], dim=int(counts is None)) for n in starts}
 
 
 def _one(params: Tensors, m: int) -> Tensors:
@@ -237,10 +239,14 @@ def trained_alone(
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
     anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
-    new, data = {n: p.copy() for n, p in own.items()}, local.data(clients)
+    new, data = {n: np.empty_like(p) for n, p in own.items()}, local.data(clients)
+    idle = np.flatnonzero(clients.sizes == 0)
+    for n, p in own.items():
+        new[n][idle] = p[idle]
     for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        starts = {n: torch.tensor(p[positions], device=local.device) for n, p in own.items()}
+        starts = {n: local.sent(p[positions]) for n, p in own.items()}
         work = work_of(local, data, clients, positions, key)
-        for n, moved in train(local, starts, work, rates, anchor, still=still).items():
-            new[n][positions] += moved.cpu().numpy()
+        moved = train(local, starts, work, rates, anchor, still=still)
+        for n, ends in local.fetched({n: p + moved[n] if n in moved else p for n, p in starts.items()}).items():
+            new[n][positions] = ends
     return new
