@@ -14,6 +14,8 @@ p(x) has the common weights, p(y | x) and the joint those of each client; "scale
 log p(x) and log p(y | x) each scaled from 0 to 1 over known and novel rows, then added. Histograms are of likelihoods
 scaled from 0 to 1 between the 1% and 99% quantiles of all rows; a PNG is drawn where matplotlib is installed.
 
+Networks: `--net` conv (two convolutions, one hidden layer, as in fedgmm_images.py) or lenet.
+
 `--prepare FOLDER` writes the data as one .npz file; with `--data FOLDER` only NumPy, SciPy and torch are needed. Cells
 run in `--workers` processes until `--limit` seconds are over, with `--only figure` those of the figures alone;
 `--merge FILES` prints the tables of rows.
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 
 from cells import Row, check_time, percent, read, run_cells, share_programs
+from fedgmm_images import two_convolutions
 from fedscape import Federation, GaussianMixture, Local, Moments, rounds
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.export import module_of
@@ -192,7 +195,8 @@ def trained(made: Any, fed: Federation, cell: Row, until: float) -> Personalised
 
 
 def step_of(cell: Row) -> LocalSGD:
-    model = models.mlp(784, 64, 10) if cell["net"] == "mlp" else models.lenet5((1, 28, 28), 10)
+    made = {"mlp": lambda: models.mlp(784, 64, 10), "lenet": lambda: models.lenet5((1, 28, 28), 10)}
+    model = made.get(cell["net"], lambda: two_convolutions((1, 28, 28), 10))()
     how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
     local = LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, device=cell["device"], **how)
     share_programs(local, cell["net"])
@@ -398,7 +402,7 @@ def main() -> None:
         "rows": 20_000,
         "rounds": 60,
         "lr": 0.1,
-        "net": "lenet",
+        "net": "conv",
         "gaussians": 99,
         "seeds": 3,
     }

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.learning import convolutions, folded, models
+from fedscape.learning import convolutions, folded, models, trails
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.pooling import RectifiedPool
 
@@ -122,6 +122,21 @@ def test_maxima_and_their_gradients_are_torchs(shape, rectified):
     torch.library.opcheck(convolutions._unpool, (*convolutions._pool(*given), *shape[1:3]))
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 5, 40), (1, 1, 1, 1), (2, 4, 70, 9)])
+def test_products_with_earlier_rows_and_their_gradients(shape):
+    clients, batch, places, features = shape
+    rows = torch.randn(clients, batch, features, dtype=torch.float64, requires_grad=True)
+    past = torch.randn(clients + 1, places + 3, features, dtype=torch.float64)[:clients, :places]
+    want, made = rows @ past.transpose(1, 2), trails._along(rows, past)
+    torch.testing.assert_close(made, want)
+    torch.testing.assert_close(trails.along(rows, past, exact=False), want)
+    back = torch.randn_like(want)
+    for a, b in zip(*(torch.autograd.grad(y, [rows], back) for y in (made, want)), strict=True):
+        torch.testing.assert_close(a, b)
+    torch.library.opcheck(trails._along, (rows.detach().requires_grad_(), past))
+    torch.library.opcheck(trails._across, (back, past))
+
+
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d((2, 2), stride=2), RectifiedPool()])
 def test_a_folded_network_takes_maxima_by_the_operation(monkeypatch, layer):
     model = nn.Sequential(nn.Conv2d(1, 3, 3), layer, nn.Flatten(), nn.Linear(12, 2))
@@ -147,7 +162,7 @@ def test_other_maxima_stay_torchs(layer):
 def test_the_kernels_give_what_the_plain_operation_gives():
     script = f"""
     import torch
-    from fedscape.learning import _conv_kernels as kernels, convolutions
+    from fedscape.learning import _gpu_kernels as kernels, convolutions, trails
     for clients, batch, height, width, channels, out, kernel, padding in {CASES!r}:
         torch.manual_seed(0)
         x, weight = torch.randn(clients * batch, height, width, channels), torch.randn(clients, out, *kernel, channels)
@@ -158,6 +173,11 @@ def test_the_kernels_give_what_the_plain_operation_gives():
         made = kernels.gather(x, along, clients, kernel, padding)
         for a, b in zip(made, convolutions._to_weights(x, along, clients, *kernel, *padding)):
             torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
+    for clients, batch, places, features in [(3, 2, 5, 40), (2, 17, 70, 300), (1, 10, 50, 1000)]:
+        rows, whole = torch.randn(clients, batch, features), torch.randn(clients, places + 3, features)
+        past, back = whole[:, :places], torch.randn(clients, batch, places)
+        torch.testing.assert_close(kernels.along(rows, past), trails._along(rows, past), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(kernels.across(back, past), trails._across(back, past), atol=1e-3, rtol=1e-3)
     for shape in [(2, 4, 6, 3), (1, 5, 7, 2), (40, 6, 6, 9)]:
         for rectified in (False, True):
             x = torch.randint(-3, 4, shape).float()
@@ -187,8 +207,8 @@ def test_a_bias_that_is_one_for_all_clients_reaches_the_kernel_as_one_for_each(m
     class OnGpu(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setitem(sys.modules, "fedscape.learning._conv_kernels", Kernels)
-    monkeypatch.setattr("fedscape.learning._conv_kernels", Kernels, raising=False)
+    monkeypatch.setitem(sys.modules, "fedscape.learning._gpu_kernels", Kernels)
+    monkeypatch.setattr("fedscape.learning._gpu_kernels", Kernels, raising=False)
     x = torch.randn(2, 4, 5, 3).permute(0, 3, 1, 2).as_subclass(OnGpu)
     weight = torch.randn(2, 3, 3, 5, 1).transpose(3, 4)
     convolutions._convolve._init_fn(x, weight, torch.randn(3).expand(2, 3), 0, 0)

@@ -16,7 +16,8 @@ from fedscape.learning.folded import agree, folded
 from fedscape.learning.layers import trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
-from fedscape.learning.program import Factors, by_client, in_one_batch, thin_layers
+from fedscape.learning.program import by_client, in_one_batch, thin_layers
+from fedscape.learning.trails import Factors
 from fedscape.learning.training import work_of
 from fedscape.personal.learners import trained_alone
 
@@ -395,6 +396,77 @@ def test_a_plan_made_ahead_is_the_plan_made_in_time(sizes, strategy, uncompiled,
     assert made == sorted(made)  # none again in its own round
     assert len(made) == 4 or len(set(sizes)) > 1
     assert local._ready == []
+
+
+class Replayed:
+    """A recording without a GPU: what was given is copied, and the program runs on the copies."""
+
+    made = 0
+
+    def __init__(self, run, moved, pool):
+        self.run, self.held = run, None
+        Replayed.made += 1
+
+    def __call__(self, *given):
+        self.held = [v.clone() for v in given] if self.held is None else self.held
+        for held, values in zip(self.held, given, strict=True):
+            held.copy_(values)
+        return self.run(*self.held)
+
+
+@pytest.fixture
+def replayed(monkeypatch, uncompiled):
+    monkeypatch.setattr(program, "Recorded", Replayed)
+    for place in (program, sys.modules[work_of.__module__]):
+        monkeypatch.setattr(place, "records", lambda local: True)
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"momentum": 0.5}, {"optimiser": "adam", "lr": 0.01}, {"weights": "w"}, {"weight_decay": 0.1}], ids=str
+)
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+def test_a_round_that_comes_again_is_one_program(how, drop, replayed):
+    rng, fed = np.random.default_rng(0), wide([4] * 7)
+    fed = fed.with_column("w", rng.random(fed.n_rows))
+    model = nn.Sequential(nn.Linear(60, 50), nn.Tanh(), nn.Dropout(drop), nn.Linear(50, 3)).double()
+    local = LocalSGD(model, cross_entropy, **{"lr": 0.5, "epochs": 2, "batch_size": 2, "strategy": "compiled", **how})
+    ends = []
+    for one in (local, replace(local, strategy="vmap")):
+        *_, end = rounds(FedAvg(one), Local(fed, threads=1), n_rounds=5, sampler=FixedSize(3), measure=0)
+        ends.append(end.state)
+    assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
+    made = local._spare["train"][-1]._programs[0, True]
+    assert len(made.wholes) == 1
+    assert bool(made.traced) == (how in ({}, {"weights": "w"}))
+
+
+@pytest.mark.parametrize("how", [{"proximal": 0.1}, {"early_stopping": 0.1}], ids=str)
+def test_rounds_with_a_pull_or_an_end_of_their_own_go_step_by_step(how, replayed):
+    local, fed = broad(epochs=2, **how), wide([4] * 5)
+    one, other = last(local, fed), last(replace(local, strategy="vmap"), fed)
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+    assert not any(p.wholes for p in local._spare["train"][-1]._programs.values())
+
+
+def test_cohorts_of_many_shapes_are_not_all_recorded(replayed, monkeypatch):
+    monkeypatch.setattr(program, "ROUNDS", 2)
+    local, fed = broad(), wide([4] * 9)
+    for size in (3, 4, 5, 6, 3, 4, 5, 6):
+        one, other = (last(how, fed.take(np.arange(size))) for how in (local, replace(local, strategy="vmap")))
+        assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+    assert len(local._spare["train"][-1]._programs[0, True].wholes) == 2
+
+
+def test_settings_of_a_sweep_are_one_program_too(replayed):
+    local, fed = broad(), wide([4] * 5)
+    settings = [Setting(lr=lr, seed=seed) for lr in (0.1, 0.7) for seed in (0, 1)]
+    one, other = (
+        rounds(Sweep(how, settings, initial="seed"), Local(fed, threads=1), n_rounds=4, measure=0)
+        for how in (local, replace(local, strategy="sequential"))
+    )
+    for a, b in zip(one, other, strict=True):
+        assert all(np.abs(a.state[n].astype(float) - b.state[n]).max() < 1e-12 for n in a.state)
+    assert len(local._spare["train"][-1]._programs[0, True].wholes) == 1
 
 
 def test_evaluating_meanwhile_takes_no_program_away(uncompiled):

@@ -1,7 +1,7 @@
 """Convolutions of many clients at once, each with a kernel of its own, and maxima, as operations a compiler keeps.
 
 Left to a compiler, a convolution as a product of patches writes the patches, nine times the size of the image, up to
-three times. On a GPU the operation reads them from the image (`_conv_kernels`); elsewhere it is what it says.
+three times. On a GPU the operation reads them from the image (`_gpu_kernels`); elsewhere it is what it says.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int,
 @torch.library.custom_op("fedscape::convolve", mutates_args=())  # type: ignore[untyped-decorator]
 def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, up: int, left: int) -> torch.Tensor:
     if x.is_cuda:
-        from fedscape.learning import _conv_kernels
+        from fedscape.learning import _gpu_kernels
 
         own = None if bias is None else bias.contiguous()
-        return _conv_kernels.convolve(x.contiguous(), weight.contiguous(), own, (up, left))
+        return _gpu_kernels.convolve(x.contiguous(), weight.contiguous(), own, (up, left))
     patches, shape = patches_of(_around(x, up, left), weight.shape[2:4]), weight.shape
     products = patches.reshape(shape[0], -1, patches.shape[3]) @ weight.flatten(2).transpose(1, 2).to(x.dtype)
     made = products if bias is None else products + bias[:, None].to(x.dtype)
@@ -57,9 +57,9 @@ def _to_weights(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of weights and biases, on a GPU in float32."""
     if x.is_cuda:
-        from fedscape.learning import _conv_kernels
+        from fedscape.learning import _gpu_kernels
 
-        return _conv_kernels.gather(x.contiguous(), gradient.contiguous(), clients, (high, wide), (up, left))
+        return _gpu_kernels.gather(x.contiguous(), gradient.contiguous(), clients, (high, wide), (up, left))
     patches = patches_of(_around(x, up, left), (high, wide))
     each = gradient.reshape(clients, -1, gradient.shape[3])
     made = each.transpose(1, 2) @ patches.reshape(clients, -1, patches.shape[3])
@@ -140,9 +140,9 @@ def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
 def _pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Maxima, and where in its square each was: 0 to 3, or 4 where nothing goes back."""
     if x.is_cuda:
-        from fedscape.learning import _conv_kernels
+        from fedscape.learning import _gpu_kernels
 
-        return _conv_kernels.pool(x.contiguous(), rectified)
+        return _gpu_kernels.pool(x.contiguous(), rectified)
     batch, height, width, channels = x.shape
     even = x[:, : height // 2 * 2, : width // 2 * 2].reshape(batch, height // 2, 2, width // 2, 2, channels)
     best, index = even.transpose(2, 3).flatten(3, 4).max(dim=3)
@@ -155,9 +155,9 @@ def _pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]
 @torch.library.custom_op("fedscape::pool_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def _unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int) -> torch.Tensor:
     if gradient.is_cuda:
-        from fedscape.learning import _conv_kernels
+        from fedscape.learning import _gpu_kernels
 
-        return _conv_kernels.unpool(gradient.contiguous(), index, height, width)
+        return _gpu_kernels.unpool(gradient.contiguous(), index, height, width)
     made = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
     for place in range(4):
         part = made[:, place // 2 : height // 2 * 2 : 2, place % 2 : width // 2 * 2 : 2]

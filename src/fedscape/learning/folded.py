@@ -19,6 +19,7 @@ from fedscape.learning.convolutions import can_convolve, can_pool, convolve, pat
 from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept, shifted_views, stands_for_product
 from fedscape.learning.losses import Tensor
 from fedscape.learning.pooling import RectifiedPool
+from fedscape.learning.trails import along
 
 FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
 
@@ -94,7 +95,7 @@ class FoldedLinear(_Folded):
             self.rows = rows.detach()
             made = by_turns(rows, self.weight) + (self.probe if self.bias is None else self.probe + self.bias[:, None])
             if self.trail_up.ndim:
-                made = made - (rows @ self.trail_rows.transpose(1, 2)) @ self.trail_up
+                made = made - along(rows, self.trail_rows, exact=self.precision == "exact") @ self.trail_up
             return made.reshape(*x.shape[:-1], out)
         rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
         kind = torch.bfloat16 if self.precision == "bf16" and rows.shape[1] >= FEW else weight.dtype

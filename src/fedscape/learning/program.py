@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +21,14 @@ from fedscape.learning.layers import Module, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
+from fedscape.learning.trails import Factors, Trail
 
 Tensors = dict[str, Tensor]
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
 ROUGH = 0.3  # how far gradients of shorter products may be from those of long ones, as a share of their length
+STEPS = 64  # of a round that is recorded as a whole
+ROUNDS = 8  # of different shapes that are
 _NUMBERS = itertools.count()
 
 
@@ -37,57 +41,14 @@ class Batch(NamedTuple):
     random: Tensors
 
 
-class Factors(NamedTuple):
-    """The gradient of many clients' weight matrices, unmade: gradients of the outputs [clients, rows, out] and rows."""
-
-    up: Tensor
-    rows: Tensor
-
-    def product(self) -> Tensor:
-        """The gradient itself, [clients, out, features]."""
-        return self.up.transpose(1, 2) @ self.rows
-
-    def descend(self, weight: Tensor, lr: Tensor) -> None:
-        """Move the weights by minus the rate of each client times the gradient, which is never written down."""
-        weight.baddbmm_((self.up * lr[:, None, None]).transpose(1, 2), self.rows, alpha=-1)
-
-
-class Trail(NamedTuple):
-    """How far many clients' weight matrices have moved, unmade: each row of each step, and what came back for it.
-
-    A matrix is where it began less up^T rows. As long as those rows are few they are smaller than the matrix, and all
-    clients that began at one read the same.
-    """
-
-    up: Tensor  # [clients, places, out], gradients of the outputs times the rate
-    rows: Tensor  # [clients, places, features]
-
-    def part(self, clients: int, places: int | None = None) -> Trail:
-        """That of the first clients, and of the first places."""
-        return Trail(self.up[:clients, :places], self.rows[:clients, :places])
-
-    def add(self, factors: Factors, lr: Tensor, number: Tensor) -> None:
-        """Take in the step of this number, counted from 1."""
-        width = factors.rows.shape[1]
-        place = (number.to(torch.int64) - 1) * width + torch.arange(width, device=number.device)
-        self.up.index_copy_(1, place, factors.up * lr[:, None, None])
-        self.rows.index_copy_(1, place, factors.rows)
-
-    def moved(self) -> Tensor:
-        """How far each client has moved, [clients, out, features]."""
-        return -(self.up.transpose(1, 2) @ self.rows)
-
-    def summed(self, weights: Tensor) -> Tensor:
-        """The sum of that over clients, times their weights [clients] or [clients, kinds], in float64."""
-        up, rows = (values.unflatten(0, weights.shape) for values in self)
-        up = up * weights.to(up.dtype)[..., None, None]
-        if weights.ndim == 2:
-            up, rows = up.transpose(0, 1), rows.transpose(0, 1)
-        return -(up.flatten(-3, -2).transpose(-1, -2) @ rows.flatten(-3, -2)).to(weights.dtype)
-
-
+Step = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor | Factors]
 Gradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Gradients, Tensor]]
+
+
+def records(local: LocalSGD) -> bool:
+    """Whether programs are recorded and replayed."""
+    return local.on_gpu
 
 
 @contextmanager
@@ -276,8 +237,10 @@ class Program:
         self.twin: Module | None = None
         self.chosen = False
         self.room, self.places = 0, 0
-        self.known: dict[tuple[Any, ...], Callable[[Batch, Tensor, Tensor, Tensor], Tensor]] = {}
-        self.sums: dict[tuple[int, ...], Recorded] = {}
+        self.known: dict[tuple[Any, ...], Step] = {}
+        self.plain: dict[tuple[Any, ...], Step] = {}  # the same before they are recorded
+        self.sums: dict[tuple[Any, ...], Recorded] = {}
+        self.wholes: dict[tuple[Any, ...], Recorded] = {}
         self.thin: frozenset[str] | None = None  # weights that may have a trail
         self.params: Tensors = {}  # of each client
         self.common: Tensors = {}  # where clients began, of the weights that have a trail
@@ -288,6 +251,11 @@ class Program:
 
         `anchor` is where a proximal weight pulls to, if any, and `places` how many rows a client takes in all steps.
         """
+        self.make_ready(start, anchor, room, places)
+        self._lay_out(start, anchor)
+
+    def make_ready(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
+        """Make room for such a beginning, and nothing else."""
         self.begun, self.places = (start, anchor, room, places), places
         traced = [n for n in self.thin or () if _is_smaller(places, start[n])]
         if room > self.room:
@@ -295,14 +263,18 @@ class Program:
         for name in traced:
             self._make_trail(name, start[name])
         self.traced = {name: self.trails[name].part(self.room, places) for name in traced}
+        for name in start:
+            if name not in self.traced and name not in self.params:
+                self.params[name] = start[name].new_zeros((self.room, *start[name].shape[1:]))
+
+    def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
+        room = self.begun[2]
         for name, at in start.items():
             if name in self.traced:
                 self.common[name].copy_(at)
                 torch._foreach_zero_(list(self.traced[name]))
-                continue
-            if name not in self.params:
-                self.params[name] = at.new_zeros((self.room, *at.shape[1:]))
-            _take_turns(self.params[name][:room], at)
+            else:
+                _take_turns(self.params[name][:room], at)
         for name, to in (anchor or {}).items():
             _take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
         for moment in self.memory.moments:
@@ -330,40 +302,80 @@ class Program:
             self._forget()
 
     def _forget(self) -> None:
-        self.known.clear()  # programs know where the weights are
-        self.sums.clear()
+        for programs in (self.known, self.plain, self.sums, self.wholes):
+            programs.clear()  # programs know where the weights are
+
+    def _kind(self, *arrays: Tensor | tuple[Any, Any]) -> tuple[Any, ...]:
+        shapes = ((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arrays)
+        return (self.places if self.traced else 0, *shapes)
 
     def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
         """One step of the first clients, as many as the batch has; their losses. Rates are [clients]."""
-        kind = (self.places if self.traced else 0, *((v.shape, v.dtype) for v in (batch.x, batch.y)))
-        made = self.known.get(kind)
+        made = self.known.get(self._kind(batch.x, batch.y))
         if made is None:
-            made = self._made(batch)
-            self.known[self.places if self.traced else 0, *kind[1:]] = made
+            plain = self._made(batch)  # finds out about trails
+            kind = self._kind(batch.x, batch.y)
+            made = self.known[kind] = self._recorded(plain, batch) if records(self.local) else plain
+            self.plain[kind] = plain
         lr, proximal = (rate for rate in rates)
         return made(batch, lr, proximal, batch.share.new_full((), number))
+
+    def whole(self, start: Tensors, batches: Batch, rates: Rates, weights: Tensor, index: Tensor) -> Tensors | None:
+        """All steps of a round without a pull, and the sums, as one recorded program; None where there is none yet.
+
+        `batches` has all rows of the group, [clients, steps, batch] shares and [steps, clients, 2] keys; `index` says
+        which row is which. A round of new shapes is to be made by `begin`, `step` and `summed`, and recorded when it
+        comes again.
+        """
+        x, y, shares, random = batches
+        clients, steps, wide = index.shape
+        one = self._kind(*(((clients, wide, *v.shape[1:]), v.dtype) for v in (x, y)))
+        kind = (one, steps, len(x), tuple(weights.shape), *(len(p) for p in start.values()))
+        step, known = self.plain.get(one), self.wholes.get(kind)
+        if step is None or steps > STEPS or (known is None and len(self.wholes) == ROUNDS):
+            return None
+        if known is None:
+            total = self._total(start, weights.shape)
+
+            def run(x: Tensor, y: Tensor, index: Tensor, shares: Tensor, *rest: Tensor) -> list[Tensor]:
+                lr, proximal, weights, *others = rest
+                keys, first = others[: len(random)], dict(zip(start, others[len(random) :], strict=True))
+                self._lay_out(first, None)
+                for t in range(steps):
+                    rows, drawn = index[:, t], {n: k[t] for n, k in zip(random, keys, strict=True)}
+                    step(Batch(x[rows], y[rows], shares[:, t], drawn), lr, proximal, shares.new_full((), t + 1))
+                return total(weights, *first.values())
+
+            known = self.wholes[kind] = Recorded(run, [], self.pool)
+        made = known(x, y, index, shares, *rates, weights, *random.values(), *start.values())
+        return {n: values.clone() for n, values in zip(start, made, strict=True)}
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
 
         With weights [clients, kinds], rows being the kinds of one client after those of another, it is [kinds, ...].
         """
-        rows, traced = weights.numel(), self.traced
-        now = {n: self.params[n][:rows] for n in start if n not in traced}
-        begun = [start[n] for n in now]
-
-        def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
-            sums = _summing()(now, dict(zip(now, first, strict=True)), weights) if now else {}
-            sums |= {n: trail.part(rows).summed(weights) for n, trail in traced.items()}
-            return [sums[n] for n in start]
-
-        if not self.local.on_gpu or any(len(at) == rows > 1 for at in begun):
+        total, begun = self._total(start, weights.shape), list(start.values())
+        if not records(self.local) or any(len(at) == weights.numel() > 1 for at in begun):
             return dict(zip(start, total(weights, *begun), strict=True))
-        kind = (self.places if traced else 0, *weights.shape)
+        kind = self._kind((tuple(weights.shape), None))
         known = self.sums.get(kind)
         if known is None:
             known = self.sums[kind] = Recorded(total, [], self.pool)
         return {n: made.clone() for n, made in zip(start, known(weights, *begun), strict=True)}
+
+    def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
+        """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
+        rows, traced, names = math.prod(shape), self.traced, list(names)
+        now = {n: self.params[n][:rows] for n in names if n not in traced}
+
+        def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
+            begun = dict(zip(names, first, strict=True))
+            sums = _summing()(now, {n: begun[n] for n in now}, weights) if now else {}
+            sums |= {n: trail.part(rows).summed(weights) for n, trail in traced.items()}
+            return [sums[n] for n in names]
+
+        return total
 
     def _weights(self, clients: int) -> Tensors:
         """The weights of the first clients, each its own."""
@@ -376,7 +388,7 @@ class Program:
                 made[name] = self.params[name][:clients]
         return made
 
-    def _made(self, batch: Batch) -> Callable[[Batch, Tensor, Tensor, Tensor], Tensor]:
+    def _made(self, batch: Batch) -> Step:
         clients, local = len(batch.y), self.local
         whole = self._weights(clients)
         if not self.chosen and clients > 1:
@@ -385,6 +397,7 @@ class Program:
         if self.shared and self.thin is None and clients > 1:
             rows = batch.y.shape[1]
             self.thin = frozenset(_member(path, "weight") for path, shape in probes.items() if shape[1] == rows)
+            self.params.clear()
             self.begin(*self.begun)  # now with trails: this is the first step
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
@@ -409,16 +422,18 @@ class Program:
                     factors.descend(params[name], lr)
             return loss
 
-        if not local.on_gpu:
-            return program
-        layers = list(batch.random)
+        return program
+
+    def _recorded(self, program: Step, batch: Batch) -> Step:
+        layers, clients = list(batch.random), len(batch.y)
 
         def flat(x: Tensor, y: Tensor, share: Tensor, *rest: Tensor) -> Tensor:
             keys, numbers = dict(zip(layers, rest, strict=False)), rest[len(layers) :]
             return program(Batch(x, y, share, keys), *numbers)
 
-        moved = [p for n, p in params.items() if n not in traced]
-        moved += [*(m for moment in memory.moments for m in moment), *(v for trail in traced.values() for v in trail)]
+        moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
+        moved += [m for moment in self.memory.rows(clients).moments for m in moment]
+        moved += [v for trail in self.traced.values() for v in trail]
         known = Recorded(flat, moved, self.pool)
         return lambda batch, *numbers: known(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
 

@@ -18,7 +18,7 @@ from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Plan, Rows, groups, make_plan
-from fedscape.learning.program import Batch, Program, by_client, output_of, precise
+from fedscape.learning.program import Batch, Program, by_client, output_of, precise, records
 from fedscape.learning.scripted import train_stack
 from fedscape.learning.stopping import Stop, StopRows
 from fedscape.ragged import rows_of
@@ -319,11 +319,17 @@ def _programmed(
     steps, shared_start = plan.counts.shape[1], rows > 1 and all(len(start[n]) in (1, kinds) for n in names)
     program = _program_for(local, module, to, shared=weights is not None and shared_start)
     places = 1 << (steps * wide - 1).bit_length() if ragged else steps * wide
-    program.begin({n: start[n] for n in names}, to, room, places)
+    begun = {n: start[n] for n in names}
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
     weigh = None if weights is None else local.sent(weights.astype(np.float64))
     if weigh is not None and program.shared:
         weigh = _padded(weigh, room // kinds)  # those behind stay where they begin: few sizes, few programs
+        if records(local) and to is None and not ragged and local.early_stopping is None:
+            program.make_ready(begun, to, room, places)
+            made = program.whole(begun, feed.all(), rates, weigh, feed.index)
+            if made is not None:
+                return made
+    program.begin(begun, to, room, places)
     for t in range(steps):
         end = _rounded(plan.active(t)[0], rows, kinds) if ragged else rows
         going = rates.rows(end) if not ragged else rates.only(feed.counts[:end, t] > 0)
@@ -333,8 +339,8 @@ def _programmed(
             raise DataError(_RANDOM) if "random operation" in str(error) else error from None
         stop.after(t, loss)
     if weigh is not None:
-        return program.summed({n: start[n] for n in names}, weigh)
-    begun = laid_out(start, rows)
+        return program.summed(begun, weigh)
+    begun = laid_out(begun, rows)
     return {name: program.params[name][:rows] - begun[name] for name in names}
 
 
@@ -382,6 +388,12 @@ class Feed:
             share = share * self.data.weights[rows]
         random = {f"{path}.key": k[step, :clients] for path, k in self.keys.items()}
         return Batch(self.data.x[rows], self.data.y[rows], share, random)
+
+    def all(self) -> Batch:
+        """All rows, and for all steps the shares [clients, steps, width] and keys [steps, clients, 2]."""
+        weights = self.data.weights
+        shares = self.shares if weights is None else self.shares * weights[self.index]
+        return Batch(self.data.x, self.data.y, shares, {f"{path}.key": k for path, k in self.keys.items()})
 
 
 def _keys(local: LocalSGD, work: Work) -> Tensors:

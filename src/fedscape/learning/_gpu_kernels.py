@@ -1,4 +1,4 @@
-"""Convolutions of many clients on a GPU that write no patches down, and maxima; twins of `convolutions`, in Triton.
+"""Operations of many clients on a GPU, in Triton: the twins of those in `convolutions` and `trails`.
 
 With channels last, what one row of a kernel sees lies in memory as one piece, so that a product can read it from the
 image. Sums are float32; products tf32, or bfloat16 where the images are.
@@ -181,6 +181,75 @@ def unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int)
     made = new((batch, height, width, channels))
     grid = (triton.cdiv(gradient.numel(), 1024),)
     _unpool[grid](gradient, index, made, gradient.numel(), height, width, channels, BLOCK=1024, num_warps=4)
+    return made
+
+
+@triton.jit
+def _along(
+    rows, past, out, clients, apart,
+    BATCH: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr, EACH: tl.constexpr,
+    BB: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    client, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    b, p, k = tl.arange(0, BB), tl.program_id(1) * BP + tl.arange(0, BP), tl.arange(0, BK)
+    rows += client * BATCH * FEATURES
+    past += client * apart
+    acc = tl.zeros((BB, BP), tl.float32)
+    for t in range(EACH // BK):
+        at = part * EACH + t * BK + k
+        inside = at < FEATURES
+        a = tl.load(rows + b[:, None] * FEATURES + at[None, :], mask=(b < BATCH)[:, None] & inside[None, :], other=0.0)
+        c = tl.load(past + p[:, None] * FEATURES + at[None, :], mask=(p < PLACES)[:, None] & inside[None, :], other=0.0)
+        acc = tl.dot(a, tl.trans(c), acc, input_precision="tf32")
+    to = out + (part * clients + client) * BATCH * PLACES
+    tl.store(to + b[:, None] * PLACES + p[None, :], acc, mask=(b < BATCH)[:, None] & (p < PLACES)[None, :])
+
+
+@triton.jit
+def _across(
+    gradient, past, out, apart,
+    BATCH: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr,
+    BB: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    b, f = tl.arange(0, BB), tl.program_id(0) * BF + tl.arange(0, BF)
+    gradient += client * BATCH * PLACES
+    past += client * apart
+    acc = tl.zeros((BB, BF), tl.float32)
+    for first in range(0, PLACES, BP):
+        p = first + tl.arange(0, BP)
+        here = p < PLACES
+        g = tl.load(gradient + b[:, None] * PLACES + p[None, :], mask=(b < BATCH)[:, None] & here[None, :], other=0.0)
+        c = tl.load(past + p[:, None] * FEATURES + f[None, :], mask=here[:, None] & (f < FEATURES)[None, :], other=0.0)
+        acc = tl.dot(g, c, acc, input_precision="tf32")
+    to = out + client * BATCH * FEATURES
+    tl.store(to + b[:, None] * FEATURES + f[None, :], acc, mask=(b < BATCH)[:, None] & (f < FEATURES)[None, :])
+
+
+def along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+    """See `trails.along`; rows are contiguous, and so are those of one client in `past`."""
+    clients, batch, features = rows.shape
+    places = past.shape[1]
+    bp, tiles = _tile(places, 64), triton.cdiv(places, 64)
+    parts = max(1, min(triton.cdiv(features, 256), 1200 // (clients * tiles)))  # work for all of the GPU
+    each = triton.cdiv(triton.cdiv(features, parts), 64) * 64
+    parts = triton.cdiv(features, each)
+    made = rows.new_empty((parts, clients, batch, places))
+    _along[(parts, triton.cdiv(places, bp), clients)](
+        rows, past, made, clients, past.stride(0), batch, places, features, each,
+        BB=_tile(batch, 1 << 20), BP=bp, BK=64, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return made.sum(dim=0)
+
+
+def across(gradient: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+    """The gradient of the rows, from that of their products with earlier ones."""
+    clients, batch, places = gradient.shape
+    made = gradient.new_empty((clients, batch, past.shape[2]))
+    _across[(triton.cdiv(past.shape[2], 128), clients)](
+        gradient, past, made, past.stride(0), batch, places, past.shape[2],
+        BB=_tile(batch, 1 << 20), BP=_tile(places, 64), BF=128, num_warps=4, num_stages=2,
+    )  # fmt: skip
     return made
 
 
