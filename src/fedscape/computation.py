@@ -19,7 +19,7 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.checks import all_finite, read_only
-from fedscape.errors import CheckpointError, DataError, EngineError, FedscapeError, PrivacyError, TooFewClients
+from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.guard import Guard
 from fedscape.ledger import Ledger
@@ -275,7 +275,7 @@ class Rounds:
         try:
             self._ahead = (key, self._cohort(key))
             look(self.computation, self._ahead[1], key)
-        except FedscapeError:  # the round itself will say it
+        except Exception:  # the round itself will say it, and this one is not lost
             self._ahead = None
 
     def identity(self) -> dict[str, Any]:

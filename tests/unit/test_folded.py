@@ -13,10 +13,10 @@ from torch import nn
 from fedscape import Federation, FixedSize, Key, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, program
 from fedscape.learning.folded import agree, folded
-from fedscape.learning.layers import trainable_copy
+from fedscape.learning.layers import initialised, trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
-from fedscape.learning.program import by_client, in_one_batch, thin_layers
+from fedscape.learning.program import by_client, in_one_batch, once_used
 from fedscape.learning.trails import Factors
 from fedscape.learning.training import work_of
 from fedscape.personal.learners import trained_alone
@@ -110,7 +110,7 @@ def test_gradients_of_layers_used_once_come_as_factors_and_move_the_weights_alik
     dropped = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout"]
     random = {f"{n}.key": torch.randint(1, 999, (CLIENTS, 2), dtype=torch.int32) for n in dropped}
     given = (params, random, *batch_of(shape, name in ("lstm", "tokens")))
-    probes = thin_layers(local, twin, given)
+    probes = once_used(local, twin, given)
     assert set(probes) == thin  # a layer that is used twice is not among them
     want, _ = in_one_batch(local, twin)(*given)
     found, _ = in_one_batch(local, twin, probes=probes)(*given)
@@ -349,7 +349,7 @@ def test_a_trail_has_room_for_clients_with_more_rows_or_gives_way_to_weights(unc
         fresh = last(replace(local), fed)
         assert all(np.array_equal(one[n], fresh[n]) for n in one)
         seen.append([trail.up.shape[1] for trail in trails_of(local).values()])
-    assert seen == [[4], [8], [8], [], [8]]
+    assert seen == [[4], [16], [16], [], [16]]
 
 
 @pytest.mark.parametrize("how", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"proximal": 0.1}, {"optimiser": "adam"}])
@@ -399,16 +399,18 @@ def test_a_plan_made_ahead_is_the_plan_made_in_time(sizes, strategy, uncompiled,
 
 
 class Replayed:
-    """A recording without a GPU: what was given is copied, and the program runs on the copies."""
+    """A recording without a GPU: what was given is copied, and the program runs on the copies; at first twice more."""
 
-    made = 0
-
-    def __init__(self, run, moved, pool):
-        self.run, self.held = run, None
-        Replayed.made += 1
+    def __init__(self, run, moved, place):
+        self.run, self.moved, self.held = run, moved, None
 
     def __call__(self, *given):
-        self.held = [v.clone() for v in given] if self.held is None else self.held
+        if self.held is None:
+            self.held, before = [v.clone() for v in given], [v.clone() for v in self.moved]
+            for _ in range(2):
+                self.run(*self.held)
+            for values, old in zip(self.moved, before, strict=True):
+                values.copy_(old)
         for held, values in zip(self.held, given, strict=True):
             held.copy_(values)
         return self.run(*self.held)
@@ -446,6 +448,45 @@ def test_rounds_with_a_pull_or_an_end_of_their_own_go_step_by_step(how, replayed
     one, other = last(local, fed), last(replace(local, strategy="vmap"), fed)
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
     assert not any(p.wholes for p in local._spare["train"][-1]._programs.values())
+
+
+def test_groups_whose_blocks_differ_share_a_recorded_round(replayed):
+    """Clients of other sizes, in cohorts of as many, make the same steps."""
+    local, fed = broad(epochs=None, steps=2), wide([4, 5, 6, 7, 8, 9, 10, 11])
+    ends = []
+    for how in (local, replace(local, strategy="vmap")):
+        *_, end = rounds(FedAvg(how), Local(fed, threads=1), n_rounds=6, sampler=FixedSize(3), measure=0)
+        ends.append(end.state)
+    assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
+    assert len(local._spare["train"][-1]._programs[0, True].wholes) == 1
+
+
+@pytest.mark.parametrize("order", [(100, 20, 100), (20, 100, 20)])
+def test_trails_are_the_same_whatever_number_of_rows_came_first(order, uncompiled):
+    """Also across the number of rows from which a gradient is made as it is."""
+    model = initialised(models.mlp(200, 400, 3), 0)
+    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=100, strategy="compiled")
+    rng = np.random.default_rng(0)
+    for size in order:
+        x, y = rng.normal(size=(3 * size, 200)).astype(np.float32), rng.integers(0, 3, 3 * size)
+        fed = Federation({"x": x, "y": y}, np.arange(4) * size)
+        one, fresh = last(local, fed), last(replace(local), fed)
+        assert all(np.array_equal(one[n], fresh[n]) for n in one)
+
+
+def test_programs_that_are_made_anew_are_recorded_in_a_new_place(replayed, monkeypatch):
+    """A pool whose last recording is gone cannot be used again."""
+    made = []
+    monkeypatch.setattr(program, "new_place", lambda: made.append(len(made)) or made[-1])
+    local = broad()
+    for size in (3, 7, 3):
+        last(local, wide([size] * 3))
+    mine = local._spare["train"][-1]._programs[0, True]
+    assert len(made) == 0
+    monkeypatch.setitem(local.__dict__, "on_gpu", True)
+    mine._forget()
+    mine._forget()
+    assert (made, mine.place) == ([0, 1], 1)
 
 
 def test_cohorts_of_many_shapes_are_not_all_recorded(replayed, monkeypatch):

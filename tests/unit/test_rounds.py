@@ -223,16 +223,17 @@ def test_nothing_is_foreseen_of_several_blocks_or_under_privacy():
     assert blocks.told == private.told == []
 
 
-def test_a_sampler_that_fails_in_the_next_round_does_not_harm_this_one():
+@pytest.mark.parametrize("error", [DataError, IndexError])
+def test_a_sampler_that_fails_in_the_next_round_does_not_harm_this_one(error):
     class Once:
         def draw(self, clients, key):
             if key.round == 1:
-                raise DataError("nobody is awake")
+                raise error("nobody is awake")
             return np.arange(3)
 
     loop = rounds(Seer(), people().with_column("x", np.zeros(people().n_rows, int)), n_rounds=2, sampler=Once())
     assert next(loop).clients == 3
-    with pytest.raises(DataError, match="nobody is awake"):
+    with pytest.raises(error, match="nobody is awake"):
         next(loop)
 
 

@@ -121,7 +121,8 @@ _convolve.register_autograd(_backward, setup_context=_keep)
 
 def can_pool(x: Tensor) -> bool:
     """Whether `pool` has a fast form for these images [batch, channels, H, W]."""
-    return HAS_TRITON and bool(x.is_cuda) and x.dtype in (torch.float32, torch.bfloat16) and min(x.shape) > 0
+    whole = x.ndim == 4 and min(x.shape) > 0 and min(x.shape[2:]) > 1
+    return HAS_TRITON and bool(x.is_cuda) and whole and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def pool(x: Tensor, *, rectified: bool = False) -> Tensor:

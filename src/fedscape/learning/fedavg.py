@@ -79,7 +79,7 @@ class FedAvg(Computation):
     @property
     def foresees(self) -> bool:  # type: ignore[override]  # it depends on the device
         """Whether the plan of the next round is made while this one is under way."""
-        return self.local.on_gpu
+        return self.local.on_gpu and type(self).total is FedAvg.total
 
     def foresee(self, clients: Federation, key: Key) -> None:
         foresee(self.local, clients, key)

@@ -19,9 +19,7 @@ from fedscape.learning.convolutions import can_convolve, can_pool, convolve, pat
 from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept, shifted_views, stands_for_product
 from fedscape.learning.losses import Tensor
 from fedscape.learning.pooling import RectifiedPool
-from fedscape.learning.trails import along
-
-FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
+from fedscape.learning.trails import FEW, along
 
 
 def folded(module: Module, precision: str = "exact") -> Module | None:

@@ -27,6 +27,7 @@ from fedscape.random import Array
 STRATEGIES = ("auto", "sequential", "vmap", "compiled", "scripted")
 PRECISIONS = ("exact", "tf32", "bf16")
 RESIDENT = 2**33  # bytes of a column up to which all of it is kept on a GPU
+LOCKED = 2**28  # bytes of an array up to which it may lie in locked memory, of which torch gives nothing back
 SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
 
 
@@ -263,7 +264,7 @@ class LocalSGD:
 
     def sent(self, values: Array) -> Tensor:
         """An array where it is trained on, without waiting for what is under way there; it must not be written to."""
-        if not self.on_gpu:
+        if not self.on_gpu or values.nbytes > LOCKED:
             return shared(values).to(self.device)
         return shared(values).pin_memory().to(self.device, non_blocking=True)
 
@@ -295,9 +296,12 @@ class LocalSGD:
         if not self.on_gpu:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
         locked = self._locked(tensors)
-        largest = torch._foreach_norm(list(tensors.values()), float("inf")) if tensors else []
+        floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
+        largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
         wide = [size.to(torch.float64) for size in largest]
-        good = torch.isfinite(torch.stack(wide)).tolist() if wide else []  # waits for the device
+        found = torch.isfinite(torch.stack(wide)).tolist() if wide else []  # waits for the device
+        torch.cuda.synchronize(self.device)
+        good = [dict(zip(floats, found, strict=True)).get(name, True) for name in tensors]
         made = {name: values.numpy() for name, values in locked.items()}
         each = zip(tensors, good, strict=True)
         self._held.update({name: _Held(made[name], tensors[name], fine) for name, fine in each})
@@ -312,8 +316,9 @@ class LocalSGD:
         return {name: values.numpy() for name, values in locked.items()}
 
     def _locked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies in locked memory, which are several times as quick; not there yet."""
-        locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for n, t in tensors.items()}
+        """Copies, small ones in locked memory, which is several times as quick; not there yet."""
+        size = {n: t.numel() * t.element_size() for n, t in tensors.items()}
+        locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=size[n] <= LOCKED) for n, t in tensors.items()}
         for name, values in tensors.items():
             locked[name].copy_(values, non_blocking=True)
         return locked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import warnings
@@ -16,12 +15,12 @@ import torch
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedscape.learning.folded import FEW, FoldedLinear, agree, folded
+from fedscape.learning.folded import FoldedLinear, agree, folded
 from fedscape.learning.layers import Module, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
-from fedscape.learning.trails import Factors, Trail
+from fedscape.learning.trails import FEW, Factors, Trail
 
 Tensors = dict[str, Tensor]
 
@@ -97,7 +96,7 @@ def in_one_batch(
     """The same of a `folded` model: the sum over clients has each client's gradient in its own weights.
 
     `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
-    outputs, see `thin_layers`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
+    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
     """
     frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     layers = {path: module.get_submodule(path) for path in probes}
@@ -144,13 +143,10 @@ def _watched(layers: Collection[Any]) -> Iterator[None]:
             layer.watched, layer.rows = False, None
 
 
-def thin_layers(
-    local: LocalSGD, twin: Module, given: tuple[Any, ...], *, also: Collection[str] = ()
-) -> dict[str, tuple[int, ...]]:
-    """The linear layers of a folded model that one step uses once, on few rows, and the shapes of their outputs.
+def once_used(local: LocalSGD, twin: Module, given: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
+    """The linear layers of a folded model that one step uses once, and the shapes of their outputs.
 
-    The gradient of such a weight matrix is a product of two thin ones, and larger than both. Layers with a weight in
-    `also` are among them however many rows there are.
+    The gradient of such a weight matrix is a product of two factors, and where rows are few larger than both.
     """
     seen: dict[str, list[tuple[int, ...]]] = {}
     layers = {path: m for path, m in twin.named_modules() if isinstance(m, FoldedLinear) and m.weight.requires_grad}
@@ -166,17 +162,27 @@ def thin_layers(
     finally:
         for hook in hooks:
             hook.remove()
-    once = {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1}
-    return {path: shape for path, shape in once.items() if shape[1] < FEW or _member(path, "weight") in also}
+    return {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1}
+
+
+class Place(NamedTuple):
+    """Memory and a stream of a GPU that some programs are recorded in, and that go with the last of them."""
+
+    pool: Any
+    stream: Any
+
+
+def new_place() -> Place:
+    return Place(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
 
 
 class Recorded:
     """A program on a GPU, recorded at its first call and replayed from then on: the host launches copies only."""
 
-    def __init__(self, program: Callable[..., Any], moved: list[Tensor], pool: Any) -> None:
+    def __init__(self, program: Callable[..., Any], moved: list[Tensor], place: Place | None) -> None:
         self.program = program
         self.moved = moved  # what the program changes in place
-        self.pool = pool  # memory to work in, which others that never run at the same time work in as well
+        self.place = place  # where others that never run at the same time are recorded as well
         self.graph: Any = None
 
     def __call__(self, *given: Tensor) -> Any:
@@ -191,7 +197,7 @@ class Recorded:
     def _record(self, given: tuple[Tensor, ...]) -> None:
         self.held = [values.clone() for values in given]
         before = [values.clone() for values in self.moved]
-        beside = torch.cuda.Stream()
+        pool, beside = self.place or new_place()
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(2):  # compiles, and lets libraries take their memory
@@ -202,18 +208,14 @@ class Recorded:
             torch._foreach_copy_(self.moved, before)
         del before
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=self.pool):
+        with torch.cuda.graph(self.graph, pool=pool, stream=beside, capture_error_mode="thread_local"):
             self.made = self.program(*self.held)
 
 
-@functools.cache
-def _summing() -> Callable[..., Tensors]:
-    def summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
-        each = {n: p.unflatten(0, weights.shape).to(weights.dtype) - start[n].to(weights.dtype) for n, p in now.items()}
-        factors = {n: weights.reshape(*weights.shape, *[1] * (p.ndim - 1)) for n, p in now.items()}
-        return {n: (moved * factors[n]).sum(dim=0) for n, moved in each.items()}
-
-    return torch.compile(summed, dynamic=True)  # type: ignore[no-any-return]  # reads weights once, copies nothing
+def _summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
+    each = {n: p.unflatten(0, weights.shape).to(weights.dtype) - start[n].to(weights.dtype) for n, p in now.items()}
+    factors = {n: weights.reshape(*weights.shape, *[1] * (p.ndim - 1)) for n, p in now.items()}
+    return {n: (moved * factors[n]).sum(dim=0) for n, moved in each.items()}
 
 
 class Program:
@@ -240,7 +242,9 @@ class Program:
         self.known: dict[tuple[Any, ...], Step] = {}
         self.plain: dict[tuple[Any, ...], Step] = {}  # the same before they are recorded
         self.sums: dict[tuple[Any, ...], Recorded] = {}
+        self.adding: dict[tuple[Any, ...], Callable[..., Tensors]] = {}
         self.wholes: dict[tuple[Any, ...], Recorded] = {}
+        self.seen: set[tuple[Any, ...]] = set()  # rounds that were made step by step
         self.thin: frozenset[str] | None = None  # weights that may have a trail
         self.params: Tensors = {}  # of each client
         self.common: Tensors = {}  # where clients began, of the weights that have a trail
@@ -285,17 +289,14 @@ class Program:
             return {n: p.new_zeros((rows, *p.shape[1:])) for n, p in at.items()}
 
         self._forget()
-        self.pool = torch.cuda.graph_pool_handle() if self.local.on_gpu else None
         self.room, self.params, self.trails = room, {}, {}
         self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
         self.memory = new_memory(self.local, [p.new_empty((room, *p.shape[1:])) for p in start.values()])
 
     def _make_trail(self, name: str, start: Tensor) -> None:
-        """Of more places than before there are soon more again: clients differ in size."""
-        have = self.trails[name].up.shape[1] if name in self.trails else 0
-        if self.places > have:
-            many = 1 << (self.places - 1).bit_length() if have else self.places
-            self.trails[name] = Trail(*(start.new_zeros((self.room, many, width)) for width in start.shape[1:]))
+        if name not in self.trails or self.places > self.trails[name].up.shape[1]:
+            shapes = ((self.room, self.places, width) for width in start.shape[1:])
+            self.trails[name] = Trail(*map(start.new_zeros, shapes))
             self._forget()
         if name not in self.common or self.common[name].shape != start.shape:
             self.common[name] = start.clone()
@@ -304,9 +305,10 @@ class Program:
     def _forget(self) -> None:
         for programs in (self.known, self.plain, self.sums, self.wholes):
             programs.clear()  # programs know where the weights are
+        self.place = new_place() if self.local.on_gpu else None
 
     def _kind(self, *arrays: Tensor | tuple[Any, Any]) -> tuple[Any, ...]:
-        shapes = ((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arrays)
+        shapes = ((tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else a for a in arrays)
         return (self.places if self.traced else 0, *shapes)
 
     def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
@@ -320,35 +322,35 @@ class Program:
         lr, proximal = (rate for rate in rates)
         return made(batch, lr, proximal, batch.share.new_full((), number))
 
-    def whole(self, start: Tensors, batches: Batch, rates: Rates, weights: Tensor, index: Tensor) -> Tensors | None:
+    def whole(self, start: Tensors, batches: Batch, rates: Rates, weights: Tensor) -> Tensors | None:
         """All steps of a round without a pull, and the sums, as one recorded program; None where there is none yet.
 
-        `batches` has all rows of the group, [clients, steps, batch] shares and [steps, clients, 2] keys; `index` says
-        which row is which. A round of new shapes is to be made by `begin`, `step` and `summed`, and recorded when it
-        comes again.
+        `batches` has what `step` takes of all steps, [steps, clients, ...]. A round of new shapes is to be made by
+        `begin`, `step` and `summed`, and recorded when it comes again.
         """
-        x, y, shares, random = batches
-        clients, steps, wide = index.shape
-        one = self._kind(*(((clients, wide, *v.shape[1:]), v.dtype) for v in (x, y)))
-        kind = (one, steps, len(x), tuple(weights.shape), *(len(p) for p in start.values()))
+        steps, names, layers = len(batches.y), list(start), list(batches.random)
+        one = self._kind(*((tuple(v.shape[1:]), v.dtype) for v in batches[:2]))
+        kind = (one, steps, tuple(weights.shape), *(len(p) for p in start.values()))
         step, known = self.plain.get(one), self.wholes.get(kind)
-        if step is None or steps > STEPS or (known is None and len(self.wholes) == ROUNDS):
-            return None
         if known is None:
-            total = self._total(start, weights.shape)
+            again, full = kind in self.seen, len(self.wholes) == ROUNDS
+            self.seen.add(kind)
+            if step is None or steps > STEPS or full or not again:
+                return None
+            total = self._total(names, tuple(weights.shape))
 
-            def run(x: Tensor, y: Tensor, index: Tensor, shares: Tensor, *rest: Tensor) -> list[Tensor]:
+            def run(x: Tensor, y: Tensor, shares: Tensor, *rest: Tensor) -> list[Tensor]:
                 lr, proximal, weights, *others = rest
-                keys, first = others[: len(random)], dict(zip(start, others[len(random) :], strict=True))
+                keys, first = others[: len(layers)], dict(zip(names, others[len(layers) :], strict=True))
                 self._lay_out(first, None)
                 for t in range(steps):
-                    rows, drawn = index[:, t], {n: k[t] for n, k in zip(random, keys, strict=True)}
-                    step(Batch(x[rows], y[rows], shares[:, t], drawn), lr, proximal, shares.new_full((), t + 1))
+                    batch = Batch(x[t], y[t], shares[t], {n: k[t] for n, k in zip(layers, keys, strict=True)})
+                    step(batch, lr, proximal, shares.new_full((), t + 1))
                 return total(weights, *first.values())
 
-            known = self.wholes[kind] = Recorded(run, [], self.pool)
-        made = known(x, y, index, shares, *rates, weights, *random.values(), *start.values())
-        return {n: values.clone() for n, values in zip(start, made, strict=True)}
+            known = self.wholes[kind] = Recorded(run, [], self.place)
+        made = known(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
+        return {n: values.clone() for n, values in zip(names, made, strict=True)}
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
@@ -361,17 +363,21 @@ class Program:
         kind = self._kind((tuple(weights.shape), None))
         known = self.sums.get(kind)
         if known is None:
-            known = self.sums[kind] = Recorded(total, [], self.pool)
+            known = self.sums[kind] = Recorded(total, [], self.place)
         return {n: made.clone() for n, made in zip(start, known(weights, *begun), strict=True)}
 
     def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
         """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
         rows, traced, names = math.prod(shape), self.traced, list(names)
         now = {n: self.params[n][:rows] for n in names if n not in traced}
+        kind = (len(shape), *now)
+        if kind not in self.adding:  # reads weights once, copies nothing
+            self.adding[kind] = _alone(f"sum_{next(_NUMBERS)}", dynamic=True)(_summed)
+        add = self.adding[kind]
 
         def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
             begun = dict(zip(names, first, strict=True))
-            sums = _summing()(now, {n: begun[n] for n in now}, weights) if now else {}
+            sums = add(now, {n: begun[n] for n in now}, weights) if now else {}
             sums |= {n: trail.part(rows).summed(weights) for n, trail in traced.items()}
             return [sums[n] for n in names]
 
@@ -393,13 +399,14 @@ class Program:
         whole = self._weights(clients)
         if not self.chosen and clients > 1:
             self.twin, self.chosen = self._foldable(whole, batch), True
-        probes = self._probes(whole, batch)
+        once = self._once(whole, batch)
         if self.shared and self.thin is None and clients > 1:
             rows = batch.y.shape[1]
-            self.thin = frozenset(_member(path, "weight") for path, shape in probes.items() if shape[1] == rows)
+            self.thin = frozenset(_member(path, "weight") for path, shape in once.items() if shape[1] == rows)
             self.params.clear()
             self.begin(*self.begun)  # now with trails: this is the first step
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
+        probes = {path: shape for path, shape in once.items() if shape[1] < FEW or _member(path, "weight") in traced}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
@@ -434,17 +441,16 @@ class Program:
         moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
         moved += [m for moment in self.memory.rows(clients).moments for m in moment]
         moved += [v for trail in self.traced.values() for v in trail]
-        known = Recorded(flat, moved, self.pool)
+        known = Recorded(flat, moved, self.place)
         return lambda batch, *numbers: known(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
 
-    def _probes(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
-        """The linear layers whose gradients are left as factors."""
+    def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """The linear layers whose gradients may be left as factors."""
         local = self.local
         alone = local.optimiser == "sgd" and not (local.momentum or local.weight_decay or self.anchor)
         if self.twin is None or len(batch.y) == 1 or not alone:
             return {}
-        given = (whole, batch.random, batch.x, batch.y, batch.share)
-        return thin_layers(local, self.twin, given, also=self.traced)
+        return once_used(local, self.twin, (whole, batch.random, batch.x, batch.y, batch.share))
 
     def _foldable(self, params: Tensors, batch: Batch) -> Module | None:
         """The folded model, if it gives the gradients of client by client on this batch, in the model's own type."""
@@ -529,7 +535,7 @@ def _tried(local: LocalSGD, given: tuple[Any, ...]) -> tuple[Module | None, Tens
         return None, {}
 
 
-def _alone(name: str) -> Callable[[Any], Any]:
+def _alone(name: str, *, dynamic: bool = False) -> Callable[[Any], Any]:
     """Compile under a name of its own: torch counts how often a code object was compiled and gives up after a few."""
 
     def compiled(function: Any) -> Any:
@@ -537,6 +543,6 @@ def _alone(name: str) -> Callable[[Any], Any]:
             return function(*arguments)
 
         call.__code__ = call.__code__.replace(co_name=f"{function.__name__}_{name}")
-        return torch.compile(call, dynamic=False)
+        return torch.compile(call, dynamic=dynamic)
 
     return compiled

@@ -9,6 +9,8 @@ import torch
 from fedscape.learning.convolutions import HAS_TRITON
 from fedscape.learning.losses import Tensor
 
+FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
+
 
 class Factors(NamedTuple):
     """The gradient of many clients' weight matrices, unmade: gradients of the outputs [clients, rows, out] and rows.
@@ -78,6 +80,7 @@ def along(rows: Tensor, past: Tensor, *, exact: bool) -> Tensor:
     [[[6.0]]]
     """
     quick = HAS_TRITON and not exact and bool(rows.is_cuda) and rows.dtype == past.dtype == torch.float32
+    quick = quick and rows.shape[1] <= FEW  # more do not fit where the kernel works
     made: Tensor = _along(rows, past) if quick else rows @ past.transpose(1, 2)
     return made
 

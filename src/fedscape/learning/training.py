@@ -98,7 +98,9 @@ def train(
     still: Collection[str] = (),
     look: Callable[[int, Module], None] | None = None,
 ) -> Tensors:
-    """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights the sum of that, in float64.
+    """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights the sum of that as float64.
+
+    Sums are taken in float64, but for those that a program makes of a `Trail`: these are products in the model's type.
 
     Parameters
     ----------
@@ -154,8 +156,7 @@ def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) ->
     """The rows times their weights, summed in float64; onto a sum that there is, in place."""
     if weights.ndim == 2:  # [clients, kinds]: a sum for each kind
         each = rows.unflatten(0, weights.shape)
-        made = torch.stack([weighted_sum(each[:, k], weights[:, k]) for k in range(weights.shape[1])])
-        return made if onto is None else onto.add_(made)
+        return torch.stack([weighted_sum(each[:, k], weights[:, k]) for k in range(weights.shape[1])])
     if 0 < len(rows) <= 8:  # large models come a few at a time: no copy of all in the wider type
         for row, factor in zip(rows, weights.tolist(), strict=True):
             wide = row.to(torch.float64, copy=onto is None)  # without a copy it is slower
@@ -318,7 +319,7 @@ def _programmed(
     to = {n: anchor[n] for n in names} if pulled else None
     steps, shared_start = plan.counts.shape[1], rows > 1 and all(len(start[n]) in (1, kinds) for n in names)
     program = _program_for(local, module, to, shared=weights is not None and shared_start)
-    places = 1 << (steps * wide - 1).bit_length() if ragged else steps * wide
+    places = _room_for(steps * wide, ragged=ragged)
     begun = {n: start[n] for n in names}
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
     weigh = None if weights is None else local.sent(weights.astype(np.float64))
@@ -326,7 +327,7 @@ def _programmed(
         weigh = _padded(weigh, room // kinds)  # those behind stay where they begin: few sizes, few programs
         if records(local) and to is None and not ragged and local.early_stopping is None:
             program.make_ready(begun, to, room, places)
-            made = program.whole(begun, feed.all(), rates, weigh, feed.index)
+            made = program.whole(begun, feed.all(), rates, weigh)
             if made is not None:
                 return made
     program.begin(begun, to, room, places)
@@ -390,15 +391,29 @@ class Feed:
         return Batch(self.data.x[rows], self.data.y[rows], share, random)
 
     def all(self) -> Batch:
-        """All rows, and for all steps the shares [clients, steps, width] and keys [steps, clients, 2]."""
-        weights = self.data.weights
-        shares = self.shares if weights is None else self.shares * weights[self.index]
-        return Batch(self.data.x, self.data.y, shares, {f"{path}.key": k for path, k in self.keys.items()})
+        """What all clients take in all steps, [steps, clients, ...]."""
+        index, shares = (values.transpose(0, 1).contiguous() for values in (self.index, self.shares))
+        if self.data.weights is not None:
+            shares = shares * self.data.weights[index]
+        random = {f"{path}.key": k for path, k in self.keys.items()}
+        return Batch(self.data.x[index], self.data.y[index], shares, random)
 
 
 def _keys(local: LocalSGD, work: Work) -> Tensors:
     """The keys of each layer that drops anything, [steps, rows, 2]."""
     return {path: local.sent(work.dropout(path, work.plan.counts.shape[1])) for path in local.dropout_paths}
+
+
+def _room_for(places: int, *, ragged: bool) -> int:
+    """A number of rows rounded up: few numbers, few programs. Where clients differ, to a power of 4.
+
+    >>> [_room_for(n, ragged=False) for n in (3, 50, 64, 65)], [_room_for(n, ragged=True) for n in (3, 50, 65)]
+    ([3, 56, 64, 80], [4, 64, 256])
+    """
+    if ragged:
+        return int(4 ** math.ceil(math.log(places, 4) - 1e-9))
+    part = max(1, (1 << (places - 1).bit_length()) // 8)
+    return -(-places // part) * part
 
 
 def _rounded(number: int, of: int, kinds: int = 1) -> int:
