@@ -12,13 +12,13 @@ from torch import nn
 
 from fedscape import Federation, FixedSize, Key, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, program
+from fedscape.learning.feed import work_of
 from fedscape.learning.folded import agree, folded
+from fedscape.learning.gradients import by_client, in_one_batch, once_used
 from fedscape.learning.layers import initialised, trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
-from fedscape.learning.program import by_client, in_one_batch, once_used
 from fedscape.learning.trails import Factors
-from fedscape.learning.training import work_of
 from fedscape.personal.learners import trained_alone
 
 CLIENTS, BATCH = 3, 4
@@ -369,16 +369,21 @@ def test_each_client_that_is_asked_for_has_weights_of_its_own(uncompiled):
     assert list(local._spare["train"][-1]._programs) == [(0, False)]
 
 
-@pytest.mark.parametrize("sizes", [[4, 4, 4], [6, 3, 5, 1]])
-def test_settings_of_a_sweep_read_the_weights_of_their_own_start(sizes, uncompiled):
-    local, fed = broad(), wide(sizes)
+def assert_sweeps_agree(local, fed, *, n_rounds):
+    """Four settings side by side go through the numbers of clients one after the other."""
     settings = [Setting(lr=lr, seed=seed) for lr in (0.1, 0.7) for seed in (0, 1)]
     one, other = (
-        rounds(Sweep(how, settings, initial="seed"), Local(fed, threads=1), n_rounds=3, measure=0)
+        rounds(Sweep(how, settings, initial="seed"), Local(fed, threads=1), n_rounds=n_rounds, measure=0)
         for how in (local, replace(local, strategy="sequential"))
     )
     for a, b in zip(one, other, strict=True):
         assert all(np.abs(a.state[n].astype(float) - b.state[n]).max() < 1e-12 for n in a.state)
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [6, 3, 5, 1]])
+def test_settings_of_a_sweep_read_the_weights_of_their_own_start(sizes, uncompiled):
+    local, fed = broad(), wide(sizes)
+    assert_sweeps_agree(local, fed, n_rounds=3)
     assert [len(common) for common in local._spare["train"][-1]._programs[0, True].common.values()] == [4]
 
 
@@ -419,7 +424,7 @@ class Replayed:
 @pytest.fixture
 def replayed(monkeypatch, uncompiled):
     monkeypatch.setattr(program, "Recorded", Replayed)
-    for place in (program, sys.modules[work_of.__module__]):
+    for place in (program, sys.modules["fedscape.learning.training"]):
         monkeypatch.setattr(place, "records", lambda local: True)
 
 
@@ -500,13 +505,7 @@ def test_cohorts_of_many_shapes_are_not_all_recorded(replayed, monkeypatch):
 
 def test_settings_of_a_sweep_are_one_program_too(replayed):
     local, fed = broad(), wide([4] * 5)
-    settings = [Setting(lr=lr, seed=seed) for lr in (0.1, 0.7) for seed in (0, 1)]
-    one, other = (
-        rounds(Sweep(how, settings, initial="seed"), Local(fed, threads=1), n_rounds=4, measure=0)
-        for how in (local, replace(local, strategy="sequential"))
-    )
-    for a, b in zip(one, other, strict=True):
-        assert all(np.abs(a.state[n].astype(float) - b.state[n]).max() < 1e-12 for n in a.state)
+    assert_sweeps_agree(local, fed, n_rounds=4)
     assert len(local._spare["train"][-1]._programs[0, True].wholes) == 1
 
 

@@ -227,7 +227,7 @@ def _across(
 
 
 def along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-    """See `trails.along`; rows are contiguous, and so are those of one client in `past`."""
+    """See `trails.along`; at most 64 rows a client, contiguous, as are those of one client in `past`."""
     clients, batch, features = rows.shape
     places = past.shape[1]
     bp, tiles = _tile(places, 64), triton.cdiv(places, 64)
@@ -237,7 +237,7 @@ def along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
     made = rows.new_empty((parts, clients, batch, places))
     _along[(parts, triton.cdiv(places, bp), clients)](
         rows, past, made, clients, past.stride(0), batch, places, features, each,
-        BB=_tile(batch, 1 << 20), BP=bp, BK=64, num_warps=4, num_stages=3,
+        BB=_tile(batch, 64), BP=bp, BK=64, num_warps=4, num_stages=3,
     )  # fmt: skip
     return made.sum(dim=0)
 
@@ -248,7 +248,7 @@ def across(gradient: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
     made = gradient.new_empty((clients, batch, past.shape[2]))
     _across[(triton.cdiv(past.shape[2], 128), clients)](
         gradient, past, made, past.stride(0), batch, places, past.shape[2],
-        BB=_tile(batch, 1 << 20), BP=_tile(places, 64), BF=128, num_warps=4, num_stages=2,
+        BB=_tile(batch, 64), BP=_tile(places, 64), BF=128, num_warps=4, num_stages=2,
     )  # fmt: skip
     return made
 

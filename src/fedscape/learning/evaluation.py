@@ -16,11 +16,11 @@ from fedscape.computation import Arrays, Computation, Kept
 from fedscape.engine import cut
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, correct, cross_entropy
-from fedscape.learning.program import precise
-from fedscape.learning.training import Tensors, known_classes, one_thread
+from fedscape.learning.training import known_classes, one_thread
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 

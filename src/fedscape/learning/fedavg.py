@@ -13,11 +13,13 @@ from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
+from fedscape.learning.feed import foresee
+from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
-from fedscape.learning.training import Tensors, deltas, foresee, weighted_sum
+from fedscape.learning.training import deltas, weighted_sum
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
 

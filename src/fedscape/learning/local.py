@@ -84,7 +84,7 @@ class LocalSGD:
     strategy
         "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
         folded into one batch where the model allows it, gradient and update compiled, and on a GPU recorded and
-        replayed; the first round takes ten to twenty seconds longer. "scripted": a stack of linear layers on a CPU
+        replayed; the first round takes ten to forty seconds longer. "scripted": a stack of linear layers on a CPU
         with its gradient written out, a few clients at once, outside of the interpreter; any other model, loss or
         optimiser is then trained as by "auto". "auto": by a rule on model and device, never by a
         clock, so that a run can be repeated; `measure_strategies` tells which is faster here. They agree to rounding:
@@ -295,33 +295,24 @@ class LocalSGD:
         """Tensors as arrays of the state; on a GPU the tensors stay there for the next round."""
         if not self.on_gpu:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
-        locked = self._locked(tensors)
         floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
         largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
-        wide = [size.to(torch.float64) for size in largest]
-        found = torch.isfinite(torch.stack(wide)).tolist() if wide else []  # waits for the device
-        torch.cuda.synchronize(self.device)
-        good = [dict(zip(floats, found, strict=True)).get(name, True) for name in tensors]
-        made = {name: values.numpy() for name, values in locked.items()}
-        each = zip(tensors, good, strict=True)
-        self._held.update({name: _Held(made[name], tensors[name], fine) for name, fine in each})
+        good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
+        made = self.fetched(tensors)
+        finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
+        self._held.update({n: _Held(made[n], values, finite.get(n, True)) for n, values in tensors.items()})
         return made
 
     def fetched(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
         """Tensors as arrays of their own."""
         if not self.on_gpu:
             return {name: values.cpu().numpy() for name, values in tensors.items()}
-        locked = self._locked(tensors)
-        torch.cuda.synchronize(self.device)
-        return {name: values.numpy() for name, values in locked.items()}
-
-    def _locked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies, small ones in locked memory, which is several times as quick; not there yet."""
         size = {n: t.numel() * t.element_size() for n, t in tensors.items()}
         locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=size[n] <= LOCKED) for n, t in tensors.items()}
         for name, values in tensors.items():
-            locked[name].copy_(values, non_blocking=True)
-        return locked
+            locked[name].copy_(values, non_blocking=True)  # to locked memory is several times as quick
+        torch.cuda.synchronize(self.device)
+        return {name: values.numpy() for name, values in locked.items()}
 
     @functools.cached_property
     def _embeds(self) -> bool:

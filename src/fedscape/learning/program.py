@@ -5,24 +5,30 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedscape.learning.folded import FoldedLinear, agree, folded
+from fedscape.learning.folded import agree, folded
+from fedscape.learning.gradients import (
+    Batch,
+    Gradient,
+    Tensors,
+    by_client,
+    in_one_batch,
+    member,
+    once_used,
+    precise,
+    unfactored,
+)
 from fedscape.learning.layers import Module, trainable_copy
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor, checked_loss
+from fedscape.learning.losses import Tensor
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.trails import FEW, Factors, Trail
-
-Tensors = dict[str, Tensor]
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
 ROUGH = 0.3  # how far gradients of shorter products may be from those of long ones, as a share of their length
@@ -31,138 +37,12 @@ ROUNDS = 8  # of different shapes that are
 _NUMBERS = itertools.count()
 
 
-class Batch(NamedTuple):
-    """What one local step takes: rows [clients, batch, ...], targets, the share of each row, and keys of dropout."""
-
-    x: Tensor
-    y: Tensor
-    share: Tensor
-    random: Tensors
-
-
 Step = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
-Gradients = dict[str, Tensor | Factors]
-Gradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Gradients, Tensor]]
 
 
 def records(local: LocalSGD) -> bool:
     """Whether programs are recorded and replayed."""
     return local.on_gpu
-
-
-@contextmanager
-def precise(local: LocalSGD) -> Iterator[None]:
-    """Within it products on a GPU are as exact as `local.precision` says."""
-    if not local.on_gpu:
-        yield
-        return
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [switch.allow_tf32 for switch in switches]
-    try:
-        for switch in switches:
-            switch.allow_tf32 = local.precision != "exact"
-        yield
-    finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.allow_tf32 = value
-
-
-def output_of(local: LocalSGD, module: Module, x: Tensor, *with_params: Any) -> Tensor:
-    """The model's output for rows as they are stored."""
-    if local.precision != "bf16":
-        return functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
-    with torch.autocast("cuda", torch.bfloat16):
-        made = functional_call(module, with_params, (local.inputs(x),)) if with_params else module(local.inputs(x))
-    return made.to(local.dtype)
-
-
-def by_client(local: LocalSGD, module: Module) -> Gradient:
-    """Gradients and losses of a batch of each client, whatever the model does."""
-
-    def batch_loss(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
-        return (checked_loss(local.loss, output_of(local, module, x, params, random), y) * share).sum()
-
-    return vmap(grad_and_value(batch_loss))  # type: ignore[no-any-return]
-
-
-def in_one_batch(
-    local: LocalSGD,
-    module: Module,
-    compiled: Callable[[Any], Any] = lambda f: f,
-    *,
-    probes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    trails: Mapping[str, Trail] = MappingProxyType({}),
-) -> Gradient:
-    """The same of a `folded` model: the sum over clients has each client's gradient in its own weights.
-
-    `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
-    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
-    """
-    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
-    layers = {path: module.get_submodule(path) for path in probes}
-    gone = {_member(path, f"trail_{n}"): v for path, t in trails.items() for n, v in zip(t._fields, t, strict=True)}
-
-    def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Any, ...]:
-        same = {n: p.expand(len(share), *p.shape) for n, p in frozen.items()}
-        output = functional_call(module, (same, params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
-        rows = checked_loss(local.loss, output, y.flatten(0, 1))
-        each = (rows.reshape(share.shape) * share).sum(dim=1)
-        return each.sum(), each.detach(), [layer.rows for layer in layers.values()]
-
-    forward = compiled(loss_of_all)
-
-    def gradient(params: Tensors, *batch: Any) -> tuple[Gradients, Tensor]:
-        thin = {_member(path, "weight"): _member(path, "probe") for path in probes}
-        leaves = {n: p.detach().requires_grad_() for n, p in params.items() if n not in thin}
-        fixed = {n: params[n].detach() for n in thin}
-        like = next(iter(params.values()))
-        zeros = {_member(path, "probe"): like.new_zeros(shape).requires_grad_() for path, shape in probes.items()}
-        with torch.enable_grad(), _watched(layers.values()):
-            total, each, given = forward({**leaves, **fixed, **zeros, **gone}, *batch)
-        wanted = {**leaves, **zeros}
-        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
-        found = dict(zip(wanted, grads, strict=True))
-        rows = dict(zip(thin, given, strict=True))
-        return {n: Factors(found[thin[n]], rows[n]) if n in thin else found[n] for n in params}, each
-
-    return gradient
-
-
-def _member(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-@contextmanager
-def _watched(layers: Collection[Any]) -> Iterator[None]:
-    for layer in layers:
-        layer.watched = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.watched, layer.rows = False, None
-
-
-def once_used(local: LocalSGD, twin: Module, given: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
-    """The linear layers of a folded model that one step uses once, and the shapes of their outputs.
-
-    The gradient of such a weight matrix is a product of two factors, and where rows are few larger than both.
-    """
-    seen: dict[str, list[tuple[int, ...]]] = {}
-    layers = {path: m for path, m in twin.named_modules() if isinstance(m, FoldedLinear) and m.weight.requires_grad}
-    hooks = []
-    for path, layer in layers.items():
-
-        def look(_: Any, __: Any, made: Tensor, path: str = path) -> None:
-            seen.setdefault(path, []).append((len(given[-1]), made[..., 0].numel() // len(given[-1]), made.shape[-1]))
-
-        hooks.append(layer.register_forward_hook(look))
-    try:
-        in_one_batch(local, twin)(*given)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1}
 
 
 class Place(NamedTuple):
@@ -402,11 +282,11 @@ class Program:
         once = self._once(whole, batch)
         if self.shared and self.thin is None and clients > 1:
             rows = batch.y.shape[1]
-            self.thin = frozenset(_member(path, "weight") for path, shape in once.items() if shape[1] == rows)
+            self.thin = frozenset(member(path, "weight") for path, shape in once.items() if shape[1] == rows)
             self.params.clear()
             self.begin(*self.begun)  # now with trails: this is the first step
         traced = {n: trail.part(clients) for n, trail in self.traced.items()}
-        probes = {path: shape for path, shape in once.items() if shape[1] < FEW or _member(path, "weight") in traced}
+        probes = {path: shape for path, shape in once.items() if shape[1] < FEW or member(path, "weight") in traced}
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
@@ -482,17 +362,17 @@ class Program:
             made: Gradient = compiled(plain)
             want_of = plain
         else:
-            gone = {path: trails[name] for path in probes if (name := _member(path, "weight")) in trails}
+            gone = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
             plain = in_one_batch(local, self.twin, probes=probes, trails=gone) if gone else want_of
             made = in_one_batch(local, self.twin, compiled, probes=probes, trails=gone)
         with _Counted() as operations:
-            want = _whole(want_of(whole, *given)[0])
+            want = unfactored(want_of(whole, *given)[0])
         if operations.number > MANY:
             return plain
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
-            found = _whole(made(params, *given)[0])
+            found = unfactored(made(params, *given)[0])
         return made if agree(want, found, 1e-3 if local.precision == "exact" else ROUGH) else plain
 
 
@@ -518,10 +398,6 @@ def _take_turns(rows: Tensor, start: Tensor) -> None:
     """Rows become those of `start`, one after the other and again from the first; what is left over stays."""
     many = len(rows) // len(start) * len(start)
     rows[:many].unflatten(0, (-1, len(start))).copy_(start)
-
-
-def _whole(grads: Gradients) -> Tensors:
-    return {n: g.product() if isinstance(g, Factors) else g for n, g in grads.items()}
 
 
 def _tried(local: LocalSGD, given: tuple[Any, ...]) -> tuple[Module | None, Tensors]:

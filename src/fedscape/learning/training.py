@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.learning.layers import Module, dropout_keys, keyed_layers, self_moving
-from fedscape.learning.local import Data, LocalSGD
+from fedscape.learning.feed import Feed, Work, keys_of, padded_to, room_for, rounded, works_of
+from fedscape.learning.gradients import Tensors, by_client, output_of, precise
+from fedscape.learning.layers import Module, keyed_layers, self_moving
+from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
 from fedscape.learning.optimisers import Rates, new_memory, update
-from fedscape.learning.plan import Plan, Rows, groups, make_plan
-from fedscape.learning.program import Batch, Program, by_client, output_of, precise, records
+from fedscape.learning.program import Program, records
 from fedscape.learning.scripted import train_stack
 from fedscape.learning.stopping import Stop, StopRows
-from fedscape.ragged import rows_of
 from fedscape.random import Array, Key
 
-Tensors = dict[str, Tensor]
-
 _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
-
-LEAST = 8  # clients below which a program for exactly so many is not worth compiling
 
 _RANDOM = (
     "model draws random numbers outside of torch.nn.Dropout, which no client can repeat: use torch.nn.Dropout layers"
 )
-
-
-class Work(NamedTuple):
-    """The rows of a block of clients, which of them each member of a group takes when, and its keys for dropout.
-
-    A row of work is one training: a client, or in a sweep a client under one of the settings.
-    """
-
-    data: Data
-    plan: Plan
-    dropout: Callable[[str, int], Array]  # (path of the layer, steps) -> [steps, rows, 2]
-    feed: Feed | None = None  # its batches, where they were made ready
 
 
 def deltas(
@@ -55,36 +38,8 @@ def deltas(
     With `weights`, one for each client, the weighted sums over the group instead, where the program makes them.
     """
     rates = Rates(local.rate(key.round), local.proximal)
-    for positions, work in _works(local, clients, key):
+    for positions, work in works_of(local, clients, key):
         yield positions, train(local, start, work, rates, weights=None if weights is None else weights[positions])
-
-
-def _works(local: LocalSGD, clients: Federation, key: Key) -> Iterator[tuple[Array, Work]]:
-    """Positions and work of groups of clients, as they were foreseen or else made now."""
-    ready, local._ready[:] = list(local._ready), []
-    if ready and ready[0][0] is clients and ready[0][1] == key:
-        yield from ready[0][2]
-        return
-    data = local.data(clients)
-    for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        yield positions, work_of(local, data, clients, positions, key)
-
-
-def foresee(local: LocalSGD, clients: Federation, key: Key) -> None:
-    """Make the work of these clients in the round of this key ready, as `deltas` will ask for it."""
-    works = list(_works(local, clients, key))
-    if local.fallback == "compiled":
-        works = [(positions, work._replace(feed=Feed(local, work))) for positions, work in works]
-    local._ready[:] = [(clients, key, works)]
-
-
-def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, key: Key) -> Work:
-    """The work of these clients, which must be in falling order of size; `data` is `local.data(clients)`."""
-    rows, offsets = rows_of(clients.offsets, positions)
-    members = Rows(clients.keys[positions], offsets)
-    plan = make_plan(members, key, local.timing)
-    whose = np.arange(clients.n_rows)[rows]  # rows of the group among those of the block
-    return Work(data, plan._replace(rows=whose[plan.rows]), lambda path, steps: dropout_keys(key, members, path, steps))
 
 
 def train(
@@ -124,7 +79,7 @@ def train(
     """
     rows = len(work.plan.rows)
     if local.chosen != "compiled" or still:
-        start, anchor = laid_out(start, rows), None if anchor is None else laid_out(anchor, rows)
+        start, anchor = each_start(start, rows), None if anchor is None else each_start(anchor, rows)
     to = start if anchor is None else anchor
     if local.chosen == "scripted":
         several = weights is not None and weights.ndim == 2
@@ -140,13 +95,12 @@ def train(
     with here, one_by_one, precise(local), local.borrowed("train") as module, known_classes(local):
         if local.fallback == "compiled" and not still:
             return _programmed(local, module, start, to, work, rates, weights)
-        given = (start, to, work, _keys(local, work), rates)
-        alone = local.fallback == "sequential" and not still
+        given, alone = (start, to, work, rates), local.fallback == "sequential" and not still
         made = _sequential(local, module, *given, look) if alone else _side_by_side(local, module, *given, still)
         return made if weights is None else {n: weighted_sum(moved, weights) for n, moved in made.items()}
 
 
-def laid_out(params: Tensors, rows: int) -> Tensors:
+def each_start(params: Tensors, rows: int) -> Tensors:
     """Where each row of work begins, of several kinds by turns; as given where all begin at one place."""
     several = {n for n, p in params.items() if 1 < len(p) < rows}
     return {n: p.repeat(rows // len(p), *[1] * (p.ndim - 1)) if n in several else p for n, p in params.items()}
@@ -176,11 +130,10 @@ def _sequential(
     start: Tensors,
     anchor: Tensors,
     work: Work,
-    keys: Tensors,
     rates: Rates,
     look: Callable[[int, Module], None] | None,
 ) -> Tensors:
-    named = dict(module.named_parameters())
+    named, keys = dict(module.named_parameters()), keys_of(local, work)
     params = [named[name] for name in local.names]
     rows = len(work.plan.rows)
     out = {name: torch.empty((rows, *p.shape), dtype=p.dtype, device=p.device) for name, p in named.items()}
@@ -277,7 +230,6 @@ def _side_by_side(
     start: Tensors,
     anchor: Tensors,
     work: Work,
-    keys: Tensors,
     rates: Rates,
     still: Collection[str],
 ) -> Tensors:
@@ -285,7 +237,7 @@ def _side_by_side(
     params = {name: start[name].expand(rows, *start[name].shape[1:]).clone() for name in names}
     moving = [name for name in names if name not in still]
     memory = new_memory(local, [params[name] for name in moving])
-    gradient, feed = by_client(local, module), Feed(local, work, keys, padded=False)
+    gradient, feed = by_client(local, module), Feed(local, work, padded=False)
     stop = StopRows(local, feed.counts)
     for t in range(plan.counts.shape[1]):
         end, width = plan.active(t)  # clients are in falling order of size: those that still train come first
@@ -319,12 +271,12 @@ def _programmed(
     to = {n: anchor[n] for n in names} if pulled else None
     steps, shared_start = plan.counts.shape[1], rows > 1 and all(len(start[n]) in (1, kinds) for n in names)
     program = _program_for(local, module, to, shared=weights is not None and shared_start)
-    places = _room_for(steps * wide, ragged=ragged)
+    places = room_for(steps * wide, ragged=ragged)
     begun = {n: start[n] for n in names}
     stop, rates = StopRows(local, feed.counts), rates.spread(room, like=feed.shares)
     weigh = None if weights is None else local.sent(weights.astype(np.float64))
     if weigh is not None and program.shared:
-        weigh = _padded(weigh, room // kinds)  # those behind stay where they begin: few sizes, few programs
+        weigh = padded_to(weigh, room // kinds)  # those behind stay where they begin: few sizes, few programs
         if records(local) and to is None and not ragged and local.early_stopping is None:
             program.make_ready(begun, to, room, places)
             made = program.whole(begun, feed.all(), rates, weigh)
@@ -332,7 +284,7 @@ def _programmed(
                 return made
     program.begin(begun, to, room, places)
     for t in range(steps):
-        end = _rounded(plan.active(t)[0], rows, kinds) if ragged else rows
+        end = rounded(plan.active(t)[0], rows, kinds) if ragged else rows
         going = rates.rows(end) if not ragged else rates.only(feed.counts[:end, t] > 0)
         try:
             loss = program.step(feed.batch(t, end, wide), t + 1, stop.slowed(going, end))
@@ -341,7 +293,7 @@ def _programmed(
         stop.after(t, loss)
     if weigh is not None:
         return program.summed(begun, weigh)
-    begun = laid_out(begun, rows)
+    begun = each_start(begun, rows)
     return {name: program.params[name][:rows] - begun[name] for name in names}
 
 
@@ -354,85 +306,6 @@ def _program_for(local: LocalSGD, module: Module, anchor: Tensors | None, *, sha
     if kind not in programs:
         programs[kind] = Program(local, module, shared=shared)
     return programs[kind]
-
-
-class Feed:
-    """The batches of a group of clients, made where they are trained on.
-
-    For a program, where clients differ in size, behind the last client or row come zeros, so that few shapes are met:
-    `room` clients, a multiple of `kinds`, and batches of `wide` rows.
-    """
-
-    def __init__(
-        self, local: LocalSGD, work: Work, keys: Tensors | None = None, *, padded: bool = True, kinds: int = 1
-    ) -> None:
-        plan, most, rows = work.plan, local.timing.batch_size, len(work.plan.rows)
-        wide = plan.rows.shape[2]
-        few = local.on_gpu and rows < LEAST and wide < most  # a client or two of a size of their own
-        self.ragged = padded and (few or bool((plan.counts != plan.counts[0]).any()))
-        room, wide = (
-            (_rounded(rows, rows, kinds), min(most, 1 << (wide - 1).bit_length())) if self.ragged else (rows, wide)
-        )
-        self.room, self.wide, self.data = room, wide, work.data
-        index, counts = (local.sent(a) for a in plan)
-        self.index, self.counts = _padded(_padded(index, room), wide, 2), _padded(counts, room)
-        keys = _keys(local, work) if keys is None else keys
-        self.keys = {path: _padded(k, room, 1) for path, k in keys.items()}
-        place = torch.arange(self.index.shape[2], device=counts.device)
-        number = self.counts[..., None]
-        self.shares = (place < number).to(local.dtype) / number.clamp(min=1)  # [clients, steps, width]
-
-    def batch(self, step: int, clients: int, width: int) -> Batch:
-        """What the first clients take in this step."""
-        rows, share = self.index[:clients, step, :width], self.shares[:clients, step, :width]
-        if self.data.weights is not None:
-            share = share * self.data.weights[rows]
-        random = {f"{path}.key": k[step, :clients] for path, k in self.keys.items()}
-        return Batch(self.data.x[rows], self.data.y[rows], share, random)
-
-    def all(self) -> Batch:
-        """What all clients take in all steps, [steps, clients, ...]."""
-        index, shares = (values.transpose(0, 1).contiguous() for values in (self.index, self.shares))
-        if self.data.weights is not None:
-            shares = shares * self.data.weights[index]
-        random = {f"{path}.key": k for path, k in self.keys.items()}
-        return Batch(self.data.x[index], self.data.y[index], shares, random)
-
-
-def _keys(local: LocalSGD, work: Work) -> Tensors:
-    """The keys of each layer that drops anything, [steps, rows, 2]."""
-    return {path: local.sent(work.dropout(path, work.plan.counts.shape[1])) for path in local.dropout_paths}
-
-
-def _room_for(places: int, *, ragged: bool) -> int:
-    """A number of rows rounded up: few numbers, few programs. Where clients differ, to a power of 4.
-
-    >>> [_room_for(n, ragged=False) for n in (3, 50, 64, 65)], [_room_for(n, ragged=True) for n in (3, 50, 65)]
-    ([3, 56, 64, 80], [4, 64, 256])
-    """
-    if ragged:
-        return int(4 ** math.ceil(math.log(places, 4) - 1e-9))
-    part = max(1, (1 << (places - 1).bit_length()) // 8)
-    return -(-places // part) * part
-
-
-def _rounded(number: int, of: int, kinds: int = 1) -> int:
-    """A number of clients rounded up so that up to four numbers come of all up to `of`; a multiple of `kinds`.
-
-    >>> sorted({_rounded(n, 50) for n in range(1, 51)})
-    [16, 32, 48, 64]
-    """
-    part = max(LEAST, (1 << math.ceil(math.log2(of))) // 4)
-    return -(-(-(-number // part) * part) // kinds) * kinds
-
-
-def _padded(values: Tensor, room: int, axis: int = 0) -> Tensor:
-    """Zeros behind, up to this many along the axis."""
-    if values.shape[axis] == room:
-        return values
-    shape = list(values.shape)
-    shape[axis] = room - shape[axis]
-    return torch.cat([values, values.new_zeros(shape)], dim=axis)
 
 
 @contextmanager

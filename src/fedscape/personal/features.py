@@ -10,9 +10,9 @@ import torch
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.export import module_of
+from fedscape.learning.gradients import precise
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.program import precise
 from fedscape.learning.training import one_thread
 from fedscape.random import Array
 from fedscape.statistics import Moments

@@ -18,13 +18,14 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
+from fedscape.learning.feed import Work, work_of
+from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
-from fedscape.learning.program import precise
-from fedscape.learning.training import Tensors, Work, one_thread, train, work_of
+from fedscape.learning.training import one_thread, train
 from fedscape.ragged import Ragged, offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
 

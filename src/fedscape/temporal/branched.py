@@ -17,13 +17,14 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, tensors_of
 from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
+from fedscape.learning.feed import work_of
+from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.local import LocalSGD, shared
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import groups
-from fedscape.learning.program import precise
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.training import Tensors, one_thread, train, work_of
+from fedscape.learning.training import one_thread, train
 from fedscape.personal.learners import log_probs_of
 from fedscape.ragged import offsets_of, rows_of, segment_sum_twin
 from fedscape.random import Array, Key
