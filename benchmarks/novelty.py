@@ -196,7 +196,8 @@ def trained(made: Any, fed: Federation, cell: Row, until: float) -> Personalised
 
 def step_of(cell: Row) -> LocalSGD:
     made = {"mlp": lambda: models.mlp(784, 64, 10), "lenet": lambda: models.lenet5((1, 28, 28), 10)}
-    model = made.get(cell["net"], lambda: two_convolutions((1, 28, 28), 10))()
+    made["conv"] = lambda: two_convolutions((1, 28, 28), 10)
+    model = made[cell["net"]]()
     how: Row = {"precision": "tf32"} if cell["device"] != "cpu" else {}
     local = LocalSGD(model, cross_entropy, lr=cell["lr"], steps=8, batch_size=16, device=cell["device"], **how)
     share_programs(local, cell["net"])
