@@ -279,6 +279,24 @@ def test_what_the_server_sees_of_clustered_fl_must_be_allowed():
     assert sent["update"].shape == (8, 4)
 
 
+def test_cosines_of_projected_updates_are_those_of_the_updates():
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal((40, 50))
+    moves = {"a": rng.standard_normal((30, 40, 50)) + common, "b": rng.standard_normal((30, 7))}
+    moves["a"][::2] -= 2 * common
+
+    def cosines(rows):
+        unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return (unit @ unit.T)[np.triu_indices(len(rows), 1)]
+
+    whole, seen = (ClusteredFL(step(), projection=p)._projected(moves) for p in (None, 256))
+    assert (whole.shape, seen.shape) == ((30, 2007), (30, 256))
+    error = cosines(seen) - cosines(whole)
+    assert error.std() < 0.08
+    assert abs(error.mean()) < 0.03
+    assert np.abs(cosines(whole)).min() > 0.3  # so that an answer without content would be far off
+
+
 def test_halves_of_a_single_client_is_one_group():
     assert halves(np.ones((1, 1))).tolist() == [0]
 

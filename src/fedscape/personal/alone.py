@@ -15,7 +15,14 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Mean, Rule
 from fedscape.personal.fedem import small_example
-from fedscape.personal.learners import each_own_log_probs, measured, own_models, trained_alone
+from fedscape.personal.learners import (
+    each_own_log_probs,
+    measured,
+    own_models,
+    trained_alone,
+    weighted,
+    weighted_sums,
+)
 from fedscape.random import Array, Key
 
 _MEAN = Mean()
@@ -201,19 +208,33 @@ class PFedMe(FedAvg):
             rate = self.local.rate(key.round)
             again = key.at(key.round * self.repeats + r)
             theta = trained_alone(self.local, w, clients, again, rate=rate, pull=(self.strength, None))
-            w = {n: (v + self.pull * (theta[n] - v)).astype(v.dtype) for n, v in w.items()}
+            moves = {n: theta[n] - v for n, v in w.items()}
+            for n, m in moves.items():  # in place: these are the largest arrays of a round
+                m *= self.pull
+                m += w[n]
+            w = moves
         return w, theta
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        w, theta = self._solve(state, clients, key)
-        weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
-        common = model_arrays(state)
-        sent = {f"delta.{n}": (v - common[n]) * weight.reshape(-1, *[1] * (v.ndim - 1)) for n, v in w.items()}
-        weights = {"weight": clients.sizes} if self.weighting == "samples" else {}
-        return {**sent, **weights}, {f"model.{n}": v for n, v in theta.items()}
+        moves, weight, kept = self._sent(state, clients, key)
+        return {**weighted(moves, weight), **self._known(weight)}, kept
 
-    def total(self, state: Arrays, clients: Federation, key: Key) -> None:
-        return None
+    def total(  # type: ignore[override]  # it keeps something
+        self, state: Arrays, clients: Federation, key: Key
+    ) -> tuple[Arrays, Kept]:
+        moves, weight, kept = self._sent(state, clients, key)
+        return {**weighted_sums(moves, weight), **self._known(weight.sum())}, kept
+
+    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+        """How far each client moves its copy of the common model, what that counts, and its own model."""
+        moves, theta = self._solve(state, clients, key)
+        for n, p in model_arrays(state).items():
+            moves[n] -= p
+        weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
+        return moves, weight, {f"model.{n}": v for n, v in theta.items()}
+
+    def _known(self, weight: Array) -> Arrays:
+        return {"weight": weight} if self.weighting == "samples" else {}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         return measured(self, state, clients)

@@ -13,7 +13,14 @@ from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD
 from fedscape.personal.fedem import small_example
-from fedscape.personal.learners import each_own_log_probs, measured, start_models, trained_alone
+from fedscape.personal.learners import (
+    each_own_log_probs,
+    measured,
+    start_models,
+    trained_alone,
+    weighted,
+    weighted_sums,
+)
 from fedscape.random import Array, Key
 
 
@@ -22,8 +29,9 @@ class ClusteredFL(Computation):
 
     Sattler et al. 2020, algorithm 1: the cut is the one of largest dissimilarity between the halves in the cosines of
     their updates. For that the server must see, client by client, `update`: the whole move with projection=None, or by
-    default only a seeded random projection of it to 256 numbers, whose cosines are the same to about 0.06. The moves
-    themselves are summed cluster by cluster. Clients keep the number of their cluster.
+    default only a seeded random projection of it to 256 numbers (a count sketch: each weight's move is added, with a
+    random sign, to one of them), whose cosines are the same to about 0.06. The moves themselves are summed cluster by
+    cluster. Clients keep the number of their cluster.
 
     The state holds `model.<parameter>` [clusters, ...], `open` (how many are in use) and each client's own cluster.
 
@@ -103,30 +111,33 @@ class ClusteredFL(Computation):
         return np.minimum(cluster, int(state["open"]) - 1)
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        moves, weight, kept = self._trained(state, clients, key)
+        return {**weighted(moves, weight), "weight": weight, "update": self._projected(moves)}, kept
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        moves, weight, kept = self._trained(state, clients, key)
+        sums = {**weighted_sums(moves, weight), "weight": weight.sum(axis=0)}
+        return {**sums, "update": self._projected(moves)}, kept
+
+    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+        """Each client's move, what it counts in each cluster [clients, clusters], and what it keeps."""
         cluster, params = self._cluster(state, clients), model_arrays(state)
         begin = {n: p[cluster] for n, p in params.items()}
-        after = trained_alone(self.local, begin, clients, key)
-        moves = {n: after[n] - begin[n] for n in begin}
-        weight = np.eye(self.n_clusters)[cluster] * clients.sizes[:, None]  # [clients, clusters]
-        sent = {f"delta.{n}": self._of_cluster(m, cluster, clients.sizes) for n, m in moves.items()}
-        flat = np.concatenate([m.reshape(len(clients), -1) for m in moves.values()], axis=1).astype(np.float64)
-        return {**sent, "weight": weight, "update": self._projected(flat)}, {"cluster": cluster}
+        moves = trained_alone(self.local, begin, clients, key)
+        for n, m in moves.items():
+            m -= begin[n]
+        return moves, np.eye(self.n_clusters)[cluster] * clients.sizes[:, None], {"cluster": cluster}
 
-    def _of_cluster(self, moves: Array, cluster: Array, sizes: Array) -> Array:
-        """Each client's move times its rows at the place of its cluster, zeros elsewhere: [clients, clusters, ...]."""
-        out = np.zeros((len(moves), self.n_clusters, *moves.shape[1:]), dtype=moves.dtype)
-        out[np.arange(len(moves)), cluster] = moves * sizes.astype(moves.dtype).reshape(-1, *[1] * (moves.ndim - 1))
-        return out
-
-    def _projected(self, flat: Array) -> Array:
-        if self.projection is None or self.projection >= flat.shape[1]:
-            return flat
-        out = np.zeros((len(flat), self.projection))
-        for begin in range(0, flat.shape[1], 4096):  # the projection is drawn in strips: it is never held as a whole
-            part = flat[:, begin : begin + 4096]
-            rng = Key(begin, purpose="projection").generator()
-            out += part @ rng.standard_normal((part.shape[1], self.projection))
-        return np.asarray(out / np.sqrt(self.projection))
+    def _projected(self, moves: Arrays) -> Array:
+        """What the server sees: every move as one row, of which each number is added to or taken from one of a few."""
+        rows = [m.reshape(len(m), -1) for m in moves.values()]
+        width = sum(r.shape[1] for r in rows)
+        if self.projection is None or self.projection >= width:
+            return np.concatenate(rows, axis=1, dtype=np.float64)
+        rng = Key(0, purpose="projection").generator()
+        place, sign = rng.integers(self.projection, size=width), rng.choice([-1.0, 1.0], size=width)
+        each = (sign * np.concatenate([r[i] for r in rows]) for i in range(len(rows[0])))
+        return np.stack([np.bincount(place, row, minlength=self.projection) for row in each])
 
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         weight = total["weight"]

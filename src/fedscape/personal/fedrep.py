@@ -17,7 +17,7 @@ from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.personal.fedem import small_example
-from fedscape.personal.learners import each_own_log_probs, measured, trained_alone
+from fedscape.personal.learners import each_own_log_probs, measured, trained_alone, weighted, weighted_sums
 from fedscape.random import Array, Key
 
 
@@ -74,12 +74,18 @@ class FedRep(Computation):
         return {f"model.{n}": p for n, p in self.local.parameters(model).items()}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        moves, kept = self._sent(state, clients, key)
+        return {**weighted(moves, clients.sizes), "weight": clients.sizes}, kept
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        moves, kept = self._sent(state, clients, key)
+        return {**weighted_sums(moves, clients.sizes), "weight": clients.sizes.sum()}, kept
+
+    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        """How far each client moves the body, and its own head."""
         heads = self._heads(state, clients, key)
         body = {n: p for n, p in model_arrays(state).items() if n not in heads}
-        moves = self._moves(body, heads, clients, key)
-        sizes = clients.sizes
-        sent = {f"delta.{n}": m * sizes.astype(m.dtype).reshape(-1, *[1] * (m.ndim - 1)) for n, m in moves.items()}
-        return {**sent, "weight": sizes}, {f"model.{n}": v for n, v in heads.items()}
+        return self._moves(body, heads, clients, key), {f"model.{n}": v for n, v in heads.items()}
 
     def _moves(self, body: Arrays, heads: Arrays, clients: Federation, key: Key) -> Arrays:
         """How far each client moves the body with its own head fixed: [clients, ...]."""

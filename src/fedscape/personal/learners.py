@@ -129,6 +129,22 @@ def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
     return new
 
 
+def weighted(moves: Arrays, weights: Array) -> Arrays:
+    """Each client's moves times its weights [clients] or [clients, M], as it sends them: `delta.<parameter>`."""
+    kinds = weights.shape[1:]
+    return {
+        f"delta.{n}": m.reshape(len(m), *[1 for _ in kinds], *m.shape[1:])
+        * weights.astype(m.dtype).reshape(*weights.shape, *[1] * (m.ndim - 1))
+        for n, m in moves.items()
+    }
+
+
+def weighted_sums(moves: Arrays, weights: Array) -> Arrays:
+    """The sums of the same over clients, in float64 and without a copy of the moves."""
+    how = "c,c...->..." if weights.ndim == 1 else "ck,c...->k..."
+    return {f"delta.{n}": np.einsum(how, weights, m, dtype=np.float64) for n, m in moves.items()}
+
+
 def sums_over_rows(values: Array, clients: Federation) -> Array:
     """Sums over each client's rows, without compiled code: [clients, ...]."""
     return segment_sum_twin(values, clients.offsets)
@@ -240,7 +256,7 @@ def trained_alone(
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
     anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
-    new, data = {n: np.empty_like(p) for n, p in own.items()}, local.data(clients)
+    new, data = {n: np.empty(p.shape, p.dtype) for n, p in own.items()}, local.data(clients)
     idle = np.flatnonzero(clients.sizes == 0)
     for n, p in own.items():
         new[n][idle] = p[idle]
