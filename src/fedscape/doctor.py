@@ -13,6 +13,7 @@ from typing import Any
 
 import fedscape
 from fedscape.datasets import info, names
+from fedscape.engine import cores
 
 EXTRAS = {
     "learn": ("torch", "safetensors"),
@@ -34,7 +35,7 @@ def examine() -> dict[str, Any]:
     return {
         "fedscape": fedscape.__version__,
         "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "packages": {name: importlib.metadata.version(name) for name in needed},
         "extras": {extra: _extra(extra, modules) for extra, modules in EXTRAS.items()},
         "gpu": _gpu(),

@@ -119,8 +119,9 @@ class Local:
         if min_clients < 1:
             raise DataError(f"min_clients must be at least 1, not {min_clients}")
         self.federation = federation
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or cores()
         self.min_clients = min_clients
+        self.by_rows = False  # as in Task
         self._store = Store(len(federation))
         self._foreseen: tuple[Array, Federation] | None = None
         self._pool = None if self.threads == 1 else ThreadPoolExecutor(self.threads, thread_name_prefix="fedscape")
@@ -155,7 +156,7 @@ class Local:
         check_enough(cohort, self.min_clients, key)
         cohort = self._in_order_of_id(cohort)
         sent = broadcast(state)
-        task = Task(computation, key, measure, release, measure_release)
+        task = Task(computation, key, measure, release, measure_release, self.by_rows)
         parts = [
             [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
@@ -186,6 +187,16 @@ class Local:
     def _in_order_of_id(self, cohort: Array) -> Array:
         order = self.federation.order
         return cohort if order is None else order[np.sort(ranks(order)[cohort])]
+
+
+def cores() -> int:
+    """How many this process may use; where the system does not say, how many there are.
+
+    >>> cores() >= 1
+    True
+    """
+    allowed = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def check_enough(cohort: Array, min_clients: int, key: Key) -> None:
@@ -239,6 +250,7 @@ class Task:
     measure: bool
     release: Release | None
     measure_release: Release | None
+    by_rows: bool = False  # what a client alone sends stays in its own type: it crosses a network
 
 
 class Block(NamedTuple):
@@ -320,7 +332,8 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.measure:
         measured = _checked(computation, computation.measure(state, clients), clients)
         metrics = _summed(measured, clients, task.measure_release)
-    fast = None if task.release else computation.total(state, clients, task.key)
+    alone = task.by_rows and len(clients) == 1
+    fast = None if task.release or alone else computation.total(state, clients, task.key)
     given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
     sums = {name: values for name, values in given.items() if name not in computation.reveals}
     lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())
@@ -336,7 +349,7 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.release is not None and sent:
         sent = task.release.on_clients(sent, clients)  # before anything is revealed
     revealed = {name: [sent.pop(name)] for name in computation.reveals}
-    sums = {name: add_up(values) for name, values in sent.items()}
+    sums = {name: values[0] if alone else add_up(values) for name, values in sent.items()}
     return Answer(sums, metrics, revealed, _placed(kept, clients, place), up)
 
 

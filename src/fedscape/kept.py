@@ -37,7 +37,8 @@ class Store:
         for name in sorted({name for _, kept in parts for name in kept}):
             whose = [where for where, kept in parts if name in kept]
             clients = np.concatenate([np.arange(self.n_clients)[where] for where in whose])
-            flat = np.concatenate([kept[name].flat for _, kept in parts if name in kept])
+            flats = [kept[name].flat for _, kept in parts if name in kept]
+            flat = flats[0] if len(flats) == 1 else np.concatenate(flats)  # it may be a model of each client
             lengths = np.concatenate([kept[name].lengths for _, kept in parts if name in kept])
             self.arrays[name] = self._merged(self.arrays.get(name), clients, flat, lengths)
 

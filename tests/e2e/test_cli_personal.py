@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from shell import ok, refused, started
+from shell import fedscape, ok, refused, started
 
 from fedscape import Federation, GaussianMixture
 from fedscape.learning import LocalSGD, cross_entropy, models
@@ -66,3 +66,12 @@ def test_bad_input_is_one_line(folder):
     assert "rate must be between 0 and 1" in refused(
         2, "novelty", folder / "model", folder / "known", folder / "far", "--rate", "3"
     )
+
+
+def test_training_by_a_method_that_reveals_says_so():
+    command = ("train", "femnist-mini", "--model", "linear", "--rounds", "1", "--cohort", "4", "--quiet", "--method")
+    said = "clustered: on a deployment the server would see, client by client: update"
+    for method, lines in (("clustered", 1), ("ifca", 0)):
+        done = fedscape(*command, method)
+        assert done.returncode == 0
+        assert done.stderr.count(said) == lines

@@ -205,6 +205,39 @@ def test_an_answer_that_was_not_counted_leaves_no_trace_in_what_clients_keep(tmp
     np.testing.assert_allclose(there, here, rtol=1e-12)
 
 
+def test_a_node_of_one_client_sends_numbers_in_their_own_type_and_one_of_several_the_sum_in_float64(tmp_path):
+    import torch
+    from torch import nn
+
+    from fedscape.learning import FedAvg, LocalSGD, cross_entropy
+
+    rng = np.random.default_rng(0)
+    fed = Federation({"x": rng.normal(size=(24, 3)), "y": rng.integers(0, 2, 24)}, np.arange(0, 25, 2))
+    linear = nn.Linear(3, 2, dtype=torch.float32)
+    method = FedAvg(LocalSGD(linear, cross_entropy, lr=0.3, epochs=1, batch_size=2))
+    here = [r.state for r in rounds(method, fed, n_rounds=3)]
+    sent, up = {}, {}
+
+    class Seen(LocalGrid):
+        def deliver(self, message):
+            replies = super().deliver(message)
+            arrays, header = _wire.read(_wire.disclose(replies[0].content, 2**30))
+            if "clients" in header:
+                sent[header["clients"]] = {n: v.dtype for n, v in arrays.items()}
+            return replies
+
+    for n_nodes in (12, 3):
+        engine = engine_of(fed, tmp_path / str(n_nodes), nodes=n_nodes, grid=Seen, own=(method,))
+        done = list(rounds(method, engine, n_rounds=3, measure=0))
+        up[n_nodes] = done[-1].bytes_up
+        for a, b in zip(done, here, strict=True):
+            for name, values in b.items():
+                np.testing.assert_allclose(a.state[name], values, rtol=1e-5, atol=1e-6)
+    assert sent[1]["total/delta.weight"] == np.float32
+    assert sent[4]["total/delta.weight"] == np.float64
+    assert up == {12: 4 * 8 + 8, 3: 8 * 8 + 8}  # eight weights, and the number of rows
+
+
 class Listed:
     """A sampler with the cohort of each round written down."""
 

@@ -121,6 +121,12 @@ def test_a_new_run_starts_with_nothing_kept_unless_carried():
     assert last(Sum(), engine, n_rounds=3, carry=True)["sum"] != first["sum"]
 
 
+def test_a_system_that_does_not_say_which_cores_a_process_may_use_has_all_of_them(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert Local(Federation({}, [0, 0])).threads == 3
+
+
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_threads_and_storage_order_give_the_same_bytes_over_rounds(threads, monkeypatch):
     monkeypatch.setattr(Sum, "block_clients", 3)

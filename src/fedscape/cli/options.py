@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +41,12 @@ def placing(engine: str, address: str | None, workers: int | None) -> Callable[[
     if address is not None or workers is not None:
         raise DataError("--address and --workers go with --engine ray")
     return Local
+
+
+def say_revealed(method: str, names: Sequence[str]) -> None:
+    """Say what a simulation does not hide and a deployment must be allowed to show."""
+    if names:
+        typer.echo(f"{method}: on a deployment the server would see, client by client: {', '.join(names)}", err=True)
 
 
 def numbers(text: str) -> list[int]:

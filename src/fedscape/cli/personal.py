@@ -12,7 +12,7 @@ from fedscape.cli.options import Client, Force, Json, Source, free
 from fedscape.cli.show import flat, pairs, show, table
 from fedscape.errors import require
 
-Model = Annotated[Path, typer.Argument(help="A personalised model, written by save_personal.")]
+Model = Annotated[Path, typer.Argument(help="DIR/personal of 'train --method fedgmm --out DIR' (or fedem, ifca).")]
 
 
 def adapt(

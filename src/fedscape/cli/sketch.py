@@ -24,7 +24,9 @@ def sketch_build(
     client: Client = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the sketch; by default the root of all rows.")] = None,
     bits: Annotated[int, typer.Option(help="A row has 2**bits cells.")] = 4,
-    family: Annotated[str, typer.Option(help="srp (angles), pstable (distances) or minhash (texts, sets).")] = "srp",
+    family: Annotated[
+        str, typer.Option(help="srp, hadamard (angles), pstable (distances), minhash (texts, sets).")
+    ] = "srp",
     centre: Annotated[str, typer.Option(help="A number, or mean.")] = "mean",
     scale: Annotated[str, typer.Option(help="A number, or deviation.")] = "1",
     width: Annotated[float, typer.Option(help="pstable: the width of a bucket.")] = 4.0,

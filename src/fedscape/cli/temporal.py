@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from fedscape.cli.options import say_revealed
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 
@@ -67,6 +66,5 @@ def temporal_method(
     belief = parse_prior(prior, period)
     method = method_for(name, local, belief, server=server, weighting=weighting, centres=centres)
     reveals = ("centres",) if name == "t-shot" else method.reveals
-    if reveals:
-        typer.echo(f"{name}: on a deployment the server would see, client by client: {', '.join(reveals)}", err=True)
+    say_revealed(name, reveals)
     return method, lambda state, test: evaluate(method, state, test)

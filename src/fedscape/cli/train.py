@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Address, Client, EngineName, Force, Json, Quiet, Seed, Source, Workers, free, placing
+from fedscape.cli.options import (
+    Address,
+    Client,
+    EngineName,
+    Force,
+    Json,
+    Quiet,
+    Seed,
+    Source,
+    Workers,
+    free,
+    placing,
+    say_revealed,
+)
 from fedscape.cli.show import show, table
 from fedscape.cli.temporal import TEMPORAL, of_modes, sampler_for, temporal_method
 from fedscape.engine import Engine
@@ -351,6 +364,7 @@ def _personal(
     from fedscape.personal import train as trained
 
     made = trained(method, local, engine, **how)
+    say_revealed(method, made.method.reveals)
     found = made.evaluate(held_out)
     rows = [{"round": how["n_rounds"], **found.summary()}]
     if folder is not None:

@@ -166,14 +166,18 @@ def _form(answer: Answer, reveals: frozenset[str]) -> Any:
 
 
 def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, Arrays]:
-    """The sums of totals and metrics in this order; what is revealed in rows, in the order of ids."""
+    """The sums of totals and metrics in this order; what is revealed in rows, in the order of ids.
+
+    Whole numbers are added as int64, others as float64: a node of one client sends its numbers in their own type.
+    """
     total: Arrays = {}
     metrics: Arrays = {}
     for answer in answers:
         for sums, new in ((total, answer.total), (metrics, answer.metrics)):
             for name, values in new.items():
                 if name not in reveals:
-                    sums[name] = sums[name] + values if name in sums else values
+                    wide = values.astype(np.int64 if values.dtype.kind in "biu" else np.float64, copy=False)
+                    sums[name] = sums[name] + wide if name in sums else wide
     ids = [answer.ids for answer in answers if answer.ids is not None]
     if ids:
         order = np.argsort(np.concatenate(ids), kind="stable")

@@ -202,6 +202,7 @@ class _Owner:
         node = Local(self._load(context), threads=1)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
+        node.by_rows = len(where) == 1  # of several, the blocks are added
         first, self.steps = self.steps == 0, self.steps + 1
         with self._bounded():
             self._rehearse(request, node.federation, release, metrics)

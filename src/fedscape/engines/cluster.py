@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from fedscape import engine
 from fedscape.errors import EngineError, require
 from fedscape.formats.files import one_line
 
@@ -93,7 +94,7 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
             _knock(address)
             ray.init(address=address, **quiet)
             return
-        cores = max(cores, len(os.sched_getaffinity(0)))
+        cores = max(cores, engine.cores())
         with surroundings():
             ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedscape.computation import Arrays, Computation, Kept
-from fedscape.engine import cut
+from fedscape.engine import cores, cut
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.gradients import Tensors, precise
@@ -108,7 +107,7 @@ def evaluate(
     blocks = cut(federation.sizes, 4096, _BLOCK)
     if not blocks:
         raise DataError("federation must have a client to evaluate, it has none")
-    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(threads or cores()) as pool:
         parts = list(pool.map(work, blocks))
     loss, rows = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
     known = [p[1] for p in parts if p[1] is not None]

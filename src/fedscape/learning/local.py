@@ -79,7 +79,7 @@ class LocalSGD:
         With `epochs`: a client stops after an epoch whose mean loss, as its batches had it, is not this much below that
         of the epoch before; None never stops.
     features, target, weights
-        Names of columns; bytes (uint8) are scaled to [0, 1] unless the model begins with an embedding. Weights count in
+        Names of columns; bytes (uint8) are scaled to [0, 1] unless the model has an embedding. Weights count in
         training; metrics and `evaluate` count every row once.
     strategy
         "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
@@ -195,8 +195,8 @@ class LocalSGD:
         """The strategy of any model.
 
         On a CPU many small clients at once win while per-call overhead rules: up to 2**17 parameters, no convolution
-        and no recurrence. Beyond that arithmetic or memory bounds the work and one client at a time is faster. On a
-        CUDA device compiled training wins throughout.
+        and no recurrent layer of torch's. Beyond that arithmetic or memory bounds the work and one client at a time is
+        faster. On a CUDA device compiled training wins throughout.
         """
         if self.strategy not in ("auto", "scripted"):
             return self.strategy

@@ -27,9 +27,10 @@ from fedscape.random import Array, Key
 class ClusteredFL(Computation):
     """Clients begin as one cluster; one whose mean update is small while its clients' are not is cut in two.
 
-    Sattler et al. 2020, algorithm 1: the cut is the one of largest dissimilarity between the halves in the cosines of
-    their updates. For that the server must see, client by client, `update`: the whole move with projection=None, or by
-    default only a seeded random projection of it to 256 numbers (a count sketch: each weight's move is added, with a
+    Sattler et al. 2020. The halves come from the cosines of updates by complete linkage, as public implementations have
+    it (the paper's algorithm 1 asks for the least largest cosine across); at least four clients must move, and a half
+    has at least two. For that the server must see, client by client, `update`: the whole move with projection=None, or
+    by default only a seeded random projection of it to 256 numbers (a count sketch: each weight's move is added, with a
     random sign, to one of them), whose cosines are the same to about 0.06. The moves themselves are summed cluster by
     cluster. Clients keep the number of their cluster.
 

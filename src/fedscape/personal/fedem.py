@@ -46,8 +46,8 @@ class FedEM(Computation):
     shares as its pi_c, and trains every learner with the shares as sample weights; the server moves each learner by the
     weighted mean of the clients' moves. Nobody but the client sees pi_c.
 
-    The state holds `model.<parameter>` [M, ...] and `weights` [M], the mean of all clients' pi, which newcomers begin
-    with. Metrics: `loss` and `accuracy` under each client's own mixture, and `with_rows`.
+    The state holds `model.<parameter>` [M, ...] and `weights` [M], the shares of all rows of the last cohort, which
+    newcomers begin with. Metrics: `loss` and `accuracy` under each client's own mixture, and `with_rows`.
 
     Parameters
     ----------
@@ -177,7 +177,8 @@ class FedEM(Computation):
 class IFCA(FedEM):
     """Every client belongs to one of M learners, the one that fits its rows best: Ghosh et al. 2020, algorithm 1.
 
-    A client trains that learner alone and sends zeros for the others, so the server never learns which it was.
+    A client moves that learner alone and sends zeros for the others: from a sum over several clients the server does
+    not learn which it was, from a sum over one it does.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ class FedGMM(FedEM):
     mass of Gaussian m1 at learner m1 modulo M2, so that learners specialise from the first round.
 
     The state holds `model.<parameter>` [M2, ...], `means`, `covariances` and `weights` [M1, M2], the shares of all
-    rows, which is footnote 3 normalised.
+    rows of the last cohort, which is footnote 3 normalised.
 
     Parameters
     ----------
