@@ -362,7 +362,17 @@ def test_every_method_is_explained_and_reveals_are_named(method):
         assert phase["bytes_up"] == sum(array["bytes"] for array in phase["sent"])
         revealed = {array["name"] for array in phase["sent"] if array["seen"] == "client by client"}
         assert revealed == set(phase["reveals"])
-    assert about["reveals"] == (["update"] if method == "clustered" else [])
+    modes = ["log_share", "mean", "rows", "variance"]
+    seen = {"clustered": ["update"], "fedtem": modes, "em-only": modes, "t-shot": ["centres", "rows"]}
+    assert about["reveals"] == seen.get(method, [])
+
+
+def test_every_method_of_the_command_line_is_explained():
+    from fedscape.cli.temporal import TEMPORAL
+    from fedscape.cli.train import PERSONAL
+    from fedscape.learning.running import METHODS
+
+    assert {*METHODS, *PERSONAL, *TEMPORAL} <= set(names())
 
 
 def test_an_unknown_method_is_refused():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedscape.clustering import FederatedKMeans
-from fedscape.computation import Arrays, Computation
+from fedscape.computation import Arrays, Computation, rounds
 from fedscape.engine import Engine, Local
 from fedscape.errors import DataError, require
 from fedscape.federation import Federation
@@ -26,6 +27,9 @@ _REVEALED = "What is revealed can only be protected on the client itself (place 
 #: What a method is, in a sentence.
 WORDS = {
     "fedavg": "Clients train from the common weights; the server moves by the mean of their moves.",
+    "fedprox": "FedAvg whose clients are held near the common weights while they train.",
+    "fedadam": "FedAvg whose server moves by Adam; what it remembers stays with it.",
+    "qfedavg": "FedAvg in which clients with a high loss weigh more: they also send how much they weigh.",
     "fedavg+": "FedAvg, and then every client trains the common model once more on its own rows and keeps it.",
     "local": "Every client trains alone; the server learns how many rows there are and nothing else.",
     "ifca": "Several models; each client picks the one with the lowest loss on its rows and trains that.",
@@ -35,12 +39,20 @@ WORDS = {
     "pfedme": "Each client keeps a model near the common one, which follows the clients' models.",
     "ditto": "FedAvg, beside which every client trains a model of its own that is held near the common one.",
     "fedrep": "Common layers that all train, and a last layer of its own for every client.",
+    "fedtem": "A branch for each mode of day and night; clients choose theirs by EM with a prior over time.",
+    "fedtem-sums": "The same with the modes' features learned from sums.",
+    "fedtkm": "A branch for each mode; clients choose theirs by k-means with the hour's shares, from sums.",
+    "em-only": "FedTEM without a prior over time.",
+    "vanilla": "FedAvg of a network whose branches are averaged.",
+    "scsgd": "A branch for each half of the day, trained in its hours.",
+    "t-shot": "A branch for each mode; clients first send the centres of their rows, which the server clusters.",
     "histogram": "How many rows of each category all clients have together.",
     "moments": "Mean and covariance of all rows, from sums.",
     "kmeans": "Centres of all rows: each client sends, for each centre, the sum and number of its nearest rows.",
     "mdm": "A mixture of Dirichlet-multinomials over clients' label histograms, by EM over tail counts.",
     "gmm": "A mixture of Gaussians over all rows, by EM over sums about the broadcast means.",
     "sketch": "Histograms of locality-sensitive codes of all rows together.",
+    "regress": "Classes of entities with a regression each: labels stay with agents, products of features are summed.",
 }
 
 
@@ -92,7 +104,7 @@ def explain(method: str) -> dict[str, Any]:
     Parameters
     ----------
     method
-        A training method such as "fedgmm", or one of histogram, moments, kmeans, mdm, gmm, sketch.
+        A training method such as "fedgmm", or one of histogram, moments, kmeans, mdm, gmm, sketch, regress.
 
     >>> about = explain("histogram")
     >>> [(array["name"], array["seen"]) for array in about["phases"][0]["sent"]]
@@ -100,7 +112,7 @@ def explain(method: str) -> dict[str, Any]:
     """
     if method not in WORDS:
         raise DataError(f"method must be one of {', '.join(WORDS)}, not {method!r}")
-    phases = watched(_RUNS.get(method, _training(method)), _clients())
+    phases = watched(_RUNS.get(method, _personal(method)), _clients())
     revealed = sorted({name for phase in phases for name in phase["reveals"]})
     privacy = f"{_UNITS} {_REVEALED}" if revealed else _UNITS
     return {
@@ -125,17 +137,47 @@ def _clients() -> Federation:
     sizes = np.array([12, 9, 15, 8, 11, 10])
     y = rng.integers(0, _CLASSES, sizes.sum())
     x = rng.normal(size=(len(y), _FEATURES)).astype(np.float32)
-    return Federation({"x": x, "y": y}, offsets_of(sizes))
+    return Federation({"x": x, "y": y, "entity": np.arange(len(y)) // 3}, offsets_of(sizes))
 
 
-def _training(method: str) -> Callable[[Engine], object]:
+def _step(**how: Any) -> Any:
+    require("torch", extra="learn")
+    from fedscape.learning import LocalSGD, cross_entropy, models
+
+    return LocalSGD(
+        models.mlp(_FEATURES, _HIDDEN, _CLASSES), cross_entropy, lr=0.1, epochs=1, batch_size=8, features="x", **how
+    )
+
+
+def _personal(method: str) -> Callable[[Engine], object]:
     def run(engine: Engine) -> object:
-        require("torch", extra="learn")
-        from fedscape.learning import LocalSGD, cross_entropy, models
+        local = _step()
         from fedscape.personal import train
 
-        local = LocalSGD(models.mlp(_FEATURES, _HIDDEN, _CLASSES), cross_entropy, lr=0.1, epochs=1, batch_size=8)
         return train(method, local, engine, n_rounds=2)
+
+    return run
+
+
+def _kin(method: str) -> Callable[[Engine], object]:
+    def run(engine: Engine) -> object:
+        local = _step(proximal=0.1 if method == "fedprox" else 0.0)
+        from fedscape.learning.running import method_for
+
+        return list(rounds(method_for(method, local), engine, n_rounds=2))
+
+    return run
+
+
+def _temporal(method: str) -> Callable[[Engine], object]:
+    def run(engine: Engine) -> object:
+        local = _step()
+        from fedscape.temporal import MultiBranch, collect_centres, method_for, parse_prior
+
+        centres = collect_centres(engine, 2, n_rounds=2, column="x") if method == "t-shot" else None
+        branched = replace(local, model=MultiBranch(local.model, n_branches=2))
+        made = method_for(method, branched, parse_prior("linear", 2.0), centres=centres)
+        return list(rounds(made, engine, n_rounds=2, allow=made.reveals))
 
     return run
 
@@ -158,11 +200,20 @@ def _sketch(engine: Engine) -> object:
     return DistributionSketch(16, bits=4).fit(engine, progress=False)
 
 
+def _regress(engine: Engine) -> object:
+    from fedscape.mixtures import LatentClassRegression
+
+    return LatentClassRegression(2, rounds=2).fit(engine, features="x", target="y", entity="entity", progress=False)
+
+
 _RUNS: dict[str, Callable[[Engine], object]] = {
+    **{name: _kin(name) for name in ("fedprox", "fedadam", "qfedavg")},
+    **{name: _temporal(name) for name in ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")},
     "histogram": lambda engine: Histogram(_CLASSES).fit(engine, progress=False),
     "moments": lambda engine: Moments().fit(engine, progress=False),
     "kmeans": lambda engine: FederatedKMeans(4).fit(engine, progress=False),
     "mdm": _mdm,
     "gmm": _gmm,
     "sketch": _sketch,
+    "regress": _regress,
 }
