@@ -237,6 +237,18 @@ def test_clustered_fl_separates_clients_of_opposite_labels(projection):
     assert cluster[0] != cluster[1]
 
 
+def test_clients_that_were_away_when_their_cluster_was_cut_find_their_own():
+    fed, local = two_concepts(24), step(1.0)
+    method = ClusteredFL(local, 2, wait=3, small=0.5)
+    model = train(method, local, fed, n_rounds=12, sampler=fs.FixedSize(8))
+    assert int(model.state["open"]) == 2
+    assert (model.state["of_client.cluster"] < 0).sum() > 4  # the server does not know theirs
+    chosen = method._cluster(dict(model.state), fed.with_kept(dict(model.kept)))
+    assert len(set(chosen[::2])) == len(set(chosen[1::2])) == 1
+    assert chosen[0] != chosen[1]
+    assert model.evaluate(fed).accuracy.min() > 0.9
+
+
 def test_clustered_fl_judges_clients_by_the_cluster_they_are_in_not_by_the_one_they_last_trained():
     fed = two_concepts(12)
     local = step(1.0)

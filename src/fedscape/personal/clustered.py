@@ -15,8 +15,10 @@ from fedscape.learning.local import LocalSGD
 from fedscape.personal.fedem import small_example
 from fedscape.personal.learners import (
     each_own_log_probs,
+    log_probs_of,
     measured,
     start_models,
+    sums_over_rows,
     trained_alone,
     weighted,
     weighted_sums,
@@ -32,7 +34,8 @@ class ClusteredFL(Computation):
     has at least two. For that the server must see, client by client, `update`: the whole move with projection=None, or
     by default only a seeded random projection of it to 256 numbers (a count sketch: each weight's move is added, with a
     random sign, to one of them), whose cosines are the same to about 0.06. The moves themselves are summed cluster by
-    cluster. Clients keep the number of their cluster.
+    cluster. Clients keep the number of their cluster. One that was not there when its cluster was cut, or came later,
+    takes in every round the cluster whose model fits its labelled rows best; the server does not see which.
 
     The state holds `model.<parameter>` [clusters, ...], `open` (how many are in use) and each client's own cluster.
 
@@ -98,18 +101,33 @@ class ClusteredFL(Computation):
         own = {"of_client.ids": whole, "of_client.cluster": whole}
         return {**models, "open": np.asarray(1), "server.since": np.asarray(0), **own}
 
+    def _told(self, state: Arrays, clients: Federation) -> Array:
+        """The cluster that the server knows each client to be in, -1 where it knows none."""
+        if "of_client.known" in state:
+            return np.where(state["of_client.known"], state["of_client.cluster"], -1)
+        if "of_client.ids" not in state:
+            return np.full(len(clients), -1)
+        place = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
+        return np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+
     def _cluster(self, state: Arrays, clients: Federation) -> Array:
         """Each client's cluster: what the server says, else what it kept, else the first."""
-        cluster = np.zeros(len(clients), dtype=np.int64)
-        if "cluster" in clients.kept:
-            kept = clients.kept["cluster"]
+        kept, cluster = clients.kept.get("cluster"), np.zeros(len(clients), dtype=np.int64)
+        if kept is not None:
             cluster[kept.lengths > 0] = kept.flat
-        if "of_client.known" in state:
-            cluster = np.where(state["of_client.known"], state["of_client.cluster"], cluster)
-        elif "of_client.ids" in state:  # the whole state: what a client kept is of its last round, before later cuts
-            place = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
-            cluster = np.array([place.get(v, c) for v, c in zip(clients.ids.tolist(), cluster, strict=True)], dtype=int)
-        return np.minimum(cluster, int(state["open"]) - 1)
+        told = self._told(state, clients)
+        return np.minimum(np.where(told < 0, cluster, told), int(state["open"]) - 1)
+
+    def _to_train(self, state: Arrays, clients: Federation) -> Array:
+        """The same, but a client of which the server knows no cluster takes the one that fits its rows best now."""
+        cluster, open_ = self._cluster(state, clients), np.flatnonzero(self.undecided(state, clients))
+        if len(open_):
+            cluster[open_] = self._best(state, clients.take(open_))
+        return cluster
+
+    def undecided(self, state: Arrays, clients: Federation) -> Array:
+        """Which clients were not there when their cluster was cut, or came later."""
+        return (self._told(state, clients) < 0) & (int(state["open"]) > 1) & (clients.sizes > 0)
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._trained(state, clients, key)
@@ -122,7 +140,7 @@ class ClusteredFL(Computation):
 
     def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
         """Each client's move, what it counts in each cluster [clients, clusters], and what it keeps."""
-        cluster, params = self._cluster(state, clients), model_arrays(state)
+        cluster, params = self._to_train(state, clients), model_arrays(state)
         begin = {n: p[cluster] for n, p in params.items()}
         moves = trained_alone(self.local, begin, clients, key)
         for n, m in moves.items():
@@ -147,8 +165,8 @@ class ClusteredFL(Computation):
             over = weight.reshape(-1, *[1] * (params.ndim - 1))
             move = np.where(over > 0, total[f"delta.{name}"] / np.maximum(over, 1e-12), 0.0)
             new[f"model.{name}"] = (params + move).astype(params.dtype)
-        ids, cluster = self._known(state, total["ids"])
         since, opened = int(state["server.since"]) + 1, int(state["open"])
+        ids, cluster = self._known(state, total["ids"])
         if since >= self.wait and opened < self.n_clusters:
             seen = np.flatnonzero(np.isin(ids, total["ids"]))
             rows = total["update"][np.argsort(total["ids"], kind="stable")]
@@ -156,7 +174,8 @@ class ClusteredFL(Computation):
                 members = seen[cluster[seen] == c]
                 away = self._cut(rows[cluster[seen] == c])
                 if away is not None:
-                    cluster[members[away]] = opened
+                    absent = np.setdiff1d(np.flatnonzero(cluster == c), members)
+                    cluster[members[away]], cluster[absent] = opened, -1
                     for name in model_arrays(state):
                         new[f"model.{name}"][opened] = new[f"model.{name}"][c]
                     opened, since = opened + 1, 0
@@ -165,11 +184,11 @@ class ClusteredFL(Computation):
         return {**new, "open": np.asarray(opened), "server.since": np.asarray(since), **own}
 
     def _known(self, state: Arrays, seen: Array) -> tuple[Array, Array]:
-        """All clients seen so far, in order, and their clusters."""
+        """All clients seen so far, in order, and their clusters; who comes after a cut has none that is known."""
         ids, cluster = state["of_client.ids"], state["of_client.cluster"]
         new = seen if len(ids) == 0 else seen[~np.isin(seen, ids)]
         ids = new if len(ids) == 0 else np.concatenate([ids, new])
-        cluster = np.concatenate([cluster, np.zeros(len(new), dtype=np.int64)])
+        cluster = np.concatenate([cluster, np.full(len(new), 0 if int(state["open"]) == 1 else -1)])
         order = np.argsort(ids, kind="stable")
         return ids[order], cluster[order]
 
@@ -198,14 +217,15 @@ class ClusteredFL(Computation):
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The cluster whose model fits a new client's labelled rows best."""
+        return {"cluster": self._best(state, clients)}
+
+    def _best(self, state: Arrays, clients: Federation) -> Array:
         fits = []
         for c in range(int(state["open"])):
             own = {n: np.broadcast_to(p[c], (len(clients), *p.shape[1:])) for n, p in model_arrays(state).items()}
-            logs = each_own_log_probs(self.local, own, clients)
-            y = clients[self.local.target]
-            right = np.append(logs[np.arange(len(y)), np.minimum(y, logs.shape[1] - 1)], 0.0)
-            fits.append(np.add.reduceat(right, clients.offsets[:-1]) * (clients.sizes > 0))
-        return {"cluster": np.argmax(fits, axis=0).astype(np.int64)}
+            right = log_probs_of(each_own_log_probs(self.local, own, clients), clients[self.local.target])
+            fits.append(sums_over_rows(right, clients))
+        return np.asarray(np.argmax(fits, axis=0), dtype=np.int64)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[ClusteredFL, Federation]]:

@@ -136,13 +136,18 @@ def train(
             pass
         state = loop.state
     trained = Personalised(made, state, engine.clients.ids, dict(engine.kept()))
-    return _with_undrawn(trained, engine.clients, seed) if isinstance(made, _OWN_MODELS) else trained
+    return _with_undrawn(trained, engine.clients, seed) if isinstance(made, (*_OWN_MODELS, ClusteredFL)) else trained
 
 
 def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Personalised:
-    """The same with models of the clients that no round has drawn, each from one training on its own rows."""
+    """The same with models of the clients that no round has drawn, each from one training on its own rows.
+
+    Clients of no known cluster take the one that fits them best at the end.
+    """
     lengths = [ragged.lengths for ragged in trained.kept.values()]
     drawn = np.any(lengths, axis=0) if lengths else np.zeros(len(clients), dtype=bool)
+    if isinstance(trained.method, ClusteredFL):
+        drawn = ~trained.method.undecided(dict(trained.state), clients)
     if drawn.all():
         return trained
     more = trained.adapt(clients.take(np.flatnonzero(~drawn)), seed=seed)
