@@ -420,7 +420,8 @@ def check_state(computation: Computation, state: Arrays, index: int) -> None:
         if not all_finite(values):
             raise EngineError(
                 f"round {index} of {type(computation).__name__}: {int((~np.isfinite(values)).sum())} of {values.size} "
-                f"numbers of the state {name!r} are NaN or infinite; the last finished round is unharmed"
+                f"numbers of the state {name!r} are NaN or infinite: look for them in the data, or take smaller steps; "
+                "the last finished round is unharmed"
             )
 
 

@@ -28,12 +28,14 @@ from fedscape.learning import (
     Momentum,
     Yogi,
     cross_entropy,
+    evaluate,
     initialised,
     logistic,
     models,
     program,
     squared_error,
 )
+from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
 from fedscape.learning.local import _Held
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
@@ -618,3 +620,24 @@ def test_a_state_counts_as_finite_only_where_each_of_its_arrays_was_found_so_on_
     assert not method.found_finite({"model.a": good, "model.b": bad})
     assert not method.found_finite({"model.a": good.copy()})
     assert not method.found_finite({"model.a": good, "server.x": np.asarray(np.inf)})
+
+
+def test_rows_that_the_model_does_not_take_and_targets_that_are_no_classes_are_refused_in_one_line():
+    fed = Federation({"x": np.ones((4, 3)), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    step = LocalSGD(models.mlp(4, 5, 2), cross_entropy, lr=0.1, epochs=1, batch_size=2)
+    state = {f"model.{n}": p for n, p in step.parameters().items()}
+    said = r"^the model does not take rows of 'x' of shape \[3\] \(float64\): mat1 and mat2 shapes"
+    for strategy in ("auto", "sequential", "vmap"):
+        with pytest.raises(DataError, match=said):
+            next(rounds(FedAvg(replace(step, strategy=strategy)), fed, n_rounds=1, measure=0))
+    with pytest.raises(DataError, match=said):
+        evaluate(step, state, fed)
+    real = Federation({"x": np.ones((4, 4)), "y": [0.5, 1.0, 1.0, 0.0]}, [0, 2, 4])
+    for loss in (cross_entropy, nn.CrossEntropyLoss(reduction="none")):
+        with pytest.raises(DataError, match=r"column 'y' must hold classes 0, 1, 2, \.\.\. for this loss, not float32"):
+            next(rounds(FedAvg(replace(step, loss=loss)), real, n_rounds=1, measure=0))
+
+
+def test_the_worst_tenth_of_losses_that_are_not_numbers_is_none_either():
+    found = Evaluation(np.arange(3), np.ones(3), np.array([1.0, np.nan, 2.0]), None).summary()
+    assert np.isnan(found["loss_worst_decile"])

@@ -530,3 +530,21 @@ def test_bad_settings_are_refused():
         FedEM(step()).log_probs({"model.other": np.zeros((3, 1)), "weights": np.ones(3) / 3}, fed)
     with pytest.raises(DataError, match="densities are FedGMM's"):
         train("fedem", step(), fed, n_rounds=1).log_prob_x(fed)
+
+
+@pytest.mark.parametrize("name", ["local", "ditto", "pfedme", "fedrep", "clustered"])
+def test_a_model_of_a_clients_own_that_runs_away_is_refused_by_name(name):
+    fed = two_concepts()
+    x = fed["x"].copy()
+    x[fed.offsets[3]] = np.nan
+    deep = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
+    local = replace(step(1.0), model=initialised(deep, 0))
+    with pytest.raises(fs.EngineError, match=r"round 0: client 3 has NaN or infinity in '.*' of its own model: look"):
+        train(name, local, Federation({"x": x, "y": fed["y"]}, fed.offsets), n_rounds=1)
+
+
+@pytest.mark.parametrize("name", ["fedem", "ifca", "clustered"])
+def test_a_class_that_no_learner_knows_is_refused_in_training(name):
+    fed = two_concepts()
+    with pytest.raises(DataError, match="column 'y' holds a class that the model has no output for"):
+        train(name, step(), fed.with_column("y", fed["y"] + 7), n_rounds=1)

@@ -67,6 +67,8 @@ def _summary(name: str, values: Array, rows: Array, *, worst_is_high: bool) -> d
     if len(known) == 0:
         return {}
     worst = np.sort(-known if worst_is_high else known)[: max(1, len(known) // 10)]
+    if np.isnan(known).any():  # they would be sorted behind all others
+        worst = known
     cuts = dict(zip(("p5", "p25", "p50", "p75", "p95"), np.percentile(known, (5, 25, 50, 75, 95)), strict=True))
     made = {
         "pooled": np.average(known, weights=weight),

@@ -18,7 +18,7 @@ from torch import nn
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.layers import Module, check_module, keyed_layers, trainable_copy
-from fedscape.learning.losses import Loss, Tensor
+from fedscape.learning.losses import Loss, Tensor, cross_entropy
 from fedscape.learning.plan import Timing
 from fedscape.learning.stacks import Stack, checked_stack
 from fedscape.ragged import Gathered
@@ -123,6 +123,7 @@ class LocalSGD:
     _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
     _held: dict[str, _Held] = field(default_factory=dict, init=False)
     _ready: list[Any] = field(default_factory=list, init=False)  # the plan of a round to come
+    _tried: set[Any] = field(default_factory=set, init=False)  # kinds of rows that the model has taken
 
     def __post_init__(self) -> None:
         check_module(self.model)
@@ -246,8 +247,30 @@ class LocalSGD:
 
     def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
         """These rows of the clients where they are trained on: features as stored, targets, sample weights."""
-        x = self.column(clients, self.features, rows)
-        return Data(x, self.targets(clients, rows), self._weights(clients, rows))
+        x, y = self.column(clients, self.features, rows), self.targets(clients, rows)
+        self.check_row(x[:1])
+        classes = self.loss is cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss)
+        if classes and y.dtype.is_floating_point and y.ndim == 1:
+            raise DataError(
+                f"column {self.target!r} must hold classes 0, 1, 2, ... for this loss, not {_short(y.dtype)}"
+            )
+        return Data(x, y, self._weights(clients, rows))
+
+    def check_row(self, row: Tensor) -> None:
+        """Let the model take one row, [1, ...] as stored, once of each kind: what does not fit is a DataError."""
+        kind = (tuple(row.shape), row.dtype)
+        if kind in self._tried or not len(row):
+            return
+        try:
+            with torch.no_grad(), self.borrowed() as module:
+                module.eval()
+                module(self.inputs(row))
+                module.train()
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            what = f"of shape {list(row.shape[1:])} ({_short(row.dtype)})"
+            said = (str(error).splitlines() or [""])[0]
+            raise DataError(f"the model does not take rows of {self.features!r} {what}: {said}") from None
+        self._tried.add(kind)
 
     def targets(self, clients: Federation, rows: slice = slice(None)) -> Tensor:
         """The targets of these rows where they are trained on."""
@@ -349,6 +372,10 @@ class LocalSGD:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
         given = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
         return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *given])})"
+
+
+def _short(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_device(device: str) -> None:

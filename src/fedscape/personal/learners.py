@@ -13,8 +13,9 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
+from fedscape.checks import all_finite
 from fedscape.computation import Arrays
-from fedscape.errors import DataError
+from fedscape.errors import DataError, EngineError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
@@ -25,7 +26,7 @@ from fedscape.learning.local import Data, LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
-from fedscape.learning.training import one_thread, train
+from fedscape.learning.training import known_classes, one_thread, train
 from fedscape.ragged import Ragged, offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
 
@@ -57,11 +58,13 @@ def log_softmax(output: Tensor) -> Tensor:
 def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: slice, *, loss: bool) -> Array:
     """For these rows and each model: log p(class | x), [rows, M, classes]; with `loss`, minus the loss, [rows, M]."""
     parts = []
-    with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
+    with one_thread(), precise(local), known_classes(local), torch.no_grad(), local.borrowed() as module:
         module.eval()
         for begin in range(rows.start, rows.stop, _BATCH):
             part = slice(begin, min(begin + _BATCH, rows.stop))
-            x = local.inputs(local.column(clients, local.features, part))
+            stored = local.column(clients, local.features, part)
+            local.check_row(stored[:1])
+            x = local.inputs(stored)
             y = local.targets(clients, part) if loss else None
             made = [functional_call(module, params, (x,)) for params in models]
             each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in made]
@@ -266,4 +269,16 @@ def trained_alone(
         moved = train(local, starts, work, rates, anchor, still=still)
         for n, ends in local.fetched({n: p + moved[n] if n in moved else p for n, p in starts.items()}).items():
             new[n][positions] = ends
+    _check_own(new, clients, key)
     return new
+
+
+def _check_own(new: Arrays, clients: Federation, key: Key) -> None:
+    """Refuse models of clients' own that ran away: no sum would show it."""
+    for name, values in new.items():
+        if not all_finite(values):
+            bad = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise EngineError(
+                f"round {key.round}: client {clients.ids[bad]!s} has NaN or infinity in {name!r} of its own model: "
+                "look for them in its rows, or lower the learning rate"
+            )
