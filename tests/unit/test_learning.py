@@ -37,7 +37,7 @@ from fedscape.learning import (
 )
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
-from fedscape.learning.local import _Held
+from fedscape.learning.memory import Held
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.training import one_thread, weighted_sum
 
@@ -614,8 +614,8 @@ def test_a_state_counts_as_finite_only_where_each_of_its_arrays_was_found_so_on_
     method = FedAvg(local)
     good, bad = np.ones(3), np.array([1.0, np.nan])
     assert not method.found_finite({"model.a": good})  # nothing is on a device: it is looked at
-    local._held["model.a"] = _Held(good, torch.ones(3), True)
-    local._held["model.b"] = _Held(bad, torch.tensor(bad), False)
+    local._held["model.a"] = Held(good, torch.ones(3), True)
+    local._held["model.b"] = Held(bad, torch.tensor(bad), False)
     assert method.found_finite({"model.a": good, "server.t": np.asarray(3), "server.x": np.asarray(0.5)})
     assert not method.found_finite({"model.a": good, "model.b": bad})
     assert not method.found_finite({"model.a": good.copy()})

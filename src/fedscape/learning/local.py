@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.layers import Module, check_module, keyed_layers, trainable_copy
 from fedscape.learning.losses import Loss, Tensor, cross_entropy
+from fedscape.learning.memory import Held, is_same_memory, resident, shared
 from fedscape.learning.plan import Timing
 from fedscape.learning.stacks import Stack, checked_stack
 from fedscape.ragged import Gathered
@@ -121,7 +121,7 @@ class LocalSGD:
     precision: str = "exact"
     device: str = "cpu"
     _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
-    _held: dict[str, _Held] = field(default_factory=dict, init=False)
+    _held: dict[str, Held] = field(default_factory=dict, init=False)
     _ready: list[Any] = field(default_factory=list, init=False)  # the plan of a round to come
     _tried: set[Any] = field(default_factory=set, init=False)  # kinds of rows that the model has taken
 
@@ -299,7 +299,7 @@ class LocalSGD:
     def tensor(self, name: str, values: Array) -> Tensor:
         """An array of the state where it is trained on; it must not be written to."""
         held = self._held.get(name)
-        if held is not None and _is_same_memory(held.array, values):
+        if held is not None and is_same_memory(held.array, values):
             return held.tensor
         return shared(values).to(self.device)
 
@@ -310,7 +310,7 @@ class LocalSGD:
 
     def _is_finite(self, name: str, values: Array) -> bool:
         held = self._held.get(name)
-        if held is None or not _is_same_memory(held.array, values):
+        if held is None or not is_same_memory(held.array, values):
             return values.ndim == 0 and bool(np.isfinite(values))
         return held.finite
 
@@ -323,7 +323,7 @@ class LocalSGD:
         good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
         made = self.fetched(tensors)
         finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
-        self._held.update({n: _Held(made[n], values, finite.get(n, True)) for n, values in tensors.items()})
+        self._held.update({n: Held(made[n], values, finite.get(n, True)) for n, values in tensors.items()})
         return made
 
     def fetched(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
@@ -385,52 +385,6 @@ def _check_device(device: str) -> None:
         raise DataError(f"device must be one that torch knows, such as 'cpu' or 'cuda', not {device!r}") from None
     if kind == "cuda" and not torch.cuda.is_available():
         raise DataError(f"device is {device!r}, but torch finds no CUDA device here: use 'cpu'")
-
-
-class _Held(NamedTuple):
-    """An array of the state that is on the device as well, and whether all its numbers are finite."""
-
-    array: Array
-    tensor: Tensor
-    finite: bool
-
-
-class _Writable:
-    """Says that an array may be written to: torch warns of any that may not, though nothing here writes."""
-
-    def __init__(self, values: Array) -> None:
-        self.values = values  # keeps the memory alive
-        self.__array_interface__ = {**values.__array_interface__, "data": (values.ctypes.data, False)}
-
-
-def shared(values: Array) -> Tensor:
-    """A tensor on the same memory; it must not be written to.
-
-    >>> shared(np.arange(3)).tolist()
-    [0, 1, 2]
-    """
-    whole = np.ascontiguousarray(values)
-    if whole.size == 0 or not whole.dtype.isnative:
-        return torch.from_numpy(np.array(whole, dtype=whole.dtype.newbyteorder("=")))
-    return torch.from_numpy(np.asarray(_Writable(whole)))
-
-
-def _is_same_memory(a: Array, b: Array) -> bool:
-    there = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
-    return there and a.shape == b.shape and a.dtype == b.dtype
-
-
-_ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
-
-
-def resident(values: Array, device: str) -> Tensor:
-    """A column of a Federation on a device: taken there once, and kept as long as the column lives."""
-    key = (id(values), device)
-    found = _ON_DEVICE.get(key)
-    if found is None or found[0]() is not values:
-        forget = weakref.ref(values, lambda _: _ON_DEVICE.pop(key, None))
-        found = _ON_DEVICE[key] = (forget, shared(values).to(device))
-    return found[1]
 
 
 def _module_text(model: Module) -> str:

@@ -19,8 +19,9 @@ from fedscape.learning.evaluation import model_arrays, tensors_of
 from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
 from fedscape.learning.feed import work_of
 from fedscape.learning.gradients import Tensors, precise
-from fedscape.learning.local import LocalSGD, shared
+from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.memory import shared
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import groups
 from fedscape.learning.server import Mean, Rule
