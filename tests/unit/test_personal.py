@@ -512,9 +512,41 @@ def test_bad_settings_are_refused():
             FedGMM(step(), GaussianMixture(2, rounds=1, **options).fit(fed))
     with pytest.raises(DataError, match="method must be one of local, fedavg"):
         train("nonsense", step(), fed, n_rounds=1)
-    with pytest.raises(DataError, match="n_learners must be at least 1, not 0"):
+    with pytest.raises(DataError, match="n_learners must be a whole number of at least 1, not 0"):
         FedEM(step(), 0)
     with pytest.raises(DataError, match="the state is of another model"):
         FedEM(step()).log_probs({"model.other": np.zeros((3, 1)), "weights": np.ones(3) / 3}, fed)
     with pytest.raises(DataError, match="densities are FedGMM's"):
         train("fedem", step(), fed, n_rounds=1).log_prob_x(fed)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedEM("2"), "local must be a LocalSGD, not a str"),
+        (lambda: IFCA("2"), "local must be a LocalSGD, not a str"),
+        (lambda: FedEM(nn.Linear(D, C)), "local must be a LocalSGD, not a Linear"),
+        (lambda: FedEM(step(), "2"), "n_learners must be a whole number of at least 1, not '2'"),
+        (lambda: IFCA(step(), "2"), "n_learners must be a whole number of at least 1, not '2'"),
+        (lambda: FedEM(step(), 1.5), "n_learners must be a whole number of at least 1, not 1.5"),
+        (lambda: FedEM(step(), initial="foo"), "initial must be 'given' or 'seed', not 'foo'"),
+    ],
+)
+def test_methods_refuse_what_they_cannot_use_when_they_are_made(make, message):
+    with pytest.raises(DataError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_learners": "2"}, "n_learners must be a whole number of at least 1, not '2'"),
+        ({"warm": 1.5}, "warm must be a whole number of at least 0, not 1.5"),
+        ({"coupling": "1"}, "coupling must be a number above 0 and at most 1, not '1'"),
+    ],
+)
+def test_fedgmm_refuses_what_it_cannot_use_when_it_is_made(options, message):
+    mixture = GaussianMixture(2, rounds=1).fit(clients())
+    with pytest.raises(DataError, match=message):
+        FedGMM(step(), mixture, **options)

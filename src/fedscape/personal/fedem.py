@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedscape.checks import check_whole
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -77,10 +78,13 @@ class FedEM(Computation):
         self.n_learners = n_learners
         self.weighting = weighting
         self.initial = initial
-        if n_learners < 1:
-            raise DataError(f"n_learners must be at least 1, not {n_learners}")
+        if not isinstance(local, LocalSGD):
+            raise DataError(f"local must be a LocalSGD, not a {type(local).__name__}: LocalSGD(model, loss, ...)")
+        check_whole("n_learners", n_learners, least=1)
         if weighting not in ("samples", "shares"):
             raise DataError(f"weighting must be 'samples' or 'shares', not {weighting!r}")
+        if initial not in ("given", "seed"):
+            raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
@@ -155,7 +159,10 @@ class FedEM(Computation):
         return log_sum(each + logs(own)[clients.client_of_row][..., None], axis=1)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 20) -> Kept:
-        """The shares of new clients, from their labelled rows with the learners as they are."""
+        """The shares of new clients, from their labelled rows with the learners as they are.
+
+        That takes `rounds` EM steps on the client, by default 20: few rows may not have settled by then.
+        """
         if self.local.target not in clients:
             raise DataError(
                 f"{type(self).__name__} learns a client's shares from labels, but there is no column "
@@ -203,7 +210,7 @@ class IFCA(FedEM):
         return Expectation(chosen[clients.client_of_row], {"mass": chosen * clients.sizes[:, None]}, kept)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 1) -> Kept:
-        """The learner that fits a new client's labelled rows best."""
+        """The learner that fits a new client's labelled rows best; found in one step, whatever `rounds` says."""
         return self.expect(state, clients).kept
 
     @classmethod
