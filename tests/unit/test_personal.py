@@ -660,6 +660,80 @@ def test_names_of_classes_survive_a_file_and_older_files_have_none(tmp_path):
     assert load_personal(tmp_path / "old").names is None
 
 
+# -- what a file must say ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"foo": 1}, "arguments must make a linear, but {'foo': 1} does not: .*unexpected keyword argument 'foo'"),
+        ({"n_features": "3", "n_classes": 3}, "arguments must make a linear"),
+        (
+            {"n_features": D + 2, "n_classes": 3},
+            r"float32\[3, 5\] as parameter '1.weight', the model has .*\[3, 3\]",
+        ),
+        ({"n_features": np.int64(D), "n_classes": 3}, "arguments must be what JSON can say: .*int64"),
+        ([D, 3], "arguments must be a mapping of names to values, not a list"),
+    ],
+)
+def test_arguments_that_do_not_make_the_model_are_refused_before_anything_is_written(tmp_path, arguments, message):
+    with pytest.raises(DataError, match=message) as caught:
+        save_personal(tmp_path / "m", of_three("fedem", trees()), architecture="linear", arguments=arguments)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_architecture_or_type_of_numbers_is_not_written_either(tmp_path):
+    for method, architecture, message in (
+        (of_three("fedem", trees()), "mlp", "mlp of .* has float32.* as parameter '1.weight', the model has float32"),
+        (
+            train("fedem", step(), clients(2), n_rounds=1),
+            "linear",
+            "has nothing as parameter 'weight', the model",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            save_personal(
+                tmp_path / "m", method, architecture=architecture, arguments={"n_features": D, "n_classes": 3}
+            )
+    double = replace(step(), model=models.linear(D, C).to(torch.float64))
+    with pytest.raises(DataError, match=r"has float32\[2, 3\] as parameter '1.weight', the model has float64\[2, 3\]"):
+        save_personal(
+            tmp_path / "m",
+            train("fedem", double, clients(2), n_rounds=1),
+            architecture="linear",
+            arguments={"n_features": D, "n_classes": C},
+        )
+    with pytest.raises(DataError, match="about must be what JSON can say"):
+        of_three("fedem", trees()).save(tmp_path / "m", about={"what": np.int64(1)})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"foo": 1}, "cannot be made again: arguments must make a linear"),
+        ({"n_features": D + 2, "n_classes": 3}, "cannot be made again: arguments must make the model that was trained"),
+        (None, "is no personalised model that can be made again from its file alone"),
+    ],
+)
+def test_files_whose_arguments_do_not_make_the_model_are_refused(tmp_path, arguments, message):
+    save_personal(
+        tmp_path / "m",
+        of_three("fedem", trees()),
+        architecture="linear",
+        arguments={"n_features": D, "n_classes": 3},
+    )
+    arrays, header = checkpoint.read(tmp_path / "m")
+    header["about"]["arguments"] = arguments
+    if arguments is None:
+        del header["about"]["arguments"]
+    checkpoint.write(tmp_path / "bad", arrays, header)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_personal(tmp_path / "bad")
+    assert "\n" not in str(caught.value)
+
+
 # -- rows that are no numbers, steps of adapting -----------------------------------------------------------------------
 
 
