@@ -77,6 +77,31 @@ def check_finite(values: Array, column: str) -> Array:
     return values.astype(np.float64, copy=False)
 
 
+def check_whole(name: str, value: int, *, least: int) -> int:
+    """A whole number of at least `least`, or a DataError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise DataError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return int(value)
+
+
+def check_number(name: str, value: float) -> float:
+    """A number, or a DataError; infinity is one, NaN is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating) or value != value:
+        raise DataError(f"{name} must be a number, not {value!r}")
+    return float(value)
+
+
+def codes_by_name(codes: Array, names: Sequence[str], wanted: Sequence[str]) -> Array:
+    """Codes of these names as others number the same names; -1 for a name they do not have, or a code without a name.
+
+    >>> codes_by_name(np.array([0, 1, -1]), ["birch", "yew"], ["ash", "birch"]).tolist()
+    [1, -1, -1]
+    """
+    place = {name: j for j, name in enumerate(wanted)}
+    table = np.array([*(place.get(name, -1) for name in names), -1], dtype=np.int64)
+    return table[np.where((codes >= 0) & (codes < len(names)), codes, len(names))]
+
+
 def check_share(test: float) -> None:
     if not 0 < test < 1:
         raise DataError(f"test must be a share between 0 and 1, not {test}")

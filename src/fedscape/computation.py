@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedscape import checkpoint
-from fedscape.checks import all_finite, read_only
+from fedscape.checks import all_finite, check_whole, read_only
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.guard import Guard
@@ -385,8 +385,9 @@ def rounds(
     from fedscape.engine import as_engine
 
     _check_reveals(computation, allow)
-    if n_rounds < 0 or measure < 0:
-        raise DataError(f"n_rounds and measure must not be negative, got {n_rounds} and {measure}")
+    check_whole("n_rounds", n_rounds, least=0)
+    if measure < 0:
+        raise DataError(f"measure must not be negative, got {measure}")
     sampler = All() if sampler is None else sampler
     where, guard = as_engine(engine), None
     if privacy is not None:

@@ -74,6 +74,25 @@ def test_wrong_labels_are_new_to_the_law_of_labels():
     assert Novelty(model, "confidence").rows(known).max() <= -0.5
 
 
+def test_labels_are_judged_by_their_names_and_a_name_that_is_not_known_is_refused():
+    fed = clients(6, 40)
+    called = fed.with_column("y", fed["y"], names=["no", "yes"])
+    turned = fed.with_column("y", 1 - fed["y"], names=["yes", "no"])
+    odd = fed.with_column("y", fed["y"], names=["no", "perhaps"])
+    model = gmm_of(called, 6, warm=1)
+    row = int(np.argmax(fed["y"]))
+    for score in ("log_prob_y_given_x", "log_prob_joint"):
+        novelty = Novelty(model, score)
+        assert (novelty.rows(turned) == novelty.rows(called)).all()
+        assert (novelty.rows(called) != novelty.rows(called.with_column("y", 1 - fed["y"]))).all()
+        with pytest.raises(
+            DataError, match=f"column 'y' holds 'perhaps' in row {row}, but the model knows 'no', 'yes'"
+        ):
+            novelty.rows(odd)
+    for score in ("log_prob_x", "confidence"):  # for these a row of a new class is a row like any other
+        assert (Novelty(model, score).rows(odd) == Novelty(model, score).rows(called)).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 import fedscape as fs
-from fedscape import DataError, Federation, GaussianMixture, Key, Local
+from fedscape import DataError, Federation, GaussianMixture, Key, Local, checkpoint
 from fedscape.engine import as_ragged
 from fedscape.errors import CheckpointError
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models, squared_error
@@ -36,6 +36,7 @@ from fedscape.personal import (
     with_projection,
 )
 from fedscape.personal.clustered import halves
+from fedscape.personal.files import adapt_file
 
 D, C = 3, 2
 
@@ -524,7 +525,7 @@ def test_bad_settings_are_refused():
             FedGMM(step(), GaussianMixture(2, rounds=1, **options).fit(fed))
     with pytest.raises(DataError, match="method must be one of local, fedavg"):
         train("nonsense", step(), fed, n_rounds=1)
-    with pytest.raises(DataError, match="n_learners must be at least 1, not 0"):
+    with pytest.raises(DataError, match="n_learners must be a whole number of at least 1, not 0"):
         FedEM(step(), 0)
     with pytest.raises(DataError, match="the state is of another model"):
         FedEM(step()).log_probs({"model.other": np.zeros((3, 1)), "weights": np.ones(3) / 3}, fed)
@@ -548,3 +549,264 @@ def test_a_class_that_no_learner_knows_is_refused_in_training(name):
     fed = two_concepts()
     with pytest.raises(DataError, match="column 'y' holds a class that the model has no output for"):
         train(name, step(), fed.with_column("y", fed["y"] + 7), n_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedEM("2"), "local must be a LocalSGD, not a str"),
+        (lambda: IFCA("2"), "local must be a LocalSGD, not a str"),
+        (lambda: FedEM(nn.Linear(D, C)), "local must be a LocalSGD, not a Linear"),
+        (lambda: FedEM(step(), "2"), "n_learners must be a whole number of at least 1, not '2'"),
+        (lambda: IFCA(step(), "2"), "n_learners must be a whole number of at least 1, not '2'"),
+        (lambda: FedEM(step(), 1.5), "n_learners must be a whole number of at least 1, not 1.5"),
+        (lambda: FedEM(step(), initial="foo"), "initial must be 'given' or 'seed', not 'foo'"),
+        (lambda: ClusteredFL("2"), "local must be a LocalSGD, not a str"),
+        (lambda: ClusteredFL(step(), "2"), "n_clusters must be a whole number of at least 1, not '2'"),
+        (lambda: ClusteredFL(step(), projection=2.5), "projection must be a whole number of at least 1, not 2.5"),
+        (lambda: ClusteredFL(step(), small=float("nan")), "small must be a number, not nan"),
+        (lambda: ClusteredFL(step(), large=-1), "small and large must be at least 0, not 0.4 and -1"),
+        (lambda: PFedMe(step(), strength="a"), "strength must be a number, not 'a'"),
+        (lambda: PFedMe(step(), repeats=1.5), "repeats must be a whole number of at least 1, not 1.5"),
+        (lambda: Ditto(step(), strength="a"), "strength must be a number, not 'a'"),
+        (lambda: LocalOnly(3), "local must be a LocalSGD, not a int"),
+        (lambda: FedRep(step(), initial="foo"), "initial must be 'given' or 'seed', not 'foo'"),
+    ],
+)
+def test_methods_refuse_what_they_cannot_use_when_they_are_made(make, message):
+    with pytest.raises(DataError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_learners": "2"}, "n_learners must be a whole number of at least 1, not '2'"),
+        ({"warm": 1.5}, "warm must be a whole number of at least 0, not 1.5"),
+        ({"coupling": "1"}, "coupling must be a number above 0 and at most 1, not '1'"),
+    ],
+)
+def test_fedgmm_refuses_what_it_cannot_use_when_it_is_made(options, message):
+    mixture = GaussianMixture(2, rounds=1).fit(clients())
+    with pytest.raises(DataError, match=message):
+        FedGMM(step(), mixture, **options)
+
+
+def test_training_refuses_what_it_cannot_use_before_it_begins(monkeypatch):
+    monkeypatch.setattr(FedEM, "step", lambda *_: pytest.fail("a client trained"))
+    fed = clients(2)
+    given = {"method": "fedem", "local": step(), "data": fed, "n_rounds": 1}
+    regression = fed.with_column("y", fed["x"][:, 0])
+    for changed, message in (
+        ({"data": dict(fed.columns)}, "data must be a Federation or an engine such as Local, not a dict"),
+        ({"n_rounds": 1.5}, "n_rounds must be a whole number of at least 0, not 1.5"),
+        ({"n_rounds": "1"}, "n_rounds must be a whole number of at least 0, not '1'"),
+        ({"finish_rounds": 0.5}, "finish_rounds must be a whole number of at least 0, not 0.5"),
+        ({"local": nn.Linear(D, C)}, "local must be a LocalSGD, not a Linear"),
+        ({"method": 3}, "method must be a name or a computation of this package, not of type int"),
+        ({"data": regression}, "column 'y' must hold classes, whole numbers, not float64"),
+        ({"data": regression, "method": FedEM(step())}, "column 'y' must hold classes, whole numbers, not float64"),
+        ({"data": fed.select(["x"])}, "there is no column 'y'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            train(**{**given, **changed})
+    with pytest.raises(DataError, match=r"n_rounds must be a whole number of at least 0, not 1\.5"):
+        fs.rounds(FedEM(step()), fed, n_rounds=1.5)
+
+
+# -- names of classes --------------------------------------------------------------------------------------------------
+
+TREES = ("ash", "birch", "cedar")
+
+
+def trees(n: int = 4, rows: int = 40, seed: int = 0, **options) -> Federation:
+    """Three kinds of trees far apart from one another; the class is where x lies."""
+    kind = np.arange(n * rows) % 3
+    x = np.random.default_rng(seed).normal(size=(n * rows, D)) + 8.0 * np.eye(3)[kind]
+    return Federation({"x": x, "y": np.array(TREES)[kind]}, np.arange(n + 1) * rows, **options)
+
+
+def renumbered(fed: Federation, names) -> Federation:
+    """The same rows and labels, numbered by the order of these names."""
+    labels = np.array(fed.names["y"])[fed["y"]]
+    return fed.with_column("y", [names.index(label) for label in labels], names=names)
+
+
+def of_three(name: str, fed: Federation, **options) -> Personalised:
+    local = LocalSGD(models.linear(D, 3), cross_entropy, lr=0.3, epochs=2, batch_size=8)
+    method = FedGMM(local, GaussianMixture(3, rounds=5).fit(fed), 3, warm=0) if name == "fedgmm" else name
+    return train(method, local, fed, n_rounds=4, **options)
+
+
+@pytest.mark.parametrize("name", ["fedem", "ifca", "fedgmm", "local", "clustered"])
+def test_classes_are_matched_by_name_where_model_and_data_have_names(name):
+    model, new = of_three(name, trees()), trees(2, seed=1, ids=[50, 51])
+    assert model.names == TREES
+    other = renumbered(new, ["cedar", "yew", "birch", "ash"])  # no row is of a yew
+    some = new.where(new["y"] > 0)
+    fewer = renumbered(some, ["birch", "cedar"])
+    for plain, same in ((new, other), (some, fewer)):
+        assert (plain["y"] != same["y"]).any()
+        once, again = model.adapt(plain), model.adapt(same)
+        assert once.evaluate(plain).accuracy.min() > 0.9
+        for made in (model, model.common(), once):
+            assert (made.evaluate(same).loss == made.evaluate(plain).loss).all()
+        assert (model.log_prob_y_given_x(same) == model.log_prob_y_given_x(plain)).all()
+        assert again.names == TREES
+        assert all(again.kept[n].flat.tobytes() == once.kept[n].flat.tobytes() for n in once.kept)
+    if name == "fedgmm":
+        assert (model.log_prob_joint(other) == model.log_prob_joint(new)).all()
+
+
+def test_a_name_that_the_model_does_not_know_is_refused_where_labels_count():
+    model = of_three("fedgmm", trees())
+    odd = trees(1, rows=6, ids=[50])
+    odd = odd.with_column("y", [2, 1, 0, 2, 1, 3], names=["cedar", "birch", "ash", "yew"])
+    label = Novelty(model, "log_prob_y_given_x").rows
+    for ask in (model.evaluate, model.adapt, model.log_prob_y_given_x, model.log_prob_joint, label):
+        with pytest.raises(DataError, match="holds 'yew' in row 5, but the model knows 'ash', 'birch', 'cedar': drop"):
+            ask(odd)
+    assert model.predict(odd).tolist() == [0, 1, 2, 0, 1, 2]  # features are enough for that
+
+
+def test_without_names_on_both_sides_classes_are_numbers():
+    fed = trees()
+    bare = Federation({"x": fed["x"], "y": fed["y"]}, fed.offsets)
+    turned = renumbered(fed, ["cedar", "birch", "ash"])
+    named_model, bare_model = of_three("fedem", fed), of_three("fedem", bare)
+    assert bare_model.names is None
+    assert named_model.evaluate(bare).accuracy.min() > 0.9
+    assert bare_model.evaluate(turned).accuracy.max() < 0.5
+    missing = turned.with_column("y", np.where(np.arange(fed.n_rows) == 0, -1, turned["y"]), names=turned.names["y"])
+    assert named_model.evaluate(missing).accuracy[0] == pytest.approx(named_model.evaluate(fed).accuracy[0] - 1 / 40)
+
+
+def test_clients_that_no_round_drew_do_not_cost_the_names():
+    assert of_three("local", trees(), sampler=fs.FixedSize(2)).names == TREES
+
+
+def test_names_of_classes_survive_a_file_and_older_files_have_none(tmp_path):
+    model, other = of_three("fedem", trees()), renumbered(trees(), ["cedar", "birch", "ash"])
+    save_personal(tmp_path / "m", model, architecture="linear", arguments={"n_features": D, "n_classes": 3})
+    again = load_personal(tmp_path / "m")
+    assert again.names == TREES
+    assert (again.evaluate(other).loss == model.evaluate(other).loss).all()
+    assert adapt_file(tmp_path / "m", other, out=tmp_path / "more")["accuracy_before"] > 0.9
+    assert load_personal(tmp_path / "more").names == TREES
+    arrays, header = checkpoint.read(tmp_path / "m")
+    del header["names"]
+    checkpoint.write(tmp_path / "old", arrays, header)
+    assert load_personal(tmp_path / "old").names is None
+
+
+# -- what a file must say ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"foo": 1}, "arguments must make a linear, but {'foo': 1} does not: .*unexpected keyword argument 'foo'"),
+        ({"n_features": "3", "n_classes": 3}, "arguments must make a linear"),
+        (
+            {"n_features": D + 2, "n_classes": 3},
+            r"float32\[3, 5\] as parameter '1.weight', the model has .*\[3, 3\]",
+        ),
+        ({"n_features": np.int64(D), "n_classes": 3}, "arguments must be what JSON can say: .*int64"),
+        ([D, 3], "arguments must be a mapping of names to values, not a list"),
+    ],
+)
+def test_arguments_that_do_not_make_the_model_are_refused_before_anything_is_written(tmp_path, arguments, message):
+    with pytest.raises(DataError, match=message) as caught:
+        save_personal(tmp_path / "m", of_three("fedem", trees()), architecture="linear", arguments=arguments)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_architecture_or_type_of_numbers_is_not_written_either(tmp_path):
+    for method, architecture, message in (
+        (of_three("fedem", trees()), "mlp", "mlp of .* has float32.* as parameter '1.weight', the model has float32"),
+        (
+            train("fedem", step(), clients(2), n_rounds=1),
+            "linear",
+            "has nothing as parameter 'weight', the model",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            save_personal(
+                tmp_path / "m", method, architecture=architecture, arguments={"n_features": D, "n_classes": 3}
+            )
+    double = replace(step(), model=models.linear(D, C).to(torch.float64))
+    with pytest.raises(DataError, match=r"has float32\[2, 3\] as parameter '1.weight', the model has float64\[2, 3\]"):
+        save_personal(
+            tmp_path / "m",
+            train("fedem", double, clients(2), n_rounds=1),
+            architecture="linear",
+            arguments={"n_features": D, "n_classes": C},
+        )
+    with pytest.raises(DataError, match="about must be what JSON can say"):
+        of_three("fedem", trees()).save(tmp_path / "m", about={"what": np.int64(1)})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"foo": 1}, "cannot be made again: arguments must make a linear"),
+        ({"n_features": D + 2, "n_classes": 3}, "cannot be made again: arguments must make the model that was trained"),
+        (None, "is no personalised model that can be made again from its file alone"),
+    ],
+)
+def test_files_whose_arguments_do_not_make_the_model_are_refused(tmp_path, arguments, message):
+    save_personal(
+        tmp_path / "m",
+        of_three("fedem", trees()),
+        architecture="linear",
+        arguments={"n_features": D, "n_classes": 3},
+    )
+    arrays, header = checkpoint.read(tmp_path / "m")
+    header["about"]["arguments"] = arguments
+    if arguments is None:
+        del header["about"]["arguments"]
+    checkpoint.write(tmp_path / "bad", arrays, header)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load_personal(tmp_path / "bad")
+    assert "\n" not in str(caught.value)
+
+
+# -- rows that are no numbers, steps of adapting -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedem", "ifca", "local", "fedgmm"])
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_features_that_are_not_finite_are_refused_by_column_and_row(name, bad):
+    fed = clients(3)
+    model = train(name, step(), fed, n_rounds=1)
+    x = fed["x"].copy()
+    x[23, 1] = bad
+    broken = fed.with_column("x", x)
+    asked = [model.adapt, model.evaluate, model.predict, model.predict_proba, model.log_prob_y_given_x]
+    asked += [Novelty(model, "confidence").rows, Novelty(model, "log_prob_y_given_x").rows]
+    for ask in asked:
+        with pytest.raises(DataError, match="column 'x' holds NaN or infinity in row 23"):
+            ask(broken)
+    for client in (None, 1):
+        with pytest.raises(DataError, match="column 'x' holds NaN or infinity in row 23"):
+            model.predict(x, client=client)
+
+
+def test_adapting_makes_as_many_steps_as_it_is_told():
+    fed, new = clients(6), named(clients(2, seed=5), [50, 51])
+    em = train("fedem", step(), fed, n_rounds=3)
+    for model in (em, gmm_of(fed, 3)):
+        shares = [model.adapt(new, rounds=r).kept["shares"].flat for r in (1, 20, None)]
+        assert (shares[0] != shares[1]).any()
+        assert (shares[1] == shares[2]).all()
+    found = em.method.step(em.state, new, Key(0))[1]["shares"]  # one step is the E-step of a round
+    np.testing.assert_allclose(em.adapt(new, rounds=1).kept["shares"].flat[6:], found, atol=1e-12)
+    chosen = train("ifca", step(), fed, n_rounds=1)
+    assert (chosen.adapt(new, rounds=3).kept["shares"].flat == chosen.adapt(new).kept["shares"].flat).all()
+    with pytest.raises(DataError, match=r"rounds must be a whole number of at least 1, not 1\.5"):
+        em.adapt(new, rounds=1.5)
+    with pytest.raises(DataError, match="LocalOnly has no EM steps: leave out rounds=3"):
+        train("local", step(), fed, n_rounds=1).adapt(new, rounds=3)

@@ -358,7 +358,7 @@ def test_what_is_wrong_with_a_computation_is_said():
         Local(fed, threads=0)
     with pytest.raises(DataError, match="min_clients must be at least 1"):
         Local(fed, min_clients=0)
-    with pytest.raises(DataError, match="must not be negative"):
+    with pytest.raises(DataError, match="n_rounds must be a whole number of at least 0, not -1"):
         rounds(Sum(), fed, n_rounds=-1)
 
 

@@ -16,7 +16,7 @@ from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_
 from fedscape.learning.feed import foresee
 from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
 from fedscape.learning.training import deltas, weighted_sum
@@ -66,12 +66,9 @@ class FedAvg(Computation):
         self.server = server
         self.weighting = weighting
         self.initial = initial
-        if not isinstance(local, LocalSGD):
-            raise DataError(f"local must be a LocalSGD, which says how a client trains, not {type(local).__name__}")
+        check_local(local, initial)
         if weighting not in WEIGHTINGS:
             raise DataError(f"weighting must be one of {WEIGHTINGS}, not {weighting!r}")
-        if initial not in ("given", "seed"):
-            raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model

@@ -374,6 +374,15 @@ class LocalSGD:
         return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *given])})"
 
 
+def check_local(local: Any, initial: str = "given") -> LocalSGD:
+    """The LocalSGD; anything else is refused, and a word for the first weights that there is not."""
+    if not isinstance(local, LocalSGD):
+        raise DataError(f"local must be a LocalSGD, not a {type(local).__name__}: LocalSGD(model, loss, ...)")
+    if initial not in ("given", "seed"):
+        raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
+    return local
+
+
 def _short(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedscape.checks import check_number, check_whole
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.server import Mean, Rule
 from fedscape.personal.fedem import small_example
 from fedscape.personal.learners import (
@@ -54,8 +55,7 @@ class LocalOnly(Computation):
     def __init__(self, local: LocalSGD, *, initial: str = "given") -> None:
         self.local = local
         self.initial = initial
-        if initial not in ("given", "seed"):
-            raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
+        check_local(local, initial)
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
@@ -123,7 +123,7 @@ class Ditto(FedAvg):
     ) -> None:
         super().__init__(local, server=server, weighting=weighting, initial=initial)
         self.strength = strength
-        if not 0 <= strength < np.inf:
+        if not 0 <= check_number("strength", strength) < np.inf:
             raise DataError(f"strength must be a number of at least 0, not {strength}")
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
@@ -194,11 +194,9 @@ class PFedMe(FedAvg):
         self.strength = strength
         self.pull = pull
         self.repeats = repeats
-        if not 0 <= strength < np.inf or not 0 < pull <= 1 or repeats < 1:
-            raise DataError(
-                "strength must be at least 0, pull above 0 and at most 1, repeats at least 1: "
-                f"{strength}, {pull}, {repeats}"
-            )
+        check_whole("repeats", repeats, least=1)
+        if not 0 <= check_number("strength", strength) < np.inf or not 0 < check_number("pull", pull) <= 1:
+            raise DataError(f"strength must be at least 0, pull above 0 and at most 1: {strength}, {pull}")
 
     def _solve(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
         """Each client's copy w of the common model, and its own theta."""

@@ -7,11 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedscape.checks import check_number, check_whole
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, check_local
 from fedscape.personal.fedem import small_example
 from fedscape.personal.learners import (
     each_own_log_probs,
@@ -84,10 +85,13 @@ class ClusteredFL(Computation):
         self.large = large
         self.wait = wait
         self.initial = initial
-        if n_clusters < 1 or (projection is not None and projection < 1) or wait < 1:
-            raise DataError(
-                f"n_clusters, projection and wait must be at least 1, not {n_clusters}, {projection} and {wait}"
-            )
+        check_local(local, initial)
+        check_whole("n_clusters", n_clusters, least=1)
+        check_whole("wait", wait, least=1)
+        if projection is not None:
+            check_whole("projection", projection, least=1)
+        if not (check_number("small", small) >= 0 and check_number("large", large) >= 0):
+            raise DataError(f"small and large must be at least 0, not {small} and {large}")
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedscape.checks import check_whole
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.losses import cross_entropy
 from fedscape.personal.learners import (
     each_model,
@@ -77,8 +78,8 @@ class FedEM(Computation):
         self.n_learners = n_learners
         self.weighting = weighting
         self.initial = initial
-        if n_learners < 1:
-            raise DataError(f"n_learners must be at least 1, not {n_learners}")
+        check_local(local, initial)
+        check_whole("n_learners", n_learners, least=1)
         if weighting not in ("samples", "shares"):
             raise DataError(f"weighting must be 'samples' or 'shares', not {weighting!r}")
 
@@ -155,7 +156,10 @@ class FedEM(Computation):
         return log_sum(each + logs(own)[clients.client_of_row][..., None], axis=1)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 20) -> Kept:
-        """The shares of new clients, from their labelled rows with the learners as they are."""
+        """The shares of new clients, from their labelled rows with the learners as they are.
+
+        That takes `rounds` EM steps on the client, by default 20: few rows may not have settled by then.
+        """
         if self.local.target not in clients:
             raise DataError(
                 f"{type(self).__name__} learns a client's shares from labels, but there is no column "
@@ -203,7 +207,7 @@ class IFCA(FedEM):
         return Expectation(chosen[clients.client_of_row], {"mass": chosen * clients.sizes[:, None]}, kept)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 1) -> Kept:
-        """The learner that fits a new client's labelled rows best."""
+        """The learner that fits a new client's labelled rows best; found in one step, whatever `rounds` says."""
         return self.expect(state, clients).kept
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedscape.checks import check_whole
 from fedscape.computation import Arrays, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -93,10 +94,9 @@ class FedGMM(FedEM):
                 "FedGMM counts all rows alike, about the common means: mixture must have scatter='all' and "
                 f"weighting='rows', not {mixture.scatter!r} and {mixture.weighting!r}"
             )
-        if not 0 < coupling <= 1:
-            raise DataError(f"coupling must be above 0 and at most 1, not {coupling}")
-        if warm < 0:
-            raise DataError(f"warm must be at least 0, not {warm}")
+        if not isinstance(coupling, int | float | np.number) or not 0 < coupling <= 1:
+            raise DataError(f"coupling must be a number above 0 and at most 1, not {coupling!r}")
+        check_whole("warm", warm, least=0)
 
     @property
     def rounds_of_gaussians(self) -> GaussianRounds:
@@ -196,7 +196,8 @@ class FedGMM(FedEM):
         """The shares of new clients with all components as they are: from labelled rows, or from features alone.
 
         From features alone a client learns how much of each Gaussian it has; which learner goes with a Gaussian stays
-        as in the common weights.
+        as in the common weights. Either way the client makes `rounds` EM steps, by default
+        20.
         """
         found = self.densities(state, clients, labels=self.local.target in clients)
         own, rows = kept_rows(clients, "shares", state["weights"]), clients.sizes[:, None, None]

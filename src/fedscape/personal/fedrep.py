@@ -15,7 +15,7 @@ from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, check_local
 from fedscape.personal.fedem import small_example
 from fedscape.personal.learners import each_own_log_probs, measured, trained_alone, weighted, weighted_sums
 from fedscape.random import Array, Key
@@ -50,8 +50,7 @@ class FedRep(Computation):
         self.local = local
         self.head = head
         self.initial = initial
-        if initial not in ("given", "seed"):
-            raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
+        check_local(local, initial)
         if not 0 < len(self.head_names) < len(local.names):
             raise DataError(
                 f"head must name some of the parameters and leave some: {head} of {', '.join(local.names)}; "

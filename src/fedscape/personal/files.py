@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from fedscape import checkpoint
 from fedscape.errors import CheckpointError, DataError
 from fedscape.federation import Federation
 from fedscape.learning import losses, models
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.running import MODELS
 from fedscape.mixtures import _gm_covariances as forms
@@ -23,6 +26,7 @@ from fedscape.personal.personalised import Personalised
 from fedscape.random import Array
 
 _LOSSES = ("cross_entropy", "logistic")
+_WRITTEN = {"arguments", "features", "target", "learners"}
 
 
 def save_personal(
@@ -37,7 +41,8 @@ def save_personal(
     model
         What was trained.
     architecture, arguments
-        A name in `fedscape.learning.models` and its arguments, by name.
+        A name in `fedscape.learning.models` and its arguments, by name; they must give the parameters that the model
+        has.
 
     >>> import tempfile
     >>> from fedscape.learning import cross_entropy
@@ -62,7 +67,9 @@ def save_personal(
             f"loss must be {' or '.join(_LOSSES)} of fedscape.learning to be made again from a file, not {loss!r}: "
             "Personalised.save writes the arrays alone"
         )
-    about: dict[str, Any] = {"architecture": architecture, "arguments": dict(arguments), "loss": local.loss.__name__}
+    given = _json_arguments(arguments)
+    _rebuilt(architecture, given, model.state)
+    about: dict[str, Any] = {"architecture": architecture, "arguments": given, "loss": local.loss.__name__}
     about |= {"features": local.features, "target": local.target, "learners": method.n_learners}
     if isinstance(method, FedGMM):
         about["gaussian"] = {
@@ -78,11 +85,16 @@ def load_personal(path: str | os.PathLike[str]) -> Personalised:
     """Read what `save_personal` wrote; anything else is refused."""
     arrays, header = checkpoint.read(path)
     about = header.get("about", {})
-    if header.get("kind") != "personal" or about.get("architecture") not in MODELS or about["loss"] not in _LOSSES:
+    known = about.get("architecture") in MODELS and about.get("loss") in _LOSSES and set(about) >= _WRITTEN
+    if header.get("kind") != "personal" or not known:
         raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
-    arguments = {n: tuple(v) if isinstance(v, list) else v for n, v in about["arguments"].items()}
+    state = {n.removeprefix("state/"): v for n, v in arrays.items() if n.startswith("state/")}
+    try:
+        network = _rebuilt(about["architecture"], about["arguments"], state)
+    except DataError as error:
+        raise CheckpointError(f"{os.fspath(path)} cannot be made again: {error}") from None
     local = LocalSGD(
-        getattr(models, about["architecture"])(**arguments),
+        network,
         getattr(losses, about["loss"]),
         lr=0.0,
         epochs=1,
@@ -108,6 +120,41 @@ def load_personal(path: str | os.PathLike[str]) -> Personalised:
     )
     mixture.weights_, mixture.means_, mixture.covariances_ = weights.sum(axis=1), means, arrays["state/covariances"]
     return Personalised.load(path, FedGMM(local, mixture, about["learners"]))
+
+
+def _json_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as a file gives them back."""
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"arguments must be a mapping of names to values, not a {type(arguments).__name__}")
+    try:
+        made: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"arguments must be what JSON can say: {error}; make it plain numbers") from None
+    return made
+
+
+def _rebuilt(architecture: str, arguments: Mapping[str, Any], state: Mapping[str, Array]) -> Module:
+    """The network of this name and these arguments, whose parameters must be those that the state holds of learners."""
+    given = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}
+    try:
+        network = getattr(models, architecture)(**given)
+    except (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, DataError) as error:
+        why = str(error).split("\n", 1)[0]
+        raise DataError(f"arguments must make a {architecture}, but {dict(arguments)} does not: {why}") from None
+    made = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in network.named_parameters()}
+    have = {n: (v.shape[1:], v.dtype.name) for n, v in model_arrays(state).items()}
+    for name in [*have, *made]:
+        if made.get(name) != have.get(name):
+            one, other = (_said(found.get(name)) for found in (made, have))
+            raise DataError(
+                f"arguments must make the model that was trained: {architecture} of {dict(arguments)} has {one} as "
+                f"parameter {name!r}, the model has {other}"
+            )
+    return network
+
+
+def _said(found: tuple[tuple[int, ...], str] | None) -> str:
+    return "nothing" if found is None else f"{found[1]}{list(found[0])}"
 
 
 def adapt_file(path: str | os.PathLike[str], data: Federation, *, out: str | os.PathLike[str] | None = None) -> Any:

@@ -35,8 +35,6 @@ _BATCH = 2048  # rows of one forward pass
 
 def start_models(local: LocalSGD, n: int, seed: int, *, initial: str = "seed") -> Arrays:
     """The first state of n learners: drawn anew, each from a seed of its own; or copies of the model given."""
-    if initial not in ("given", "seed"):
-        raise DataError(f"initial must be 'given' or 'seed', not {initial!r}")
     models = [local.model if initial == "given" else initialised(local.model, seed * n + m) for m in range(n)]
     each = [local.parameters(model) for model in models]
     return {f"model.{name}": np.stack([p[name] for p in each]) for name in local.names}

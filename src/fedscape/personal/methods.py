@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
+from fedscape.checks import check_whole
 from fedscape.computation import Computation, rounds
 from fedscape.engine import Engine, as_engine
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
-from fedscape.learning.local import LocalSGD
+from fedscape.learning.local import LocalSGD, check_local
 from fedscape.mixtures.gaussian import GaussianMixture
 from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
 from fedscape.personal.clustered import ClusteredFL
@@ -118,11 +120,10 @@ def train(
     >>> float(train("fedavg+", step, fed, n_rounds=9).evaluate(fed).accuracy.mean())
     1.0
     """
-    engine = as_engine(data)
-    if not isinstance(engine.clients, Federation):
-        raise DataError("train() is for clients whose data are here; elsewhere use rounds() with the method itself")
-    if isinstance(method, str) and method not in METHODS:
-        raise DataError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    check_whole("n_rounds", n_rounds, least=0)
+    check_whole("finish_rounds", finish_rounds, least=0)
+    engine, clients = _checked_engine(data)
+    target = _checked_target(_checked_local(method, local), clients)
     made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
     loop = rounds(made, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=made.reveals)
     for _ in loop:
@@ -135,8 +136,35 @@ def train(
         for _ in loop:
             pass
         state = loop.state
-    trained = Personalised(made, state, engine.clients.ids, dict(engine.kept()))
-    return _with_undrawn(trained, engine.clients, seed) if isinstance(made, (*_OWN_MODELS, ClusteredFL)) else trained
+    trained = Personalised(made, state, clients.ids, dict(engine.kept()), names=clients.names.get(target))
+    return _with_undrawn(trained, clients, seed) if isinstance(made, (*_OWN_MODELS, ClusteredFL)) else trained
+
+
+def _checked_engine(data: Engine | Federation) -> tuple[Engine, Federation]:
+    if not isinstance(data, Federation) and not hasattr(data, "run"):
+        raise DataError(f"data must be a Federation or an engine such as Local, not a {type(data).__name__}")
+    engine = as_engine(data)
+    if not isinstance(engine.clients, Federation):
+        raise DataError("train() is for clients whose data are here; elsewhere use rounds() with the method itself")
+    return engine, engine.clients
+
+
+def _checked_local(method: str | Computation, local: LocalSGD) -> LocalSGD:
+    """How clients will train: as the method made by hand says, or as given."""
+    if isinstance(method, str) and method not in METHODS:
+        raise DataError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if not isinstance(method, str | Computation):
+        raise DataError(f"method must be a name or a computation of this package, not of type {type(method).__name__}")
+    found = local if isinstance(method, str) else getattr(method, "local", None)
+    return check_local(found)
+
+
+def _checked_target(local: LocalSGD, clients: Federation) -> str:
+    """The column of classes; other targets are refused, for what is trained here is evaluated as a classifier."""
+    target = clients[local.target]
+    if len(target) and target.dtype.kind not in "biu":
+        raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}")
+    return local.target
 
 
 def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Personalised:
@@ -152,4 +180,4 @@ def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Pers
         return trained
     more = trained.adapt(clients.take(np.flatnonzero(~drawn)), seed=seed)
     kept = with_kept_of(clients, more.ids, more.kept).kept  # in the clients' own order
-    return Personalised(trained.method, trained.state, clients.ids, dict(kept))
+    return replace(trained, ids=clients.ids, kept=dict(kept))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedscape import checkpoint
+from fedscape.checks import all_finite, check_finite, check_whole, codes_by_name
 from fedscape.computation import Arrays, frozen
 from fedscape.engine import as_ragged
 from fedscape.errors import CheckpointError, DataError
@@ -41,6 +44,10 @@ class Personalised:
         The clients that keep something.
     kept
         What they keep, as `engine.kept()` gives it.
+    cost
+        What `adapt` took.
+    names
+        What the classes are called, in the order of their numbers. Labels of data that have names are matched by them.
 
     >>> from fedscape import Local, rounds
     >>> from fedscape.learning import LocalSGD, cross_entropy, models
@@ -57,16 +64,44 @@ class Personalised:
     ids: Array
     kept: Mapping[str, Ragged]
     cost: Mapping[str, float] = field(default_factory=dict)
+    names: tuple[str, ...] | None = None
 
     def _clients(self, data: Rows, client: Any, column: str) -> Federation:
         if isinstance(data, Federation):
+            self._check_features(data)
             return with_kept_of(data, self.ids, self.kept)
         x = np.asarray(data)
+        fed = Federation({column: x}, [0, len(x)], ids=None if client is None else [client])
+        self._check_features(fed)
         if client is None:
-            return Federation({column: x}, [0, len(x)])
-        fed = Federation({column: x}, [0, len(x)], ids=[client])
+            return fed
         self._check_kind(fed.ids)
         return with_kept_of(fed, self.ids, self.kept)
+
+    def _labelled(self, data: Federation) -> Federation:
+        """These clients with what they keep, their classes numbered as the model does: by name where both have names.
+
+        Rows of a class that the model has no name for are refused.
+        """
+        column = self.method.local.target
+        names = data.names.get(column) if column in data and data[column].dtype.kind in "iu" else None
+        if self.names is not None and names is not None and names != self.names and data[column].ndim == 1:
+            codes = codes_by_name(data[column], names, self.names)
+            unknown = np.flatnonzero((codes < 0) & (data[column] >= 0) & (data[column] < len(names)))
+            if len(unknown):
+                known = ", ".join(map(repr, self.names[:5])) + (", ..." if len(self.names) > 5 else "")
+                raise DataError(
+                    f"column {column!r} holds {names[int(data[column][unknown[0]])]!r} in row {unknown[0]:,}, but the "
+                    f"model knows {known}: drop such rows with where()"
+                )
+            data = data.with_column(column, codes, names=self.names)
+        return self._clients(data, None, "")
+
+    def _check_features(self, clients: Federation) -> None:
+        """Refuse features that are not finite: shares and classes made of them would mean nothing."""
+        column = self.method.local.features
+        if column in clients and not all_finite(clients[column]):
+            check_finite(clients[column], column)
 
     def _check_kind(self, ids: Array) -> None:
         """Refuse texts where clients are known by whole numbers, and the other way round: none would be found."""
@@ -81,8 +116,12 @@ class Personalised:
         return dict(self.method.prepare(frozen(self.state)))
 
     def evaluate(self, data: Federation) -> Evaluation:
-        """Loss and accuracy of every client under its own model."""
-        return evaluation(self.method, self._ready(), self._clients(data, None, ""))
+        """Loss and accuracy of every client under its own model.
+
+        A row of a class that the model does not know counts as wrong, with a loss of -log(1e-12) = 27.63; where model
+        and data have names of classes, such a name is refused.
+        """
+        return evaluation(self.method, self._ready(), self._labelled(data))
 
     def predict_proba(self, data: Rows, *, client: Any = None) -> Array:
         """p(class | x) of each row: [rows, classes].
@@ -98,7 +137,7 @@ class Personalised:
         return np.asarray(np.exp(self.method.log_probs(self._ready(), clients)))
 
     def predict(self, data: Rows, *, client: Any = None) -> Array:
-        """The most likely class of each row."""
+        """The most likely class of each row, by its number: `names` says what that is called."""
         return np.asarray(self.predict_proba(data, client=client).argmax(axis=1))
 
     def log_prob_x(self, data: Rows, *, client: Any = None) -> Array:
@@ -107,30 +146,34 @@ class Personalised:
         return method.log_prob_x(self._ready(), self._clients(data, client, method.mixture.column))
 
     def log_prob_y_given_x(self, data: Federation) -> Array:
-        """log p(y | x) of each labelled row; minus infinity for a class that the model does not know."""
-        logs = self.method.log_probs(self._ready(), self._clients(data, None, ""))
-        return log_probs_of(logs, data[self.method.local.target])
+        """log p(y | x) of each labelled row; minus infinity for a class that the model does not know.
+
+        Where model and data have names of classes, a name that is not known is refused.
+        """
+        clients = self._labelled(data)
+        return log_probs_of(self.method.log_probs(self._ready(), clients), clients[self.method.local.target])
 
     def log_prob_joint(self, data: Federation) -> Array:
         """log p(x, y) of each labelled row: FedGMM only."""
         method = self._gaussian()
-        self.check_classes(data)
-        return method.log_prob_joint(self._ready(), self._clients(data, None, ""))
+        clients, state = self._labelled(data), self._ready()
+        check_classes(method, state, clients)
+        return method.log_prob_joint(state, clients)
 
     def check_classes(self, data: Federation) -> None:
         """Refuse rows of a class that the model does not know; rows without labels pass."""
-        check_classes(self.method, self._ready(), data)
+        check_classes(self.method, self._ready(), self._labelled(data))
 
     def common(self) -> Personalised:
         """The same without what clients keep: everyone is a newcomer (the global pi of footnote 3)."""
-        return Personalised(self.method, self.state, self.ids[:0], {})
+        return replace(self, ids=self.ids[:0], kept={}, cost={})
 
     def _gaussian(self) -> FedGMM:
         if not isinstance(self.method, FedGMM):
             raise DataError(f"{type(self.method).__name__} has no law of x: densities are FedGMM's")
         return self.method
 
-    def adapt(self, data: Federation, *, seed: int = 0) -> Personalised:
+    def adapt(self, data: Federation, *, seed: int = 0, rounds: int | None = None) -> Personalised:
         """The same with these clients too, from their own rows; nothing of the method changes and nothing is sent.
 
         `cost` says how long it took and how many numbers a client came to keep.
@@ -141,11 +184,15 @@ class Personalised:
             New clients; for FedGMM the labels may be missing.
         seed
             For methods that train.
+        rounds
+            How many EM steps FedEM and FedGMM make, by default 20; IFCA needs one, whatever this says. Other methods
+            have no such steps.
         """
         self._check_kind(data.ids)
-        self.check_classes(data)
+        clients, state, options = self._labelled(data), self._ready(), self._options(rounds)
+        check_classes(self.method, state, clients)
         began = time.perf_counter()
-        made = as_ragged(self.method.adapt(self._ready(), self._clients(data, None, ""), Key(seed)), len(data))
+        made = as_ragged(self.method.adapt(state, clients, Key(seed), **options), len(data))
         numbers = sum(int(np.prod(r.flat.shape[1:])) for r in made.values())
         cost = {"seconds": time.perf_counter() - began, "numbers_per_client": numbers, "clients": len(data)}
         old = np.flatnonzero(~np.isin(self.ids, data.ids))
@@ -156,7 +203,14 @@ class Personalised:
             before = self.kept[name].take(old) if name in self.kept else nothing
             ends = np.concatenate([before.offsets, before.offsets[-1] + new.offsets[1:]])
             kept[name] = Ragged(np.concatenate([before.flat, new.flat]), ends)
-        return Personalised(self.method, self.state, ids, kept, cost)
+        return replace(self, ids=ids, kept=kept, cost=cost)
+
+    def _options(self, rounds: int | None) -> dict[str, int]:
+        if rounds is None:
+            return {}
+        if "rounds" not in inspect.signature(self.method.adapt).parameters:
+            raise DataError(f"{type(self.method).__name__} has no EM steps: leave out rounds={rounds!r}")
+        return {"rounds": check_whole("rounds", rounds, least=1)}
 
     def save(self, path: str | os.PathLike[str], *, about: Mapping[str, Any] | None = None) -> None:
         """Write state and kept arrays as one file without pickle.
@@ -172,6 +226,12 @@ class Personalised:
         for name, ragged in self.kept.items():
             arrays[f"kept/{name}/flat"], arrays[f"kept/{name}/offsets"] = ragged
         header = {"kind": "personal", "method": type(self.method).__name__, "about": dict(about or {})}
+        if self.names is not None:
+            header["names"] = list(self.names)
+        try:
+            json.dumps(header)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"about must be what JSON can say: {error}; make it numbers, texts and lists") from None
         checkpoint.write(path, {**arrays, "ids": self.ids}, header, secret=True)  # what clients keep is theirs
 
     @classmethod
@@ -185,4 +245,5 @@ class Personalised:
         state = {n.removeprefix("state/"): v for n, v in arrays.items() if n.startswith("state/")}
         names = [n[len("kept/") : -len("/flat")] for n in arrays if n.startswith("kept/") and n.endswith("/flat")]
         kept = {n: Ragged(arrays[f"kept/{n}/flat"], arrays[f"kept/{n}/offsets"]) for n in names}
-        return cls(method, state, arrays["ids"], kept)
+        called = header.get("names")  # older files have none
+        return cls(method, state, arrays["ids"], kept, names=None if called is None else tuple(called))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.checks import positions
+from fedscape.checks import codes_by_name, positions
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.ragged import group_rows, offsets_of, rows_of
@@ -274,8 +274,7 @@ class _Draft:
 
 def _by_name(values: Array, names: Sequence[str], wanted: Sequence[str]) -> Array:
     """The codes of the proxy's rows as the recipe numbers them."""
-    place = {name: j for j, name in enumerate(wanted)}
-    codes = np.array([place.get(name, -1) for name in names], dtype=np.int64)[values]
+    codes = codes_by_name(values, names, wanted)
     if (codes < 0).any():
         raise DataError(
             f"the proxy has rows of {names[int(values[codes < 0][0])]!r}, a category the recipe does not know: drop "

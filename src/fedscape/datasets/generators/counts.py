@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.datasets.generators.draws import check_sizes, check_whole, pick
+from fedscape.checks import check_whole
+from fedscape.datasets.generators.draws import check_sizes, pick
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import TINIEST, Array, Key, dirichlet

@@ -15,13 +15,6 @@ def pick(rng: np.random.Generator, weights: Array, n: int) -> Array:
     return np.searchsorted(ends / ends[-1], rng.random(n), side="right").astype(np.int32)
 
 
-def check_whole(name: str, value: int, *, least: int) -> int:
-    """A whole number of at least `least`, or a DataError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise DataError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return int(value)
-
-
 def check_positive(name: str, value: float) -> float:
     """A finite number above zero, or a DataError."""
     if not isinstance(value, int | float | np.number) or not 0 < value < float("inf"):

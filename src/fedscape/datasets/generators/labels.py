@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.datasets.generators.draws import check_positive, check_sizes, check_whole, pick
+from fedscape.checks import check_whole
+from fedscape.datasets.generators.draws import check_positive, check_sizes, pick
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.ragged import offsets_of

@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedscape.datasets.generators.draws import check_whole
+from fedscape.checks import check_whole
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array, Key

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedscape.datasets.generators.draws import check_positive, check_whole, pick
+from fedscape.checks import check_whole
+from fedscape.datasets.generators.draws import check_positive, pick
 from fedscape.federation import Federation
 from fedscape.random import Array, Key, dirichlet
 

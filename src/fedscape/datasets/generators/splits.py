@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.datasets.generators.draws import check_positive, check_whole
+from fedscape.checks import check_whole
+from fedscape.datasets.generators.draws import check_positive
 from fedscape.errors import DataError
 from fedscape.random import Array, Key, dirichlet
 
