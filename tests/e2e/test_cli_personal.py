@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -75,3 +76,12 @@ def test_training_by_a_method_that_reveals_says_so():
         done = fedscape(*command, method)
         assert done.returncode == 0
         assert done.stderr.count(said) == lines
+
+
+def test_people_read_four_digits_and_what_accuracy_is_of(folder):
+    shown = ok("adapt", folder / "model", folder / "known")
+    exact = json.loads(ok("adapt", folder / "model", folder / "known", "--json"))["accuracy_after"]
+    assert f"{exact:.4g}" in shown
+    far = ok("novelty", folder / "model", folder / "known", folder / "far")
+    assert not re.findall(r"\.0*[1-9]\d{4,}", shown + far)
+    assert "are of these same rows" in " ".join(ok("adapt", "--help").split())

@@ -41,6 +41,8 @@ def test_regress_leaves_out_rows_without_a_number_and_says_so():
         (("--features", "depdelay"), "there is no column 'depdelay'"),
         (("--features", "dep_delay,tailnum"), "the column 'tailnum' holds texts, not numbers: make indicator columns"),
         (("--features", ","), "features must name at least one column"),
+        (("--features", "dep_delay,dep_delay"), "features must name a column once: 'dep_delay' is there 2 times"),
+        (("--features", "dep_delay,arr_delay"), "features must not name 'arr_delay', the target"),
         (("--features", "dep_delay", "--method", "gibbs"), "method must be one of"),
         (("--features", "dep_delay", "--components", "0-2"), "--components must be"),
         (("--features", "dep_delay", "--alpha", "-1"), "alpha must be a positive number"),
@@ -86,3 +88,20 @@ def test_regress_has_a_link_for_answers(tmp_path):
     )  # fmt: skip
     assert about["link"] == "probit"
     assert about["test"]["R2"] > 0.5
+
+
+def test_the_column_of_agents_is_named_as_the_message_says(tmp_path):
+    lines = [f"{'ab'[i % 2]},{i % 7},{2 * (i % 7) + i % 3}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,u,y", *lines]) + "\n")
+    call = ("regress", tmp_path / "t.csv", "--target", "y", "--features", "u", "--components", 1, "--rounds", 2)
+    assert "with --client" in refused(2, *call)
+    assert ok(*call, "--client", "who", "--json") == ok(*call, "--agent", "who", "--json")
+
+
+def test_a_number_that_is_not_known_is_null(tmp_path):
+    lines = [f"{'ab'[i % 2]},{i % 7},4" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,u,y", *lines]) + "\n")
+    call = ("regress", tmp_path / "t.csv", "--agent", "who", "--target", "y", "--features", "u", "--components", 1)
+    shown = ok(*call, "--rounds", 2, "--json")
+    assert "NaN" not in shown
+    assert json.loads(shown)["test"]["R2"] is None

@@ -64,3 +64,14 @@ def test_bad_input_is_one_line(made):
     assert "use fewer --rows or --bits" in refused(2, *build, "--rows", 4096, "--bits", 16, "--centre", 0)
     assert "'mean' or 'deviation'" in refused(2, *build, "--centre", "middle")
     assert "not a fedscape checkpoint" in refused(2, "sketch", "compare", next((made / "fed").glob("*.npy")))
+
+
+def test_texts_are_not_sketched_as_numbers(tmp_path):
+    names = ["ash", "oak"]
+    Federation({"t": np.arange(40) % 2}, [0, 20, 40], names={"t": names}).save(tmp_path / "fed")
+    call = ("sketch", "build", tmp_path / "fed", "--column", "t", "--out", tmp_path / "s")
+    said = refused(2, *call)
+    assert "the column 't' holds texts, and family 'srp' compares numbers: take --family minhash" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+    assert json.loads(ok(*call, "--family", "minhash", "--json"))["clients"] == 2

@@ -6,7 +6,7 @@ import csv
 import json
 
 import pytest
-from shell import ok, refused, started
+from shell import fedscape, ok, refused, started
 
 SHORT = ["--model", "linear", "--rounds", 4, "--every", 2, "--cohort", 5, "--lr", 0.1]
 
@@ -87,7 +87,11 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
     ("arguments", "message"),
     [
         (["train", "femnist-mini", "--model", "vgg"], "model must be one of linear, mlp, cnn"),
-        (["train", "femnist-mini", "--method", "sgd"], "method must be one of fedavg, fedprox, fedadam"),
+        (
+            ["train", "femnist-mini", "--method", "sgd"],
+            "qfedavg, local, fedavg+, clustered, ifca, pfedme, fedem, fedgmm",
+        ),
+        (["train", "femnist-mini", "--method", "sgd"], "fedtkm, em-only, vanilla, scsgd, t-shot, not 'sgd'"),
         (["train", "femnist-mini", "--method", "fedprox"], "fedprox needs proximal above 0"),
         (["train", "femnist-mini", "--method", "fedadam", "--q", "1"], "q goes with qfedavg, not with fedadam"),
         (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "--q go with fedavg and its kin, not ifca"),
@@ -102,10 +106,89 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--device", "cuda"], "torch finds no CUDA device here"),
         (["train", "femnist-mini", "--device", "abacus"], "device must be one that torch knows"),
         (["train", "flights-mini", "--features", "tailnum", "--target", "month"], "'tailnum' holds texts"),
-        (["train", "femnist-mini", "--rounds", "0"], "n_rounds must be at least 1"),
+        (["train", "femnist-mini", "--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["train", "femnist-mini", "--method", "ditto", "--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["train", "femnist-mini", "--method", "fedem", "--every", "-1"], "--every must be at least 1, not -1"),
+        (["train", "femnist-mini", "--prior", "foo"], "--prior goes with --schedule and fedtem"),
+        (["train", "femnist-mini", "--clip", "2"], "--clip goes with --epsilon"),
+        (["train", "femnist-mini", "--method", "ifca", "--delta", "0.1"], "--delta goes with --epsilon"),
+        (["train", "femnist-mini", "--epsilon", "3", "--clip", "0"], "--clip must be a positive number, not 0"),
+        (["train", "femnist-mini", "--epsilon", "3", "--delta", "0"], "--delta must be between 0 and 1, not 0"),
+        (["sweep", "femnist-mini", "--seeds", "0,1.5"], "--seeds must be whole numbers with commas between"),
+        (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "fill them in or drop their rows"),
     ],
 )
 def test_bad_input_gives_one_clear_line(arguments, message):
     said = refused(2, *arguments)
     assert message in said
     assert len(said.strip().splitlines()) == 1
+
+
+TREES = ["--client", "user", "--features", "a,b", "--target", "tree", "--model", "linear", "--rounds", 1]
+
+
+def trees(path, sizes, *, without=()):
+    """A table of trees by user; rows named in `without` have no tree."""
+    owners = [f"u{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    names = ["" if i in without else ("ash", "oak")[i % 2] for i in range(len(owners))]
+    lines = [f"{who},{i % 2}.5,{i}.0,{name}" for i, (who, name) in enumerate(zip(owners, names, strict=True))]
+    path.write_text("\n".join(["user,a,b,tree", *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "command", [["train"], ["train", "--method", "fedem", "--quiet"], ["train", "--json"], ["sweep"]]
+)
+def test_nothing_to_test_on_is_refused_before_training(tmp_path, command):
+    said = refused(2, command[0], trees(tmp_path / "one.csv", [1] * 6), *TREES, *command[1:])
+    assert "no client has rows to test on" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_rows_without_a_label_are_left_out_and_counted(tmp_path, form):
+    source = trees(tmp_path / "trees.csv", [10] * 4, without=[3, 14])
+    if form == "parquet":
+        ok("data", "convert", source, tmp_path / "trees.parquet", "--client", "user")
+        source = tmp_path / "trees.parquet"
+    call = [source, *(TREES if form == "csv" else ["--client", "client", *TREES[2:]])]
+    for command in ("train", "sweep"):
+        done = fedscape(command, *call, "--out", tmp_path / command)
+        assert done.returncode == 0, done.stderr
+        assert "2 of 40 rows have no 'tree' and are left out\n" in done.stderr
+        assert "left out" not in fedscape(command, *call, "--quiet").stderr
+    clients = csv.DictReader((tmp_path / "train" / "clients.csv").read_text().splitlines())
+    assert [int(row["rows"]) for row in clients] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_run_that_is_not_there_begins_anew_and_says_so(tmp_path, command):
+    call = [command, trees(tmp_path / "trees.csv", [10] * 4), *TREES, "--out", tmp_path / "run", "--resume"]
+    first = fedscape(*call)
+    assert first.returncode == 0, first.stderr
+    assert f"there is no run in {tmp_path / 'run'} to go on with: it begins anew" in first.stderr
+    call[call.index("--rounds") + 1] = 2
+    assert "begins anew" not in fedscape(*call).stderr
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedem"])
+def test_why_adapt_cannot_read_it_is_said(tmp_path, method):
+    call = ["train", trees(tmp_path / "trees.csv", [10] * 4), *TREES, "--method", method, "--out", tmp_path / "run"]
+    why = {"ditto": "fedem, fedgmm and ifca can", "fedem": "joined or standardised"}[method]
+    assert why in fedscape(*call).stderr
+    assert not (tmp_path / "run" / "personal").exists()
+
+
+def test_what_adapt_cannot_read_is_said_even_where_training_fails(tmp_path):
+    call = ["train", trees(tmp_path / "trees.csv", [10] * 4), *TREES, "--method", "ditto", "--out", tmp_path / "run"]
+    first, last = refused(1, *call, "--lr", 1e38).splitlines()
+    assert "nothing will be written for 'fedscape adapt': ditto" in first
+    assert "NaN or infinite" in last
+
+
+def test_losses_that_are_not_known_are_null_for_programs(tmp_path):
+    call = ["train", trees(tmp_path / "trees.csv", [10] * 4), *TREES, "--method", "fedem", "--lr", 1e38]
+    shown = ok(*call, "--out", tmp_path / "run", "--json")
+    for text in (shown, (tmp_path / "run" / "table.json").read_text()):
+        assert "NaN" not in text
+        assert '"loss_p50": null' in text

@@ -570,7 +570,9 @@ def test_every_method_predicts_nearly_as_well_as_the_truth_allows(method):
         ({"gamma": "last"}, "gamma must be above 0 and at most 1, 'latest', or None, not 'last'"),
         ({"features": ()}, "features must name at least one column"),
         ({"entity": "x"}, "must hold one whole number or text an event"),
-        ({"target": "x"}, "the target 'x' must be one number an event"),
+        ({"features": "y", "target": "x"}, "the target 'x' must be one number an event"),
+        ({"features": ("x", "x")}, "features must name a column once: 'x' is there 2 times"),
+        ({"target": "x"}, "features must not name 'x', the target: leave it out of them"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

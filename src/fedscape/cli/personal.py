@@ -9,7 +9,7 @@ import typer
 
 from fedscape import datasets
 from fedscape.cli.options import Client, Force, Json, Source, free
-from fedscape.cli.show import flat, pairs, show, table
+from fedscape.cli.show import flat, pairs, short, show, table
 from fedscape.errors import require
 
 Model = Annotated[Path, typer.Argument(help="DIR/personal of 'train --method fedgmm --out DIR' (or fedem, ifca).")]
@@ -23,13 +23,16 @@ def adapt(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Learn the shares of new clients, from labelled rows or (FedGMM) from features alone; nothing else changes."""
+    """Learn the shares of new clients, from labelled rows or (FedGMM) from features alone; nothing else changes.
+
+    accuracy_before and accuracy_after are of these same rows, those adapted to: rows kept apart tell how new ones fare.
+    """
     require("torch", extra="learn")
     from fedscape.personal.files import adapt_file
 
     free(out, force)
     about = adapt_file(model, datasets.read(source, client=client), out=out)
-    show(about, json_, lambda found: pairs("new clients", flat(found)))
+    show(about, json_, lambda found: pairs("new clients", _short(flat(found))))
 
 
 def novelty(
@@ -53,6 +56,10 @@ def novelty(
 
 
 def _for_people(found: dict[str, Any]) -> None:
-    pairs("novelty", {n: v for n, v in found.items() if n != "clients"})
+    pairs("novelty", _short({n: v for n, v in found.items() if n != "clients"}))
     columns = ["client", "rows", "score", "share_new"]
-    table("the clients with the highest scores", columns, [[c[n] for n in columns] for c in found["clients"]])
+    table("the clients with the highest scores", columns, [[short(c[n]) for n in columns] for c in found["clients"]])
+
+
+def _short(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: short(value) for name, value in values.items()}

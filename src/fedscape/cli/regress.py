@@ -21,8 +21,11 @@ from fedscape.cli.options import (
     numbers,
     placing,
 )
-from fedscape.cli.show import description, pairs, show, table
+from fedscape.cli.show import description, pairs, short, show, table
 
+Agent = Annotated[
+    str | None, typer.Option("--agent", "--client", help="Column that says whose a row is (Parquet, CSV).")
+]
 FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
 
 
@@ -30,7 +33,7 @@ def regress(
     source: Source,
     target: Annotated[str, typer.Option(help="The column to predict.")],
     features: Annotated[str, typer.Option(help="The columns to predict it from, with commas between.")],
-    agent: Annotated[str | None, typer.Option(help="Column that says whose a row is (Parquet, CSV).")] = None,
+    agent: Agent = None,
     entity: Annotated[
         str | None, typer.Option(help="Column of an agent's entities; by default each row is one.")
     ] = None,
@@ -81,7 +84,7 @@ def regress(
 def predict(
     model: Annotated[Path, typer.Argument(help="A .json file that 'fedscape regress --out' wrote.")],
     source: Source,
-    agent: Annotated[str | None, typer.Option(help="Column that says whose a row is (Parquet, CSV).")] = None,
+    agent: Agent = None,
     out: Annotated[Path | None, typer.Option(help="Where rows and predictions go: .parquet, .csv or a folder.")] = None,
     force: Force = False,
     json_: Json = False,
@@ -100,11 +103,11 @@ def predict(
 def _for_people(about: dict[str, Any]) -> None:
     if about["candidates"]:
         names = ["classes", "held-out log-likelihood of a row", "behind the best", "standard error"]
-        table("how many classes", names, [[_short(v) for v in row.values()] for row in about["candidates"]])
+        table("how many classes", names, [[short(v) for v in row.values()] for row in about["candidates"]])
     names = list(about["classes"][0]["coefficients"])
     rows = [
-        [_short(c["share"]), round(c["entities"]), round(c["events"]), _short(c["intercept"])]
-        + [f"{_short(v)} ± {_short(e)}" for v, e in zip(c["coefficients"].values(), c["errors"].values(), strict=True)]
+        [short(c["share"]), round(c["entities"]), round(c["events"]), short(c["intercept"])]
+        + [f"{short(v)} ± {short(e)}" for v, e in zip(c["coefficients"].values(), c["errors"].values(), strict=True)]
         for c in about["classes"]
     ]
     title = f"{len(rows)} classes of entities: {about['target']} by class"
@@ -114,8 +117,4 @@ def _for_people(about: dict[str, Any]) -> None:
         if about["late_draws"] < FEWEST_DRAWS:
             remark = f"{about['late_draws']} late draws a chain are too few to tell, take --rounds {2 * FEWEST_DRAWS}"
         typer.echo(f"largest R-hat {about['r_hat']:.3g}: {remark}")
-    pairs("how well", {name: _short(value) for name, value in about["test"].items()})
-
-
-def _short(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.4g}"
+    pairs("how well", {name: short(value) for name, value in about["test"].items()})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import typer
@@ -15,9 +16,37 @@ T = TypeVar("T")
 def show(result: T, as_json: bool, for_people: Callable[[T], None]) -> None:
     """Print a result: JSON, or by `for_people`."""
     if as_json:
-        typer.echo(json.dumps(result, indent=2, default=float))
+        typer.echo(as_text(result, indent=2))
     else:
         for_people(result)
+
+
+def as_text(result: Any, *, indent: int | None) -> str:
+    """JSON as every program reads it: NaN and infinities, which it has no word for, are null.
+
+    >>> as_text([float("nan"), 0.5], indent=None)
+    '[null, 0.5]'
+    """
+    return json.dumps(_known(result), indent=indent, allow_nan=False)
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _known(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(each) for each in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def short(value: Any) -> Any:
+    """Four significant digits of a number with a fraction; anything else as it is.
+
+    >>> short(0.123456), short(7)
+    ('0.1235', 7)
+    """
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedscape import datasets
+from fedscape.cli.checks import (
+    PERSONAL,
+    can_be_read,
+    check_method,
+    check_out,
+    check_private,
+    check_schedule,
+    fractions,
+    whole_numbers,
+)
 from fedscape.cli.options import (
     Address,
     Client,
@@ -21,11 +29,11 @@ from fedscape.cli.options import (
     Seed,
     Source,
     Workers,
-    free,
     placing,
     say_revealed,
 )
-from fedscape.cli.show import show, table
+from fedscape.cli.results import finish, folder_for, say, sweep_table, write, write_tables
+from fedscape.cli.show import as_text, show
 from fedscape.cli.temporal import TEMPORAL, of_modes, sampler_for, temporal_method
 from fedscape.engine import Engine
 from fedscape.errors import DataError, require
@@ -34,7 +42,6 @@ from fedscape.federation import Federation
 if TYPE_CHECKING:
     from fedscape.learning import FedAvg, LocalSGD
 
-PERSONAL = ("local", "fedavg+", "clustered", "ifca", "pfedme", "fedem", "fedgmm", "ditto", "fedrep")
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
 Features = Annotated[str, typer.Option(help="The column of features, or several names with commas between.")]
 Target = Annotated[str, typer.Option(help="The column of classes.")]
@@ -69,15 +76,18 @@ def train(
         str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
     ] = None,
     prior: Annotated[
-        str, typer.Option(help="What fedtem and fedtkm believe of it: linear, cosine, soft, none, or a schedule.")
-    ] = "linear",
+        str | None,
+        typer.Option(help="What fedtem and fedtkm believe of it: linear (default), cosine, soft, none, or a schedule."),
+    ] = None,
     modes: Annotated[
         str | None, typer.Option(help="Day and night clients: COLUMN:CUT, as y:10; by default half of the classes.")
     ] = None,
     every: Annotated[int, typer.Option(help="Evaluate and save after so many rounds.")] = 5,
     epsilon: Annotated[float | None, typer.Option(help="Train privately within this budget, with --clip.")] = None,
-    delta: Annotated[float, typer.Option(help="The delta of the budget.")] = 1e-6,
-    clip: Annotated[float, typer.Option(help="Private: the longest move of a client that counts whole.")] = 1.0,
+    delta: Annotated[float | None, typer.Option(help="The delta of the budget; 1e-6 by default.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Private: the longest move of a client that counts whole; 1 by default.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for checkpoint, model, clients and table.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in --out.")] = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Folder for what TensorBoard shows.")] = None,
@@ -97,12 +107,12 @@ def train(
     from fedscape.learning.running import training
     from fedscape.learning.tracking import Board
 
-    _check_out(out, resume, force)
+    check_out(out, resume, force)
     place = placing(engine, address, workers)
-    _check_schedule(method, schedule, modes)
-    if epsilon is not None and standardise:
-        raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
-    fed = _read(source, client, features)
+    check_method(method, rounds, every)
+    check_schedule(method, schedule, modes, prior)
+    check_private(epsilon, delta, clip, standardise)
+    fed = _read(source, client, features, target, quiet)
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)
@@ -116,35 +126,36 @@ def train(
             raise DataError(
                 f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
-        can_be_read = "," not in features and not standardise
+        kept = out is not None and can_be_read(method, features, standardise)
         how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
-        parts = (local, learners, place(learners), held_out)
-        about = _personal(method, model, *parts, how, _folder(out, False), can_be_read)
-        show(about, json_, lambda made: _finish(made, out, quiet))
+        about = _personal(
+            method, model, local, learners, place(learners), held_out, how, folder_for(out, False, quiet), kept
+        )
+        show(about, json_, lambda made: finish(made, out, quiet))
         return
     computation, judge = _computation(
         method, local, learners, sampler, prior, server_lr=server_lr, q=q, private=epsilon is not None, seed=seed
     )
-    folder = _folder(out, resume)
-    how = _private(epsilon, delta, clip, rounds, sampler, len(learners), folder)
+    folder = folder_for(out, resume, quiet)
+    how = _private(epsilon, delta or 1e-6, clip or 1.0, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
     board = None if tensorboard is None else Board(tensorboard)
     for r, found, rows in training(
         computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
         checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge, **how,
     ):  # fmt: skip
-        _say(rows[len(said) :], quiet or json_, first=not said)
+        say(rows[len(said) :], quiet or json_, first=not said)
         if board is not None:
             board.write(rows[len(said) :])
         said = list(rows)
         if folder is not None:
-            _write(folder, model, computation.local, r.state, found, rows)
+            write(folder, model, computation.local, r.state, found, rows)
     if not said:
         raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
-    show(result, json_, lambda about: _finish(about, folder, quiet))
+    show(result, json_, lambda about: finish(about, folder, quiet))
 
 
 def sweep(
@@ -181,15 +192,15 @@ def sweep(
     from fedscape.learning import grid
     from fedscape.learning import sweep as swept
 
-    _check_out(out, resume, force)
+    check_out(out, resume, force)
+    lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
+    whole = whole_numbers(seeds, "seeds")
     learners, held_out, local = _parts(
-        _read(source, client, features), model, features, target, standardise, test, seed,
+        _read(source, client, features, target, quiet), model, features, target, standardise, test, seed,
         lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
     )  # fmt: skip
     place = placing(engine, address, workers)
-    lists = {name: _list(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
-    whole = [int(s) for s in _list(seeds, "seeds")]
-    folder = _folder(out, resume)
+    folder = folder_for(out, resume, quiet)
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
@@ -199,8 +210,8 @@ def sweep(
         {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
     ]
     if folder is not None:
-        (folder / "table.json").write_text(json.dumps(result, indent=1) + "\n")
-    show(result, json_, _sweep_for_people)
+        (folder / "table.json").write_text(as_text(result, indent=1) + "\n")
+    show(result, json_, sweep_table)
 
 
 def _computation(
@@ -208,7 +219,7 @@ def _computation(
     local: LocalSGD,
     learners: Federation,
     sampler: Any,
-    prior: str,
+    prior: str | None,
     *,
     server_lr: float | None,
     q: float | None,
@@ -224,22 +235,19 @@ def _computation(
     if q is not None:
         raise DataError(f"q goes with qfedavg, not with {method}")
     server = method_for("fedavg" if server_lr is None else "fedadam", local, server_lr=server_lr).server
-    return temporal_method(method, local, learners, sampler, prior, server=server, weighting=weighting, seed=seed)
+    return temporal_method(
+        method, local, learners, sampler, prior or "linear", server=server, weighting=weighting, seed=seed
+    )
 
 
-def _check_schedule(method: str, schedule: str | None, modes: str | None) -> None:
-    if schedule is not None:
-        return
-    if method in TEMPORAL:
-        raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
-    if modes is not None:
-        raise DataError("--modes goes with --schedule")
+def _read(source: str, client: str | None, features: str, target: str, quiet: bool) -> Federation:
+    from fedscape.learning.running import with_features, with_labels
 
-
-def _read(source: str, client: str | None, features: str) -> Federation:
-    from fedscape.learning.running import with_features
-
-    return with_features(datasets.read(source, client=client), features.split(","))
+    found, left_out = with_labels(datasets.read(source, client=client), target)
+    if left_out and not quiet:
+        rows = found.n_rows + left_out
+        typer.echo(f"{left_out:,} of {rows:,} rows have no {target!r} and are left out", err=True)
+    return with_features(found, features.split(","))
 
 
 def _parts(
@@ -253,24 +261,17 @@ def _parts(
     **how: Any,
 ) -> tuple[Federation, Federation, LocalSGD]:
     from fedscape.learning import LocalSGD, cross_entropy
-    from fedscape.learning.running import model_for, standardising
+    from fedscape.learning.running import held_out, model_for, standardising
 
     names = features.split(",")
     column = names[0] if len(names) == 1 else "x"
-    learners, held_out = fed.split(test=test, seed=seed)
+    learners, rest = held_out(fed, test=test, seed=seed)
     network = model_for(model, fed, features=column, target=target, seed=seed)
     if standardise:
         if model == "char_lstm":
             raise DataError("--standardise is for numbers, and char_lstm reads codes of characters")
         network = standardising(network, learners, column)
-    return learners, held_out, LocalSGD(network, cross_entropy, features=column, target=target, **how)
-
-
-def _check_out(out: Path | None, resume: bool, force: bool) -> None:
-    if not resume:
-        free(out, force)
-    elif out is None:
-        raise DataError("--resume goes with --out, the folder of the run to go on with")
+    return learners, rest, LocalSGD(network, cross_entropy, features=column, target=target, **how)
 
 
 def _sampler(cohort: int, n_clients: int) -> Any:
@@ -293,61 +294,6 @@ def _private(
     return {"privacy": Gaussian(clip=clip, multiplier=multiplier), "ledger": ledger}
 
 
-def _list(text: str, name: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise DataError(f"--{name} must be numbers with commas between, such as 0.01,0.1, not {text!r}") from None
-
-
-def _folder(out: Path | None, resume: bool) -> Path | None:
-    if out is None:
-        return None
-    out.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        for old in out.glob("checkpoint*"):
-            old.unlink()
-    return out
-
-
-def _write(folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]]) -> None:
-    from fedscape.learning import save_model
-
-    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
-    _write_tables(folder, found, rows)
-
-
-def _write_tables(folder: Path, found: Any, rows: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-    import pyarrow.csv
-
-    from fedscape.checkpoint import replace_file
-
-    clients = pa.table(found.table())
-    replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file))
-    replace_file(folder / "table.json", lambda file: file.write((json.dumps(rows, indent=1) + "\n").encode()))
-
-
-_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "round": lambda row: f"{row['round']:,}",
-    "cohort": lambda row: f"{row['cohort']:,}",
-    "seconds": lambda row: f"{row['seconds']:.1f}",
-    "loss": lambda row: f"{row['loss_pooled']:.4f}",
-    "accuracy": lambda row: f"{row['accuracy_pooled']:.4f}",
-    "mean of clients": lambda row: f"{row['accuracy_of_clients']:.4f}",
-    "worst tenth": lambda row: f"{row['accuracy_worst_decile']:.4f}",
-}
-
-
-def _say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
-    if quiet:
-        return
-    if first:
-        typer.echo("  ".join(f"{name:>15}" for name in _COLUMNS))
-    for row in rows:
-        typer.echo("  ".join(f"{tell(row):>15}" for tell in _COLUMNS.values()))
-
-
 def _personal(
     method: str,
     model: str,
@@ -357,7 +303,7 @@ def _personal(
     held_out: Federation,
     how: dict[str, Any],
     folder: Path | None,
-    can_be_read: bool,
+    kept: bool,
 ) -> dict[str, Any]:
     from fedscape.learning.running import arguments_for
     from fedscape.personal import save_personal
@@ -368,34 +314,8 @@ def _personal(
     found = made.evaluate(held_out)
     rows = [{"round": how["n_rounds"], **found.summary()}]
     if folder is not None:
-        _write_tables(folder, found, rows)
-        if can_be_read and method in ("fedem", "fedgmm", "ifca"):  # `adapt` and `novelty` read these
+        write_tables(folder, found, rows)
+        if kept:
             given = arguments_for(model, learners, features=local.features, target=local.target)
             save_personal(folder / "personal", made, architecture=model, arguments=given)
-        else:
-            why = f"{method}, or features that were joined or standardised, cannot be made again from a file"
-            typer.echo(f"nothing is written for 'fedscape adapt': {why}", err=True)
     return {"model": model, "method": method, "clients": len(learners), "rounds": how["n_rounds"], "table": rows}
-
-
-def _finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
-    last = about["table"][-1]
-    names = ("p5", "p25", "p50", "p75", "p95", "worst_decile", "spread")
-    if not quiet:
-        columns = ["of clients", *names]
-        lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in ("accuracy", "loss")]
-        table(f"{last['clients_with_rows']:,} clients after {last['round']:,} rounds", columns, lines)
-    for group, spent in about.get("epsilon", {}).items():
-        typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
-    if folder is not None:
-        typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-
-
-def _sweep_for_people(rows: list[dict[str, Any]]) -> None:
-    names = ["lr", "proximal", "server", "seed", "rounds"]
-    shown = {"loss": "loss_pooled", "accuracy": "accuracy_pooled", "worst tenth": "accuracy_worst_decile"}
-    lines = [
-        [*[f"{row[n]:g}" for n in names], *["diverged" if row["diverged"] else f"{row[k]:.4f}" for k in shown.values()]]
-        for row in rows
-    ]
-    table("settings, best first", [*names, *shown], lines)

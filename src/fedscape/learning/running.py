@@ -53,6 +53,36 @@ def with_features(federation: Federation, names: Sequence[str]) -> Federation:
     return federation.with_column("x" if len(names) > 1 else names[0], made)
 
 
+def with_labels(federation: Federation, target: str) -> tuple[Federation, int]:
+    """The rows that have a label, and how many have none: a missing text, or an empty cell, is no class of its own.
+
+    >>> fed = Federation({"y": [0, -1, 1]}, [0, 2, 3], names={"y": ["ash", "oak"]})
+    >>> with_labels(fed, "y")
+    (Federation(2 clients, 2 rows, y int64), 1)
+    """
+    if target not in federation.names or federation[target].ndim != 1:
+        return federation, 0
+    known = federation[target] >= 0
+    left_out = int((~known).sum())
+    return (federation.where(known) if left_out else federation), left_out
+
+
+def held_out(federation: Federation, *, test: float, seed: int = 0) -> tuple[Federation, Federation]:
+    """Rows to train on and rows to test on, inside each client; there must be some to test on.
+
+    >>> [part.n_rows for part in held_out(Federation({"y": range(10)}, [0, 9, 10]), test=0.2)]
+    [8, 2]
+    """
+    learners, rest = federation.split(test=test, seed=seed)
+    if rest.n_rows == 0:
+        most = int(federation.sizes.max(initial=0))
+        raise DataError(
+            f"no client has rows to test on: of a client's rows, {most:,} at most, a share of {test:g} is held out, "
+            "never the only one; give clients more rows, or hold out a larger share"
+        )
+    return learners, rest
+
+
 def standardising(model: Module, federation: Federation, column: str = "x") -> Module:
     """The model behind a layer that takes the mean off its inputs and divides by their deviation, number by number.
 
@@ -93,8 +123,11 @@ def arguments_for(name: str, federation: Federation, *, features: str = "x", tar
     """
     if name not in MODELS:
         raise DataError(f"model must be one of {', '.join(MODELS)}, not {name!r}")
-    if federation[target].dtype.kind not in "biu" or federation[target].ndim != 1:
-        raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {federation[target].dtype}")
+    labels = federation[target]
+    if labels.dtype.kind not in "biu" or labels.ndim != 1:
+        missing = int(np.isnan(labels).sum()) if labels.dtype.kind == "f" else 0
+        hint = f"; values that are missing: {missing:,}, fill them in or drop their rows" if missing else ""
+        raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {labels.dtype}{hint}")
     shape, n_classes = federation[features].shape[1:], max(2, federation.categories(target))
     if name in ("linear", "mlp"):
         return {"n_features": int(np.prod(shape)), "n_classes": n_classes}

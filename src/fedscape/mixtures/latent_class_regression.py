@@ -186,7 +186,8 @@ class LatentClassRegression(Estimator):
         >>> ridge.fit(fed, features=["a"], target="b").coefficients_.round(3)
         array([[2.]])
         """
-        names, answer = column_names(self.features if features is None else features), target or column or self.target
+        answer = target or column or self.target
+        names = column_names(self.features if features is None else features, target=answer)
         self._table = Table(
             names, answer, entity or self.entity, self.intercept, ranges_of(self.ranges, (*names, answer))
         )
@@ -544,9 +545,14 @@ def check_share(name: str, value: Any) -> None:
         raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")
 
 
-def column_names(features: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns of features, from one name or several."""
+def column_names(features: str | Sequence[str], *, target: str) -> tuple[str, ...]:
+    """The columns of features, from one name or several, each of them once and none of them the target."""
     names = (features,) if isinstance(features, str) else tuple(features)
     if not names:
         raise DataError("features must name at least one column, got none")
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"features must name a column once: {name!r} is there {names.count(name)} times")
+    if target in names:
+        raise DataError(f"features must not name {target!r}, the target: leave it out of them")
     return names

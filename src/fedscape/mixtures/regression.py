@@ -41,7 +41,7 @@ def regression(
     >>> len(about["classes"]), about["test"]["R2"] > 0.5
     (2, True)
     """
-    names = column_names(features)
+    names = column_names(features, target=target)
     whole = np.ones(federation.n_rows, dtype=bool)
     for name in (*names, target):
         values = numbers_of(federation, name)

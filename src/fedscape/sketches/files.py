@@ -101,6 +101,12 @@ def build(
     refused. Exchanging a row moves counts twice as far as adding one: for "replace-one" the noise is doubled, so that
     epsilon is what is spent.
     """
+    column, family = options.get("column", "x"), options.get("family", "srp")
+    if family != "minhash" and column in federation.names and federation[column].ndim == 1:
+        raise DataError(
+            f"the column {column!r} holds texts, and family {family!r} compares numbers: take --family minhash, or "
+            "make indicator columns of it"
+        )
     given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
     ledger, privacy = Ledger(), None
     if epsilon is not None:

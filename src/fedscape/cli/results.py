@@ -1,0 +1,90 @@
+"""What a training leaves: lines while it runs, tables at its end, files in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedscape.cli.show import as_text, table
+
+
+def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
+    """The folder of a run, made where it is missing; unless the run goes on, old checkpoints leave it."""
+    if out is None:
+        return None
+    if resume and not quiet and not any(out.glob("checkpoint*")):
+        typer.echo(f"there is no run in {out} to go on with: it begins anew", err=True)
+    out.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        for old in out.glob("checkpoint*"):
+            old.unlink()
+    return out
+
+
+def write(folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]]) -> None:
+    """Keep the model and the tables of a run."""
+    from fedscape.learning import save_model
+
+    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
+    write_tables(folder, found, rows)
+
+
+def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]]) -> None:
+    """Keep the table of clients and that of rounds."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    from fedscape.checkpoint import replace_file
+
+    clients = pa.table(found.table())
+    replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file))
+    replace_file(folder / "table.json", lambda file: file.write((as_text(rows, indent=1) + "\n").encode()))
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "round": lambda row: f"{row['round']:,}",
+    "cohort": lambda row: f"{row['cohort']:,}",
+    "seconds": lambda row: f"{row['seconds']:.1f}",
+    "loss": lambda row: f"{row['loss_pooled']:.4f}",
+    "accuracy": lambda row: f"{row['accuracy_pooled']:.4f}",
+    "mean of clients": lambda row: f"{row['accuracy_of_clients']:.4f}",
+    "worst tenth": lambda row: f"{row['accuracy_worst_decile']:.4f}",
+}
+
+
+def say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
+    """Print a line a row, under names of the columns where they are the first."""
+    if quiet:
+        return
+    if first:
+        typer.echo("  ".join(f"{name:>15}" for name in _COLUMNS))
+    for row in rows:
+        typer.echo("  ".join(f"{tell(row):>15}" for tell in _COLUMNS.values()))
+
+
+def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
+    """Print how clients fare at the end, what was spent, and what is in the folder."""
+    last = about["table"][-1]
+    names = ("p5", "p25", "p50", "p75", "p95", "worst_decile", "spread")
+    if not quiet:
+        columns = ["of clients", *names]
+        lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in ("accuracy", "loss")]
+        table(f"{last['clients_with_rows']:,} clients after {last['round']:,} rounds", columns, lines)
+    for group, spent in about.get("epsilon", {}).items():
+        typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
+    if folder is not None:
+        typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def sweep_table(rows: list[dict[str, Any]]) -> None:
+    """Print settings, the best first."""
+    names = ["lr", "proximal", "server", "seed", "rounds"]
+    shown = {"loss": "loss_pooled", "accuracy": "accuracy_pooled", "worst tenth": "accuracy_worst_decile"}
+    lines = [
+        [*[f"{row[n]:g}" for n in names], *["diverged" if row["diverged"] else f"{row[k]:.4f}" for k in shown.values()]]
+        for row in rows
+    ]
+    table("settings, best first", [*names, *shown], lines)
