@@ -258,3 +258,10 @@ def test_a_class_without_an_output_is_one_clear_error(strategy):
         list(rounds(FedAvg(local), fed, n_rounds=1, measure=0))
     with pytest.raises(DataError, match="'y' holds a class that the model has no output for"):
         evaluate(local, FedAvg(local).start(0), fed)
+
+
+def test_a_sweep_without_rows_to_compare_on_is_refused_before_it_trains():
+    fed = Federation({"x": np.ones((2, 4)), "y": [0, 1]}, [0, 1, 2])
+    step = LocalSGD(models.mlp(4, 5, 2), cross_entropy, lr=0.1, epochs=1, batch_size=2)
+    with pytest.raises(DataError, match="validation must have rows to compare settings on, it has none"):
+        sweep(step, fed, [Setting(lr=0.1)], n_rounds=1, validation=fed.where(fed["y"] > 5))

@@ -286,6 +286,8 @@ def sweep(
         raise DataError(
             f"rungs and n_rounds must be at least 1, keep above 0 and at most 1: {rungs}, {n_rounds}, {keep}"
         )
+    if validation.n_rows == 0:
+        raise DataError("validation must have rows to compare settings on, it has none")
     racing, done = list(settings), 0
     state: Arrays | None = None
     out: list[Trial] = []
