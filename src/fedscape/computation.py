@@ -60,6 +60,8 @@ class Computation:
     block_clients: int = 512
     block_rows: int = 2**18
     total_clients: int | None = None
+    #: Whether a client's row of `step` takes fewer bytes than its `total`: a node of one client then sends the row.
+    narrow_rows: ClassVar[bool] = False
     #: Whether `foresee` makes anything ready.
     foresees: bool = False
     #: Whether `update` gets the number of the round as `total["round"]`; a count of updates misses abandoned rounds.

@@ -250,7 +250,7 @@ class Task:
     measure: bool
     release: Release | None
     measure_release: Release | None
-    by_rows: bool = False  # what a client alone sends stays in its own type: it crosses a network
+    by_rows: bool = False  # what a client alone sends crosses a network: see Computation.narrow_rows
 
 
 class Block(NamedTuple):
@@ -332,8 +332,8 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.measure:
         measured = _checked(computation, computation.measure(state, clients), clients)
         metrics = _summed(measured, clients, task.measure_release)
-    alone = task.by_rows and len(clients) == 1
-    fast = None if task.release or alone else computation.total(state, clients, task.key)
+    row = task.by_rows and computation.narrow_rows and len(clients) == 1
+    fast = None if task.release or row else computation.total(state, clients, task.key)
     given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
     sums = {name: values for name, values in given.items() if name not in computation.reveals}
     lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())
@@ -349,7 +349,7 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.release is not None and sent:
         sent = task.release.on_clients(sent, clients)  # before anything is revealed
     revealed = {name: [sent.pop(name)] for name in computation.reveals}
-    sums = {name: values[0] if alone else add_up(values) for name, values in sent.items()}
+    sums = {name: add_up(values) for name, values in sent.items()}
     return Answer(sums, metrics, revealed, _placed(kept, clients, place), up)
 
 

@@ -441,7 +441,10 @@ class Federation:
         n = self.categories(column) if n_categories is None else n_categories
         values = check_categories(self[column], n, column)
         if values.ndim == 2:
-            return self.segment_sum(values).astype(np.int32)
+            made = self.segment_sum(values)
+            if made.size and made.max() > np.iinfo(np.int32).max:
+                raise DataError(f"column {column!r} has a count of {int(made.max()):,}: the largest is 2**31 - 1")
+            return made.astype(np.int32)
         return segment_count(values, self.offsets, n)
 
     def bin(self, column: str, edges: npt.ArrayLike, *, name: str | None = None) -> Federation:

@@ -110,6 +110,10 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--method", "ditto", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "fedem", "--every", "-1"], "--every must be at least 1, not -1"),
         (["train", "femnist-mini", "--prior", "foo"], "--prior goes with --schedule and fedtem"),
+        (
+            ["train", "femnist-mini", "--method", "vanilla", "--schedule", "cosine:p=1,T=4", "--prior", "cosine"],
+            "--prior goes with --schedule and fedtem, fedtem-sums, fedtkm, scsgd, not vanilla",
+        ),
         (["train", "femnist-mini", "--clip", "2"], "--clip goes with --epsilon"),
         (["train", "femnist-mini", "--method", "ifca", "--delta", "0.1"], "--delta goes with --epsilon"),
         (["train", "femnist-mini", "--epsilon", "3", "--clip", "0"], "--clip must be a positive number, not 0"),
@@ -179,11 +183,20 @@ def test_why_adapt_cannot_read_it_is_said(tmp_path, method):
     assert not (tmp_path / "run" / "personal").exists()
 
 
+def test_a_model_of_one_number_a_row_adapts_to_rows_of_it_and_leaves_out_those_without_a_label(tmp_path):
+    call = ["--client", "user", "--features", "a", "--target", "tree", "--model", "linear", "--rounds", 1]
+    ok("train", trees(tmp_path / "trees.csv", [10] * 4), *call, "--method", "fedem", "--out", tmp_path / "run")
+    more = trees(tmp_path / "more.csv", [10] * 2, without=(3,))
+    found = json.loads(ok("adapt", tmp_path / "run" / "personal", more, "--client", "user", "--json"))
+    assert found["clients"] == 2
+    assert 0 <= found["accuracy_after"] <= 1
+
+
 def test_what_adapt_cannot_read_is_said_even_where_training_fails(tmp_path):
     call = ["train", trees(tmp_path / "trees.csv", [10] * 4), *TREES, "--method", "ditto", "--out", tmp_path / "run"]
     first, last = refused(1, *call, "--lr", 1e38).splitlines()
     assert "nothing will be written for 'fedscape adapt': ditto" in first
-    assert "NaN or infinite" in last
+    assert "NaN or infinity" in last
 
 
 def test_losses_that_are_not_known_are_null_for_programs(tmp_path):

@@ -212,3 +212,9 @@ def test_bad_input_gets_one_clear_line(case):
         call()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_ready_counts_that_do_not_fit_are_refused():
+    fed = Federation({"y": np.array([[2 * 10**9, 1]] * 2)}, [0, 2])
+    with pytest.raises(DataError, match=r"column 'y' has a count of 4,000,000,000: the largest is 2\*\*31 - 1"):
+        fed.counts("y")

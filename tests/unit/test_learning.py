@@ -641,3 +641,13 @@ def test_rows_that_the_model_does_not_take_and_targets_that_are_no_classes_are_r
 def test_the_worst_tenth_of_losses_that_are_not_numbers_is_none_either():
     found = Evaluation(np.arange(3), np.ones(3), np.array([1.0, np.nan, 2.0]), None).summary()
     assert np.isnan(found["loss_worst_decile"])
+
+
+def test_a_code_without_an_embedding_is_refused_whichever_row_has_it():
+    x = np.zeros((4, 5), dtype=np.int64)
+    x[3, 2] = 9
+    fed = Federation({"x": x, "y": [0, 1, 1, 0]}, [0, 2, 4])
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(15, 2))
+    step = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy="sequential")
+    with pytest.raises(DataError, match="column 'x' holds a code that the model has no embedding of"):
+        next(rounds(FedAvg(step), fed, n_rounds=1, measure=0))

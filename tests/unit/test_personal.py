@@ -810,3 +810,23 @@ def test_adapting_makes_as_many_steps_as_it_is_told():
         em.adapt(new, rounds=1.5)
     with pytest.raises(DataError, match="LocalOnly has no EM steps: leave out rounds=3"):
         train("local", step(), fed, n_rounds=1).adapt(new, rounds=3)
+
+
+@pytest.mark.parametrize("changes", [{"names": 5}, {"about": [1]}, {"about": {"arguments": [1]}}, {"method": None}])
+def test_a_file_that_says_what_none_says_is_refused_in_one_line(tmp_path, changes):
+    linear = LocalSGD(models.linear(D, C), cross_entropy, lr=1.0, epochs=1, batch_size=8)
+    model = train("fedem", linear, two_concepts(), n_rounds=1)
+    save_personal(tmp_path / "m", model, architecture="linear", arguments={"n_features": D, "n_classes": C})
+    arrays, header = checkpoint.read(tmp_path / "m")
+    about = changes.get("about")
+    changed = {**changes, "about": {**header["about"], **about}} if isinstance(about, dict) else changes
+    checkpoint.write(tmp_path / "m", arrays, {**header, **changed})
+    with pytest.raises(CheckpointError) as error:
+        load_personal(tmp_path / "m")
+    assert "\n" not in str(error.value)
+
+
+def test_targets_of_several_numbers_are_no_classes():
+    fed = two_concepts()
+    with pytest.raises(DataError, match=r"column 'y' must hold classes, whole numbers, not int64 of shape \[2\] a row"):
+        train("fedem", step(), fed.with_column("y", np.stack([fed["y"]] * 2, axis=1)), n_rounds=1)

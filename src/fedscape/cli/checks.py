@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from fedscape.cli.options import free
-from fedscape.cli.temporal import TEMPORAL
+from fedscape.cli.temporal import TEMPORAL, WITH_PRIOR
 from fedscape.errors import DataError
 
 PERSONAL = ("local", "fedavg+", "clustered", "ifca", "pfedme", "fedem", "fedgmm", "ditto", "fedrep")
@@ -42,8 +42,8 @@ def check_private(epsilon: float | None, delta: float | None, clip: float | None
 
 def check_schedule(method: str, schedule: str | None, modes: str | None, prior: str | None) -> None:
     """Refuse a schedule, or what goes with one, where the other is missing."""
-    if prior is not None and method not in TEMPORAL:
-        raise DataError(f"--prior goes with --schedule and {', '.join(TEMPORAL)}, not {method}")
+    if prior is not None and method not in WITH_PRIOR:
+        raise DataError(f"--prior goes with --schedule and {', '.join(WITH_PRIOR)}, not {method}")
     if schedule is not None:
         return
     if method in TEMPORAL:

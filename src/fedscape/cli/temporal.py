@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedscape.random import Array
 
 TEMPORAL = ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")
+WITH_PRIOR = ("fedtem", "fedtem-sums", "fedtkm", "scsgd")
 
 
 def of_modes(fed: Federation, text: str | None, target: str) -> tuple[Federation, Array]:
@@ -54,7 +55,7 @@ def temporal_method(
     """The method, and how to evaluate a state of it."""
     from dataclasses import replace
 
-    from fedscape.temporal import MultiBranch, collect_centres, evaluate, method_for, parse_prior
+    from fedscape.temporal import LocalCentres, MultiBranch, collect_centres, evaluate, method_for, parse_prior
 
     curve = sampler.curve
     period = float(getattr(curve, "period", 256.0))
@@ -65,6 +66,6 @@ def temporal_method(
         centres = collect_centres(learners, curve.n_modes, **how)
     belief = parse_prior(prior, period)
     method = method_for(name, local, belief, server=server, weighting=weighting, centres=centres)
-    reveals = ("centres",) if name == "t-shot" else method.reveals
+    reveals = LocalCentres.reveals if name == "t-shot" else method.reveals
     say_revealed(name, reveals)
     return method, lambda state, test: evaluate(method, state, test)

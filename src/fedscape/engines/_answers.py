@@ -126,6 +126,7 @@ def read_answer(
             made.check_sum(numbers, len(one.clients))
         grids.append(known)
     up = sum(values.nbytes for values in (*total.values(), *measured.values()))
+    total = {name: _wire.wide(values) for name, values in total.items()}
     return Answer(total, measured, ids, bool(header.get("keeps")), grids[0], grids[1], up)
 
 
@@ -166,18 +167,14 @@ def _form(answer: Answer, reveals: frozenset[str]) -> Any:
 
 
 def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, Arrays]:
-    """The sums of totals and metrics in this order; what is revealed in rows, in the order of ids.
-
-    Whole numbers are added as int64, others as float64: a node of one client sends its numbers in their own type.
-    """
+    """The sums of totals and metrics in this order; what is revealed in rows, in the order of ids."""
     total: Arrays = {}
     metrics: Arrays = {}
     for answer in answers:
         for sums, new in ((total, answer.total), (metrics, answer.metrics)):
             for name, values in new.items():
                 if name not in reveals:
-                    wide = values.astype(np.int64 if values.dtype.kind in "biu" else np.float64, copy=False)
-                    sums[name] = sums[name] + wide if name in sums else wide
+                    sums[name] = sums[name] + values if name in sums else values
     ids = [answer.ids for answer in answers if answer.ids is not None]
     if ids:
         order = np.argsort(np.concatenate(ids), kind="stable")

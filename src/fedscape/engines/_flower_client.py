@@ -202,7 +202,7 @@ class _Owner:
         node = Local(self._load(context), threads=1)
         node.restore(kept)
         where = node.federation.positions(request.cohort)
-        node.by_rows = len(where) == 1  # of several, the blocks are added
+        node.by_rows = len(where) == 1
         first, self.steps = self.steps == 0, self.steps + 1
         with self._bounded():
             self._rehearse(request, node.federation, release, metrics)
@@ -277,7 +277,9 @@ class _Owner:
         nobody = Federation(zeros, [0, 1], ids=["nobody"], names=fed.names)
         try:
             with uncompiled():
-                reply = Local(nobody, threads=1).run(
+                alone = Local(nobody, threads=1)
+                alone.by_rows = True
+                reply = alone.run(
                     request.computation,
                     request.state,
                     np.arange(1),
@@ -366,8 +368,10 @@ def _check_shapes(wanted: Shapes, state: Arrays) -> None:
 
 
 def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, metrics: Release | None) -> bytes:
-    total = {f"total/{name}": values for name, values in reply.total.items() if name != "clients"}
+    total = {f"total/{name}": values for name, values in on_host(reply.total).items() if name != "clients"}
     measured = {f"metrics/{name}": values for name, values in reply.metrics.items()}
+    if release is None:  # what is clipped is in whole numbers of 8 bytes, all alike
+        total = {name: _wire.narrow(values) for name, values in total.items()}
     about = {
         "clients": reply.clients,
         "keeps": keeps,

@@ -131,6 +131,27 @@ def digest(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
+def narrow(values: Any) -> Any:
+    """The same numbers in fewer bytes where nothing is lost by it: whole numbers that fit, floats that are float32.
+
+    >>> narrow(np.array([3, 200])).dtype.name, narrow(np.array([0.5])).dtype.name, narrow(np.array([0.1])).dtype.name
+    ('uint8', 'float32', 'float64')
+    """
+    if values.dtype == np.int64 and values.size:
+        kind = np.promote_types(np.min_scalar_type(values.min()), np.min_scalar_type(values.max()))
+        return values.astype(kind) if kind.kind in "iu" and kind.itemsize < 8 else values
+    if values.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float32)
+        return half if np.array_equal(half, values) else values
+    return values
+
+
+def wide(values: Any) -> Any:
+    """Whole numbers as int64, others as float64: as they are added."""
+    return values.astype(np.int64 if values.dtype.kind in "biu" else np.float64, copy=False)
+
+
 def prefixed(arrays: Mapping[str, Any], prefix: str) -> Arrays:
     """The arrays under this prefix, without it."""
     return {name[len(prefix) :]: values for name, values in arrays.items() if name.startswith(prefix)}

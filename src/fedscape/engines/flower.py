@@ -1,8 +1,8 @@
 """Clients on real devices and in silos, reached through Flower: https://flower.ai.
 
 `Flower(grid)` runs in a ServerApp and is an Engine; `client_app(load)` is the ClientApp of its nodes. A node holds one
-client or many; it adds up its own clients, so that a node of one client sends what that client sends. Sums are not
-masked: the server sees each node's.
+client or many; it adds up its own clients, so that a node of one client sends what that client sends, in as few bytes
+as hold it. Sums are not masked: the server sees each node's.
 """
 
 from __future__ import annotations

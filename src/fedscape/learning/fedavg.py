@@ -57,6 +57,7 @@ class FedAvg(Computation):
     True
     """
 
+    narrow_rows = True
     block_rows = 2**14  # rows may be images
 
     def __init__(

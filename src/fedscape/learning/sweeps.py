@@ -74,6 +74,7 @@ class Sweep(Computation):
     (2, 2, 4)
     """
 
+    narrow_rows = True
     block_rows = 2**14
 
     def __init__(

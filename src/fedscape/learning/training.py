@@ -310,10 +310,12 @@ def _program_for(local: LocalSGD, module: Module, anchor: Tensors | None, *, sha
 
 @contextmanager
 def known_classes(local: LocalSGD) -> Iterator[None]:
-    """Within it a class for which the model has no output is a DataError that names the column."""
+    """Within it a class without an output, or a code without an embedding, is a DataError that names the column."""
     try:
         yield
     except (IndexError, RuntimeError) as error:
+        if "index out of range in self" in str(error):  # as torch says of embeddings
+            raise DataError(f"the column {local.features!r} holds a code that the model has no embedding of") from None
         if "out of bounds" not in str(error):
             raise
         said = str(error).splitlines()[0]

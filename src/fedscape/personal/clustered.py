@@ -15,9 +15,12 @@ from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.personal.fedem import small_example
 from fedscape.personal.learners import (
+    each_model,
     each_own_log_probs,
+    forward,
     log_probs_of,
     measured,
+    stacked,
     start_models,
     sums_over_rows,
     trained_alone,
@@ -36,7 +39,8 @@ class ClusteredFL(Computation):
     by default only a seeded random projection of it to 256 numbers (a count sketch: each weight's move is added, with a
     random sign, to one of them), whose cosines are the same to about 0.06. The moves themselves are summed cluster by
     cluster. Clients keep the number of their cluster. One that was not there when its cluster was cut, or came later,
-    takes in every round the cluster whose model fits its labelled rows best; the server does not see which.
+    takes in every round the cluster whose model fits its labelled rows best: from a sum over several clients the server
+    does not see which.
 
     The state holds `model.<parameter>` [clusters, ...], `open` (how many are in use) and each client's own cluster.
 
@@ -65,6 +69,7 @@ class ClusteredFL(Computation):
     """
 
     reveals: ClassVar[tuple[str, ...]] = ("update",)
+    narrow_rows = True
     block_rows = 2**14
 
     def __init__(
@@ -224,11 +229,10 @@ class ClusteredFL(Computation):
         return {"cluster": self._best(state, clients)}
 
     def _best(self, state: Arrays, clients: Federation) -> Array:
-        fits = []
-        for c in range(int(state["open"])):
-            own = {n: np.broadcast_to(p[c], (len(clients), *p.shape[1:])) for n, p in model_arrays(state).items()}
-            right = log_probs_of(each_own_log_probs(self.local, own, clients), clients[self.local.target])
-            fits.append(sums_over_rows(right, clients))
+        models = each_model(stacked(self.local, state))[: int(state["open"])]
+        logs = forward(self.local, models, clients, slice(0, clients.n_rows), loss=False)  # [rows, open, classes]
+        target = clients[self.local.target]
+        fits = [sums_over_rows(log_probs_of(logs[:, c], target), clients) for c in range(len(models))]
         return np.asarray(np.argmax(fits, axis=0), dtype=np.int64)
 
     @classmethod

@@ -69,6 +69,7 @@ class FedEM(Computation):
     True
     """
 
+    narrow_rows = True
     block_rows = 2**14
 
     def __init__(

@@ -196,8 +196,7 @@ class FedGMM(FedEM):
         """The shares of new clients with all components as they are: from labelled rows, or from features alone.
 
         From features alone a client learns how much of each Gaussian it has; which learner goes with a Gaussian stays
-        as in the common weights. Either way the client makes `rounds` EM steps, by default
-        20.
+        as in the common weights. Either way the client makes `rounds` EM steps, by default 20.
         """
         found = self.densities(state, clients, labels=self.local.target in clients)
         own, rows = kept_rows(clients, "shares", state["weights"]), clients.sizes[:, None, None]

@@ -44,6 +44,7 @@ class FedRep(Computation):
     ['3.weight', '3.bias']
     """
 
+    narrow_rows = True
     block_rows = 2**14
 
     def __init__(self, local: LocalSGD, *, head: tuple[str, ...] = (), initial: str = "given") -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fedscape import checkpoint
-from fedscape.errors import CheckpointError, DataError
+from fedscape.errors import CheckpointError, DataError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.learning import losses, models
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.running import MODELS
+from fedscape.learning.running import MODELS, with_features, with_labels
 from fedscape.mixtures import _gm_covariances as forms
 from fedscape.mixtures.gaussian import GaussianMixture
 from fedscape.personal.fedem import IFCA, FedEM
@@ -83,6 +83,16 @@ def save_personal(
 
 def load_personal(path: str | os.PathLike[str]) -> Personalised:
     """Read what `save_personal` wrote; anything else is refused."""
+    try:
+        return _loaded(path)
+    except FedscapeError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        raise CheckpointError(f"{os.fspath(path)} is damaged: it says what no file of this kind says ({why})") from None
+
+
+def _loaded(path: str | os.PathLike[str]) -> Personalised:
     arrays, header = checkpoint.read(path)
     about = header.get("about", {})
     known = about.get("architecture") in MODELS and about.get("loss") in _LOSSES and set(about) >= _WRITTEN
@@ -157,10 +167,18 @@ def _said(found: tuple[tuple[int, ...], str] | None) -> str:
     return "nothing" if found is None else f"{found[1]}{list(found[0])}"
 
 
+def _readable(data: Federation, local: LocalSGD) -> Federation:
+    """The rows as `fedscape train` reads them: a single number a row is a column of one, rows without a label go."""
+    if local.features in data and data[local.features].ndim == 1:
+        data = with_features(data, [local.features])
+    return with_labels(data, local.target)[0] if local.target in data else data
+
+
 def adapt_file(path: str | os.PathLike[str], data: Federation, *, out: str | os.PathLike[str] | None = None) -> Any:
     """Learn new clients' shares, and say what it cost and brought; with `out`, write the model that knows them."""
     model = load_personal(path)
     local = model.method.local
+    data = _readable(data, local)
     adapted = model.adapt(data)
     about: dict[str, Any] = {
         "method": type(model.method).__name__,
@@ -187,6 +205,7 @@ def novelty_of_file(
     new one.
     """
     model = load_personal(path)
+    known, data = (_readable(part, model.method.local) for part in (known, data))
     middle, rest = known.split(test=0.5) if score == "typicality" else (known, known)
     novelty = Novelty(model, score).fitted(middle)
     alarm = Alarm.calibrated(novelty.rows(rest), rate=rate)

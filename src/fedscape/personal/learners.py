@@ -56,13 +56,13 @@ def log_softmax(output: Tensor) -> Tensor:
 def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: slice, *, loss: bool) -> Array:
     """For these rows and each model: log p(class | x), [rows, M, classes]; with `loss`, minus the loss, [rows, M]."""
     parts = []
+    if rows.stop > rows.start:
+        local.check_row(local.column(clients, local.features, slice(rows.start, rows.start + 1)))
     with one_thread(), precise(local), known_classes(local), torch.no_grad(), local.borrowed() as module:
         module.eval()
         for begin in range(rows.start, rows.stop, _BATCH):
             part = slice(begin, min(begin + _BATCH, rows.stop))
-            stored = local.column(clients, local.features, part)
-            local.check_row(stored[:1])
-            x = local.inputs(stored)
+            x = local.inputs(local.column(clients, local.features, part))
             y = local.targets(clients, part) if loss else None
             made = [functional_call(module, params, (x,)) for params in models]
             each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in made]

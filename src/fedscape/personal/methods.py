@@ -162,8 +162,9 @@ def _checked_local(method: str | Computation, local: LocalSGD) -> LocalSGD:
 def _checked_target(local: LocalSGD, clients: Federation) -> str:
     """The column of classes; other targets are refused, for what is trained here is evaluated as a classifier."""
     target = clients[local.target]
-    if len(target) and target.dtype.kind not in "biu":
-        raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}")
+    if len(target) and (target.dtype.kind not in "biu" or target.ndim != 1):
+        shape = f" of shape {list(target.shape[1:])} a row" if target.ndim > 1 else ""
+        raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}{shape}")
     return local.target
 
 

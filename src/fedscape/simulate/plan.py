@@ -276,9 +276,11 @@ def _by_name(values: Array, names: Sequence[str], wanted: Sequence[str]) -> Arra
     """The codes of the proxy's rows as the recipe numbers them."""
     codes = codes_by_name(values, names, wanted)
     if (codes < 0).any():
+        code = int(values[codes < 0][0])
+        what = names[code] if 0 <= code < len(names) else code
         raise DataError(
-            f"the proxy has rows of {names[int(values[codes < 0][0])]!r}, a category the recipe does not know: drop "
-            "them with where(), or fit to data that have it"
+            f"the proxy has rows of {what!r}, a category the recipe does not know: drop them with where(), or fit to "
+            "data that have it"
         )
     return codes
 
