@@ -11,7 +11,7 @@ alone, with a quarter of the clients in a round, "cnn" (1.2 million weights) and
 
 `--prepare FOLDER` writes the data as .npz files; with `--data FOLDER` nothing but NumPy, SciPy, torch and a reader of
 JPEG (pillow or torchvision) is needed. Cells run in `--workers` processes until `--limit` seconds are over; `--merge
-FILES` prints the tables of rows.
+FILES` prints the tables of rows, `--guesses 1` how far labels alone go.
 """
 
 from __future__ import annotations
@@ -336,24 +336,45 @@ def summary(rows: list[Row], rates: list[float]) -> None:
 
 
 def gains(rows: list[Row], table: list[Row]) -> list[str]:
-    """FedGMM minus FedEM on the same seeds."""
+    """FedGMM and FedAvg minus FedEM, FedGMM minus FedAvg, on the same seeds: on test rows, and of unseen clients."""
     said, rate = [], {(r["data"], r["network"], r["method"]): r["lr"] for r in table}
-    for name, net, method in rate:
-        if not method.startswith("fedgmm") or (name, net, "fedem") not in rate:
+    pairs = [(place, other) for place in rate for other in ("fedem", "fedavg") if place[2] != other]
+    for (name, net, method), other in pairs:
+        if not method.startswith("fedgmm") and (method, other) != ("fedavg", "fedem"):
             continue
-        by = {
-            m: {r["seed"]: r["test"] for r in rows if (r["set"], r["net"], r["method"], r["lr"]) == (name, net, m, lr)}
-            for m in (method, "fedem")
-            for lr in (rate[name, net, m],)
-        }
-        both = [by[method][s] - by["fedem"][s] for s in by[method] if s in by["fedem"]]
-        said += [f"{name}, {net}: {method} minus fedem {percent(both)}"] if both else []
+        mine, theirs = (
+            {r["seed"]: r for r in rows if (r["set"], r["net"], r["method"], r["lr"]) == (name, net, m, lr)}
+            for m in (method, other)
+            for lr in (rate.get((name, net, m)),)
+        )
+        seeds = [s for s in mine if s in theirs]
+        each = [f"{percent([mine[s][k] - theirs[s][k] for s in seeds])} ({k})" for k in ("test", "unseen")]
+        said += [f"{name}, {net}: {method} minus {other}, {len(seeds)} seeds, {', '.join(each)}"] if seeds else []
     return said
+
+
+def guesses(args: Any) -> None:
+    """How far one gets by saying each client's commonest class, and how many classes a client has (exp of entropy)."""
+    lines = []
+    for name in args.sets.split(","):
+        found = []
+        for seed in range(args.seeds):
+            fit, test = (load(name, args.data, seed)[part].counts("y", CLASSES[name]) for part in ("fit", "test"))
+            there = (fit.sum(axis=1) > 0) & (test.sum(axis=1) > 0)
+            fit, test = fit[there], test[there]
+            right = test[np.arange(len(test)), fit.argmax(axis=1)] / test.sum(axis=1)
+            share = fit / fit.sum(axis=1, keepdims=True)
+            spread = np.exp(-(share * np.log(np.where(share > 0, share, 1.0))).sum(axis=1))
+            found.append((right.mean(), spread.mean()))
+        accuracy, classes = zip(*found, strict=True)
+        lines.append({"data": name, "commonest class, accuracy": percent(list(accuracy)), "classes": np.mean(classes)})
+    report("fedgmm_images_guesses", lines, note=f"{args.seeds} seeds")
 
 
 def main() -> None:
     options: Row = {"rounds": 100, "seeds": 3, "rates": "0.3,0.1,0.03", "sets": "femnist,cifar10", "net": "conv"}
     options |= {"methods": " ".join([*MAIN, *OTHERS]), "large": 1, "workers": 0, "limit": 1e9, "out": "", "merge": ""}
+    options["guesses"] = 0
     args = arguments(__doc__, prepare="", data="", device="cpu", **options)
     if args.prepare:
         prepare(Path(args.prepare), args.quick)
@@ -363,6 +384,9 @@ def main() -> None:
         prepare(Path(args.data), True)
         args.rounds, args.seeds, args.rates, args.sets, args.net, args.large = 5, 1, "0.3", "femnist", "mlp", 0
         args.methods, args.limit = "local fedavg ifca fedem fedgmm-pca fedgmm-embedding", min(args.limit, 60)
+    if args.guesses:
+        guesses(args)
+        return
     rates = [float(v) for v in args.rates.split(",")]
     if args.merge:
         summary(read(args.merge), rates)

@@ -250,7 +250,7 @@ class Task:
     measure: bool
     release: Release | None
     measure_release: Release | None
-    by_rows: bool = False  # what a client alone sends crosses a network: see Computation.narrow_rows
+    by_rows: bool = False  # one client, whose answer crosses a network: see Computation.narrow_rows
 
 
 class Block(NamedTuple):
@@ -332,8 +332,8 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.measure:
         measured = _checked(computation, computation.measure(state, clients), clients)
         metrics = _summed(measured, clients, task.measure_release)
-    row = task.by_rows and computation.narrow_rows and len(clients) == 1
-    fast = None if task.release or row else computation.total(state, clients, task.key)
+    rows = task.release is not None or (task.by_rows and computation.narrow_rows)
+    fast = None if rows else computation.total(state, clients, task.key)
     given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
     sums = {name: values for name, values in given.items() if name not in computation.reveals}
     lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())
@@ -373,9 +373,14 @@ def _summed(rows: Arrays, clients: Federation, release: Release | None) -> Array
     return {name: add_up(values) for name, values in rows.items()}
 
 
+def sum_type(values: Array) -> type[np.int64] | type[np.float64]:
+    """The type in which these are added."""
+    return np.int64 if values.dtype.kind in "biu" else np.float64
+
+
 def add_up(rows: Array) -> Array:
     """Sum over the clients: whole numbers exactly, the rest in float64."""
-    kind = np.int64 if rows.dtype.kind in "biu" else np.float64
+    kind = sum_type(rows)
     if len(rows) == 1:  # large networks come one at a time, and a sum is several times as slow as a copy
         return np.asarray(rows[0].astype(kind))
     return np.asarray(rows.sum(axis=0, dtype=kind))

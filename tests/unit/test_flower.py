@@ -39,6 +39,7 @@ from fedscape import (
     rounds,
 )
 from fedscape.computation import Computation
+from fedscape.engine import sum_type
 from fedscape.engines import _wire
 from fedscape.engines._flwr import Message, RecordDict
 from fedscape.engines.flower import LocalGrid, Terms, client_app
@@ -830,7 +831,7 @@ def test_what_crosses_is_narrow_only_where_nothing_is_lost(dtype):
     given = [np.array([v, w], dtype) for v in large for w in (-3, 0, v)] + [np.zeros((0, 2), dtype)]
     given += [rng.normal(size=5).astype(dtype), np.array([1e300, 0.1], dtype=np.float64)]
     for values in given:
-        back = _wire.wide(_wire.narrow(values))
+        back = _wire.narrow(values).astype(sum_type(values))
         assert back.tobytes() == values.tobytes()
         assert back.dtype == values.dtype
 

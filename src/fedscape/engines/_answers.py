@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.computation import Arrays
+from fedscape.engine import sum_type
 from fedscape.engines import _wire
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import EngineError
@@ -126,7 +127,7 @@ def read_answer(
             made.check_sum(numbers, len(one.clients))
         grids.append(known)
     up = sum(values.nbytes for values in (*total.values(), *measured.values()))
-    total = {name: _wire.wide(values) for name, values in total.items()}
+    total = {name: values.astype(sum_type(values), copy=False) for name, values in total.items()}
     return Answer(total, measured, ids, bool(header.get("keeps")), grids[0], grids[1], up)
 
 

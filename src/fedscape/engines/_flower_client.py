@@ -205,7 +205,7 @@ class _Owner:
         node.by_rows = len(where) == 1
         first, self.steps = self.steps == 0, self.steps + 1
         with self._bounded():
-            self._rehearse(request, node.federation, release, metrics)
+            self._rehearse(request, node, release, metrics)
         self._write_down(request, booked, release, metrics, folder)
         with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
             reply = node.run(
@@ -268,17 +268,18 @@ class _Owner:
         if release.privacy.place == "distributed" and release.min_clients > self.terms.parts:
             raise Unreadable("a release with noise in more parts than the owner accepts")
 
-    def _rehearse(self, request: _Request, fed: Federation, release: Release | None, metrics: Release | None) -> None:
+    def _rehearse(self, request: _Request, node: Local, release: Release | None, metrics: Release | None) -> None:
         """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
 
         In plain Python, which looks where it reads: compiled loops would read and write beyond the end of an array.
         """
+        fed = node.federation
         zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
         nobody = Federation(zeros, [0, 1], ids=["nobody"], names=fed.names)
         try:
             with uncompiled():
                 alone = Local(nobody, threads=1)
-                alone.by_rows = True
+                alone.by_rows = node.by_rows
                 reply = alone.run(
                     request.computation,
                     request.state,

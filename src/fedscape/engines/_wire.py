@@ -147,11 +147,6 @@ def narrow(values: Any) -> Any:
     return values
 
 
-def wide(values: Any) -> Any:
-    """Whole numbers as int64, others as float64: as they are added."""
-    return values.astype(np.int64 if values.dtype.kind in "biu" else np.float64, copy=False)
-
-
 def prefixed(arrays: Mapping[str, Any], prefix: str) -> Arrays:
     """The arrays under this prefix, without it."""
     return {name[len(prefix) :]: values for name, values in arrays.items() if name.startswith(prefix)}

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedscape.checks import check_whole
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.learning.layers import Module, check_module, keyed_layers, trainable_copy
@@ -133,8 +134,8 @@ class LocalSGD:
             raise DataError(f"give one of epochs and steps, not epochs={self.epochs} and steps={self.steps}")
         for name in ("epochs", "steps", "batch_size"):
             number = getattr(self, name)
-            if number is not None and (not isinstance(number, int | np.integer) or number < 1):
-                raise DataError(f"{name} must be a whole number of at least 1, not {number!r}")
+            if number is not None:
+                check_whole(name, number, least=1)
         for name in ("lr", "weight_decay", "proximal", "momentum"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise DataError(f"{name} must be a number of at least 0, not {getattr(self, name)!r}")

@@ -129,9 +129,9 @@ class ClusteredFL(Computation):
 
     def _to_train(self, state: Arrays, clients: Federation) -> Array:
         """The same, but a client of which the server knows no cluster takes the one that fits its rows best now."""
-        cluster, open_ = self._cluster(state, clients), np.flatnonzero(self.undecided(state, clients))
-        if len(open_):
-            cluster[open_] = self._best(state, clients.take(open_))
+        cluster, free = self._cluster(state, clients), np.flatnonzero(self.undecided(state, clients))
+        if len(free):
+            cluster[free] = self._best(state, clients.take(free))
         return cluster
 
     def undecided(self, state: Arrays, clients: Federation) -> Array:

@@ -164,14 +164,21 @@ def evaluation(method: Any, state: Arrays, clients: Federation) -> Evaluation:
 
 def losses_and_hits(method: Any, state: Arrays, clients: Federation) -> tuple[Array, Array]:
     """Summed -log p(y | x) and number of right predictions of each client."""
+    target = class_column(method.local, clients)
     logs = method.log_probs(state, clients)
-    target = clients[method.local.target]
-    if target.dtype.kind not in "biu":
-        raise DataError(f"column {method.local.target!r} must hold classes, whole numbers, not {target.dtype}")
     chosen = log_probs_of(logs, target, otherwise=float(np.log(1e-12)))
     each = np.stack([-np.maximum(chosen, np.log(1e-300)), logs.argmax(axis=1) == target], axis=1)
     sums = sums_over_rows(each, clients)
     return sums[:, 0], sums[:, 1]
+
+
+def class_column(local: LocalSGD, clients: Federation) -> Array:
+    """The target of each row; one that is no class is refused."""
+    target = clients[local.target]
+    if len(target) and (target.dtype.kind not in "biu" or target.ndim != 1):
+        shape = f" of shape {list(target.shape[1:])} a row" if target.ndim > 1 else ""
+        raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}{shape}")
+    return target
 
 
 def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
@@ -185,9 +192,7 @@ def check_classes(method: Any, state: Arrays, clients: Federation) -> None:
     name = method.local.target
     if method.local.loss not in (cross_entropy, logistic) or name not in clients or not clients.n_rows:
         return
-    target = clients[name]
-    if target.dtype.kind not in "biu":
-        raise DataError(f"column {name!r} must hold classes, whole numbers, not {target.dtype}")
+    target = class_column(method.local, clients)
     first = clients.where(np.arange(clients.n_rows) == 0)
     number = method.log_probs(state, first).shape[1]
     bad = np.flatnonzero((target < 0) | (target >= number))

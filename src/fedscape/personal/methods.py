@@ -21,7 +21,7 @@ from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
-from fedscape.personal.learners import forward, stacked, with_kept_of
+from fedscape.personal.learners import class_column, forward, stacked, with_kept_of
 from fedscape.personal.personalised import Personalised
 from fedscape.random import Array
 from fedscape.sampling import Sampler
@@ -82,7 +82,8 @@ METHODS: dict[str, Maker] = {
 #: Methods that end with rounds of another computation, which begins with the last state.
 FINISH: dict[str, Callable[[LocalSGD], LocalOnly]] = {"fedavg+": LocalOnly}
 
-_OWN_MODELS = (LocalOnly, Ditto, PFedMe, FedRep)  # what they have for a client that never trained is no use to it
+#: What these have for a client that never trained is no use to it.
+_POOR_FOR_NEWCOMERS = (LocalOnly, Ditto, PFedMe, FedRep, ClusteredFL)
 
 
 def train(
@@ -123,7 +124,8 @@ def train(
     check_whole("n_rounds", n_rounds, least=0)
     check_whole("finish_rounds", finish_rounds, least=0)
     engine, clients = _checked_engine(data)
-    target = _checked_target(_checked_local(method, local), clients)
+    how = _checked_local(method, local)
+    class_column(how, clients)  # what is trained here is evaluated as a classifier
     made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
     loop = rounds(made, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=made.reveals)
     for _ in loop:
@@ -136,8 +138,8 @@ def train(
         for _ in loop:
             pass
         state = loop.state
-    trained = Personalised(made, state, clients.ids, dict(engine.kept()), names=clients.names.get(target))
-    return _with_undrawn(trained, clients, seed) if isinstance(made, (*_OWN_MODELS, ClusteredFL)) else trained
+    trained = Personalised(made, state, clients.ids, dict(engine.kept()), names=clients.names.get(how.target))
+    return _with_undrawn(trained, clients, seed) if isinstance(made, _POOR_FOR_NEWCOMERS) else trained
 
 
 def _checked_engine(data: Engine | Federation) -> tuple[Engine, Federation]:
@@ -159,24 +161,16 @@ def _checked_local(method: str | Computation, local: LocalSGD) -> LocalSGD:
     return check_local(found)
 
 
-def _checked_target(local: LocalSGD, clients: Federation) -> str:
-    """The column of classes; other targets are refused, for what is trained here is evaluated as a classifier."""
-    target = clients[local.target]
-    if len(target) and (target.dtype.kind not in "biu" or target.ndim != 1):
-        shape = f" of shape {list(target.shape[1:])} a row" if target.ndim > 1 else ""
-        raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}{shape}")
-    return local.target
-
-
 def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Personalised:
     """The same with models of the clients that no round has drawn, each from one training on its own rows.
 
     Clients of no known cluster take the one that fits them best at the end.
     """
-    lengths = [ragged.lengths for ragged in trained.kept.values()]
-    drawn = np.any(lengths, axis=0) if lengths else np.zeros(len(clients), dtype=bool)
     if isinstance(trained.method, ClusteredFL):
         drawn = ~trained.method.undecided(dict(trained.state), clients)
+    else:
+        lengths = [ragged.lengths for ragged in trained.kept.values()]
+        drawn = np.any(lengths, axis=0) if lengths else np.zeros(len(clients), dtype=bool)
     if drawn.all():
         return trained
     more = trained.adapt(clients.take(np.flatnonzero(~drawn)), seed=seed)

@@ -144,9 +144,7 @@ def _step(**how: Any) -> Any:
     require("torch", extra="learn")
     from fedscape.learning import LocalSGD, cross_entropy, models
 
-    return LocalSGD(
-        models.mlp(_FEATURES, _HIDDEN, _CLASSES), cross_entropy, lr=0.1, epochs=1, batch_size=8, features="x", **how
-    )
+    return LocalSGD(models.mlp(_FEATURES, _HIDDEN, _CLASSES), cross_entropy, lr=0.1, epochs=1, batch_size=8, **how)
 
 
 def _personal(method: str) -> Callable[[Engine], object]:
