@@ -15,8 +15,9 @@ from fedscape.engine import Engine, Local
 from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError, require
 from fedscape.estimator import Estimator
 from fedscape.federation import Federation
-from fedscape.ledger import Ledger
-from fedscape.privacy import Gaussian, Laplace, Privacy, calibrate
+from fedscape.privacy.accounting import calibrate
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
 from fedscape.random import Key
 from fedscape.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.statistics import Histogram, Moments

@@ -21,9 +21,9 @@ from fedscape import checkpoint
 from fedscape.checks import all_finite, check_whole, read_only
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
-from fedscape.guard import Guard
-from fedscape.ledger import Ledger
-from fedscape.privacy import Privacy
+from fedscape.privacy.guard import Guard
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 from fedscape.sampling import All, Sampler

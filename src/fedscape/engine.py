@@ -19,7 +19,7 @@ from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError, EngineError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.kept import Store
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
 from fedscape.random import Array, HasKeys, Key
 

@@ -12,8 +12,8 @@ from fedscape.engine import Engine, as_engine
 from fedscape.errors import NotFittedError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.history import History
-from fedscape.ledger import Ledger
-from fedscape.privacy import Privacy
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.progress import shown
 from fedscape.random import Array
 from fedscape.sampling import Sampler

@@ -12,7 +12,7 @@ from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, Priv
 from fedscape.computation import frozen
 from fedscape.engine import Reply, broadcast
 from fedscape.errors import TooFewClients
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 
 CASES = [pytest.param(c, f, id=name) for name, c, f in found.examples()]
 every = pytest.mark.parametrize(("computation", "fed"), CASES)

@@ -16,7 +16,7 @@ from fedscape.engine import Site, Task, sections
 from fedscape.engines.ray import Ray, _bounds
 from fedscape.engines.shard import Broadcast, Outcome, Part, Shard, Source, seal_of, software
 from fedscape.formats import to_parquet
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
 
 

@@ -45,7 +45,8 @@ from fedscape.engines._flwr import Message, RecordDict
 from fedscape.engines.flower import LocalGrid, Terms, client_app
 from fedscape.errors import CheckpointError, TooFewClients
 from fedscape.mixtures._dm_private import Differ
-from fedscape.privacy import AdaptiveClip, Release
+from fedscape.privacy.mechanisms import AdaptiveClip
+from fedscape.privacy.release import Release
 from fedscape.sketches import DistributionSketch
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))

@@ -29,7 +29,7 @@ from fedscape.errors import EngineError, TooFewClients
 from fedscape.kernel import kernel, uncompiled
 from fedscape.mixtures._dm_rounds import Maximise
 from fedscape.mixtures._dm_start import Initialise
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
 nodes = importlib.util.module_from_spec(_spec)

@@ -21,7 +21,7 @@ from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.mixtures._lcr_private import share_of
 from fedscape.mixtures._lcr_rounds import Assign
 from fedscape.mixtures._lcr_rows import Table
-from fedscape.privacy import AdaptiveClip
+from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.temporal.availability import Dropping
 
 RANGES = {"x": (-3.0, 3.0), "y": (-6.0, 6.0)}

@@ -11,7 +11,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 from fedscape import All, Federation, FixedSize, Gaussian, Histogram, Laplace, Ledger, Poisson, PrivacyError, rounds
-from fedscape.ledger import epsilon_of
+from fedscape.privacy.accounting import epsilon_of
 
 CENTRAL = ("client", "add-remove", "central")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape.noise import Stream, discrete_gaussian, discrete_laplace
+from fedscape.privacy.noise import Stream, discrete_gaussian, discrete_laplace
 
 
 def chi_square(draws: np.ndarray, weight) -> float:

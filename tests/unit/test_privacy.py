@@ -21,7 +21,9 @@ from fedscape import (
     PrivacyError,
     rounds,
 )
-from fedscape.privacy import AdaptiveClip, Release, calibrate
+from fedscape.privacy.accounting import calibrate
+from fedscape.privacy.mechanisms import AdaptiveClip
+from fedscape.privacy.release import Release
 from fedscape.sampling import Side
 from fedscape.sketches.selection import KeyedCoin
 
@@ -372,7 +374,7 @@ def test_revealed_rows_cannot_be_released_by_central_noise():
 
 
 def test_calibration_meets_the_budget_and_hardly_more():
-    from fedscape.ledger import epsilon_of
+    from fedscape.privacy.accounting import epsilon_of
 
     for sampler, n in ((All(), 0), (Poisson(0.1), 0), (FixedSize(100), 1000)):
         multiplier = calibrate(2.0, 1e-5, rounds=20, sampler=sampler, n_clients=n)

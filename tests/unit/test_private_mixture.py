@@ -31,7 +31,7 @@ from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures._dm_judge import Contrast
 from fedscape.mixtures._dm_private import SHARES, Ascend, Differ, Outline, drawn_scores, laws, shortened, starts
 from fedscape.mixtures.size_laws import size_edges
-from fedscape.privacy import AdaptiveClip
+from fedscape.privacy.mechanisms import AdaptiveClip
 
 ALPHA = np.array([[8.0, 2.0, 1.0, 1.0], [1.0, 2.0, 6.0, 6.0]])
 REACH = np.array([64, 64, 64, 64, 256])

@@ -17,7 +17,7 @@ privacy = typer.Typer(help="What was spent, and how much noise a budget needs.",
 @privacy.command("show")
 def privacy_show(ledger: Annotated[Path, typer.Argument(help="The ledger's file.")], json_: Json = False) -> None:
     """What was spent and what is reserved, for each (unit, relation, place)."""
-    from fedscape.ledger import summary
+    from fedscape.privacy.ledger import summary
 
     show(summary(ledger), json_, _ledger_for_people)
 

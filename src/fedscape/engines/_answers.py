@@ -13,7 +13,7 @@ from fedscape.engine import sum_type
 from fedscape.engines import _wire
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import EngineError
-from fedscape.privacy import INSIDE, Release
+from fedscape.privacy.release import INSIDE, Release
 from fedscape.random import Array, client_keys
 
 

@@ -23,8 +23,9 @@ from fedscape.engines._wire import Unreadable
 from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.kernel import uncompiled
-from fedscape.ledger import Ledger
-from fedscape.privacy import PLACES, Release
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import PLACES
+from fedscape.privacy.release import Release
 from fedscape.random import Key
 from fedscape.sampling import All
 

@@ -23,7 +23,8 @@ from fedscape.computation import Arrays, Computation
 from fedscape.engines._flwr import Array as FlowerArray
 from fedscape.engines._flwr import ArrayRecord, RecordDict
 from fedscape.errors import CheckpointError, EngineError
-from fedscape.privacy import AdaptiveClip, Gaussian, Laplace, Privacy, Release
+from fedscape.privacy.mechanisms import AdaptiveClip, Gaussian, Laplace, Privacy
+from fedscape.privacy.release import Release
 
 ACTION = "fedscape"  # messages are of the type query.fedscape
 FORMAT = 1

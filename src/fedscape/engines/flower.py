@@ -25,7 +25,7 @@ from fedscape.engines._flwr import Message
 from fedscape.engines._local_grid import LocalGrid
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 

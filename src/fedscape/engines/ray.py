@@ -22,7 +22,7 @@ from fedscape.errors import DataError, EngineError
 from fedscape.federation import Federation
 from fedscape.formats.folder import INDEX
 from fedscape.kept import Store
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 

@@ -20,7 +20,7 @@ from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.folder import INDEX, load_folder
 from fedscape.kept import Store
-from fedscape.privacy import Release
+from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged, offsets_of
 from fedscape.random import Array, Key
 

@@ -20,8 +20,8 @@ from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import Module, Standardise
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Mean
-from fedscape.ledger import Ledger
-from fedscape.privacy import Privacy
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.sampling import Sampler
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")

@@ -15,7 +15,7 @@ from fedscape.estimator import Fit
 from fedscape.mixtures._dm_judge import Contrast
 from fedscape.mixtures._dm_private import MOST_CATEGORIES, Ascend, Differ, Outline, public_reach, starts
 from fedscape.mixtures._dm_source import Source
-from fedscape.privacy import Privacy
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.sampling import All
 
 if TYPE_CHECKING:

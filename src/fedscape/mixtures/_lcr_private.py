@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.errors import DataError, PrivacyError
-from fedscape.privacy import AdaptiveClip, Privacy
+from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.sampling import FixedSize, Poisson, Sampler
 
 

@@ -11,12 +11,12 @@ from fedscape.computation import Computation, rounds
 from fedscape.errors import DataError
 from fedscape.estimator import Fit
 from fedscape.history import History
-from fedscape.ledger import Ledger
 from fedscape.mixtures._dm_judge import Compare
 from fedscape.mixtures._dm_private import Ascend
 from fedscape.mixtures._dm_private_fit import contrast_of
 from fedscape.mixtures.dirichlet_multinomial import Data, MixtureOfDirichletMultinomials, Models, known
-from fedscape.privacy import Privacy
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.random import Array
 from fedscape.sampling import All, Sampler, Side
 

@@ -20,7 +20,6 @@ from fedscape.errors import DataError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.history import History
-from fedscape.ledger import Ledger
 from fedscape.mixtures._dm_files import read_population, write_population
 from fedscape.mixtures._dm_judge import Compare, Contrast, Information
 from fedscape.mixtures._dm_kernels import counts_of
@@ -32,7 +31,8 @@ from fedscape.mixtures._dm_source import Source
 from fedscape.mixtures._dm_start import Initialise, Survey, matched, with_broad
 from fedscape.mixtures._dm_tables import log_coefficient
 from fedscape.mixtures.size_laws import Kind, SizeLaws
-from fedscape.privacy import Privacy
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.random import Array, Key
 from fedscape.sampling import All, Sampler
 

@@ -20,7 +20,7 @@ from fedscape.federation import Federation
 from fedscape.mixtures._gm_covariances import Covariance, Full, Tied, check_covariance, check_covariances
 from fedscape.mixtures._gm_rounds import GaussianRounds, GaussianScore, Part, Scatter, Weighting, expectations
 from fedscape.mixtures._gm_start import draw_means, spread_of
-from fedscape.privacy import AdaptiveClip, Privacy
+from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 from fedscape.sampling import All

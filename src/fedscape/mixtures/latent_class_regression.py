@@ -19,7 +19,6 @@ from fedscape.errors import DataError, NotFittedError
 from fedscape.estimator import Estimator, Fit
 from fedscape.federation import Federation
 from fedscape.history import History
-from fedscape.ledger import Ledger, summary_of
 from fedscape.mixtures._lcr_chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures._lcr_classes import classes_of, opened
 from fedscape.mixtures._lcr_em import Share
@@ -39,7 +38,8 @@ from fedscape.mixtures._lcr_prior import prior_shares
 from fedscape.mixtures._lcr_private import check_private, ranges_of, share_of, spread_of_noise
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
-from fedscape.privacy import Privacy
+from fedscape.privacy.ledger import Ledger, summary_of
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.random import Array
 from fedscape.sampling import All, Sampler
 

@@ -12,8 +12,9 @@ from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
 from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
-from fedscape.ledger import Ledger
-from fedscape.privacy import Privacy, Release
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import Release
 from fedscape.random import Array, Key, dirichlet
 from fedscape.sampling import All
 

@@ -13,8 +13,8 @@ from fedscape.engine import Engine, as_engine
 from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.estimator import Estimator, Fit, reading
 from fedscape.federation import Federation
-from fedscape.ledger import Ledger
-from fedscape.privacy import Privacy
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.ragged import Ragged, offsets_of
 from fedscape.random import Array, Key
 from fedscape.sketches._kernels import count_codes

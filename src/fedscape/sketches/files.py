@@ -12,8 +12,8 @@ import numpy as np
 from fedscape import checkpoint
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.ledger import Ledger
-from fedscape.privacy import Laplace
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Laplace
 from fedscape.random import Array
 from fedscape.sketches.distances import distance, heterogeneity, neighbours, normalise, own_bias, sizes, tvd_lower_bound
 from fedscape.sketches.distribution import DistributionSketch

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedscape.errors import DataError
-from fedscape.privacy import Privacy, Release
+from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import Release
 from fedscape.sampling import All, Sampler
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from fedscape.engine import Engine, Local
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.ledger import Ledger
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures._dm_rounds import Solver
-from fedscape.privacy import Gaussian, calibrate
+from fedscape.privacy.accounting import calibrate
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Gaussian
 from fedscape.random import Array
 from fedscape.sampling import All
 from fedscape.statistics import Histogram

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedscape.errors import PrivacyError
-from fedscape.ledger import Ledger
-from fedscape.privacy import AdaptiveClip, Arrays, Privacy, Release, release_key
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
+from fedscape.privacy.release import Release, release_key
 from fedscape.random import Array, Key
 from fedscape.sampling import Sampler, marked
 

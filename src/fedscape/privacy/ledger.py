@@ -11,16 +11,14 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedscape.errors import DataError, PrivacyError
+from fedscape.privacy.accounting import Entry, epsilon_of
 
-Entry = Mapping[str, Any]
 Group = tuple[str, str, str]
 
 
@@ -317,108 +315,3 @@ def _plain(entry: Entry) -> str:
 def _checksum(line: Mapping[str, Any]) -> str:
     text = json.dumps({name: value for name, value in line.items() if name != "sum"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-# -- accounting --------------------------------------------------------------------------------------------------------
-
-
-def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, interval: float | None = 1e-4) -> float:
-    """Epsilon at this delta of entries that share (unit, relation, place), each released so many times.
-
-    Gaussian releases of everyone have a closed form. Poisson sampling is accounted for by privacy loss distributions,
-    fixed-size sampling by Renyi divergences under replace-one; any other sampling counts as if everyone took part. Pure
-    epsilons of Laplace entries add up. `interval` is the width of a cell of those distributions: a wider one gives a
-    slightly larger number much sooner. None stands for Renyi divergences in their place: a larger number, at once.
-
-    >>> entry = dict(unit="client", relation="add-remove", place="central", mechanism="laplace", multiplier=2.0)
-    >>> epsilon_of([({**entry, "sampling": {"kind": "all"}}, 3)], 0.0)
-    1.5
-    """
-    together: Counter[str] = Counter()
-    for entry, number in counted:
-        about = {name: entry[name] for name in ("relation", "mechanism", "multiplier", "sampling")}
-        together[_plain(about)] += number
-    members = [(json.loads(text), number) for text, number in together.items() if number]
-    pure = _pure(members)
-    if not members or delta == 0:
-        return pure
-    return min(pure, _accounted(_merged(members), delta, interval))
-
-
-def _pure(members: Sequence[tuple[Entry, int]]) -> float:
-    total = 0.0
-    for entry, number in members:
-        if entry["mechanism"] != "laplace":
-            return math.inf
-        single = 1.0 / entry["multiplier"]
-        if entry["sampling"]["kind"] == "poisson":
-            single = math.log1p(entry["sampling"]["rate"] * math.expm1(single))
-        total += number * single
-    return total
-
-
-def _merged(members: Sequence[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
-    """Gaussian releases of everyone are together one Gaussian release: 1 / multiplier**2 adds up."""
-    whole = [(e, n) for e, n in members if e["mechanism"] == "gaussian" and e["sampling"]["kind"] == "all"]
-    if not whole:
-        return list(members)
-    precision = sum(n / e["multiplier"] ** 2 for e, n in whole)
-    rest = [(e, n) for e, n in members if not (e["mechanism"] == "gaussian" and e["sampling"]["kind"] == "all")]
-    return [*rest, ({**whole[0][0], "multiplier": precision**-0.5}, 1)]
-
-
-def _accounted(members: Sequence[tuple[Entry, int]], delta: float, interval: float | None) -> float:
-    entry, number = members[0]
-    if len(members) == number == 1 and (entry["mechanism"], entry["sampling"]["kind"]) == ("gaussian", "all"):
-        return _of_one_gaussian(entry["multiplier"], delta)
-    import dp_accounting
-
-    fixed = any(entry["sampling"]["kind"] == "fixed" for entry, _ in members)
-    if fixed or interval is None:
-        from dp_accounting import rdp
-
-        relation = dp_accounting.NeighboringRelation
-        accountant = rdp.RdpAccountant(
-            neighboring_relation=relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE
-        )
-    else:
-        from dp_accounting import pld
-
-        accountant = pld.PLDAccountant(
-            dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval
-        )
-    for entry, number in members:
-        accountant.compose(dp_accounting.SelfComposedDpEvent(_event(entry), number))
-    return float(accountant.get_epsilon(delta))
-
-
-def _of_one_gaussian(multiplier: float, delta: float) -> float:
-    """Epsilon of one Gaussian release of everyone, exactly: Balle and Wang 2018, theorem 8; at once, and rounded up."""
-    from scipy.special import log_ndtr, ndtr
-
-    def beyond(epsilon: float) -> bool:
-        near, far = 0.5 / multiplier - epsilon * multiplier, -0.5 / multiplier - epsilon * multiplier
-        return bool(ndtr(near) - math.exp(min(epsilon + log_ndtr(far), 0.0)) > delta)
-
-    if not beyond(0.0):
-        return 0.0
-    low, high = 0.0, 1.0
-    while beyond(high):
-        low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if beyond(middle) else (low, middle)
-    return high
-
-
-def _event(entry: Entry) -> Any:
-    """The event as the accountant knows it; the multiplier is noise over sensitivity under the entry's relation."""
-    import dp_accounting
-
-    kind, sampling = entry["mechanism"], entry["sampling"]
-    bare = (dp_accounting.GaussianDpEvent if kind == "gaussian" else dp_accounting.LaplaceDpEvent)(entry["multiplier"])
-    if sampling["kind"] == "poisson":
-        return dp_accounting.PoissonSampledDpEvent(sampling["rate"], bare)
-    if sampling["kind"] == "fixed" and kind == "gaussian":
-        return dp_accounting.SampledWithoutReplacementDpEvent(sampling["of"], sampling["size"], bare)
-    return bare

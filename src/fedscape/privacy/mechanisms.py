@@ -1,0 +1,252 @@
+"""Clip on the client, noise on the sum.
+
+The rows of a client's arrays, side by side and divided by their scales, are one vector; its norm is clipped on the
+client. Rows are then cut to a grid and added as whole numbers, and whole-number noise is added to the sum, so the bits
+of a release depend on the data only through a sum whose sensitivity is known. The noise is on the sum, not on a mean:
+clients that drop out do not weaken it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedscape.errors import PrivacyError
+from fedscape.privacy.noise import Stream, discrete_gaussian, discrete_laplace
+from fedscape.random import Array
+from fedscape.sampling import FixedSize, Poisson, Sampler, marked
+
+Arrays = dict[str, Array]
+
+INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
+_FINE = 2.0**-32  # grid of real numbers, as a share of the noise
+PLACES = ("central", "distributed", "local")
+_RELATIONS = ("add-remove", "replace-one")
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clip that follows a quantile of the clients' norms (Andrew et al. 2021, equation 1).
+
+    Each client also says whether it was within the clip; the noisy share s of those moves the clip by
+    exp(-rate * (s - quantile)). That answer is a release of its own, with an entry of its own.
+
+    Parameters
+    ----------
+    start
+        The first clip.
+    quantile
+        The share of clients that should not be clipped.
+    rate
+        How fast the clip follows.
+    multiplier
+        Standard deviation of the noise on the number of clients within the clip.
+
+    >>> AdaptiveClip(1.0).next(2.0, share=1.0) < 2.0
+    True
+    """
+
+    start: float
+    quantile: float = 0.5
+    rate: float = 0.2
+    multiplier: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not (self.start > 0 and 0 < self.quantile < 1 and self.rate > 0 and self.multiplier > 0):
+            raise PrivacyError(f"a clip, rate and multiplier must be positive and a quantile between 0 and 1: {self}")
+
+    def next(self, clip: float, *, share: float) -> float:
+        """The clip of the next round, where this share of clients was within the last one."""
+        return float(clip * np.exp(-self.rate * (min(max(share, 0.0), 1.0) - self.quantile)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """What Gaussian and Laplace share.
+
+    Parameters
+    ----------
+    clip
+        Bound on the norm of what one unit contributes; an AdaptiveClip follows the clients.
+    unit
+        "client": everything a client has is one contribution, clipped. "row": one row is; the computation must state
+        how far a row can move its sums (`row_bound`), and the clip must not be below that.
+    place
+        "central": noise on the sum, by a server trusted to add it. "distributed": each client adds its part, so that
+        `min_clients` of them make up the noise. "local": each client's own arrays are protected.
+    scales
+        For arrays whose size differs: the norm is that of array / scale.
+    count_share
+        The share of the squared (Laplace: of the) sensitivity spent on the number of clients, which is itself noisy
+        unless the size of the cohort is fixed.
+    noise_seed
+        For tests: noise that can be foretold. Ledger and reports then say NOT PRIVATE.
+    relation
+        For unit "row", which two sets of rows must look alike: "add-remove" (one row more or less: how many rows there
+        are is secret) or "replace-one" (one row exchanged: their number is public). Exchanging moves a sum by twice the
+        clip, which the ledger counts.
+
+    >>> isinstance(Gaussian(clip=1.0, multiplier=1.0), Privacy)
+    True
+    """
+
+    clip: float | AdaptiveClip
+    unit: str = "client"
+    place: str = "central"
+    scales: Mapping[str, float] = field(default_factory=dict)
+    count_share: float = 0.1
+    noise_seed: int | None = None
+    relation: str = "add-remove"
+
+    norm: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.clip, AdaptiveClip):
+            if self.unit == "row" or self.place != "central":
+                raise PrivacyError("an adaptive clip needs unit='client' and place='central'")
+        elif not 0 < self.clip < np.inf:
+            raise PrivacyError(f"clip must be a positive number, not {self.clip}")
+        if self.unit not in ("client", "row"):
+            raise PrivacyError(f"unit must be 'client' or 'row', not {self.unit!r}")
+        if self.place not in PLACES or (self.place == "distributed" and self.unit == "row"):
+            raise PrivacyError(f"place must be one of {PLACES}, not 'distributed' for rows: it is {self.place!r}")
+        if self.relation not in _RELATIONS or (self.relation != _RELATIONS[0] and self.unit == "client"):
+            raise PrivacyError(
+                f"relation must be one of {_RELATIONS} for rows; for clients it follows from sampler and place: "
+                f"it is {self.relation!r}"
+            )
+        if self.unit == "row" and self.scales:
+            raise PrivacyError("scales go with unit='client': what one row can change is bounded without them")
+        if not 0 < self.count_share < 1 or any(not s > 0 for s in self.scales.values()):
+            raise PrivacyError("scales must be positive and count_share between 0 and 1")
+
+    # what the two mechanisms differ in
+    def spread(self) -> float:
+        """The scale of the noise for a sensitivity of one: a standard deviation, or a Laplace scale."""
+        raise TypeError("use Gaussian or Laplace")
+
+    def draw(self, stream: Stream, spread: float, n: int) -> Array:
+        """Whole-number noise."""
+        raise TypeError("use Gaussian or Laplace")
+
+    def variance(self, spread: float) -> float:
+        """The variance of that noise."""
+        raise TypeError("use Gaussian or Laplace")
+
+    def with_count(self, clip: float) -> float:
+        """The sensitivity of clipped arrays and the number of clients together."""
+        raise TypeError("use Gaussian or Laplace")
+
+    @property
+    def first_clip(self) -> float:
+        """The clip of the first round."""
+        return self.clip.start if isinstance(self.clip, AdaptiveClip) else self.clip
+
+    def counts_clients(self, sampler: Sampler) -> bool:
+        """Whether the number of clients is secret: not for rows, a fixed size, or where clients are seen."""
+        return self.unit == "client" and self.place != "local" and not isinstance(sampler, FixedSize)
+
+    def entries(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
+        """For each mechanism of a round, what the ledger must know of it."""
+        replace = self.relation == "replace-one" or (self.unit == "client" and marked(sampler, "exchanges"))
+        if self.place == "local":
+            replace = self.unit == "client" or self.relation == "replace-one"
+        group = {
+            "unit": self.unit,
+            "relation": "replace-one" if replace else "add-remove",
+            "place": "local" if self.place == "local" else "central",
+        }
+        # samplers draw clients: the other rows of a client come and go with it, which hides none of them
+        drawn = self.place != "local" and self.unit == "client"
+        sampling = _sampling(sampler, n_clients) if drawn else {"kind": "all"}
+        halve = 2.0 if replace else 1.0  # replacing a contribution moves the sum by up to twice the clip
+        secret = {"private": False} if self.noise_seed is not None else {}
+        kind = "gaussian" if self.norm == 2 else "laplace"
+        made = {
+            "sum": {**group, "mechanism": kind, "multiplier": self.spread() / halve, "sampling": sampling, **secret}
+        }
+        if isinstance(self.clip, AdaptiveClip):
+            clip = {**group, "mechanism": "gaussian", "sampling": sampling, **secret}
+            made["clip"] = {**clip, "multiplier": self.clip.multiplier}  # one bit: it moves by at most one either way
+        return made
+
+    def new_secret(self) -> bytes:
+        """32 bytes from the operating system; from the noise_seed where there is one."""
+        if self.noise_seed is None:
+            return os.urandom(32)
+        return hashlib.sha256(f"noise_seed {self.noise_seed}".encode()).digest()
+
+
+@dataclass(frozen=True)
+class Gaussian(Privacy):
+    """Gaussian noise on sums clipped in the L2 norm.
+
+    The noise has standard deviation multiplier x sensitivity. `calibrate` finds the multiplier for a budget.
+
+    >>> Gaussian(clip=1.0, multiplier=2.0).spread()
+    2.0
+    """
+
+    multiplier: float = field(kw_only=True)
+    norm: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.multiplier < np.inf:
+            raise PrivacyError(f"multiplier must be a positive number, not {self.multiplier}")
+
+    def spread(self) -> float:
+        return self.multiplier
+
+    def draw(self, stream: Stream, spread: float, n: int) -> Array:
+        return discrete_gaussian(stream, spread, n)
+
+    def variance(self, spread: float) -> float:
+        return spread**2  # to a billionth: grids are no coarser than half the noise
+
+    def with_count(self, clip: float) -> float:
+        return float(clip / np.sqrt(1 - self.count_share))
+
+
+@dataclass(frozen=True)
+class Laplace(Privacy):
+    """Laplace noise on sums clipped in the L1 norm: pure epsilon for each release.
+
+    >>> Laplace(clip=1.0, epsilon=0.5).spread()
+    2.0
+    """
+
+    epsilon: float = field(kw_only=True)
+    norm: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.epsilon < np.inf:
+            raise PrivacyError(f"epsilon must be a positive number, not {self.epsilon}")
+        if self.place == "distributed":
+            raise PrivacyError("Laplace noise cannot be made up of parts: use place='central', 'local', or Gaussian")
+
+    def spread(self) -> float:
+        return 1.0 / self.epsilon
+
+    def draw(self, stream: Stream, spread: float, n: int) -> Array:
+        return discrete_laplace(stream, spread, n)
+
+    def variance(self, spread: float) -> float:
+        return float(2 * np.exp(-1 / spread) / np.expm1(-1 / spread) ** 2)
+
+    def with_count(self, clip: float) -> float:
+        return clip / (1 - self.count_share)
+
+
+def _sampling(sampler: Sampler, n_clients: int) -> dict[str, Any]:
+    if isinstance(sampler, Poisson) and sampler.rate < 1:
+        return {"kind": "poisson", "rate": float(sampler.rate)}
+    if isinstance(sampler, FixedSize) and sampler.size < n_clients:
+        return {"kind": "fixed", "size": int(sampler.size), "of": int(n_clients)}
+    return {"kind": "all"}

@@ -1,0 +1,209 @@
+"""One release: what is done to clients' rows, and to their sum.
+
+The rows of a client's arrays, side by side and divided by their scales, are one vector; its norm is clipped on the
+client. Rows are then cut to a grid and added as whole numbers, and whole-number noise is added to the sum, so the bits
+of a release depend on the data only through a sum whose sensitivity is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedscape.errors import PrivacyError
+from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
+from fedscape.privacy.noise import Stream, discrete_gaussian
+from fedscape.random import Array, HasKeys
+
+INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
+_FINE = 2.0**-32  # grid of real numbers, as a share of the noise
+
+
+@dataclass
+class Release:
+    """One round's release: what is done to clients' rows, and to their sum.
+
+    Parameters
+    ----------
+    privacy
+        The mechanism.
+    clip
+        The clip of this round.
+    key
+        The secret of this release and no other.
+    counted
+        Whether the number of clients is noised with the rest.
+    min_clients
+        How many clients make up distributed noise.
+    row_bound
+        For unit "row": how far one row can move the arrays.
+    """
+
+    privacy: Privacy
+    clip: float
+    key: bytes
+    counted: bool
+    min_clients: int
+    row_bound: float | None = None
+    inside: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.privacy.unit == "row":
+            if self.row_bound is None:
+                raise PrivacyError("this computation does not bound what one row can change: use unit='client'")
+            if self.row_bound > self.clip * (1 + 1e-9):
+                raise PrivacyError(
+                    f"one row can move the sums by {self.row_bound:.6g}, more than clip={self.clip:.6g}: raise the clip"
+                )
+        self._grids: dict[str, float] = {}
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one unit can move the arrays (divided by their scales) and the count."""
+        if self.privacy.unit == "row":
+            return self.clip * (1 + 2.0**-20)  # cutting a sum to the grid can move it by one cell more
+        return self.privacy.with_count(self.clip) if self.counted else self.clip
+
+    @property
+    def grids(self) -> Mapping[str, float]:
+        """The cell of each array that clients have cut to its grid."""
+        return dict(self._grids)
+
+    def without_secret(self) -> Release:
+        """The same for another process of the engine: where noise is added to the sum, clients need no key."""
+        return replace(self, key=b"") if self.privacy.place == "central" else self
+
+    def on_clients(self, sent: Arrays, clients: HasKeys) -> Arrays:
+        """Clip each client's row, and cut it to the grid: whole numbers that may be added."""
+        unknown = set(self.privacy.scales) - set(sent)
+        if unknown:
+            raise PrivacyError(f"scales name {sorted(unknown)}, but what is sent is {sorted(sent)}")
+        flat = {name: _flat(rows) for name, rows in sent.items()}  # [clients, numbers], float64
+        shrink, within = self._factors(flat)
+        out: Arrays = {}
+        for name, rows in sent.items():
+            grid = self._grids.setdefault(name, self._grid(name, rows.dtype.kind in "biu"))
+            cells = flat[name] * ((1.0 if shrink is None else shrink[:, None]) / grid)
+            out[name] = np.trunc(cells, out=cells).astype(np.int64).reshape(rows.shape)
+        if self.privacy.place != "central":
+            self._add_own_noise(out, clients)
+        if isinstance(self.privacy.clip, AdaptiveClip):
+            out[INSIDE] = within
+        return out
+
+    def take_grids(self, grids: Mapping[str, float]) -> None:
+        """Learn the grids from clients elsewhere; only those that this release can have are believed."""
+        for name, grid in grids.items():
+            if grid not in (self._grid(name, True), self._grid(name, False)):
+                raise PrivacyError(f"array {name!r} was cut to a grid of {grid!r}, which this release cannot have")
+        self._grids.update(grids)
+
+    def check_sum(self, total: Arrays, reported: int) -> None:
+        """Refuse sums that so many clipped clients cannot have; where clients add noise, any sum can be."""
+        if self.privacy.place != "central" or self.privacy.unit != "client":
+            return
+        inside = np.asarray(total.get(INSIDE, 0))
+        length = 0.0  # of all arrays side by side, as clients are clipped
+        for name, cells in total.items():
+            if name != INSIDE:
+                size = np.abs(cells.astype(float)) * (self._grids[name] / self._scale(name))
+                length += float((size**self.privacy.norm).sum())
+        if length ** (1 / self.privacy.norm) > reported * self.clip * (1 + 1e-9):
+            raise PrivacyError(
+                f"the sums of {sorted(set(total) - {INSIDE})} are more than {reported} clipped clients can have"
+            )
+        if inside.size != 1 or not 0 <= inside.item() <= reported:
+            raise PrivacyError(f"not a number of clients within the clip among {reported}")
+
+    def on_total(self, total: Arrays, reported: int) -> Arrays:
+        """Add noise to the sum, and give it its own units again; `clients` is how many there were, noisy if secret."""
+        if reported * self.sensitivity / min(self._grids.values(), default=1.0) > 2.0**62:
+            raise PrivacyError(f"{reported:,} clients at this little noise overflow the sum: raise the multiplier")
+        out: Arrays = {}
+        for name, cells in total.items():
+            if name == INSIDE:
+                continue
+            if self.privacy.place == "central":
+                spread = self.privacy.spread() * self.sensitivity * self._scale(name) / self._grids[name]
+                cells = cells + self._noise(name, spread, cells.size).reshape(cells.shape)
+            out[name] = cells * self._grids[name]
+        out["clients"] = np.asarray(self._number_of_clients(reported))
+        if INSIDE in total and isinstance(self.privacy.clip, AdaptiveClip):
+            noise = discrete_gaussian(self._stream("clip"), self.privacy.clip.multiplier, 1)[0]
+            self.inside = float(total[INSIDE] + noise) / max(float(out["clients"]), 1.0)
+        return out
+
+    def variance(self, name: str, reported: int, *, whole: bool) -> float:
+        """The variance of the noise in a number of this array's sum over so many clients; `whole` if it is a count."""
+        grid, number = self._grid(name, whole), 1.0
+        if self.privacy.place != "central":  # each client adds a part, or all, of its own
+            number = reported / (self.min_clients if self.privacy.place == "distributed" else 1)
+        return (
+            number
+            * grid**2
+            * self.privacy.variance(self.privacy.spread() * self.sensitivity * self._scale(name) / grid)
+        )
+
+    def _number_of_clients(self, reported: int) -> float:
+        if not self.counted:
+            return float(reported)
+        part = self.privacy.count_share ** (1 / self.privacy.norm)  # of the sensitivity, in its norm
+        return max(1.0, float(reported + self._noise("clients", self.privacy.spread() / part, 1)[0]))
+
+    def _factors(self, flat: Arrays) -> tuple[Array | None, Array]:
+        """By how much each row must shrink, and whether it was within the clip."""
+        length = np.zeros(len(next(iter(flat.values()))))
+        for name, rows in flat.items():
+            if self.privacy.norm == 2:
+                length += np.einsum("ij,ij->i", rows, rows) / self._scale(name) ** 2
+            else:
+                length += np.abs(rows).sum(axis=1) / self._scale(name)
+        if self.privacy.norm == 2:
+            length = np.sqrt(length)
+        within = (length <= self.clip).astype(np.int64)
+        if self.privacy.unit == "row":
+            return None, within
+        # a hair below the clip, so that rounding in the product cannot end above it
+        return np.where(within, 1.0, self.clip * (1 - 2.0**-40) / np.maximum(length, 1e-300)), within
+
+    def _grid(self, name: str, whole: bool) -> float:
+        """A power of two, fine beside the noise; for counts that no clip shrinks one, unless the noise is below two."""
+        spread = self.privacy.spread() * self.sensitivity * self._scale(name)
+        if self.privacy.place == "distributed":
+            spread /= np.sqrt(self.min_clients)
+        cell = float(2.0 ** np.floor(np.log2(spread / 2)))
+        return min(1.0, cell) if whole and self.privacy.unit == "row" else cell * 2 * _FINE
+
+    def _add_own_noise(self, rows: Arrays, clients: HasKeys) -> None:
+        part = np.sqrt(self.min_clients) if self.privacy.place == "distributed" else 1.0
+        for i, client in enumerate(clients.keys):
+            for name, cells in rows.items():
+                spread = self.privacy.spread() * self.sensitivity * self._scale(name) / self._grids[name] / part
+                stream = self._stream(f"{name} of {int(client)}")
+                cells[i] += self.privacy.draw(stream, spread, cells[i].size).reshape(cells[i].shape)
+
+    def _scale(self, name: str) -> float:
+        return float(self.privacy.scales.get(name, 1.0))
+
+    def _noise(self, name: str, spread: float, n: int) -> Array:
+        return self.privacy.draw(self._stream(name), spread, n)
+
+    def _stream(self, what: str) -> Stream:
+        return Stream(hmac.digest(self.key, what.encode(), "sha256"))
+
+
+def _flat(rows: Array) -> Array:
+    return rows.reshape(len(rows), int(np.prod(rows.shape[1:]))).astype(np.float64)
+
+
+def release_key(secret: bytes, *parts: bytes) -> tuple[bytes, str]:
+    """The key of a release and its public digest: anything that differs in the parts gives another of both."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return hmac.digest(secret, digest.digest(), "sha256"), digest.hexdigest()
