@@ -11,7 +11,7 @@ import numpy as np
 from fedscape.computation import Arrays
 from fedscape.engine import sum_type
 from fedscape.engines import _wire
-from fedscape.engines._wire import Unreadable
+from fedscape.engines._wire import Away, Unreadable, one_line
 from fedscape.errors import EngineError
 from fedscape.privacy.release import INSIDE, Release
 from fedscape.random import Array, client_keys
@@ -55,6 +55,7 @@ class Asked:
     answer: Answer | None = None
     fault: str = "missing"
     said: str = ""
+    away: bool = False  # it said so itself: not to be asked again in this round
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,13 @@ class Refused(Exception):
     """The node says no."""
 
 
-def one_line(said: object) -> str:
-    r"""What a node says, on one line and no longer: it must not look like other lines of a log.
-
-    >>> one_line("no\nround 9, node 3: forged")
-    'no\\nround 9, node 3: forged'
-    """
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(said)[:200])
-    return "".join(shown)
-
-
 def header_of(one: Asked, blob: bytes) -> tuple[Arrays, dict[str, Any]]:
     """What a node sent, if it answers this request and is no refusal."""
     arrays, header = _wire.read(blob)
     if header.get("request") != _wire.digest(one.blob):
         raise Unreadable("to another request")
+    if "away" in header:
+        raise Away("it cannot answer in this run, its own log says why")
     if "refused" in header:
         raise Refused(one_line(header["refused"]))
     return arrays, header

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,91 +14,25 @@ import numpy as np
 from fedscape import checkpoint
 from fedscape.computation import Arrays, Computation
 from fedscape.engine import Local, Reply, on_host
-from fedscape.engines import _wire
+from fedscape.engines import _terms, _wire
+from fedscape.engines._booking import Book
 from fedscape.engines._flwr import ClientApp, Context, Message
 from fedscape.engines._memory import bounded
 from fedscape.engines._node import Folder
-from fedscape.engines._wire import Unreadable
+from fedscape.engines._rehearsal import Request, asked, is_few, rehearse
+from fedscape.engines._terms import Terms
+from fedscape.engines._wire import Away, Unreadable
 from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.kernel import uncompiled
 from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.mechanisms import PLACES
 from fedscape.privacy.release import Release
 from fedscape.random import Key
-from fedscape.sampling import All
 
 Shapes = dict[str, tuple[int, ...]]
 
 _MEMORY = 2**28  # bytes that a computation may take besides the numbers of its state and its answer
-_FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
-
-#: How a node's ledger calls a contribution that leaves without noise of its own.
-UNNOISED = "protected only by the server"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """On which terms the owner of a node lets it answer.
-
-    Parameters
-    ----------
-    epsilon, delta
-        The budget of each (unit, relation, place) in the node's own ledger; None only writes down. A round counts as if
-        the node always took part. For noise at the place "local" the node itself sees to it. For "central" and
-        "distributed" the server's word is taken - that it adds the noise, that there are other clients - and a server
-        that lies learns the clipped sums exactly.
-    unnoised
-        How many answers may leave to which nobody promises any noise; None is any number, 0 is none.
-    places
-        Where noise may be added; ("local",) with unnoised=0 needs no trust in the server.
-    parts
-        Over how many clients distributed noise may be split at most: each adds the share of one.
-    reveals
-        The names of arrays that the server may see client by client.
-    numbers
-        The most numbers that a request may bring or an answer take; on Linux also, at 32 bytes each, what may be
-        allocated before any row is read.
-    largest
-        The largest number, in size, that a request may bring.
-
-    >>> Terms(epsilon=2.0).delta
-    1e-06
-    """
-
-    epsilon: float | None = None
-    delta: float = 1e-6
-    unnoised: int | None = None
-    places: tuple[str, ...] = PLACES
-    parts: int = 1000
-    reveals: tuple[str, ...] = ()
-    numbers: int = 10**8
-    largest: float = 1e15
-
-    def __post_init__(self) -> None:
-        if (self.unnoised is not None and self.unnoised < 0) or self.numbers < 1 or not self.largest > 0:
-            raise DataError(f"terms must not be negative, and numbers and largest positive: {self}")
-        if not set(self.places) <= set(PLACES) or self.parts < 1:
-            raise DataError(f"places must be among {PLACES} and parts at least 1, not {self.places} and {self.parts}")
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A request that was read and checked."""
-
-    digest: str
-    header: dict[str, Any]
-    state: Arrays
-    cohort: Any
-    computation: Computation
-
-    @property
-    def run(self) -> str:
-        return str(self.header["run"])
-
-    @property
-    def number(self) -> int:
-        return int(self.header["number"])
+_WHY = 2000  # characters of an error that the log takes
 
 
 def client_app(
@@ -123,14 +56,14 @@ def client_app(
     computations
         What the owner supplies: `FedAvg(LocalSGD(model, ...))` and the like, with the server's parameters.
     terms
-        The owner's terms.
+        The app's terms. Where the node's folder has a `terms.toml` that counts, and these can only be stricter.
 
     >>> app = client_app(lambda context: Federation({"y": [0, 1]}, [0, 2]), folder="node")
     >>> type(app).__name__
     'ClientApp'
     """
     app = ClientApp()
-    owner = _Owner(load, tuple(computations), terms or Terms())
+    owner = _Owner(load, tuple(computations), terms)
 
     def answer(message: Any, context: Any) -> Any:
         where = folder(context) if callable(folder) else folder
@@ -146,39 +79,71 @@ def client_app(
     return app
 
 
+@dataclass
+class _Visit:
+    """One request on its way: what the log will say of it."""
+
+    folder: Folder
+    terms: Terms = field(default_factory=Terms)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def log(self, outcome: str, why: str = "") -> None:
+        self.folder.log(outcome, **self.about, **({"why": why[:_WHY]} if why else {}))
+
+
 class _Owner:
     """Answers requests on the terms of the node's owner."""
 
-    def __init__(self, load: Callable[[Any], Federation], computations: tuple[Computation, ...], terms: Terms) -> None:
+    def __init__(
+        self, load: Callable[[Any], Federation], computations: tuple[Computation, ...], terms: Terms | None
+    ) -> None:
         self.load, self.computations, self.terms = load, computations, terms
         self.shapes: dict[str, Shapes] = {}  # of the last computation's first state
         self.steps = 0  # of this process: on a real node there is one for every message
 
     def answer(self, content: Any, context: Any, folder: Folder) -> bytes:
-        """The reply; a refusal says why in words made here, and the rest stays in the node's log."""
-        request = ""
+        """The reply. A refusal depends on the request, the columns' types and the ledger, and says why.
+
+        What fails otherwise may depend on rows: then the reply is the same whatever failed, as if the node were away.
+        """
+        visit, request = _Visit(folder), ""
         try:
-            blob = _wire.disclose(content, 16 * self.terms.numbers)
+            visit.terms = self._terms_of(visit, context)
+            blob = _wire.disclose(content, 16 * visit.terms.numbers)
             request = _wire.digest(blob)
+            visit.about["request"] = request[:16]
             arrays, header = _wire.read(blob)
             if header.get("op") == "who":
-                return self._who(context, request)
+                with _rows_are_read():
+                    return _packed({"ids": self._load(context).ids}, request)
+            visit.about |= {"run": str(header.get("run"))[:32], "asked": _wire.asked_for(header.get("computation"))}
             with folder.alone():
-                with self._bounded():
-                    checked = self._checked(arrays, header, request)
-                return self._run(checked, _wire.order_of(content), context, folder)
+                return self._run(self._checked(visit.terms, arrays, header, request), content, context, visit)
         except Unreadable as refusal:
-            folder.log(f"refused request {request[:16]}: {refusal}")
-            return _refusal(request, f"refused: it is {refusal}")
+            why, said = str(refusal), f"it is {refusal}"
         except PrivacyError as error:
-            folder.log(f"refused request {request[:16]}: {error}")
-            return _refusal(request, "refused: it is beyond the budget, or not a release this node can make")
-        except Exception as error:  # whatever happens, its text may hold data and must not leave
-            folder.log(f"request {request[:16]} failed: {type(error).__name__}: {error}")
-            return _refusal(request, f"failed: {type(error).__name__}; the node's log says more")
+            why, said = str(error), "it is beyond the budget, or not a release this node can make"
+        except Exception as error:
+            with contextlib.suppress(OSError):  # a full disk must not look different
+                visit.log("failed", f"{type(error).__name__}: {error}" if not isinstance(error, Away) else str(error))
+            return _packed({}, request, away=True)
+        with contextlib.suppress(OSError):
+            visit.log("refused", why)
+        return _packed({}, request, refused=f"refused: {said}")
 
-    def _who(self, context: Any, request: str) -> bytes:
-        return _packed({"ids": self._load(context).ids}, request)
+    def _terms_of(self, visit: _Visit, context: Any) -> Terms:
+        """The owner's file, which an app can only make stricter; without one the app's word counts."""
+        try:
+            owners = _terms.read_terms(visit.folder.path)
+        except DataError as error:
+            visit.about["terms"] = f"nothing is answered until this is mended: {error}"
+            raise Unreadable("for a node whose terms cannot be read") from None
+        visit.about["terms"] = "app" if owners is None else _terms.FILE
+        if owners is None and context.node_config.get("terms") == "required":
+            raise Unreadable(f"for a node that has no {_terms.FILE} yet: fedscape deploy terms writes it")
+        if owners is None or self.terms is None:
+            return owners or self.terms or Terms()
+        return _terms.stricter(owners, self.terms)
 
     def _load(self, context: Any) -> Federation:
         fed = self.load(context)
@@ -186,62 +151,72 @@ class _Owner:
             raise DataError(f"load(context) must return a Federation, not {type(fed).__name__}")
         return fed
 
-    def _run(self, request: _Request, order: _wire.Order, context: Any, folder: Folder) -> bytes:
-        header, digest = request.header, request.digest
-        known = folder.replied(request.run, request.number, digest)
+    def _run(self, request: Request, content: Any, context: Any, visit: _Visit) -> bytes:
+        folder = visit.folder
+        order = _wire.order_of(content)
+        if folder.blocked(request.run):
+            raise Away("the run failed before, or too many runs did: failed.json lists them, remove it to go on")
+        known = folder.replied(request.run, request.number, request.digest)
         if known is not None:
+            visit.log("repeated")
             return known
+        with folder.attempt(request.run):
+            return self._compute(request, order, context, visit)
+
+    def _compute(self, request: Request, order: _wire.Order, context: Any, visit: _Visit) -> bytes:
+        header, digest, state, folder = request.header, request.digest, request.state, visit.folder
         kept, gone = folder.go_back(request.run, int(header["closed"]), order)
         # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
         key, other = os.urandom(32), os.urandom(32)
-        booked = hashlib.sha256(digest.encode() + key).hexdigest()
-        state = request.state
         release = _wire.release_read(header["release"], key, request.computation, state)
         metrics = _wire.release_read(header["measure_release"], other, request.computation, state)
         for made in (release, metrics):
-            self._check_place(made)
-        node = Local(self._load(context), threads=1)
-        node.restore(kept)
-        where = node.federation.positions(request.cohort)
+            _terms.check_release(visit.terms, made)
+        with _rows_are_read():
+            fed = self._load(context)
+        fed = _allowed(fed, header["computation"], visit)
+        where = _positions(fed, request.cohort)
+        node = Local(fed, threads=1)
         node.by_rows = len(where) == 1
+        with _rows_are_read():
+            node.restore(kept)
+        with _bounded(visit.terms):
+            rehearsed = rehearse(request, node, release, metrics, visit.terms)
+        self._write_down(request, hashlib.sha256(digest.encode() + key).hexdigest(), release, metrics, visit)
         first, self.steps = self.steps == 0, self.steps + 1
-        with self._bounded():
-            self._rehearse(request, node, release, metrics)
-        self._write_down(request, booked, release, metrics, folder)
-        with uncompiled() if first and _few(request.computation, node.federation, where) else contextlib.nullcontext():
-            reply = node.run(
-                request.computation,
-                state,
-                where,
-                Key(*header["key"]),
-                measure=bool(header["measure"]),
-                release=release,
-                measure_release=metrics,
+        with _rows_are_read():
+            with uncompiled() if first and is_few(request.computation, fed, where) else contextlib.nullcontext():
+                reply = asked(node, request, where, Key(*header["key"]), release, metrics)
+            rehearsed.check(reply, request.computation, release, metrics)
+            keeps = bool(node.kept()) if release is None else rehearsed.keeps
+            answer = _reply(reply, digest, keeps=keeps, release=release, metrics=metrics)
+            kept_now = node.kept()
+            folder.store(
+                request.run, request.number, kept=kept_now, request=digest, reply=answer, order=order, gone=gone
             )
-        left = node.kept()
-        answer = _reply(reply, digest, keeps=bool(left), release=release, metrics=metrics)
-        folder.store(request.run, request.number, kept=left, request=digest, reply=answer, order=order, gone=gone)
+            visit.log("answered")
         return answer
-
-    @contextlib.contextmanager
-    def _bounded(self) -> Iterator[None]:
-        """What the server asks for is made within it: a few bytes can ask for any amount of memory."""
-        try:
-            with bounded(_MEMORY + 32 * self.terms.numbers):
-                yield
-        except MemoryError:
-            raise Unreadable("a computation that takes more memory than the owner allows") from None
 
     # -- before any work -----------------------------------------------------------------------------------------------
 
-    def _checked(self, arrays: Arrays, header: dict[str, Any], digest: str) -> _Request:
+    def _checked(self, terms: Terms, arrays: Arrays, header: dict[str, Any], digest: str) -> Request:
+        """The request, if it is one: nothing here depends on rows, so that whatever fails may be named."""
+        try:
+            with _bounded(terms):
+                return self._read(terms, arrays, header, digest)
+        except Unreadable:
+            raise
+        except Exception as error:
+            raise Unreadable(f"a computation that cannot begin ({type(error).__name__})") from None
+
+    def _read(self, terms: Terms, arrays: Arrays, header: dict[str, Any], digest: str) -> Request:
         state, cohort = _wire.prefixed(arrays, "state/"), arrays.get("cohort")
-        if sum(values.size for values in arrays.values()) > self.terms.numbers:
+        if sum(values.size for values in arrays.values()) > terms.numbers:
             raise Unreadable("larger than the owner allows")
         for values in state.values():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise Unreadable("a state with NaN or infinity")
-            if values.dtype.kind in "fiu" and values.size and not _within(values, self.terms.largest):
+            if values.dtype.kind in "fiu" and values.size and not _within(values, terms.largest):
                 raise Unreadable("a state with numbers beyond the owner's range")
         try:
             key, number, closed = header["key"], header["number"], header["closed"]
@@ -253,97 +228,65 @@ class _Owner:
             computation = _wire.rebuilt(header["computation"], self.computations)
         except (KeyError, TypeError, DataError):
             raise Unreadable("not a request of a round") from None
+        _terms.check_computation(terms, header["computation"], computation.reveals)
         name = computation.digest()
         if name not in self.shapes:
             self.shapes = {name: _first_shapes(computation)}
         _check_shapes(self.shapes[name], state)
-        if not set(computation.reveals) <= set(self.terms.reveals):
-            raise Unreadable("a computation that shows client by client what the owner does not")
-        return _Request(digest, header, state, cohort, computation)
-
-    def _check_place(self, release: Release | None) -> None:
-        if release is None:
-            return
-        if release.privacy.place not in self.terms.places:
-            raise Unreadable("a release with noise at a place that the owner does not accept")
-        if release.privacy.place == "distributed" and release.min_clients > self.terms.parts:
-            raise Unreadable("a release with noise in more parts than the owner accepts")
-
-    def _rehearse(self, request: _Request, node: Local, release: Release | None, metrics: Release | None) -> None:
-        """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
-
-        In plain Python, which looks where it reads: compiled loops would read and write beyond the end of an array.
-        """
-        fed = node.federation
-        zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
-        nobody = Federation(zeros, [0, 1], ids=["nobody"], names=fed.names)
-        try:
-            with uncompiled():
-                alone = Local(nobody, threads=1)
-                alone.by_rows = node.by_rows
-                reply = alone.run(
-                    request.computation,
-                    request.state,
-                    np.arange(1),
-                    Key(0),
-                    measure=bool(request.header["measure"]),
-                    release=_without_noise(release),
-                    measure_release=_without_noise(metrics),
-                )
-        except (PrivacyError, MemoryError):
-            raise
-        except Exception as error:
-            raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
-        if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > self.terms.numbers:
-            raise Unreadable("a computation that sends more than the owner allows")
+        return Request(digest, header, state, cohort, computation)
 
     def _write_down(
-        self, request: _Request, booked: str, release: Release | None, metrics: Release | None, folder: Folder
+        self, request: Request, booked: str, release: Release | None, metrics: Release | None, visit: _Visit
     ) -> None:
         """Enter what is about to leave, or refuse; an answer that is lost before it is stored counts all the same."""
-        ledger = Ledger(folder.ledger, epsilon=self.terms.epsilon, delta=self.terms.delta)
-        index = int(request.header["key"][1])
-        plain = release is None or (bool(request.header["measure"]) and metrics is None)
-        if plain:
-            self._count_unnoised(ledger)
-            ledger.note(f"no noise: {UNNOISED}", run=request.run, round_=index, digest=booked)
-        for kind, made in (("sum", release), ("metrics", metrics)):
-            if made is not None:
-                self._enter(ledger, request, booked, kind, made)
+        columns = ", ".join(visit.about["columns"])
+        Book(Ledger(visit.folder.ledger, delta=visit.terms.delta), visit.terms).enter(
+            run=request.run,
+            index=int(request.header["key"][1]),
+            asked=visit.about["asked"] + (f" on {columns}" if columns else ""),
+            digest=booked,
+            releases={"sum": release, "metrics": metrics},
+            plain=release is None or (bool(request.header["measure"]) and metrics is None),
+        )
 
-    def _count_unnoised(self, ledger: Ledger) -> None:
-        past = sum(line["kind"] == "note" for line in ledger.entries())
-        if self.terms.unnoised is not None and past >= self.terms.unnoised:
-            raise Unreadable("one more answer without noise than the owner allows")
 
-    def _enter(self, ledger: Ledger, request: _Request, booked: str, kind: str, release: Release) -> None:
-        index = int(request.header["key"][1])
-        for name, entry in release.privacy.entries(All(), 1).items():
-            if release.privacy.place == "central":
-                entry["note"] = UNNOISED
-            elif release.privacy.place == "distributed":  # that there are so many is the server's word
-                entry["note"] = f"protected if {release.min_clients} clients add their part of the noise"
-            about = json.dumps([kind, name, entry], sort_keys=True)
-            run = hashlib.sha256(f"{request.run} {about}".encode()).hexdigest()[:16]
-            ledger.reserve(run, {f"{kind} {name}": entry}, 1, begin=index)
-            ledger.release(run, index, f"{kind} {name}", booked)
+@contextlib.contextmanager
+def _rows_are_read() -> Iterator[None]:
+    """Whatever fails within it may depend on rows: to the server the node is away."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise Away(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _bounded(terms: Terms) -> Iterator[None]:
+    """What the server asks for is made within it: a few bytes can ask for any amount of memory."""
+    try:
+        with bounded(_MEMORY + 32 * terms.numbers):
+            yield
+    except MemoryError:
+        raise Unreadable("a computation that takes more memory than the owner allows") from None
+
+
+def _allowed(fed: Federation, about: Any, visit: _Visit) -> Federation:
+    """The data with the columns that may be read, and no others."""
+    named = set(_terms.texts_in([about["parameters"], about["theirs"]]))
+    visit.about["columns"] = [name for name in fed.columns if name in named]
+    _terms.check_columns(visit.terms, visit.about["columns"])
+    allowed = visit.terms.columns
+    return fed if allowed is None else fed.select([name for name in fed.columns if name in allowed])
+
+
+def _positions(fed: Federation, cohort: Any) -> Any:
+    try:
+        return fed.positions(cohort)
+    except DataError:  # whom a node holds is no secret of its rows: it says so when it is asked
+        raise Unreadable("for a client that this node does not hold") from None
 
 
 def _within(values: Any, largest: float) -> bool:
     return -largest <= float(values.min()) and float(values.max()) <= largest  # the least int64 has no absolute value
-
-
-def _few(computation: Computation, fed: Federation, cohort: Any) -> bool:
-    """Whether so few numbers are read that loading the compiler takes longer than doing without it."""
-    column = getattr(computation, "column", None)
-    columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
-    width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
-    return width * int(fed.sizes[cohort].sum()) <= _FEW
-
-
-def _without_noise(release: Release | None) -> Release | None:
-    """The same clipping; where the noise is central, clients add none."""
-    return None if release is None else replace(release, privacy=replace(release.privacy, place="central"))
 
 
 def _first_shapes(computation: Computation) -> Shapes:
@@ -385,7 +328,3 @@ def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, m
 
 def _packed(arrays: Arrays, request: str, **about: Any) -> bytes:
     return checkpoint.pack(on_host(arrays), {"format": _wire.FORMAT, "request": request, **about})
-
-
-def _refusal(request: str, why: str) -> bytes:
-    return _packed({}, request, refused=why)

@@ -1,7 +1,9 @@
 """What a node keeps on its own disk: its ledger, and the last two versions of what its clients keep.
 
+    FOLDER/terms.toml        the owner's terms (_terms.py)
     FOLDER/ledger.jsonl      what left this node, and what it cost
-    FOLDER/log.txt           why something was refused or failed, in full; it never leaves
+    FOLDER/log.jsonl         what was asked, and whether it was answered, refused or failed, in full; it never leaves
+    FOLDER/failed.json       runs in which an answer failed after data were read
     FOLDER/runs/RUN/N.kept   what clients keep after request N of a run, and the reply that was given
 
 All of it is readable by its owner alone. Files are whole or not there.
@@ -11,23 +13,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedscape import checkpoint
 from fedscape.engines import _wire
+from fedscape.errors import PrivacyError
 from fedscape.ragged import Ragged
 
 _RUNS = 4  # how many runs' versions stay: a fit has several phases, and may go back to one
 _RUN = re.compile(r"[0-9a-f]{32}")
-_LOG = 2**20
+_LOG = 2**20  # bytes of the log, and of the older part that is kept beside it
 _GONE = 100
+_STRIKES = 3  # a run is not answered any more after one failure, or so many answers that a killed process left open
+FAILURES = 64  # runs that may fail; then none is answered until the owner has removed failed.json
 
 
 class Folder:
@@ -52,14 +59,46 @@ class Folder:
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
 
-    def log(self, text: str) -> None:
-        """Write down, here and nowhere else, what happened."""
-        path = self.path / "log.txt"
+    def log(self, outcome: str, **about: Any) -> None:
+        """Write down, here and nowhere else, what was asked and what came of it."""
+        path = self.path / "log.jsonl"
         if path.exists() and path.stat().st_size > _LOG:
             os.replace(path, path.with_suffix(".old"))
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "outcome": outcome, **about}
         with os.fdopen(handle, "a") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+            file.write(json.dumps(line) + "\n")
+
+    # -- failures ------------------------------------------------------------------------------------------------------
+
+    def blocked(self, run: str) -> bool:
+        """Whether this run is not answered any more: it failed, or too many others did."""
+        self._run(run)
+        strikes = failures(self.path)
+        return strikes.get(run, 0) >= _STRIKES or (run not in strikes and len(strikes) >= FAILURES)
+
+    @contextlib.contextmanager
+    def attempt(self, run: str) -> Iterator[None]:
+        """Answer within it. Refusals pass; after any other error, which may depend on rows, the run is over.
+
+        The attempt is on disk before it begins: a process that is killed cannot take its strike back.
+        """
+        before = failures(self.path).get(run, 0)
+        self._strike(run, before + 1)
+        try:
+            yield
+        except (_wire.Unreadable, PrivacyError):
+            self._strike(run, before)
+            raise
+        except Exception:
+            self._strike(run, _STRIKES)
+            raise
+        self._strike(run, before)
+
+    def _strike(self, run: str, number: int) -> None:
+        strikes = {**failures(self.path), run: number}
+        text = json.dumps({name: n for name, n in strikes.items() if n}).encode()
+        checkpoint.replace_file(self.path / "failed.json", lambda file: file.write(text), mode=0o600)
 
     # -- versions ------------------------------------------------------------------------------------------------------
 
@@ -130,3 +169,23 @@ class Folder:
 
     def _file(self, run: str, number: int) -> Path:
         return self._run(run) / f"{number}.kept"
+
+
+def failures(folder: Path) -> dict[str, int]:
+    """The strikes of each run that has some; a file that cannot be read is an error, and nothing is answered."""
+    try:
+        strikes = json.loads((folder / "failed.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return {str(run): int(number) for run, number in strikes.items()}
+
+
+def log_entries(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """What a node's log says, oldest first; a torn last line is left out."""
+    lines: list[dict[str, Any]] = []
+    for name in ("log.old", "log.jsonl"):
+        path = Path(folder) / name
+        for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(text))
+    return lines

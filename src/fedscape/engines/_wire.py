@@ -27,7 +27,7 @@ from fedscape.privacy.mechanisms import AdaptiveClip, Gaussian, Laplace, Privacy
 from fedscape.privacy.release import Release
 
 ACTION = "fedscape"  # messages are of the type query.fedscape
-FORMAT = 1
+FORMAT = 2
 
 #: The computations that a node carries out when it is asked by name; others its owner must supply.
 KNOWN: Mapping[str, tuple[str, ...]] = {
@@ -61,6 +61,10 @@ _MECHANISMS: dict[str, type[Privacy]] = {"Gaussian": Gaussian, "Laplace": Laplac
 
 class Unreadable(Exception):
     """What was received is not what it must be; the text is made here and carries nothing of it."""
+
+
+class Away(Exception):
+    """Something failed on a node after it had read data. To the server it is away; the text stays in its log."""
 
 
 # -- envelopes ---------------------------------------------------------------------------------------------------------
@@ -157,14 +161,68 @@ def prefixed(arrays: Mapping[str, Any], prefix: str) -> Arrays:
 
 
 def described(computation: Computation) -> dict[str, Any]:
-    """A computation as JSON: what of it is code is listed under `theirs`."""
-    found, theirs = {}, []
+    """A computation as JSON: what of it is code is under `theirs`, as the settings that both sides must agree on."""
+    found, theirs = {}, {}
     for name, value in computation.get_params().items():
         try:
             found[name] = _written(value)
         except TypeError:
-            theirs.append(name)
+            theirs[name] = _settings(value)
     return {"name": name_of(computation), "version": computation.version, "parameters": found, "theirs": theirs}
+
+
+def _settings(value: Any) -> dict[str, str] | str:
+    """What of an argument that cannot cross is data, as text: by name where it says so itself."""
+    if callable(getattr(value, "settings", None)):
+        return {str(name): str(text) for name, text in value.settings().items()}
+    if isinstance(value, list | tuple):
+        return str([_settings(v) for v in value])
+    if isinstance(value, Mapping):
+        return str({str(name): _settings(v) for name, v in value.items()})
+    if isinstance(value, Computation):
+        return value.digest()
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()[:16]}"
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    return repr(value) if is_dataclass(value) else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def one_line(said: object, *, longest: int = 200) -> str:
+    r"""What the other side says, on one line and no longer: it must not look like other lines of a log.
+
+    >>> one_line("no\nround 9, node 3: forged")
+    'no\\nround 9, node 3: forged'
+    """
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(said)[:longest])
+    return "".join(shown)
+
+
+def asked_for(about: Any) -> str:
+    """What a request asks for, on one line: the computation and its arguments, whatever the server wrote there.
+
+    >>> from fedscape.statistics import Histogram
+    >>> asked_for(described(Histogram(3)))
+    "statistics.Histogram(n_categories=3, column='y')"
+    """
+    return one_line(_brief(about), longest=500)
+
+
+def _brief(value: Any, depth: int = 0) -> str:
+    if depth > _DEEPEST or not isinstance(value, Mapping):
+        return repr(value)[:200]
+    if "computation" in value:
+        return _brief(value["computation"], depth + 1)
+    if "array" in value:
+        return "array"
+    for kind in ("tuple", "list"):
+        if isinstance(value.get(kind), list):
+            return f"[{', '.join(_brief(v, depth + 1) for v in value[kind][:20])}]"
+    name = value.get("name", value.get("part", ""))
+    arguments = value.get("parameters", value.get("fields", value if not name else {}))
+    theirs = value.get("theirs", {}) if isinstance(value.get("theirs"), Mapping) else {}
+    shown = {**arguments, **theirs} if isinstance(arguments, Mapping) else {}
+    return f"{name}({', '.join(f'{n}={_brief(v, depth + 1)}' for n, v in list(shown.items())[:40])})"
 
 
 def check_sendable(computation: Computation) -> None:
@@ -187,11 +245,16 @@ def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation
     """The computation that was asked for: one that the owner supplied, or one from the list."""
     try:
         name, version, wanted, theirs = about["name"], about["version"], about["parameters"], about["theirs"]
+        differing = ""
         for mine in own:
-            if name_of(mine) == name and mine.version == version and _same(mine, wanted):
-                return mine
+            if name_of(mine) == name and mine.version == version:
+                differing = differences(described(mine), about)
+                if not differing:
+                    return mine
+        if theirs and differing:
+            raise Unreadable(f"a computation with other settings than the owner's: {differing}")
         if theirs:
-            raise Unreadable("a computation whose owner has not supplied it, or with other parameters")
+            raise Unreadable("a computation whose owner has not supplied it")
         made = _known(KNOWN, str(name))(**{key: _read(value, 0) for key, value in wanted.items()})
     except (KeyError, TypeError, AttributeError):
         raise Unreadable("not a computation") from None
@@ -200,8 +263,35 @@ def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation
     return made
 
 
-def _same(mine: Computation, wanted: Mapping[str, Any]) -> bool:
-    return bool(described(mine)["parameters"] == wanted)
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """What the owner's computation and the one asked for differ in, the first few; "" where they agree."""
+    here, there = ({**about["parameters"], **about["theirs"]} for about in (mine, theirs))
+    sides = [_leaves(here), _leaves(there)]
+    names = [name for name in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(name) != sides[1].get(name)]
+    said = [f"{name} is {_shown(sides[0], name)} on the node, {_shown(sides[1], name)} at the server" for name in names]
+    return "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
+
+
+def _leaves(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Settings by their own names: lr, not local.lr, unless two arguments have one."""
+    flat: dict[str, str] = {}
+    for argument, value in settings.items():
+        if isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values()):
+            flat |= {f"{argument}.{n}" if n in flat or n in settings else str(n): text for n, text in value.items()}
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[argument] = f"{value:.17g}"  # 1 and 1.0 are the same setting
+        else:
+            flat[argument] = _brief(value) + _digest_of(value)
+    return flat
+
+
+def _digest_of(value: Any) -> str:
+    """Told apart by it, where their short forms are alike."""
+    return f" {hashlib.sha256(repr(value).encode()).hexdigest()[:8]}" if isinstance(value, Mapping) else ""
+
+
+def _shown(side: Mapping[str, str], name: str) -> str:
+    return side.get(name, "not there")[:60]
 
 
 def _known(listed: Mapping[str, tuple[str, ...]], name: str) -> Any:

@@ -20,10 +20,11 @@ from fedscape.computation import Arrays, Computation
 from fedscape.engine import Reply, broadcast, bytes_down, on_host
 from fedscape.engines import _wire
 from fedscape.engines._answers import Answer, Asked, Refused, Roster, added, agree, header_of, read_answer
-from fedscape.engines._flower_client import Terms, client_app
+from fedscape.engines._flower_client import client_app
 from fedscape.engines._flwr import Message
 from fedscape.engines._local_grid import LocalGrid
-from fedscape.engines._wire import Unreadable
+from fedscape.engines._terms import Terms
+from fedscape.engines._wire import Away, Unreadable
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
@@ -239,7 +240,7 @@ class Flower:
         faults = dict.fromkeys(FAULTS, 0)
         open_: dict[str, Asked] = {}
         for _ in range(self.attempts):
-            again = [one for one in asked if one.answer is None and one.fault in ("missing", "corrupt")]
+            again = [o for o in asked if o.answer is None and not o.away and o.fault in ("missing", "corrupt")]
             if not again:
                 break
             for one in again:  # what it sends now is waited for as if it had sent nothing
@@ -314,6 +315,8 @@ class Flower:
             one.answer = check(one, _wire.disclose(message.content, self.largest))
         except Refused as refused:
             one.fault, one.said = "refused", str(refused)
+        except Away as away:
+            one.fault, one.said, one.away = "missing", str(away), True
         except (Unreadable, PrivacyError) as error:
             one.fault, one.said = "corrupt", f"its answer is {error}"[:300]
         except Exception as error:  # whatever a node sends, it must not end the run of all

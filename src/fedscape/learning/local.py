@@ -236,6 +236,22 @@ class LocalSGD:
         named = dict((self.model if model is None else model).named_parameters())
         return {name: named[name].detach().cpu().numpy().copy() for name in self.names}
 
+    def settings(self) -> dict[str, str]:
+        """All that decides how a client trains, as text; where and how fast it trains does not.
+
+        A node compares it with the server's.
+
+        >>> LocalSGD(nn.Linear(4, 2), cross_entropy, lr=0.1, epochs=1, batch_size=10).settings()["lr"]
+        '0.1'
+        """
+        aside = ("model", "strategy", "precision", "device")
+        data = {f.name: _setting(getattr(self, f.name)) for f in fields(self) if f.init and f.name not in aside}
+        parameters = [
+            f"{n} {'x'.join(map(str, p.shape))} {_short(p.dtype)}{'' if p.requires_grad else ' fixed'}"
+            for n, p in self.model.named_parameters()
+        ]
+        return {**data, "model": _module_text(self.model), "parameters": ", ".join(parameters)}
+
     # -- what clients have ---------------------------------------------------------------------------------------------
 
     def inputs(self, values: Tensor) -> Tensor:
@@ -402,6 +418,14 @@ def _module_text(model: Module) -> str:
     shapes = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in model.named_parameters()]
     digest = hashlib.sha256(f"{model!r} {shapes}".encode()).hexdigest()[:12]
     return f"{type(model).__qualname__} {digest}"
+
+
+def _setting(value: Any) -> str:
+    """The same in every process: numbers by value, callables by name."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.17g}" if float(f"{value:g}") != value else f"{value:g}"
+    text = _text(value)
+    return text if " at 0x" not in text else f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _text(value: Any) -> str:
