@@ -19,7 +19,7 @@ from fedscape.engines._booking import Book
 from fedscape.engines._flwr import ClientApp, Context, Message
 from fedscape.engines._memory import bounded
 from fedscape.engines._node import Folder
-from fedscape.engines._rehearsal import Request, asked, is_few, rehearse
+from fedscape.engines._rehearsal import Request, ask, is_few, nobody_like, rehearse
 from fedscape.engines._terms import Terms
 from fedscape.engines._wire import Away, Unreadable
 from fedscape.errors import DataError, NotFittedError, PrivacyError
@@ -108,10 +108,12 @@ class _Owner:
         """
         visit, request = _Visit(folder), ""
         try:
-            visit.terms = self._terms_of(visit, context)
-            blob = _wire.disclose(content, 16 * visit.terms.numbers)
+            blob = _wire.disclose(content)
             request = _wire.digest(blob)
             visit.about["request"] = request[:16]
+            visit.terms = self._terms_of(visit, context)
+            if len(blob) > 16 * visit.terms.numbers:
+                raise Unreadable("larger than the owner allows")
             arrays, header = _wire.read(blob)
             if header.get("op") == "who":
                 with _rows_are_read():
@@ -164,36 +166,30 @@ class _Owner:
             return self._compute(request, order, context, visit)
 
     def _compute(self, request: Request, order: _wire.Order, context: Any, visit: _Visit) -> bytes:
-        header, digest, state, folder = request.header, request.digest, request.state, visit.folder
+        header, digest, folder = request.header, request.digest, visit.folder
         kept, gone = folder.go_back(request.run, int(header["closed"]), order)
-        # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
-        key, other = os.urandom(32), os.urandom(32)
-        release = _wire.release_read(header["release"], key, request.computation, state)
-        metrics = _wire.release_read(header["measure_release"], other, request.computation, state)
-        for made in (release, metrics):
-            _terms.check_release(visit.terms, made)
         with _rows_are_read():
             fed = self._load(context)
         fed = _allowed(fed, header["computation"], visit)
         where = _positions(fed, request.cohort)
-        node = Local(fed, threads=1)
-        node.by_rows = len(where) == 1
-        with _rows_are_read():
-            node.restore(kept)
+        node, nobody = Local(fed, threads=1), Local(nobody_like(fed), threads=1)
+        node.by_rows = nobody.by_rows = len(where) == 1
+        # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
+        key = os.urandom(32)
+        release, metrics = _releases(request, key, nobody.federation, visit.terms)
         with _bounded(visit.terms):
-            rehearsed = rehearse(request, node, release, metrics, visit.terms)
+            rehearsed = rehearse(request, nobody, release, metrics, visit.terms)
         self._write_down(request, hashlib.sha256(digest.encode() + key).hexdigest(), release, metrics, visit)
         first, self.steps = self.steps == 0, self.steps + 1
         with _rows_are_read():
+            node.restore(kept)
             with uncompiled() if first and is_few(request.computation, fed, where) else contextlib.nullcontext():
-                reply = asked(node, request, where, Key(*header["key"]), release, metrics)
+                reply = ask(node, request, where, Key(*header["key"]), release, metrics)
             rehearsed.check(reply, request.computation, release, metrics)
-            keeps = bool(node.kept()) if release is None else rehearsed.keeps
+            left = node.kept()
+            keeps = bool(left) if release is None else rehearsed.keeps
             answer = _reply(reply, digest, keeps=keeps, release=release, metrics=metrics)
-            kept_now = node.kept()
-            folder.store(
-                request.run, request.number, kept=kept_now, request=digest, reply=answer, order=order, gone=gone
-            )
+            folder.store(request.run, request.number, kept=left, request=digest, reply=answer, order=order, gone=gone)
             visit.log("answered")
         return answer
 
@@ -276,6 +272,18 @@ def _allowed(fed: Federation, about: Any, visit: _Visit) -> Federation:
     _terms.check_columns(visit.terms, visit.about["columns"])
     allowed = visit.terms.columns
     return fed if allowed is None else fed.select([name for name in fed.columns if name in allowed])
+
+
+def _releases(request: Request, key: bytes, nobody: Federation, terms: Terms) -> tuple[Release | None, Release | None]:
+    """The releases of sum and metrics that are asked for, with keys of the node's own, if the owner accepts them."""
+    keys = {"release": key, "measure_release": os.urandom(32)}
+    about = request.computation, request.state, nobody
+    release, metrics = (_wire.release_read(request.header[name], own, *about) for name, own in keys.items())
+    for made in (release, metrics):
+        _terms.check_release(terms, made)
+    if release is None and metrics is not None:
+        raise Unreadable("a release of metrics without one of the sum")
+    return release, metrics
 
 
 def _positions(fed: Federation, cohort: Any) -> Any:

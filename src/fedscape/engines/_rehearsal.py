@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.computation import Arrays, Computation
-from fedscape.engine import Local, Reply
+from fedscape.engine import Local, Reply, broadcast, own_row_numbers, own_rows
 from fedscape.engines._terms import Terms
 from fedscape.engines._wire import Unreadable
 from fedscape.errors import DataError, PrivacyError
@@ -39,9 +39,7 @@ class Request:
         return int(self.header["number"])
 
 
-def asked(
-    node: Local, request: Request, where: Any, key: Key, release: Release | None, metrics: Release | None
-) -> Reply:
+def ask(node: Local, request: Request, where: Any, key: Key, release: Release | None, metrics: Release | None) -> Reply:
     """Let these clients of the node take the step."""
     return node.run(
         request.computation,
@@ -79,7 +77,7 @@ def _forms(reply: Reply, computation: Computation) -> tuple[dict[str, tuple[int,
 
 
 def rehearse(
-    request: Request, node: Local, release: Release | None, metrics: Release | None, terms: Terms
+    request: Request, nobody: Local, release: Release | None, metrics: Release | None, terms: Terms
 ) -> Rehearsed:
     """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
 
@@ -88,9 +86,8 @@ def rehearse(
     silent = _without_noise(release), _without_noise(metrics)
     try:
         with uncompiled():
-            alone = Local(_nobody(node.federation), threads=1)
-            alone.by_rows = node.by_rows
-            reply = asked(alone, request, np.arange(1), Key(0), *silent)
+            _step_unsheltered(request, nobody.federation)
+            reply = ask(nobody, request, np.arange(1), Key(0), *silent)
     except (PrivacyError, MemoryError):
         raise
     except Exception as error:
@@ -98,10 +95,22 @@ def rehearse(
     if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > terms.numbers:
         raise Unreadable("a computation that sends more than the owner allows")
     grids = tuple({} if made is None else dict(made.grids) for made in silent)
-    return Rehearsed(_forms(reply, request.computation), (grids[0], grids[1]), bool(alone.kept()))
+    return Rehearsed(_forms(reply, request.computation), (grids[0], grids[1]), bool(nobody.kept()))
 
 
-def _nobody(fed: Federation) -> Federation:
+def _step_unsheltered(request: Request, nobody: Federation) -> None:
+    """Take the step where errors show: under a release an engine hides them, a read beyond an array's end as well."""
+    computation, sent = request.computation, broadcast(request.state)
+    state, own = computation.prepare(sent), own_row_numbers(sent, nobody)
+    valid = computation.valid_rows(nobody)
+    clients = nobody if valid is None else nobody.where(valid)
+    mine = state if own is None else own_rows(state, own)
+    computation.step(mine, clients, Key(0))
+    if request.header["measure"]:
+        computation.measure(mine, clients)
+
+
+def nobody_like(fed: Federation) -> Federation:
     """A client with one row of zeros: of the data it has the names and types of columns, and no value."""
     zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
     names = {name: known if fed[name].ndim > 1 else ("nobody",) for name, known in fed.names.items()}

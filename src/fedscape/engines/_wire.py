@@ -23,6 +23,7 @@ from fedscape.computation import Arrays, Computation
 from fedscape.engines._flwr import Array as FlowerArray
 from fedscape.engines._flwr import ArrayRecord, RecordDict
 from fedscape.errors import CheckpointError, EngineError
+from fedscape.federation import Federation
 from fedscape.privacy.mechanisms import AdaptiveClip, Gaussian, Laplace, Privacy
 from fedscape.privacy.release import Release
 
@@ -106,7 +107,7 @@ def order_of(content: Any) -> Order:
     return Order(int(found[1]), found[2], int(found[3]))
 
 
-def disclose(content: Any, largest: int) -> bytes:
+def disclose(content: Any, largest: float = np.inf) -> bytes:
     """The bytes in the content of a message, if it is one of ours and no larger than that."""
     try:
         array = content[ACTION]["blob"]
@@ -370,9 +371,9 @@ def release_written(release: Release | None) -> dict[str, Any] | None:
 
 
 def release_read(
-    about: Mapping[str, Any] | None, key: bytes, computation: Computation, state: Arrays
+    about: Mapping[str, Any] | None, key: bytes, computation: Computation, state: Arrays, clients: Federation
 ) -> Release | None:
-    """The release, with the node's own key, and its own bound on what one row can change."""
+    """The release, with the node's own key and, from the types of its columns, its own bound on what a row changes."""
     if about is None:
         return None
     try:
@@ -380,7 +381,7 @@ def release_read(
         if isinstance(given["clip"], dict):
             given["clip"] = AdaptiveClip(**given["clip"])
         privacy = _MECHANISMS[about["mechanism"]](**given)
-        bound = computation.row_bound(state, privacy.norm) if privacy.unit == "row" else None
+        bound = computation.row_bound(state, privacy.norm, clients) if privacy.unit == "row" else None
         clip, counted, number = about["clip"], about["counted"], about["min_clients"]
         if not (isinstance(clip, float) and 0 < clip < np.inf and isinstance(counted, bool) and int(number) >= 1):
             raise Unreadable("a clip or a number of clients that cannot be")
