@@ -19,6 +19,7 @@ from deployment import Deployment, until
 
 from fedscape import Federation, Local, checkpoint, rounds
 from fedscape.engines import deploy
+from fedscape.engines._deploy_node import change_terms
 from fedscape.random import Array
 
 WORK = """
@@ -75,9 +76,9 @@ class Fragile(Deployment):
         (app / "work.py").write_text(WORK)
         (app / "server.py").write_text(SERVER)
         text = (app / "client.py").read_text()
-        text = text.replace("client_app(load,", "client_app(load, computations=(Remember(),),").replace(
-            "unnoised=0", ""
-        )
+        text = text.replace("client_app(load)", "client_app(load, computations=(Remember(),))")
+        for i in range(self.nodes):
+            change_terms(folder / "nodes" / str(i), {}, clear=["unnoised"])
         (app / "client.py").write_text(f"from deployed.work import Remember\n{text}")
         self.out = folder / "out"
 

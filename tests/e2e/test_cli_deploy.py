@@ -10,8 +10,9 @@ import tomllib
 import pytest
 from shell import fedscape, ok, refused, started
 
-from fedscape import DataError
+from fedscape import DataError, EngineError, Federation, Flower, Histogram, Laplace
 from fedscape.engines import deploy
+from fedscape.engines.flower import LocalGrid, client_app
 
 
 def test_init_writes_a_deployment_that_check_finds_no_error_in(tmp_path):
@@ -259,3 +260,81 @@ def test_plain_text_is_only_for_loopback_and_said_so(tmp_path):
     assert any("plain text" in finding.what for finding in deploy.check(tmp_path / "d"))
     with pytest.raises(DataError, match="plain text is for this machine alone"):
         deploy.init(tmp_path / "e", plain=True, hosts=["192.0.2.1"])
+
+
+# -- what the owner of a node does -------------------------------------------------------------------------------------
+
+
+def test_every_node_has_terms_of_its_own_which_its_script_demands(tmp_path):
+    deploy.init(tmp_path / "d", nodes=2)
+    deploy.init(tmp_path / "s", nodes=1, strict=True)
+    for path in (tmp_path / "d").glob("nodes/*/terms.toml"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        about = tomllib.loads(path.read_text())
+        assert (about["epsilon"], about["total_epsilon"], about["unnoised"]) == (8.0, 8.0, 0)
+        assert about["places"] == ["central", "distributed", "local"]
+    assert len(list((tmp_path / "d").glob("nodes/*/terms.toml"))) == 2
+    strict = tomllib.loads((tmp_path / "s" / "nodes" / "0" / "terms.toml").read_text())
+    assert (strict["places"], strict["units"], strict["unnoised"]) == (["local"], ["client"], 0)
+    assert r"terms=\"required\"" in (tmp_path / "d" / "supernode.sh").read_text()
+    assert "terms=" not in (tmp_path / "d" / "app" / "deployed" / "client.py").read_text().split("app = ")[1]
+
+
+def test_terms_are_shown_and_written_term_by_term(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    node = tmp_path / "d" / "nodes" / "0"
+    shown = json.loads(ok("deploy", "terms", node, "--json"))
+    assert (shown["in_force"], shown["terms"]["epsilon"], shown["spent"]) == ("terms.toml", 8.0, [])
+    options = ["--epsilon", 2, "--unit", "client", "--column", "y", "--column", "z", "--computation", "Histogram"]
+    written = json.loads(ok("deploy", "terms", node, *options, "--clear", "total-epsilon", "--json"))["terms"]
+    assert (written["epsilon"], written["total_epsilon"], written["unnoised"]) == (2.0, None, 0)
+    assert (written["units"], written["columns"], written["computations"]) == (["client"], ["y", "z"], ["Histogram"])
+    assert stat.S_IMODE((node / "terms.toml").stat().st_mode) == 0o600
+    said = ok("deploy", "terms", node)
+    assert "no limit" in said
+    assert "y, z" in said
+    assert "0 of 64 failed runs" in said
+    assert json.loads(ok("deploy", "terms", tmp_path / "d" / "nodes" / "1", "--epsilon", 1, "--json"))["terms"]
+
+
+def test_wrong_terms_are_refused_in_one_line_and_change_nothing(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    node = tmp_path / "d" / "nodes" / "0"
+    before = (node / "terms.toml").read_text()
+    assert "epsilon must be a positive number, not -1.0" in refused(2, "deploy", "terms", node, "--epsilon", -1)
+    assert "epsilon must be a positive number, not inf" in refused(2, "deploy", "terms", node, "--epsilon", "inf")
+    assert "units must be among" in refused(2, "deploy", "terms", node, "--unit", "house")
+    assert "there is no term 'epsilom'" in refused(2, "deploy", "terms", node, "--clear", "epsilom")
+    assert "is a deployment; terms and logs are its nodes'" in refused(2, "deploy", "terms", tmp_path / "d")
+    assert "there is no folder" in refused(2, "deploy", "log", tmp_path / "none")
+    assert "last must be at least 1" in refused(2, "deploy", "log", node, "--last", 0)
+    assert (node / "terms.toml").read_text() == before
+    (node / "terms.toml").write_text("epsilom = 1")
+    assert "there is no term 'epsilom'" in refused(2, "deploy", "terms", node)
+    errors = [finding.what for finding in deploy.check(tmp_path / "d") if finding.level == "error"]
+    assert len(errors) == 1
+    assert "terms.toml: there is no term 'epsilom'" in errors[0]
+
+
+def test_the_owner_reads_what_was_asked_and_what_is_spent(tmp_path):
+    fed = Federation({"y": [0, 1, 2], "salary": [7, 8, 9]}, [0, 3], ids=["a"])
+    deploy.init(tmp_path / "d", nodes=1)
+    node = tmp_path / "d" / "nodes" / "0"
+    ok("deploy", "terms", node, "--column", "y")
+    grid = LocalGrid(client_app(lambda context: fed, folder=node), [{}])
+    engine = Flower(grid, min_clients=1, poll=0.001)
+    privacy = Laplace(clip=5.0, epsilon=0.5, place="local")
+    Histogram(3).fit(engine, privacy=privacy)
+    with pytest.raises(EngineError, match="on the column 'salary', which the owner does not allow"):
+        Histogram(10, column="salary").fit(engine, privacy=privacy)
+    lines = json.loads(ok("deploy", "log", node, "--json"))
+    assert [(line["outcome"], line["columns"]) for line in lines] == [("answered", ["y"]), ("refused", ["salary"])]
+    assert json.loads(ok("deploy", "log", node, "--last", 1, "--json")) == lines[-1:]
+    said = ok("deploy", "log", node)
+    assert "answered" in said
+    assert "salary" in said
+    spent = json.loads(ok("deploy", "terms", node, "--json"))["spent"]
+    (group,) = spent
+    assert (group["unit"], group["relation"], group["place"]) == ("client", "replace-one", "local")
+    assert group["epsilon"] == pytest.approx(1.0, rel=1e-4)
+    assert stat.S_IMODE((node / "log.jsonl").stat().st_mode) == 0o600

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,7 @@ def test_a_node_of_one_client_sends_numbers_in_their_own_type_and_one_of_several
 
     rng = np.random.default_rng(0)
     fed = Federation({"x": rng.normal(size=(24, 3)), "y": rng.integers(0, 2, 24)}, np.arange(0, 25, 2))
+    torch.manual_seed(0)  # of some weights the sum happens to be one of float32
     linear = nn.Linear(3, 2, dtype=torch.float32)
     method = FedAvg(LocalSGD(linear, cross_entropy, lr=0.3, epochs=1, batch_size=2))
     here = [r.state for r in rounds(method, fed, n_rounds=3)]
@@ -700,6 +702,61 @@ def test_code_cannot_be_asked_for_and_owners_code_must_agree_with_the_servers(tm
     engine = engine_of(federation(), tmp_path / "4")
     with pytest.raises(EngineError, match="made inside a function"):
         engine.run(made(3), {}, np.arange(12), _key())
+
+
+def trained(**changed):
+    from torch import nn
+
+    from fedscape.learning import FedAvg, LocalSGD, cross_entropy
+
+    settings = {"lr": 0.05, "epochs": 1, "batch_size": 2}
+    how = {name: changed.pop(name) for name in ("server", "weighting", "initial") if name in changed}
+    layer = nn.Linear(3, 2, bias=changed.pop("bias", True))
+    return FedAvg(LocalSGD(layer, changed.pop("loss", cross_entropy), **{**settings, **changed}), **how)
+
+
+def other_loss(output, target):
+    return ((output - target[:, None]) ** 2).sum(dim=1)
+
+
+def training_differences():
+    from fedscape.learning import Momentum
+    from fedscape.learning.schedules import CosineDecay
+
+    return [
+        ({"lr": 0.1}, "lr is 0.1 on the node, 0.05 at the server"),
+        ({"lr": 0.1, "batch_size": 7}, "batch_size is 7 on the node, 2 at the server"),
+        ({"epochs": 3}, "epochs is 3 on the node, 1 at the server"),
+        ({"epochs": None, "steps": 4}, "steps is 4 on the node, None at the server"),
+        ({"momentum": 0.9}, "momentum is 0.9 on the node, 0 at the server"),
+        ({"proximal": 0.5}, "proximal is 0.5 on the node, 0 at the server"),
+        ({"weight_decay": 0.5}, "weight_decay is 0.5 on the node, 0 at the server"),
+        ({"optimiser": "adam"}, "optimiser is 'adam' on the node, 'sgd' at the server"),
+        ({"schedule": CosineDecay(5)}, "schedule is CosineDecay(n_rounds=5, end=0.0) on the node, None at the server"),
+        ({"weights": "w"}, "weights is 'w' on the node, None at the server"),
+        ({"loss": other_loss}, "other_loss on the node, fedscape.learning.losses.cross_entropy at the server"),
+        ({"bias": False}, "parameters is weight 2x3 float32 on the node, weight 2x3 float32, bias 2 float32 at the"),
+        ({"weighting": "equal"}, "weighting is 'equal' on the node, 'samples' at the server"),
+        ({"server": Momentum()}, "server is "),
+    ]
+
+
+@pytest.mark.parametrize("number", range(14))
+def test_a_node_that_would_train_otherwise_refuses_and_says_in_what(number, tmp_path):
+    changed, text = training_differences()[number]
+    said = ask(tmp_path, computation=trained(), own=(trained(**changed),))
+    assert said is not None
+    assert "a computation with other settings than the owner's: " in said
+    assert text in said
+
+
+def test_where_and_how_fast_a_node_trains_is_its_own():
+    from fedscape.learning import LocalSGD
+
+    own = trained(strategy="sequential", lr=0.05)
+    assert _wire.rebuilt(_wire.described(trained()), (trained(lr=0.1), own)) is own
+    apart = set(own.local.settings()) ^ {f.name for f in fields(LocalSGD) if f.init}
+    assert apart == {"parameters", "strategy", "precision", "device"}
 
 
 class Coded(Computation):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedscape.cli.options import Json
-from fedscape.cli.show import pairs, show, table
+from fedscape.cli.show import pairs, short, show, table
 
 deploy = typer.Typer(help="Write and check a deployment over Flower.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(help="The folder of the deployment.")]
+NodeFolder = Annotated[Path, typer.Argument(help="The folder of a node: nodes/NUMBER of a deployment.")]
 
 
 @deploy.command()
@@ -27,13 +28,17 @@ def init(
     plain_text_on_loopback: Annotated[
         bool, typer.Option("--plain-text-on-loopback", help="No TLS and no node keys: on this machine alone.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Terms that believe no server: only noise that the nodes add themselves.")
+    ] = False,
     json_: Json = False,
 ) -> None:
-    """Write a ready Flower app, certificates, node keys (mode 600) and scripts into a new folder."""
+    """Write a ready Flower app, certificates, node keys and terms (mode 600) and scripts into a new folder."""
     from fedscape.engines import deploy as engine
 
     hosts = tuple(host) if host else ("127.0.0.1", "localhost")
-    about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, plain=plain_text_on_loopback)
+    how = {"plain": plain_text_on_loopback, "strict": strict}
+    about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, **how)
     show(about, json_, lambda made: pairs("a deployment; its README.md says how to start it", made))
 
 
@@ -47,3 +52,71 @@ def check(folder: Folder, json_: Json = False) -> None:
     show(found, json_, lambda _: table(f"{folder}", ["level", "what", "remedy"], rows))
     if any(finding["level"] == "error" for finding in found):
         raise typer.Exit(1)
+
+
+@deploy.command()
+def terms(
+    folder: NodeFolder,
+    epsilon: Annotated[float | None, typer.Option(help="Budget of each unit, relation and place.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The delta at which budgets are stated.")] = None,
+    total_epsilon: Annotated[float | None, typer.Option(help="One budget over all of them.")] = None,
+    unnoised: Annotated[int | None, typer.Option(help="How many answers may leave without promised noise.")] = None,
+    place: Annotated[list[str] | None, typer.Option(help="central, distributed or local; may be repeated.")] = None,
+    unit: Annotated[list[str] | None, typer.Option(help="client or row; may be repeated.")] = None,
+    relation: Annotated[list[str] | None, typer.Option(help="add-remove or replace-one; may be repeated.")] = None,
+    parts: Annotated[int | None, typer.Option(help="Clients that distributed noise may be split over.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="A column that may be read; may be repeated.")] = None,
+    computation: Annotated[
+        list[str] | None, typer.Option(help="A computation that may be asked for; may be repeated.")
+    ] = None,
+    reveal: Annotated[list[str] | None, typer.Option(help="An array shown client by client; may be repeated.")] = None,
+    numbers: Annotated[int | None, typer.Option(help="The most numbers of a request or an answer.")] = None,
+    largest: Annotated[float | None, typer.Option(help="The largest number of a request.")] = None,
+    clear: Annotated[list[str] | None, typer.Option(help="A term that gets its default; may be repeated.")] = None,
+    json_: Json = False,
+) -> None:
+    """Show a node's terms and what is spent; with options, write them to its terms.toml (mode 600) first."""
+    from fedscape.engines import _deploy_node as node
+
+    lists = {"places": place, "units": unit, "relations": relation, "columns": column}
+    lists |= {"computations": computation, "reveals": reveal}
+    changes: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "total_epsilon": total_epsilon}
+    changes |= {"unnoised": unnoised, "parts": parts, "numbers": numbers, "largest": largest}
+    changes |= {name: None if values is None else tuple(values) for name, values in lists.items()}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    cleared = [name.replace("-", "_") for name in clear or ()]
+    if changes or cleared:
+        node.change_terms(folder, changes, clear=cleared)
+    show(node.terms_of(folder), json_, _show_terms)
+
+
+def _show_terms(about: dict[str, Any]) -> None:
+    shown = {name: "no limit" if value is None else value for name, value in about["terms"].items()}
+    values = {n: (", ".join(v) or "none") if isinstance(v, list | tuple) else v for n, v in shown.items()}
+    pairs(f"terms of {about['folder']}: {about['in_force']}", values)
+    rows = [[*list(group.values())[:3], short(group["epsilon"])] for group in about["spent"]]
+    table(
+        f"spent; in all {short(about['spent_in_all'])}; {about['unnoised']} answers without noise; "
+        f"{about['failed_runs']} of {about['failed_runs_allowed']} failed runs",
+        ["unit", "relation", "place", "epsilon"],
+        rows,
+    )
+
+
+@deploy.command()
+def log(
+    folder: NodeFolder,
+    last: Annotated[int | None, typer.Option(help="Only the last so many.")] = None,
+    json_: Json = False,
+) -> None:
+    """Show what was asked of a node, by name and column, and whether it was answered, refused or failed."""
+    from fedscape.engines import _deploy_node as node
+
+    names = ["time", "outcome", "asked", "columns", "why"]
+    lines = node.log_of(folder, last=last)
+    rows = [[_text(line.get(name, "")) for name in names] for line in lines]
+    show(lines, json_, lambda _: table(f"{folder}", names, rows))
+
+
+def _text(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)

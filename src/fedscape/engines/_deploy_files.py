@@ -43,7 +43,8 @@ SUPERNODE = (
     + """\
 # supernode.sh NUMBER DATA [CLIENT COLUMN]
 number="$1"
-config="folder=\\"$here/nodes/$number\\" data=\\"$2\\" client=\\"${3:-}\\""
+# The owner's terms must be in nodes/NUMBER/terms.toml: without them this node refuses every request.
+config="folder=\\"$here/nodes/$number\\" data=\\"$2\\" client=\\"${3:-}\\" terms=\\"required\\""
 # After a crash Flower takes the same key back only when a minute has passed: try again until then.
 until flower-supernode --superlink "@ADDRESS@" @SECURITY@ --host 127.0.0.1 --port "$((9100 + number))" \\
   --node-config "$config"; do
@@ -156,12 +157,12 @@ def main(grid: Grid, context: Context) -> None:
 '''
 
 CLIENT = '''\
-"""A node: whose data it holds, and on which terms it answers."""
+"""A node: whose data it holds."""
 
 from flwr.app import Context
 
 from fedscape import Federation, datasets
-from fedscape.engines.flower import Terms, client_app
+from fedscape.engines.flower import client_app
 
 
 def load(context: Context) -> Federation:
@@ -169,10 +170,9 @@ def load(context: Context) -> Federation:
     return datasets.read(str(config["data"]), client=str(config["client"]) or None)
 
 
-# The owner's terms: at most this much privacy may be spent, and nothing leaves to which no noise is promised.
-# The server is believed that it adds the noise it promises. For an owner who does not believe it:
-# Terms(..., places=("local",)), which only answers where this node adds all of the noise itself.
-app = client_app(load, terms=Terms(epsilon=8.0, delta=1e-6, unnoised=0))
+# Terms are the owner's: nodes/NUMBER/terms.toml on the node, which `fedscape deploy terms` shows and writes. An app
+# can only be stricter: client_app(load, terms=Terms(...)).
+app = client_app(load)
 '''
 
 README = """\
@@ -184,8 +184,11 @@ README = """\
 | --- | --- | --- |
 | server | `./superlink.sh` | everything here but `keys/node-*` and `nodes/` |
 | server, once | `./register.sh` | `keys/*.pub` |
-| node N | `./supernode.sh N DATA` | `environment.sh`, `supernode.sh`, `certificates/ca.crt`, `keys/node-N` |
+| node N | `./supernode.sh N DATA` | `environment.sh`, `supernode.sh`, `certificates/ca.crt`, `keys/node-N`, `nodes/N` |
 | server | `./run.sh OUT` | `app/`, `flower/` |
+
+On a node its owner decides: `fedscape deploy terms nodes/N` shows on which terms it answers and what is spent, and with
+options such as `--total-epsilon 4 --column y` writes them; `fedscape deploy log nodes/N` shows what was asked.
 
 Results are in OUT: `population.json`, `clients.parquet`, `result.json`, `ledger.jsonl`. A run that was stopped goes on
 when it is started with the same OUT.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedscape.engines import _deploy_files as files
+from fedscape.engines import _deploy_node as node
 from fedscape.engines import _deploy_read as read
 from fedscape.errors import DataError, require
 
@@ -41,8 +42,9 @@ def init(
     port: int = 8000,
     days: int = 365,
     plain: bool = False,
+    strict: bool = False,
 ) -> dict[str, Any]:
-    """Write a ready Flower app with certificates, node keys and scripts into a new folder.
+    """Write a ready Flower app with certificates, node keys, nodes' terms and scripts into a new folder.
 
     Parameters
     ----------
@@ -58,6 +60,8 @@ def init(
         How long the certificates hold.
     plain
         Plain text instead of TLS, and so no node authentication: only where the first host is this machine.
+    strict
+        Terms that believe no server: nodes answer only where they add all of the noise themselves.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -86,6 +90,7 @@ def init(
     if not plain:
         _write_certificates(target / "certificates", hosts, days)
         _write_keys(target / "keys", nodes)
+    node.write_first_terms(target, nodes, strict=strict)
     _write_texts(target.resolve(), hosts[0], port, nodes=nodes, plain=plain)
     about = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
     (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
@@ -297,14 +302,16 @@ def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: 
 
 
 def _readable(target: Path) -> Iterator[Finding]:
-    """What others on this machine could read, now or once it is written."""
+    """What others on this machine could read, now or once it is written; and what nodes cannot."""
     secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if p.suffix != ".pub")]
-    for path in [target, *secret, *target.glob("superlink.db*")]:
+    for path in [target, *secret, *target.glob("superlink.db*"), *target.glob("nodes/*/terms.toml")]:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             where = "the folder" if path == target else path.relative_to(target)
             remedy = f"chmod {'700' if path == target else '600'} {path}"
             yield Finding("error", f"{where} can be read by others (mode {mode:o})", remedy)
+    for said in node.damaged_terms(target):
+        yield Finding("error", said, "the node refuses everything: mend it, or use fedscape deploy terms")
     masks = [c[-1] for c in read.shell(target / "environment.sh") or [] if c[0] == "umask"]
     if masks[-1:] not in (["077"], ["0077"]):
         said = "what Flower writes, its database among it, could be read by others"
@@ -382,7 +389,8 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     )
     yield Finding(
         "note",
-        "a run carries its app with it: who starts a run chooses the code that nodes execute, their terms included",
+        "a run carries its app with it: who starts a run chooses the code that nodes execute; terms.toml binds an app "
+        "that asks client_app, and no other",
         "let only the operator reach the port, and read app/deployed/client.py before a run",
     )
     yield Finding(
