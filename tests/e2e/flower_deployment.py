@@ -28,7 +28,8 @@ def test_a_private_fit_and_a_simulated_population_over_tls_with_node_authenticat
     refused = start_refused(deployed)
     assert run.wait(500) == 0, deployed.log("run")
     result = json.loads((out / "result.json").read_text())
-    assert [r["clients"] for r in result["rounds"]] == [60, 60, 60]
+    assert len(result["rounds"]) == 3
+    assert all(abs(r["clients"] - 60) < 50 for r in result["rounds"])  # the number itself is noised
     assert result["troubles"] == []
     assert 3.9 < Ledger(out / "ledger.jsonl").spent()["client", "add-remove", "central"] <= 4.0
     fitted = MixtureOfDirichletMultinomials.load(out / "population.json")
