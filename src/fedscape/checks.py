@@ -77,6 +77,42 @@ def check_finite(values: Array, column: str) -> Array:
     return values.astype(np.float64, copy=False)
 
 
+def valid_categories(values: Array, n_categories: int) -> Array | None:
+    """Which rows `check_categories` takes; None where it takes all, or none because of their type.
+
+    >>> valid_categories(np.array([0.0, 2.0, np.nan, 1.5, -1.0]), 2).tolist()
+    [True, False, False, False, False]
+    """
+    if values.dtype.kind not in "biuf" or values.ndim not in (1, 2):
+        return None
+    limit = n_categories if values.ndim == 1 else 2**31  # or a count, of which there may be that many
+    inside = (values >= 0) & (values < limit)
+    if values.dtype.kind == "f":
+        inside &= values == np.floor(values)
+    return np.asarray(inside.all(axis=1) if values.ndim == 2 else inside)
+
+
+def valid_numbers(values: Array) -> Array | None:
+    """Which rows `check_finite` takes; None where it takes all, or none because of their type.
+
+    >>> valid_numbers(np.array([[0.0, 1.0], [np.inf, 2.0]])).tolist()
+    [True, False]
+    """
+    if values.dtype.kind != "f" or all_finite(values):
+        return None
+    return np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
+
+
+def all_valid(*masks: Array | None) -> Array | None:
+    """Rows that all masks let through; None stands for all rows.
+
+    >>> all_valid(None, np.array([True, True]), np.array([True, False])).tolist()
+    [True, False]
+    """
+    there = [mask for mask in masks if mask is not None]
+    return np.logical_and.reduce(there) if there else None
+
+
 def check_whole(name: str, value: int, *, least: int) -> int:
     """A whole number of at least `least`, or a DataError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.checks import valid_numbers
 from fedscape.computation import Arrays, Kept
 from fedscape.engine import Engine
 from fedscape.errors import DataError, PrivacyError
@@ -109,11 +110,14 @@ class FederatedKMeans(Estimator):
         centres = np.where(sizes > 0, total["sums"] / np.maximum(sizes, 1), state["centres"])  # an empty one stays
         return {"centres": centres, "sizes": total["sizes"].astype(float)}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         if self.bound is None:
             return None
         starts, _, d = state["centres"].shape
         return float(np.sqrt(starts * (1 + self.bound**2)) if norm == 2 else starts * (1 + np.sqrt(d) * self.bound))
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(clients[self.column])
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = reading(self, column)
@@ -172,7 +176,8 @@ class FederatedKMeans(Estimator):
         rng = np.random.default_rng(2)
         offsets = offsets_of(rng.integers(0, 7, 25))
         x = rng.normal(0, 1, (offsets[-1], 2)) + 6 * rng.integers(0, 3, (offsets[-1], 1))
-        return [(cls(3, init=rng.normal(6, 6, (2, 3, 2))), Federation({"x": x}, offsets))]
+        init, fed = rng.normal(6, 6, (2, 3, 2)), Federation({"x": x}, offsets)
+        return [(cls(3, init=init), fed), (cls(3, init=init, bound=10.0), fed)]
 
 
 def nearest(x: Array, centres: Array) -> tuple[Array, Array]:

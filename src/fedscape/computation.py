@@ -107,8 +107,15 @@ class Computation:
         """
         return None
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
-        """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded."""
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
+        """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded.
+
+        Of `clients` only names, shapes and types may be looked at; a server without rows has None.
+        """
+        return None
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        """Which rows lie in the domain the computation declares, as a mask; None where all do."""
         return None
 
     def foresee(self, clients: Federation, key: Key) -> None:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedscape.checks import all_finite, check_finite
+from fedscape.checks import all_finite, check_finite, valid_numbers
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
@@ -22,6 +22,7 @@ from fedscape.mixtures._gm_kernels import squares
 from fedscape.mixtures._numbers import numbers_of
 from fedscape.ragged import offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
+from fedscape.statistics import shortened
 
 Scatter = Literal["all", "within_clients"]
 Weighting = Literal["rows", "clients"]
@@ -164,7 +165,7 @@ class GaussianRounds(Computation):
             value.append((mass * inside).sum(axis=-1) - 0.5 * quadratic)
         return np.asarray((value[1] - value[0]) / np.maximum(mass.sum(axis=-1), 1e-12))
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # With weights of its own a client's next shares depend on all its rows: nothing bounds what one row changes.
         if self.bound is None or not self.shared_weights or self.scatter != "all" or self.weighting != "rows":
             return None
@@ -172,6 +173,9 @@ class GaussianRounds(Computation):
         r = 1 + float(np.linalg.norm(state["means"], axis=-1).max()) / self.bound  # of a row about a mean, in bounds
         one = np.sqrt(1 + r**2 + r**4) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
         return float(np.sqrt(starts) * one if norm == 2 else starts * one)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(clients[self.column])
 
     def _own_weights(self, state: Arrays, clients: Federation) -> Array | None:
         """The weights of each client, [clients, S, K]; None where they are common."""
@@ -216,6 +220,9 @@ class GaussianRounds(Computation):
             example(Spherical(), weighting="clients", bound=20.0),
             example(Tied()),
             example(Tied(), shared_weights=True),
+            example(Full(), shared_weights=True, bound=5.0),
+            example(Tied(), shared_weights=True, bound=5.0),
+            example(Spherical(), shared_weights=True, bound=5.0),
         ]
 
 
@@ -244,7 +251,7 @@ class GaussianScore(GaussianRounds):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         return {**state, "server.score": total["log_likelihood"] / max(float(total["rows"]), 1.0)}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         return None  # a row may be as unlikely as it likes
 
 
@@ -318,8 +325,7 @@ def rows_of_block(values: Array, begin: int, end: int, column: str, bound: float
         check_finite(values, column)
     if bound is None:
         return x
-    length = np.sqrt(np.einsum("nd,nd->n", x, x))[:, None]
-    return np.asarray(x * np.minimum(1.0, bound / np.maximum(length, 1e-300)))
+    return shortened(x, bound)
 
 
 def logs(weights: Array) -> Array:
