@@ -166,7 +166,7 @@ def features(clients: Federation, column: str, bound: float | None = None) -> Ar
 def shortened(x: Array, bound: float) -> Array:
     """Rows [n, d] of at most this length: whatever the numbers, no square of them overflows or vanishes.
 
-    >>> shortened(np.array([[3e200, 4e200], [0.3, 0.4]]), 1.0).tolist()
+    >>> shortened(np.array([[3e200, 4e200], [0.3, 0.4]]), 1.0).round(6).tolist()
     [[0.6, 0.8], [0.3, 0.4]]
     """
     least = max(bound * 1e-300, float(np.finfo(float).tiny))

@@ -8,7 +8,7 @@ import computations as found
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Histogram, Key, rounds
+from fedscape import Computation, Federation, Gaussian, Histogram, Key, PrivacyError, rounds
 from fedscape.computation import frozen
 from fedscape.errors import DataError
 from fedscape.mixtures._dm_private import Ascend, Differ, Outline
@@ -161,6 +161,12 @@ def test_no_row_moves_the_sums_further_than_the_bound(computation, fed, form):
 def test_the_search_reaches_bounds_that_are_tight():
     computation, fed = Histogram.examples()[0]
     assert furthest(computation, computation.start(0), fed, seed=0).tolist() == [1.0, 1.0]
+
+
+def test_a_row_of_ready_counts_is_not_one_row():
+    computation, fed = Histogram.examples()[1]
+    with pytest.raises(PrivacyError, match="does not bound what one row can change: use unit='client'"):
+        computation.fit(fed, privacy=Gaussian(clip=1.0, multiplier=1.0, unit="row"))
 
 
 def test_a_row_that_stands_for_many_has_the_bound_of_a_client():
