@@ -13,6 +13,18 @@ from fedscape.random import Array
 NUMBERS = "biufmM"
 
 
+class Collected(tuple[str, ...]):
+    """Names of codes that were collected from rows: which there are, and their numbers, tell what clients hold.
+
+    Names that a caller, a schema or a law gives are plain tuples.
+
+    >>> Collected(("flu", "rare")) == ("flu", "rare")
+    True
+    """
+
+    __slots__ = ()
+
+
 def all_finite(values: Array) -> bool:
     """Whether there is neither NaN nor infinity; other values than floating point numbers always are.
 
@@ -147,7 +159,7 @@ def checked_columns(
     columns: Mapping[str, npt.ArrayLike], names: dict[str, Sequence[str]]
 ) -> tuple[dict[str, Array], dict[str, tuple[str, ...]]]:
     stored: dict[str, Array] = {}
-    known = {name: tuple(str(v) for v in value) for name, value in names.items()}
+    known = {n: v if isinstance(v, Collected) else tuple(str(name) for name in v) for n, v in names.items()}
     for name, given in columns.items():
         if not isinstance(name, str) or not name:
             raise DataError(f"a column's name must be a text of at least one character, not {name!r}")
@@ -158,7 +170,11 @@ def checked_columns(
             )
         if values.dtype.kind in "US":
             texts, values = np.unique(values, return_inverse=True)
-            known[name] = tuple(texts.astype(str).tolist())
+            collected = Collected(texts.astype(str).tolist())
+            if name in known:
+                values = codes_by_name(values, collected, known[name])
+            else:
+                known[name] = collected
             values = values.astype(np.int32)
         if values.dtype.kind not in NUMBERS:
             raise DataError(f"column {name!r} must hold numbers or texts, not {values.dtype}")

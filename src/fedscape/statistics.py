@@ -59,6 +59,9 @@ class Histogram(Estimator):
         """One category more is a count of one more; a row of ready counts is a whole histogram, and can be any."""
         return None if clients is not None and clients[self.column].ndim > 1 else 1.0
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_categories(clients[self.column], self.n_categories)
 

@@ -168,6 +168,9 @@ class ClientAccuracy(Computation):
         model = {n: v for n, v in state.items() if n.startswith("model.")}
         return {**model, **{n: np.asarray(total[n], dtype=float) for n in ("rows", "loss", "correct", "histogram")}}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

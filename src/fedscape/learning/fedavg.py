@@ -131,6 +131,9 @@ class FedAvg(Computation):
     def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
         return deltas(self.local, tensors_of(self.local, model_arrays(state)), clients, key)
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

@@ -187,6 +187,9 @@ class Sweep(Computation):
 
         return works[seeds[0]]._replace(plan=Plan(rows.reshape(-1, *rows.shape[2:]), counts), dropout=dropout)
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

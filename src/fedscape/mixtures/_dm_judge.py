@@ -60,6 +60,9 @@ class Compare(Computation):
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "log_likelihood": mean, "errors": errors, "clients": total["clients"]}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return self._like.valid_rows(clients)
 
@@ -127,6 +130,9 @@ class Contrast(Computation):
         np.fill_diagonal(errors, 0.0)
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "log_likelihood": mean, "errors": errors, "clients": np.asarray(n)}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
 
     def valid_rows(self, clients: Federation) -> Array | None:
         return self._like.valid_rows(clients)
@@ -201,6 +207,9 @@ class Information(Computation):
             weights = np.sqrt(np.maximum(np.diag(moved_by @ inside @ moved_by.T), 0.0))
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "errors": np.concatenate((errors[: free - (k - 1)], weights))}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
 
     def valid_rows(self, clients: Federation) -> Array | None:
         return self._like.valid_rows(clients)

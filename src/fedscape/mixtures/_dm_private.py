@@ -82,6 +82,9 @@ class Outline(Computation):
         # Positions have norm one and no negative numbers, so two are at most sqrt(2) apart; so are two bins.
         return float(np.sqrt(2) if norm == 2 else np.sqrt(self.n_categories) + np.sqrt(2))  # L1 <= sqrt(C) L2
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
@@ -129,6 +132,9 @@ class Differ(Computation):
         # The inner product of g g' and f f' is (g . f)^2, not negative: two of norm one are at most sqrt(2) apart.
         entries = self.n_categories * (self.n_categories + 1) / 2
         return float(np.sqrt(2) if norm == 2 else np.sqrt(2 * entries))
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
 
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
@@ -305,6 +311,9 @@ class Ascend(Computation):
         middle = np.einsum("gij,gj->gi", own, state["mean"])[:, :, None]
         corners = np.stack((own, np.broadcast_to(middle, own.shape), own - middle))
         return float(np.sqrt((corners**2).sum(axis=2).max(axis=0).sum(axis=0).max()))
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
 
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, len(self.reach) - 1)

@@ -212,6 +212,9 @@ class Maximise(Computation):
         bins = 0 if self._edges is None else 2
         return float(np.sqrt(len(self.models) * (2 + bins)) if norm == 2 else len(self.models) * (2 + bins))
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
 

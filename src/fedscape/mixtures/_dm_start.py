@@ -66,6 +66,9 @@ class Survey(Computation):
         mean = floored(np.maximum(total["mean"], 0.0)[:, None] / max(float(total["mean"].sum()), 1e-300))[:, 0]
         return {"directions": state["directions"], "anchors": anchors, "reach": reach, "mean": mean}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
@@ -132,6 +135,9 @@ class Initialise(Computation):
             "anchors": state["anchors"],
             **{name: total[name] for name in ("members", "first", "second", "inverse")},
         }
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
 
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)

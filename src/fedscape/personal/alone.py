@@ -85,6 +85,9 @@ class LocalOnly(Computation):
         new = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
         return {f"model.{n}": p for n, p in new.items()}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

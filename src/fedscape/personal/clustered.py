@@ -236,6 +236,9 @@ class ClusteredFL(Computation):
         fits = [sums_over_rows(log_probs_of(logs[:, c], target), clients) for c in range(len(models))]
         return np.asarray(np.argmax(fits, axis=0), dtype=np.int64)
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

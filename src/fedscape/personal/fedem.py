@@ -174,6 +174,9 @@ class FedEM(Computation):
             own = np.where(rows > 0, mass / np.maximum(rows, 1), own)
         return {"shares": own}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

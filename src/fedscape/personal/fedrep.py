@@ -138,6 +138,9 @@ class FedRep(Computation):
         heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
         return trained_alone(half, heads, clients, key)
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 

@@ -114,6 +114,9 @@ class SelfScores(Computation):
         model = {name: state[name] for name in _MODEL}
         return {**model, **{name: np.asarray(total[name], dtype=float) for name in STATISTICS}}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
     def valid_rows(self, clients: Federation) -> Array | None:
         return valid_categories(clients[self.column], self.population.concentrations_.shape[1])
 
