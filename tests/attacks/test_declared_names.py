@@ -12,6 +12,7 @@ import fedscape as fs
 from fedscape import Federation, Gaussian, Ledger, PrivacyError
 from fedscape.formats import from_csv, from_frame, from_huggingface, from_parquet, to_csv, to_parquet
 from fedscape.learning import cross_entropy
+from fedscape.studies.model import declared_counts
 
 RARE = "rare-disease"
 NAMES = ["cold", "flu", "ulcer"]
@@ -162,3 +163,15 @@ def test_names_must_be_different_texts():
     for names in ([], ["flu", "flu"], "flu"):
         with pytest.raises(fs.DataError, match="names must be a list of different texts"):
             fed.declare("y", names)
+
+
+def test_a_private_count_of_a_study_is_one_of_declared_categories():
+    said = []
+    for rare in (False, True):
+        fed = from_frame(table(rare=rare), client="who")
+        with pytest.raises(PrivacyError, match=r"the categories of 'y' follow from the rows.*names= ") as refusal:
+            fs.study(fed, epsilon=1.0, progress=False)
+        said.append(str(refusal.value))
+        counts = declared_counts(fed, None, NAMES).sum(axis=0)
+        assert counts.tolist() == table(rare=False)["y"].value_counts()[NAMES].tolist()
+    assert said[0] == said[1]

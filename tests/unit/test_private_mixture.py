@@ -13,9 +13,12 @@ from scipy.special import psi
 
 from fedscape import (
     All,
+    DataError,
+    FederatedKMeans,
     Federation,
     FixedSize,
     Gaussian,
+    GaussianMixture,
     Key,
     Laplace,
     Ledger,
@@ -511,7 +514,7 @@ def test_by_default_a_private_fit_has_one_start_and_says_so():
             "n_init=1: under privacy one start runs by default, since comparing several costs a release"
         ]
         assert model.fit(data).history_.notes == []
-        with pytest.raises(PrivacyError, match="starts .*compared by measuring them: give measure_privacy"):
+        with pytest.raises(PrivacyError, match=r"starts .*compared by measuring them: give measure_privacy"):
             several.fit(data, privacy=privacy)
     with pytest.raises(DataError, match="n_init must be a whole number of at least 1, not 0"):
         FederatedKMeans(2, n_init=0).fit(points)
