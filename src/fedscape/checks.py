@@ -13,6 +13,18 @@ from fedscape.random import Array
 NUMBERS = "biufmM"
 
 
+class Collected(tuple[str, ...]):
+    """Names of codes that were collected from rows: which there are, and their numbers, tell what clients hold.
+
+    Names that a caller, a schema or a law gives are plain tuples.
+
+    >>> Collected(("flu", "rare")) == ("flu", "rare")
+    True
+    """
+
+    __slots__ = ()
+
+
 def all_finite(values: Array) -> bool:
     """Whether there is neither NaN nor infinity; other values than floating point numbers always are.
 
@@ -77,6 +89,42 @@ def check_finite(values: Array, column: str) -> Array:
     return values.astype(np.float64, copy=False)
 
 
+def valid_categories(values: Array, n_categories: int) -> Array | None:
+    """Which rows `check_categories` takes; None where it takes all, or none because of their type.
+
+    >>> valid_categories(np.array([0.0, 2.0, np.nan, 1.5, -1.0]), 2).tolist()
+    [True, False, False, False, False]
+    """
+    if values.dtype.kind not in "biuf" or values.ndim not in (1, 2):
+        return None
+    limit = n_categories if values.ndim == 1 else 2**31  # or a count, of which there may be that many
+    inside = (values >= 0) & (values < limit)
+    if values.dtype.kind == "f":
+        inside &= values == np.floor(values)
+    return np.asarray(inside.all(axis=1) if values.ndim == 2 else inside)
+
+
+def valid_numbers(values: Array) -> Array | None:
+    """Which rows `check_finite` takes; None where it takes all, or none because of their type.
+
+    >>> valid_numbers(np.array([[0.0, 1.0], [np.inf, 2.0]])).tolist()
+    [True, False]
+    """
+    if values.dtype.kind != "f" or all_finite(values):
+        return None
+    return np.asarray(np.isfinite(values).reshape(len(values), -1).all(axis=1))
+
+
+def all_valid(*masks: Array | None) -> Array | None:
+    """Rows that all masks let through; None stands for all rows.
+
+    >>> all_valid(None, np.array([True, True]), np.array([True, False])).tolist()
+    [True, False]
+    """
+    there = [mask for mask in masks if mask is not None]
+    return np.logical_and.reduce(there) if there else None
+
+
 def check_whole(name: str, value: int, *, least: int) -> int:
     """A whole number of at least `least`, or a DataError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -111,7 +159,7 @@ def checked_columns(
     columns: Mapping[str, npt.ArrayLike], names: dict[str, Sequence[str]]
 ) -> tuple[dict[str, Array], dict[str, tuple[str, ...]]]:
     stored: dict[str, Array] = {}
-    known = {name: tuple(str(v) for v in value) for name, value in names.items()}
+    known = {n: v if isinstance(v, Collected) else tuple(str(name) for name in v) for n, v in names.items()}
     for name, given in columns.items():
         if not isinstance(name, str) or not name:
             raise DataError(f"a column's name must be a text of at least one character, not {name!r}")
@@ -122,7 +170,11 @@ def checked_columns(
             )
         if values.dtype.kind in "US":
             texts, values = np.unique(values, return_inverse=True)
-            known[name] = tuple(texts.astype(str).tolist())
+            collected = Collected(texts.astype(str).tolist())
+            if name in known:
+                values = codes_by_name(values, collected, known[name])
+            else:
+                known[name] = collected
             values = values.astype(np.int32)
         if values.dtype.kind not in NUMBERS:
             raise DataError(f"column {name!r} must hold numbers or texts, not {values.dtype}")

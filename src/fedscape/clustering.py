@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.checks import valid_numbers
 from fedscape.computation import Arrays, Kept
 from fedscape.engine import Engine
 from fedscape.errors import DataError, PrivacyError
-from fedscape.estimator import Estimator, Fit, reading
+from fedscape.estimator import Estimator, Fit, check_n_init, reading
 from fedscape.federation import Federation
 from fedscape.kernel import kernel
 from fedscape.ragged import offsets_of
@@ -23,7 +24,7 @@ class FederatedKMeans(Estimator):
 
     Starts are drawn from the normal law with the federation's mean and covariance (`Moments`, two rounds), so that no
     row leaves its client. All starts run in the same rounds; one more round measures them and the best is kept. Under
-    privacy that measuring needs `measure_privacy`; a single start needs none.
+    privacy that measuring needs `measure_privacy`; a single start, the default there, needs none.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ class FederatedKMeans(Estimator):
     column
         Numbers of any trailing shape; they are flattened to d features.
     n_init
-        How many starts run side by side.
+        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
     rounds
         At most this many rounds after the two of `Moments`.
     tol
@@ -57,7 +58,7 @@ class FederatedKMeans(Estimator):
         n_clusters: int,
         *,
         column: str = "x",
-        n_init: int = 4,
+        n_init: int | None = None,
         rounds: int = 50,
         tol: float = 1e-4,
         init: npt.ArrayLike | None = None,
@@ -115,8 +116,12 @@ class FederatedKMeans(Estimator):
         starts, _, d = state["centres"].shape
         return float(np.sqrt(starts * (1 + self.bound**2)) if norm == 2 else starts * (1 + np.sqrt(d) * self.bound))
 
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(clients[self.column])
+
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = reading(self, column)
+        check_n_init(self.n_init)
         how.check_scales("n_rows", "first", "second", "sums", "sizes")
         self.moments_ = Moments(column=work.column, bound=self.bound)
         self.moments_.history_ = self.history_
@@ -126,7 +131,7 @@ class FederatedKMeans(Estimator):
         def settled(old: Arrays, new: Arrays) -> bool:
             return bool(np.abs(old["centres"] - new["centres"]).max() <= self.tol * spread)
 
-        how, starts = how.sending("sums", "sizes"), self._starts()
+        how, starts = how.sending("sums", "sizes"), self._starts(how)
         blind = how.privacy is not None and how.measure_privacy is None
         if blind and len(starts["centres"]) > 1:
             raise PrivacyError("starts are compared by measuring them: give measure_privacy, or use n_init=1")
@@ -144,15 +149,15 @@ class FederatedKMeans(Estimator):
         order = np.lexsort(state["centres"][best].T[::-1])  # by the first feature, so that the order means something
         self.centres_, self.sizes_ = state["centres"][best][order], state["sizes"][best][order]
 
-    def _starts(self) -> Arrays:
+    def _starts(self, how: Fit) -> Arrays:
         if self.init is not None:
             return self.start(self.seed)
-        if self.n_clusters < 1 or self.n_init < 1:
-            raise DataError(f"n_clusters and n_init must be at least 1, got {self.n_clusters} and {self.n_init}")
+        if self.n_clusters < 1:
+            raise DataError(f"n_clusters must be at least 1, not {self.n_clusters}")
         mean, covariance = self.moments_.mean_, self.moments_.covariance_
         values, vectors = np.linalg.eigh(covariance)
         noise = Key(self.seed, purpose="k-means starts").generator()
-        draws = noise.standard_normal((self.n_init, self.n_clusters, len(mean)))
+        draws = noise.standard_normal((self._n_starts(self.n_init, how), self.n_clusters, len(mean)))
         centres = mean + draws * np.sqrt(np.maximum(values, 0)) @ vectors.T
         return {"centres": centres, "sizes": np.zeros(centres.shape[:2])}
 
@@ -172,7 +177,8 @@ class FederatedKMeans(Estimator):
         rng = np.random.default_rng(2)
         offsets = offsets_of(rng.integers(0, 7, 25))
         x = rng.normal(0, 1, (offsets[-1], 2)) + 6 * rng.integers(0, 3, (offsets[-1], 1))
-        return [(cls(3, init=rng.normal(6, 6, (2, 3, 2))), Federation({"x": x}, offsets))]
+        init, fed = rng.normal(6, 6, (2, 3, 2)), Federation({"x": x}, offsets)
+        return [(cls(3, init=init), fed), (cls(3, init=init, bound=10.0), fed)]
 
 
 def nearest(x: Array, centres: Array) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedscape import checkpoint
-from fedscape.checks import all_finite, check_whole, read_only
+from fedscape.checks import Collected, all_finite, check_whole, read_only
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.privacy.guard import Guard
@@ -114,6 +114,10 @@ class Computation:
         leaves them out on the client, before `step` and `measure` see it.
         """
         return None
+
+    def coded_columns(self) -> Sequence[str]:
+        """Columns whose codes it takes for categories: under privacy they must be declared, not collected from rows."""
+        return ()
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded.
@@ -412,6 +416,7 @@ def rounds(
     sampler = All() if sampler is None else sampler
     where, guard = as_engine(engine), None
     if privacy is not None:
+        check_declared(where.clients, computation.coded_columns())
         guard = Guard(privacy, measure_privacy, Ledger() if ledger is None else ledger, sampler, where)
     elif ledger is not None or measure_privacy is not None:
         raise PrivacyError("a ledger and measure_privacy go with privacy=, which is not given")
@@ -454,6 +459,17 @@ def _check_reveals(computation: Computation, allow: Sequence[str]) -> None:
             f"{type(computation).__name__} lets the server see, client by client: {secret}; "
             f"allow={tuple(allow)!r} must name exactly that: pass allow={computation.reveals!r}"
         )
+
+
+def check_declared(clients: object, columns: Sequence[str]) -> None:
+    """Refuse columns whose names were collected from rows: a name that one client alone has would tell of it."""
+    for column in columns:
+        names = clients.names.get(column) if isinstance(clients, Federation) else None
+        if isinstance(names, Collected):
+            raise PrivacyError(
+                f"the names of {column!r} were collected from rows, and which there are is a client's secret: say "
+                f"which count with federation.declare({column!r}, [...])"
+            )
 
 
 def _is_default(value: Any, default: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
+from fedscape.checks import check_whole
 from fedscape.computation import Arrays, Computation, rounds
 from fedscape.engine import Engine, as_engine
 from fedscape.errors import NotFittedError, PrivacyError, TooFewClients
@@ -50,6 +51,9 @@ class Fit:
             return self
         scales = {name: scale for name, scale in self.privacy.scales.items() if name in names}
         return replace(self, privacy=replace(self.privacy, scales=scales))
+
+
+STARTS = 4  # side by side, where nothing else is said and all may be measured
 
 
 class Estimator(Computation):
@@ -173,9 +177,24 @@ class Estimator(Computation):
             )
         return loop.state
 
+    def _n_starts(self, n_init: int | None, how: Fit) -> int:
+        """How many starts run side by side: by default 4, and 1 under privacy, where comparing them costs a release."""
+        if n_init is not None or how.privacy is None:
+            return STARTS if n_init is None else n_init
+        note = "n_init=1: under privacy one start runs by default, since comparing several costs a release"
+        if note not in self.history_.notes:
+            self.history_.notes.append(note)
+        return 1
+
     def _check_fitted(self, attribute: str) -> None:
         if not hasattr(self, attribute):
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet: call fit() before asking for results")
+
+
+def check_n_init(n_init: int | None) -> None:
+    """Refuse a number of starts below one."""
+    if n_init is not None:
+        check_whole("n_init", n_init, least=1)
 
 
 def reading(computation: C, column: str | None) -> C:

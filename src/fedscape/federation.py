@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.checks import (
+    Collected,
     check_categories,
     check_share,
     checked_columns,
     checked_ids,
+    codes_by_name,
     factorise,
     is_rising,
     is_sorted,
@@ -44,7 +46,9 @@ class Federation:
     ids
         One integer or text per client, all different.
     names
-        For a column of codes the name of each code; for ready counts the name of each category, its last axis.
+        For a column of codes the name of each code; for ready counts the name of each category, its last axis. For a
+        column of texts the names that count: any other text has the code -1, as a missing one. Names that are not
+        given are collected from the rows, which a private fit refuses (see `declare`).
 
     >>> fed = Federation.from_arrays({"y": [0, 1, 1, 2]}, clients=["a", "b", "a", "a"])
     >>> fed
@@ -217,7 +221,8 @@ class Federation:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in first.columns}
         sizes = np.concatenate([part.sizes for part in parts])
         ids = np.concatenate([part.ids for part in parts])
-        return cls(columns, offsets_of(sizes), ids, names=first.names)
+        collected = {n: v for part in parts for n, v in part.names.items() if isinstance(v, Collected)}
+        return cls(columns, offsets_of(sizes), ids, names={**first.names, **collected})
 
     @classmethod
     def load(cls, path: str | PathLike[str], *, verify: bool = True) -> Federation:
@@ -371,6 +376,37 @@ class Federation:
             raise DataError(f"column {name!r} has {len(stored[name]):,} rows, the Federation has {self.n_rows:,}")
         others = {n: v for n, v in self.names.items() if n != name}
         return self._derive({**self.columns, **stored}, names={**others, **known}, kept=self.kept)
+
+    def declare(self, column: str, names: Sequence[str]) -> Federation:
+        """The same rows with these categories, in this order, whatever rows there are.
+
+        A row of any other category gets the code -1, as if it had none: under privacy such rows are left out, without
+        it they are refused, and `where` drops them. Codes without names get these names in their order.
+
+        >>> fed = Federation.from_arrays({"y": ["flu", "rare", "cold"]}, clients=[0, 0, 1])
+        >>> fed = fed.declare("y", ["cold", "flu"])
+        >>> fed["y"].tolist(), fed.names["y"]
+        ([1, -1, 0], ('cold', 'flu'))
+        """
+        if isinstance(names, str) or len(set(names)) < len(names) or not names:
+            raise DataError(f"names must be a list of different texts, at least one, not {names!r}")
+        values = self[column]
+        if values.ndim > 1:
+            return self.with_column(column, values, names=tuple(names))
+        if values.dtype.kind not in "biu":
+            raise DataError(f"column {column!r} must hold categories to be declared, not {values.dtype}")
+        old = self.names.get(column, names)
+        return self.with_column(column, codes_by_name(values, old, names).astype(np.int32), names=tuple(names))
+
+    def is_declared(self, column: str) -> bool:
+        """Whether the categories of a column were given, as names or as the width of ready counts, not collected.
+
+        >>> fed = Federation.from_arrays({"y": ["flu", "cold"]}, clients=[0, 1])
+        >>> fed.is_declared("y"), fed.declare("y", ["cold", "flu"]).is_declared("y")
+        (False, True)
+        """
+        names = self.names.get(column)
+        return not isinstance(names, Collected) and (names is not None or self[column].ndim > 1)
 
     def with_kept(self, kept: Mapping[str, Ragged]) -> Federation:
         """The same clients, holding what they kept in an earlier round."""

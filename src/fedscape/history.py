@@ -17,6 +17,8 @@ from fedscape.errors import DataError
 class History:
     """One row per round: round, clients, abandoned, seconds, bytes down and up per client, and the metrics.
 
+    `notes` are sentences about the fit as a whole, such as what a default became.
+
     >>> from fedscape import Federation, Histogram, rounds
     >>> history = History()
     >>> for r in rounds(Histogram(2), Federation({"y": [0, 1, 1]}, [0, 1, 3]), n_rounds=1):
@@ -27,6 +29,7 @@ class History:
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
+        self.notes: list[str] = []
 
     def add(self, done: Round) -> None:
         """Append a round."""

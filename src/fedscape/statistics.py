@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedscape.checks import check_categories, check_finite
+from fedscape.checks import check_categories, check_finite, valid_categories, valid_numbers
 from fedscape.computation import Arrays, Kept
 from fedscape.engine import Engine
 from fedscape.errors import DataError
@@ -23,7 +23,7 @@ class Histogram(Estimator):
     Parameters
     ----------
     n_categories
-        Categories are 0 to n_categories - 1; anything else is refused.
+        Categories are 0 to n_categories - 1; anything else is refused, and under privacy left out.
     column
         The column of categories, or of ready counts (two-dimensional).
 
@@ -56,7 +56,14 @@ class Histogram(Estimator):
         return {"counts": total["counts"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        return 1.0
+        """One category more is a count of one more; a row of ready counts is a whole histogram, and can be any."""
+        return None if clients is not None and clients[self.column].ndim > 1 else 1.0
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_categories(clients[self.column], self.n_categories)
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         state = self._run(reading(self, column), engine, how, n_rounds=1)
@@ -131,6 +138,9 @@ class Moments(Estimator):
         r = self.bound + float(np.linalg.norm(state["mean"]))  # length of a row about the centre
         return float(np.sqrt(1 + r**2 + r**4)) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
 
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(clients[self.column])
+
     def _centred(self, state: Arrays, clients: Federation) -> Array:
         x = features(clients, self.column, self.bound)
         return x - state["mean"] if state["mean"].size else x  # at first the centre is zero, of a size not known yet
@@ -151,9 +161,20 @@ def features(clients: Federation, column: str, bound: float | None = None) -> Ar
     """The column as [rows, d] float64, rows shortened to the bound."""
     values = check_finite(clients[column], column)
     x: Array = values.reshape(len(values), int(np.prod(values.shape[1:])))
-    if bound is None:
-        return x
-    if bound <= 0:
+    if bound is not None and bound <= 0:
         raise DataError(f"bound must be positive, not {bound}")
-    length = np.linalg.norm(x, axis=1, keepdims=True)
-    return np.asarray(x * np.minimum(1.0, bound / np.maximum(length, 1e-300)))
+    return x if bound is None else shortened(x, bound)
+
+
+def shortened(x: Array, bound: float) -> Array:
+    """Rows [n, d] of at most this length: whatever the numbers, no square of them overflows or vanishes.
+
+    >>> shortened(np.array([[3e200, 4e200], [0.3, 0.4]]), 1.0).round(6).tolist()
+    [[0.6, 0.8], [0.3, 0.4]]
+    """
+    least = max(bound * 1e-300, float(np.finfo(float).tiny))
+    largest = np.maximum(np.abs(x).max(axis=1, keepdims=True, initial=0.0), least)
+    unit = x / largest
+    length = np.sqrt(np.einsum("nd,nd->n", unit, unit))[:, None]  # in units of the largest number
+    shrink = bound / largest < length
+    return np.asarray(np.where(shrink, unit * (bound / np.maximum(length, 1.0)), x))

@@ -245,7 +245,7 @@ def test_what_is_not_counts_is_refused_in_one_line(data, message):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"n_components": 0}, "n_components, n_init and rounds must be at least 1, got 0, 4 and 30"),
+        ({"n_components": 0}, "n_components and rounds must be at least 1, got 0 and 30"),
         ({"solver": "adam"}, "solver must be 'exact', 'newton' or 'fixed_point', not 'adam'"),
         ({"init": "kmeans"}, "init must be 'spread' or 'random', not 'kmeans'"),
         ({"average": 0.4}, "average must be above 0.5 and at most 1"),

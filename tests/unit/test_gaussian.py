@@ -431,7 +431,7 @@ def test_weights_of_their_own_cannot_be_protected_row_by_row():
 
 def test_starts_are_not_compared_behind_the_ledgers_back():
     with pytest.raises(PrivacyError, match="give measure_privacy, or use n_init=1"):
-        GaussianMixture(2, bound=1.0).fit(private_blobs(20), privacy=fs.Gaussian(clip=9.0, multiplier=1.0))
+        GaussianMixture(2, bound=1.0, n_init=2).fit(private_blobs(20), privacy=fs.Gaussian(clip=9.0, multiplier=1.0))
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ def test_starts_are_not_compared_behind_the_ledgers_back():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_components": 0}, "n_components, n_init and rounds must be at least 1, got 0"),
+        ({"n_components": 0}, "n_components and rounds must be at least 1, got 0 and 50"),
         ({"covariance": "full"}, r"covariance must be Full\(\), Diagonal\(\)"),
         ({"regularisation": 0.0}, "regularisation must be positive"),
         ({"scatter": "none"}, "scatter must be 'all' or 'within_clients'"),

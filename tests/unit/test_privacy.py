@@ -323,7 +323,7 @@ def test_private_k_means_counts_its_phases_and_will_not_compare_starts_for_free(
     assert kinds == ["sum"] * 6  # two rounds of Moments, four of k-means
     assert np.isnan(model.inertia_)
     with pytest.raises(PrivacyError, match="give measure_privacy, or use n_init=1"):
-        FederatedKMeans(2).fit(fed, privacy=privacy)
+        FederatedKMeans(2, n_init=4).fit(fed, privacy=privacy)
     own = Gaussian(clip=200.0, multiplier=0.5)
     model = FederatedKMeans(2, n_init=3, rounds=4, tol=0).fit(fed, privacy=privacy, measure_privacy=own)
     assert model.inertia_ > 0

@@ -13,9 +13,12 @@ from scipy.special import psi
 
 from fedscape import (
     All,
+    DataError,
+    FederatedKMeans,
     Federation,
     FixedSize,
     Gaussian,
+    GaussianMixture,
     Key,
     Laplace,
     Ledger,
@@ -493,3 +496,25 @@ def test_a_private_population_is_saved_and_read_back(tmp_path):
 def test_rows_are_shortened_and_never_lengthened():
     rows = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     np.testing.assert_allclose(shortened(rows, 1.0), [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
+
+
+def test_by_default_a_private_fit_has_one_start_and_says_so():
+    fed = Federation({"y": np.random.default_rng(0).integers(0, 3, 400)}, np.arange(0, 401, 10), names={"y": "abc"})
+    points = Federation({"x": np.random.default_rng(1).normal(size=(400, 2))}, np.arange(0, 401, 10))
+    privacy = Gaussian(clip=5.0, multiplier=1.0)
+    gaussian = {"bound": 3.0, "weighting": "clients", "rounds": 2}
+    for model, several, data in (
+        (MixtureOfDirichletMultinomials(2, rounds=2), MixtureOfDirichletMultinomials(2, rounds=2, n_init=4), fed),
+        (GaussianMixture(2, **gaussian), GaussianMixture(2, n_init=4, **gaussian), points),
+        (FederatedKMeans(2, rounds=2, bound=3.0), FederatedKMeans(2, rounds=2, bound=3.0, n_init=4), points),
+    ):
+        model.fit(data, privacy=privacy, ledger=Ledger())
+        assert model.get_params()["n_init"] is None
+        assert model.history_.notes == [
+            "n_init=1: under privacy one start runs by default, since comparing several costs a release"
+        ]
+        assert model.fit(data).history_.notes == []
+        with pytest.raises(PrivacyError, match=r"starts .*compared by measuring them: give measure_privacy"):
+            several.fit(data, privacy=privacy)
+    with pytest.raises(DataError, match="n_init must be a whole number of at least 1, not 0"):
+        FederatedKMeans(2, n_init=0).fit(points)

@@ -6,6 +6,7 @@ from sklearn.cluster import KMeans
 
 from fedscape import DataError, FederatedKMeans, Federation, FixedSize, Histogram, Local, Moments, NotFittedError
 from fedscape.clustering import add_by_label, add_by_label_twin
+from fedscape.estimator import Fit
 
 
 def shifted(seed: int = 0, n: int = 60, far: float = 0.0) -> Federation:
@@ -69,7 +70,7 @@ def test_k_means_finds_far_groups_and_no_row_becomes_a_start():
     fed = Federation({"x": x}, np.arange(0, 901, 9))
     model = FederatedKMeans(3, n_init=8, seed=3).fit(fed)
     assert model.centres_ == pytest.approx(middle[[0, 2, 1]], abs=0.3)
-    starts = model._starts()["centres"].reshape(-1, 2)
+    starts = model._starts(Fit())["centres"].reshape(-1, 2)
     assert np.linalg.norm(starts[:, None] - x[None], axis=2).min() > 0
 
 

@@ -30,6 +30,10 @@ def study(
     rounds: Annotated[int, typer.Option(help="Rounds of the tournament.")] = 20,
     seeds: Annotated[int, typer.Option(help="How often each method is trained in it.")] = 2,
     epsilon: Annotated[float | None, typer.Option(help="Also count the categories privately in this budget.")] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(help="What categories are called, with commas between; with --epsilon, which count."),
+    ] = None,
     show_clients: Annotated[
         bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
     ] = False,
@@ -52,6 +56,7 @@ def study(
         rounds=rounds,
         seeds=seeds,
         epsilon=epsilon,
+        names=None if names is None else names.split(","),
         show_clients=show_clients,
         source=Path(source).name,
         seed=seed,

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedscape.checks import Collected
 from fedscape.errors import DataError
 from fedscape.random import Array
 
@@ -38,6 +39,7 @@ class Codes:
     def __init__(self, known: Sequence[Any] = ()) -> None:
         self.table: dict[Any, int] = {value: code for code, value in enumerate(known)}
         self._known = len(self.table)
+        self._declared = bool(known) and not isinstance(known, Collected)
         self._arrow: Any = None  # the first values of the table as an Arrow array
         self._dictionary: Any = None
         self._codes = np.empty(0, dtype=np.int32)
@@ -109,7 +111,8 @@ class Codes:
         order = [*range(self._known), *sorted(range(self._known, len(values)), key=values.__getitem__)]
         rank = np.full(len(values) + 1, -1, dtype=np.int32)  # the last entry serves the code -1
         rank[order] = np.arange(len(values))
-        return tuple(str(values[place]) for place in order), rank
+        names = (str(values[place]) for place in order)
+        return tuple(names) if self._declared and len(values) == self._known else Collected(names), rank
 
 
 def recode(values: Array, rank: Array) -> None:

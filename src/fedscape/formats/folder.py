@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.checks import Collected
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.files import Name, new_folder, reading
@@ -49,6 +50,7 @@ def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None
         index["ids"] = _write_array(draft / "ids.npy", fed.ids)
         index["offsets"] = _write_array(draft / "offsets.npy", fed.offsets)
         index["names"] = {name: list(known) for name, known in fed.names.items()}
+        index["declared"] = [name for name, known in fed.names.items() if not isinstance(known, Collected)]
         index["sha256"] = _seal(index)
         (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
 
@@ -101,7 +103,11 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
             raise ValueError("it names a column twice")
         ids = np.array(_open_array(place, index["ids"], True, re.compile(r"ids\.npy")))
         offsets = np.array(_open_array(place, index["offsets"], True, re.compile(r"offsets\.npy")))
-        names = {str(name): [str(text) for text in known] for name, known in index["names"].items()}
+        given = set(index.get("declared", ()))  # older folders do not say
+        names = {
+            str(name): (tuple if name in given else Collected)(str(text) for text in known)
+            for name, known in index["names"].items()
+        }
     try:
         return Federation(dict(columns), offsets, ids, names=names)
     except DataError as error:

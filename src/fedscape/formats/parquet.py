@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fedscape.checks import Collected
 from fedscape.errors import DataError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import has_width, holds_strings, is_string, width
@@ -24,7 +25,7 @@ BATCH_BYTES = 2**22  # about how much of a file is decoded at a time
 STREAM_ABOVE = 2**26  # bytes of a row group above which it is not read at once
 ALWAYS_ALLOWED = 2**30  # bytes a file may declare whatever its size
 MOST_EXPANSION = 256  # times its own size that a larger file may declare
-IDS, NAMES = b"fedscape.ids", b"fedscape.names"
+IDS, NAMES, DECLARED = b"fedscape.ids", b"fedscape.names", b"fedscape.declared"
 _OPTIONS = {
     "pre_buffer": False,  # read what a batch needs, when it needs it
     "page_checksum_verification": True,
@@ -156,16 +157,20 @@ def _listed_ids(heads: list[Head], client: str) -> list[Any] | None:
     return list(listed) or None
 
 
-def _listed_names(heads: list[Head]) -> dict[str, list[str]]:
-    """The names of codes that `to_parquet` listed, over all files."""
+def _listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
+    """The names of codes that `to_parquet` listed, over all files; declared ones if all files have the same."""
     listed: dict[str, dict[str, None]] = {}
+    declared: list[dict[str, Any]] = [_metadata(head, DECLARED) for head in heads]
     for head in heads:
         for column, names in _metadata(head, NAMES).items():
             if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
                 raise DataError(f"{head.path} lists its names under {NAMES.decode()!r} wrongly: remove that metadata")
             if column in head.schema.names and has_names(head.schema.field(column).type, len(names)):
                 listed.setdefault(column, {}).update(dict.fromkeys(names))
-    return {column: list(names) for column, names in listed.items()}
+    return {
+        column: tuple(names) if all(said.get(column) == list(names) for said in declared) else Collected(names)
+        for column, names in listed.items()
+    }
 
 
 def has_names(kind: Any, number: int) -> bool:
@@ -205,6 +210,8 @@ def to_parquet(fed: Federation, path: Name, *, client: str = "client", overwrite
     metadata = {}
     if fed.names:
         metadata[NAMES] = json.dumps(dict(fed.names)).encode()
+        given = {name: known for name, known in fed.names.items() if not isinstance(known, Collected)}
+        metadata[DECLARED] = json.dumps(given).encode()
     if not fed.sizes.all():
         metadata[IDS] = json.dumps({"client": client, "ids": fed.ids.tolist()}).encode()
     schema = outgoing_schema(fed, client, metadata)

@@ -15,6 +15,7 @@ from fedscape.computation import Arrays, Computation, Kept
 from fedscape.engine import cores, cut
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
@@ -166,6 +167,12 @@ class ClientAccuracy(Computation):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         model = {n: v for n, v in state.items() if n.startswith("model.")}
         return {**model, **{n: np.asarray(total[n], dtype=float) for n in ("rows", "loss", "correct", "histogram")}}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[ClientAccuracy, Federation]]:

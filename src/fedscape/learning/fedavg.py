@@ -12,6 +12,7 @@ from torch import nn
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
 from fedscape.learning.feed import foresee
 from fedscape.learning.gradients import Tensors
@@ -129,6 +130,12 @@ class FedAvg(Computation):
 
     def _moves(self, state: Arrays, clients: Federation, key: Key) -> Iterator[tuple[Array, Tensors]]:
         return deltas(self.local, tensors_of(self.local, model_arrays(state)), clients, key)
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:

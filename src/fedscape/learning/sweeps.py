@@ -13,6 +13,7 @@ from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_sums
 from fedscape.learning.feed import Work, work_of
@@ -185,6 +186,12 @@ class Sweep(Computation):
             return np.stack([each[s] for s in seeds], axis=2).reshape(steps, -1, 2)
 
         return works[seeds[0]]._replace(plan=Plan(rows.reshape(-1, *rows.shape[2:]), counts), dropout=dropout)
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Sweep, Federation]]:

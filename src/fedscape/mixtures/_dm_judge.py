@@ -60,6 +60,12 @@ class Compare(Computation):
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "log_likelihood": mean, "errors": errors, "clients": total["clients"]}
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self._like.valid_rows(clients)
+
     @classmethod
     def examples(cls) -> Sequence[tuple[Compare, Federation]]:
         return [(cls((1, 2, 3), np.array([128, 64, 32, 32, 320])), example())]
@@ -124,6 +130,12 @@ class Contrast(Computation):
         np.fill_diagonal(errors, 0.0)
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "log_likelihood": mean, "errors": errors, "clients": np.asarray(n)}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self._like.valid_rows(clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Contrast, Federation]]:
@@ -195,6 +207,12 @@ class Information(Computation):
             weights = np.sqrt(np.maximum(np.diag(moved_by @ inside @ moved_by.T), 0.0))
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "errors": np.concatenate((errors[: free - (k - 1)], weights))}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self._like.valid_rows(clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Information, Federation]]:

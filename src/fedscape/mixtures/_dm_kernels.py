@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.checks import check_categories, is_rising
+from fedscape.checks import all_valid, check_categories, is_rising, valid_categories
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kernel import kernel
@@ -93,6 +93,17 @@ def counts_of(clients: Federation, column: str, count: str | None, n_categories:
     return _with_total(offsets, category.astype(np.int32), counts[client, category].astype(np.int32))
 
 
+def valid_counts(clients: Federation, column: str, count: str | None, n_categories: int) -> Array | None:
+    """Which rows `counts_of` takes; None where it takes all."""
+    pairs = None if count is None else valid_categories(clients[count], 2**31 - 1)
+    return all_valid(valid_categories(clients[column], n_categories), pairs)
+
+
+def stand_for_many(clients: Federation | None, column: str, count: str | None) -> bool:
+    """Whether a row may be more than one of a category: ready counts, or a column that says how many."""
+    return count is not None or (clients is not None and clients[column].ndim > 1)
+
+
 def _from_pairs(clients: Federation, column: str, count: str, n_categories: int) -> Counts:
     category = check_categories(clients[column], n_categories, column)
     number = check_categories(clients[count], 2**31 - 1, count)
@@ -102,6 +113,8 @@ def _from_pairs(clients: Federation, column: str, count: str, n_categories: int)
     if not is_rising(cells):  # a category twice in one client, or out of order
         cells, place = np.unique(cells, return_inverse=True)
         number = np.bincount(place, weights=number, minlength=len(cells))
+        if number.size and number.max() > np.iinfo(np.int32).max:
+            raise DataError(f"column {count!r} adds up to {number.max():.0f}; counts must be below 2**31")
     return _from_cells(cells, number, len(clients), n_categories)
 
 

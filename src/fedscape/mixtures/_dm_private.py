@@ -13,9 +13,9 @@ from scipy.special import psi
 
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.federation import Federation
-from fedscape.mixtures._dm_kernels import counts_of
+from fedscape.mixtures._dm_kernels import counts_of, stand_for_many, valid_counts
 from fedscape.mixtures._dm_posterior import shares_and_likelihood, with_tables
-from fedscape.mixtures._dm_rounds import looked_up
+from fedscape.mixtures._dm_rounds import looked_up, sound
 from fedscape.mixtures._dm_start import example, shares_of
 from fedscape.mixtures.size_laws import FLOOR, Kind, SizeLaws, background, bin_of, most_likely, size_edges
 from fedscape.random import Array, Key
@@ -82,6 +82,12 @@ class Outline(Computation):
         # Positions have norm one and no negative numbers, so two are at most sqrt(2) apart; so are two bins.
         return float(np.sqrt(2) if norm == 2 else np.sqrt(self.n_categories) + np.sqrt(2))  # L1 <= sqrt(C) L2
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_counts(clients, self.column, self.count, self.n_categories)
+
     @classmethod
     def examples(cls) -> Sequence[tuple[Outline, Federation]]:
         return [(cls(4), example())]
@@ -126,6 +132,12 @@ class Differ(Computation):
         # The inner product of g g' and f f' is (g . f)^2, not negative: two of norm one are at most sqrt(2) apart.
         entries = self.n_categories * (self.n_categories + 1) / 2
         return float(np.sqrt(2) if norm == 2 else np.sqrt(2 * entries))
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Differ, Federation]]:
@@ -274,16 +286,21 @@ class Ascend(Computation):
 
         A row may change the client's shares from one component to another, and with them everything: all that holds is
         that scores have norm `longest` at most, so two are at most twice that apart, and that shares add up to one, so
-        two are at most sqrt(2) apart (in L1: 2), whatever bin they are sent in. With one component shares do not
-        change: a row of category j then moves the score by a e_j - b m with a and b between 0 and 1, since a_j A_j
-        grows by a_j / (a_j + c_j) and B by a_0 / (a_0 + n); whitened, that is longest in a corner of the square.
-        Shortening brings no two points further apart.
+        two are at most sqrt(2) apart (in L1: 2), whatever bin they are sent in. A row that stands for many (ready
+        counts, or a column that says how many) can do all of this too, even with one component: from no row of its
+        category to a thousand the score moves by a_j (psi(a_j + 1000) - psi(a_j)), which no number of rows bounds.
+
+        With one component and one category a row shares do not change, and a row of category j moves the score by
+        a e_j - b m with a and b between 0 and 1: a_j A_j grows by a_j / (a_j + c_j) and a_0 B by a_0 / (a_0 + n), both
+        of them between 0 and 1 where alpha is positive. Whitened, the length of that is convex in (a, b), so that it is
+        longest in a corner of the square. Shortening brings no two points further apart.
         """
         dimension = state["mean"].size
         score = 2 * self.longest
-        if max(self.models) == 1:
+        one = max(self.models) == 1 and not stand_for_many(clients, self.column, self.count) and sound(state)
+        if one:
             score = min(score, self._corner(state) / np.sqrt(dimension))
-        moved = (0 if max(self.models) == 1 else 1) + (0 if self._edges is None else 1)
+        moved = (0 if one else 1) + (0 if self._edges is None else 1)
         if norm == 2:
             return float(np.sqrt(score**2 + moved * 2 * SHARES**2))
         return float(score * np.sqrt(dimension) + moved * 2 * SHARES * np.sqrt(len(self.models)))
@@ -295,10 +312,20 @@ class Ascend(Computation):
         corners = np.stack((own, np.broadcast_to(middle, own.shape), own - middle))
         return float(np.sqrt((corners**2).sum(axis=2).max(axis=0).sum(axis=0).max()))
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
+
     @classmethod
     def examples(cls) -> Sequence[tuple[Ascend, Federation]]:
         reach = np.array([128, 64, 32, 32, 320])
-        return [(cls((2, 3), reach), example()), (cls((1,), reach, sizes=None), example())]
+        return [
+            (cls((2, 3), reach), example()),
+            (cls((1,), reach, sizes=None), example()),
+            (cls((1, 1), reach, count="y"), example()),
+        ]
 
 
 def drawn_scores(mean: Array, dispersion: float, n: Array, rng: np.random.Generator) -> Array:

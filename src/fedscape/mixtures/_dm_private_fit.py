@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedscape.computation import Arrays
+from fedscape.computation import Arrays, check_declared
 from fedscape.errors import PrivacyError
 from fedscape.estimator import Fit
 from fedscape.mixtures._dm_judge import Contrast
@@ -75,6 +75,7 @@ def _check(mixture: MixtureOfDirichletMultinomials, source: Source, privacy: Pri
         raise PrivacyError(f"a private fit has a solver of its own: leave out solver={mixture.solver!r}")
     if mixture.init != "spread":
         raise PrivacyError(f"a private fit starts where clients differ: use init='spread', not {mixture.init!r}")
+    check_declared(source.engine.clients, (source.column,))
     if not source.declared:
         raise PrivacyError(f"the largest category of {source.column!r} is a client's secret: pass n_categories=")
     if source.n_categories > MOST_CATEGORIES:

@@ -14,7 +14,7 @@ import numpy as np
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.mixtures._dm_kernels import Counts, add_looked_up, add_shares, counts_of
+from fedscape.mixtures._dm_kernels import Counts, add_looked_up, add_shares, counts_of, stand_for_many, valid_counts
 from fedscape.mixtures._dm_posterior import shares_and_likelihood, tables_of, with_tables
 from fedscape.mixtures._dm_solvers import (
     Slopes,
@@ -201,14 +201,22 @@ class Maximise(Computation):
         return new[0].T, new[1], ((first - mean * slopes.first_total) * direction).sum(axis=0)
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        # One row more moves one tail count of its category and one of the total by at most the share, and the client
-        # from one bin of sizes to another. But where a model has several components it also changes the client's
-        # shares, by anything up to 1, and with them all its tail counts, of which there are as many as rows: no bound
-        # holds for clients of any size. Nor for derivatives, which grow with the row's rarity.
-        if self.solver != "exact" or max(self.models) > 1:
+        # A row that stands for many moves as many. Another moves one tail count of its category and one of the total by
+        # at most the share, and the client from one bin of sizes to another. But where a model has several components
+        # it also changes the client's shares, by anything up to 1, and with them all its tail counts, of which there
+        # are as many as rows: no bound holds for clients of any size. Nor for derivatives, which grow with the row's
+        # rarity.
+        many = stand_for_many(clients, self.column, self.count)
+        if self.solver != "exact" or max(self.models) > 1 or many or not sound(state):
             return None
         bins = 0 if self._edges is None else 2
         return float(np.sqrt(len(self.models) * (2 + bins)) if norm == 2 else len(self.models) * (2 + bins))
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Maximise, Federation]]:
@@ -244,6 +252,15 @@ def _added(values: Array, owner: Array, row: Array, shape: tuple[int, int, int])
     out = np.zeros(shape)
     add_shares(values, owner, row, out)
     return out
+
+
+def sound(state: Arrays) -> bool:
+    """Whether all clients have a likelihood under this state: what a row can do is known only where they have.
+
+    >>> sound({name: np.ones(1) for name in ("weights", "mean", "dispersion", "sizes")})
+    True
+    """
+    return all(bool(np.all((state[n] > 0) & np.isfinite(state[n]))) for n in ("weights", "mean", "dispersion", "sizes"))
 
 
 def check_solver(solver: str) -> None:

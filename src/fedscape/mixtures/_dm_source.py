@@ -42,7 +42,7 @@ class Source(NamedTuple):
         if not number or number < 1:
             raise DataError(f"column {column!r} has no categories: it has no rows; pass n_categories=")
         names = known.names.get(column) if known is not None else None
-        declared = n_categories is not None or names is not None or (known is not None and known[column].ndim == 2)
+        declared = n_categories is not None or (known is not None and known.is_declared(column))
         return cls(engine, column, count, int(number), names, declared)
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.federation import Federation
-from fedscape.mixtures._dm_kernels import Counts, counts_of
+from fedscape.mixtures._dm_kernels import Counts, counts_of, valid_counts
 from fedscape.mixtures._dm_solvers import floored
 from fedscape.mixtures._dm_tables import LEAST
 from fedscape.ragged import offsets_of
@@ -65,6 +65,12 @@ class Survey(Computation):
         reach = np.append(LEVELS, 2**31 - 1)[(total["beyond"] > 0).sum(axis=1)]  # the first level nobody is beyond
         mean = floored(np.maximum(total["mean"], 0.0)[:, None] / max(float(total["mean"].sum()), 1e-300))[:, 0]
         return {"directions": state["directions"], "anchors": anchors, "reach": reach, "mean": mean}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Survey, Federation]]:
@@ -129,6 +135,12 @@ class Initialise(Computation):
             "anchors": state["anchors"],
             **{name: total[name] for name in ("members", "first", "second", "inverse")},
         }
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Initialise, Federation]]:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedscape.checks import all_finite, check_finite
+from fedscape.checks import all_finite, check_finite, valid_numbers
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
@@ -22,6 +22,7 @@ from fedscape.mixtures._gm_kernels import squares
 from fedscape.mixtures._numbers import numbers_of
 from fedscape.ragged import offsets_of, segment_sum_twin
 from fedscape.random import Array, Key
+from fedscape.statistics import shortened
 
 Scatter = Literal["all", "within_clients"]
 Weighting = Literal["rows", "clients"]
@@ -173,6 +174,9 @@ class GaussianRounds(Computation):
         one = np.sqrt(1 + r**2 + r**4) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
         return float(np.sqrt(starts) * one if norm == 2 else starts * one)
 
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(clients[self.column])
+
     def _own_weights(self, state: Arrays, clients: Federation) -> Array | None:
         """The weights of each client, [clients, S, K]; None where they are common."""
         return None if self.shared_weights else kept_rows(clients, "shares", state["weights"])
@@ -216,6 +220,9 @@ class GaussianRounds(Computation):
             example(Spherical(), weighting="clients", bound=20.0),
             example(Tied()),
             example(Tied(), shared_weights=True),
+            example(Full(), shared_weights=True, bound=5.0),
+            example(Tied(), shared_weights=True, bound=5.0),
+            example(Spherical(), shared_weights=True, bound=5.0),
         ]
 
 
@@ -318,8 +325,7 @@ def rows_of_block(values: Array, begin: int, end: int, column: str, bound: float
         check_finite(values, column)
     if bound is None:
         return x
-    length = np.sqrt(np.einsum("nd,nd->n", x, x))[:, None]
-    return np.asarray(x * np.minimum(1.0, bound / np.maximum(length, 1e-300)))
+    return shortened(x, bound)
 
 
 def logs(weights: Array) -> Array:

@@ -81,6 +81,9 @@ class Chains(Computation):
                 trace[f"server.{name}"][place] = values
         return {**joined(new), **trace}
 
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self.work.valid_rows(clients)
+
     @classmethod
     def examples(cls) -> Sequence[tuple[Chains, Federation]]:
         (first, fed), *_, (last, _) = Assign.examples()

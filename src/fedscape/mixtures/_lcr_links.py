@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import expit, log_expit, log_ndtr
 
+from fedscape.checks import all_valid
 from fedscape.computation import Arrays
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -59,6 +60,10 @@ class Logistic(Assign):
         none = np.zeros(self.n_features + 1)
         add_events(x, y, found.groups.order, found.groups.starts, none, np.ones(self.n_features), found.sums)
         return found.sums
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        y = clients[self.table.target]
+        return all_valid(super().valid_rows(clients), (y == 0) | (y == 1))
 
     def answers(self, events: Federation) -> Array:
         """The target, which must be 0 or 1."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedscape.checks import all_valid
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -193,6 +194,9 @@ class Judge(Computation):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         found = {name: np.asarray(total[name], dtype=float) for name in ("scores", "products", "events")}
         return {**state, **found, "agents": np.asarray(float(total["clients"]))}
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return all_valid(*(work.valid_rows(clients) for work in self.works))
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Judge, Federation]]:

@@ -47,6 +47,9 @@ class Survey(Computation):
         centre = state["centre"] + shift if state["centre"].size else shift
         return {"centre": centre, "deviation": np.sqrt(variance), "events": total["events"] * 1.0}
 
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self.table.valid_rows(clients)
+
     @classmethod
     def examples(cls) -> Sequence[tuple[Survey, Federation]]:
         return [(cls(Table()), example()), (cls(Table(held_out=0.3, part="train")), example())]
@@ -196,11 +199,23 @@ class Assign(Computation):
         return np.concatenate([np.ones(p), np.full(f, unit), [unit**2, 1.0, 1.0]])
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        # With classes one row may change all labels of its agent, and all it sends.
-        if not self.table.ranges or self.n_components > 1 or self.gamma is None or self.binary or self.learns_prior:
+        """With one class an event adds its own products, of which the ranges bound each; its entity may be new.
+
+        With several, one event may change all labels of its agent, and all it sends. Where some events are held out,
+        one more may change which of the others are.
+        """
+        known = self.table.ranges and self.table.part == "all" and not (self.binary or self.learns_prior)
+        if not known or self.n_components > 1 or self.gamma is None:
             return None
-        n = width(self.n_features) + 1.0  # numbers, each between -1 and 1
-        return float(np.sqrt(n)) if norm == 2 else n
+        low, high = self.table.ends(clients, len(state["centre"]))
+        furthest = np.maximum(np.abs(low - state["centre"]), np.abs(high - state["centre"]))
+        x, y = furthest[:-1] / np.abs(state["scale"]), furthest[-1] / abs(float(state["unit"]))
+        x = np.append(x, 1.0) if self.table.intercept else x
+        products = np.outer(x, x)[np.triu_indices(len(x))]
+        return float(np.linalg.norm(np.concatenate([products, x * y, [y * y, 1.0, 1.0]]), ord=norm))
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self.table.valid_rows(clients)
 
     @property
     def learns_prior(self) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.checks import check_finite
+from fedscape.checks import all_valid, check_finite, valid_numbers
 from fedscape.computation import Arrays
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -59,11 +59,26 @@ class Table:
             raise DataError(f"the target {self.target!r} must be one number an event, not {list(values.shape[1:])}")
         return np.ascontiguousarray(np.clip(values, *self.ranges[-1]) if self.ranges else values)
 
-    def units(self, clients: Federation | None) -> tuple[Array, Array]:
-        """Centre and half width of the ranges, [f + 1] both: standardised features are within -1 and 1."""
+    def valid_rows(self, clients: Federation) -> Array | None:
+        """Which events have numbers for features and target, and an entity."""
+        masks = [valid_numbers(clients[name]) for name in (*self.features, self.target)]
+        entity = self.entity is not None and self.entity in clients.names
+        return all_valid(*masks, clients[str(self.entity)] >= 0 if entity else None)
+
+    def ends(self, clients: Federation | None, numbers: int | None = None) -> tuple[Array, Array]:
+        """The least and the greatest value of each feature and of the target, [f + 1] both.
+
+        Without clients a column is taken for one number, or a single one for all numbers but the target's.
+        """
         low, high = (np.array([ends[i] for ends in self.ranges], dtype=float) for i in (0, 1))
         sizes = [1 if clients is None else int(np.prod(clients[name].shape[1:])) for name in self.features]
-        low, high = (np.repeat(v, [*sizes, 1]) for v in (low, high))
+        if clients is None and numbers is not None and len(sizes) == 1:
+            sizes = [numbers - 1]
+        return np.repeat(low, [*sizes, 1]), np.repeat(high, [*sizes, 1])
+
+    def units(self, clients: Federation | None) -> tuple[Array, Array]:
+        """Centre and half width of the ranges, [f + 1] both: standardised features are within -1 and 1."""
+        low, high = self.ends(clients)
         if self.intercept:
             return (low + high) / 2, (high - low) / 2
         return np.zeros_like(low), np.maximum(np.abs(low), np.abs(high))

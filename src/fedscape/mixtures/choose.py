@@ -96,11 +96,11 @@ def choose_components(
         if not 0 < test < 1:
             raise DataError(f"test must be a share between 0 and 1, not {test}")
         train = Side(All() if sampler is None else sampler, test, mixture.seed, inside=False)
-    models = tuple(k for k in tried for _ in range(work._starts(k)))
     full = sampler is None or isinstance(sampler, All)
     if privacy is not None and ledger is None:
         ledger = Ledger()
     how = Fit(train, progress=progress, privacy=privacy, ledger=ledger, measure_privacy=measure_privacy)
+    models = tuple(k for k in tried for _ in range(work._starts(k, how)))
     fitted = work._fit_models(models, source, how, full=full, judged=1)
     scored = np.nan_to_num(fitted.log_likelihood)
     best = [max((r for r, m in enumerate(models) if m == k), key=lambda r: scored[r]) for k in tried]

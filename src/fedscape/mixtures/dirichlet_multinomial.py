@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fedscape.computation import Arrays, Computation, rounds
 from fedscape.engine import Engine
 from fedscape.errors import DataError
-from fedscape.estimator import Estimator, Fit
+from fedscape.estimator import Estimator, Fit, check_n_init
 from fedscape.federation import Federation
 from fedscape.history import History
 from fedscape.mixtures._dm_files import read_population, write_population
@@ -61,8 +61,8 @@ class MixtureOfDirichletMultinomials(Estimator):
     that starts the components (Algorithm 1), the rounds of EM, and one that measures the result.
 
     With `privacy` a fit has other rounds, `n_releases` of them: where clients are, how they differ, and then `rounds`
-    rounds of scores whitened by what the model itself expects, so that clip=1.5 suits any data. Starts are compared
-    only with `measure_privacy`, whose clip is in nats; without it use n_init=1.
+    rounds of scores whitened by what the model itself expects, so that clip=1.5 suits any data. There is one start
+    unless `n_init` says more, which are compared with `measure_privacy`, whose clip is in nats.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         "exact" (by default), "newton" (derivatives: fewer bytes where counts are very large) or "fixed_point" (the
         paper's). A private fit has a solver of its own.
     n_init
-        How many starts run side by side.
+        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
     rounds
         At most this many rounds of EM; exactly this many rounds of scores in a private fit, where 5 are plenty.
     tol
@@ -109,7 +109,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         n_components: int = 1,
         *,
         solver: Solver | None = None,
-        n_init: int = 4,
+        n_init: int | None = None,
         rounds: int = 30,
         tol: float = 1e-4,
         init: Literal["spread", "random"] = "spread",
@@ -174,14 +174,15 @@ class MixtureOfDirichletMultinomials(Estimator):
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         source: Source = self.__dict__.pop("_given", None) or self._source(engine, column)
-        fitted = self._fit_models((self.n_components,) * self._starts(self.n_components), source, how)
+        fitted = self._fit_models((self.n_components,) * self._starts(self.n_components, how), source, how)
         self._take(fitted, int(np.argmax(np.nan_to_num(fitted.log_likelihood))), source)
 
     def _source(self, data: Data, column: str | None = None) -> Source:
         return Source.of(data, column or self.column, self.count, self.n_categories)
 
-    def _starts(self, n_components: int) -> int:
-        return 1 if n_components == 1 or self.warm_start is not None else self.n_init
+    def _starts(self, n_components: int, how: Fit) -> int:
+        alone = n_components == 1 or self.warm_start is not None
+        return 1 if alone else self._n_starts(self.n_init, how)
 
     def _fit_models(
         self, models: tuple[int, ...], source: Source, how: Fit, *, full: bool | None = None, judged: int = 0
@@ -248,11 +249,9 @@ class MixtureOfDirichletMultinomials(Estimator):
 
     def _check(self) -> None:
         check_solver(self.solver or "exact")
-        if self.n_components < 1 or self.n_init < 1 or self.rounds < 1:
-            raise DataError(
-                "n_components, n_init and rounds must be at least 1, "
-                f"got {self.n_components}, {self.n_init} and {self.rounds}"
-            )
+        check_n_init(self.n_init)
+        if self.n_components < 1 or self.rounds < 1:
+            raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
         if self.init not in ("spread", "random"):
             raise DataError(f"init must be 'spread' or 'random', not {self.init!r}")
         if not 0.5 < self.average <= 1:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedscape.computation import Computation, frozen
 from fedscape.engine import Engine
 from fedscape.errors import DataError, PrivacyError
-from fedscape.estimator import Estimator, Fit
+from fedscape.estimator import Estimator, Fit, check_n_init
 from fedscape.federation import Federation
 from fedscape.mixtures._gm_covariances import Covariance, Full, Tied, check_covariance, check_covariances
 from fedscape.mixtures._gm_rounds import GaussianRounds, GaussianScore, Part, Scatter, Weighting, expectations
@@ -44,7 +44,7 @@ class GaussianMixture(Estimator):
 
     Under privacy give `bound`, which bounds what a row can change, and for unit="client" also weighting="clients": all
     a client sends in a round is within sqrt(1 + 4 + 16) for each start whatever the data, so that a clip of 4.6 clips
-    nothing. Starts are compared only with `measure_privacy`; without it use n_init=1.
+    nothing. There is one start unless `n_init` says more, which are compared with `measure_privacy`.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class GaussianMixture(Estimator):
     shared_weights
         Whether all clients have the same weights pi; otherwise each keeps its own.
     n_init
-        How many starts run side by side.
+        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
     rounds
         At most this many rounds after the two of the moments.
     tol
@@ -95,7 +95,7 @@ class GaussianMixture(Estimator):
         covariances_init: npt.ArrayLike | None = None,
         regularisation: float = 1e-6,
         shared_weights: bool = False,
-        n_init: int = 4,
+        n_init: int | None = None,
         rounds: int = 50,
         tol: float = 1e-4,
         scatter: Scatter = "all",
@@ -133,7 +133,8 @@ class GaussianMixture(Estimator):
                 "round; with bound and weighting='clients' 4.6 clips nothing"
             )
         blind = how.privacy is not None and how.measure_privacy is None
-        starts = 1 if self.n_components == 1 or self.means_init is not None else self.n_init
+        alone = self.n_components == 1 or self.means_init is not None
+        starts = 1 if alone else self._n_starts(self.n_init, how)
         if blind and starts > 1:
             raise PrivacyError("starts are compared by measuring them: give measure_privacy, or use n_init=1")
         work = self._first(engine, column or self.column, how, starts)
@@ -251,11 +252,9 @@ class GaussianMixture(Estimator):
 
     def _check(self) -> None:
         check_covariance(self.covariance)
-        if self.n_components < 1 or self.n_init < 1 or self.rounds < 1:
-            raise DataError(
-                "n_components, n_init and rounds must be at least 1, "
-                f"got {self.n_components}, {self.n_init} and {self.rounds}"
-            )
+        check_n_init(self.n_init)
+        if self.n_components < 1 or self.rounds < 1:
+            raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
         if not 0 < self.regularisation < np.inf:
             raise DataError(f"regularisation must be positive, so that no variance vanishes, not {self.regularisation}")
         if self.scatter not in ("all", "within_clients") or self.weighting not in ("rows", "clients"):

@@ -10,6 +10,7 @@ from fedscape.checks import check_number, check_whole
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import initialised
@@ -83,6 +84,12 @@ class LocalOnly(Computation):
         """The model of each client after one more round on its own rows."""
         new = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
         return {f"model.{n}": p for n, p in new.items()}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[LocalOnly, Federation]]:

@@ -11,6 +11,7 @@ from fedscape.checks import check_number, check_whole
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.personal.fedem import small_example
@@ -234,6 +235,12 @@ class ClusteredFL(Computation):
         target = clients[self.local.target]
         fits = [sums_over_rows(log_probs_of(logs[:, c], target), clients) for c in range(len(models))]
         return np.asarray(np.argmax(fits, axis=0), dtype=np.int64)
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[ClusteredFL, Federation]]:

@@ -14,6 +14,7 @@ from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
@@ -172,6 +173,12 @@ class FedEM(Computation):
             mass = sums_over_rows(normalised(fits + logs(own)[owner]), clients)
             own = np.where(rows > 0, mass / np.maximum(rows, 1), own)
         return {"shares": own}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedEM, Federation]]:

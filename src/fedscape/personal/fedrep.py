@@ -13,6 +13,7 @@ from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
+from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
@@ -136,6 +137,12 @@ class FedRep(Computation):
         half = self._half({n: p for n, p in params.items() if n not in self.head_names})
         heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
         return trained_alone(half, heads, clients, key)
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.local.target,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_rows(self.local, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedRep, Federation]]:

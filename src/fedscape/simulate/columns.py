@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from fedscape.checks import check_categories, check_finite
+from fedscape.checks import Collected, check_categories, check_finite
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.random import Array, Key
@@ -175,7 +175,8 @@ def _crossed(parts: list[Codes]) -> tuple[str, ...] | None:
     if len(parts) == 1:
         return parts[0].names
     named = [part.names or tuple(map(str, range(part.number))) for part in parts]
-    return tuple(" x ".join(names) for names in product(*named))
+    made = tuple(" x ".join(names) for names in product(*named))
+    return Collected(made) if any(isinstance(part.names, Collected) for part in parts) else made
 
 
 def _flat(federation: Federation, column: str) -> Array:

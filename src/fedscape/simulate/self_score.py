@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.checks import valid_categories
 from fedscape.computation import Arrays, Computation, Kept, rounds
 from fedscape.engine import Engine, as_engine
 from fedscape.errors import DataError, PrivacyError, TooFewClients
@@ -112,6 +113,12 @@ class SelfScores(Computation):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         model = {name: state[name] for name in _MODEL}
         return {**model, **{name: np.asarray(total[name], dtype=float) for name in STATISTICS}}
+
+    def coded_columns(self) -> Sequence[str]:
+        return (self.column,)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_categories(clients[self.column], self.population.concentrations_.shape[1])
 
     @classmethod
     def examples(cls) -> Sequence[tuple[SelfScores, Federation]]:

@@ -22,7 +22,7 @@ from fedscape.sketches.distances import normalise
 from fedscape.sketches.families import HadamardProjections, MinHashes, SignProjections, StableProjections
 from fedscape.sketches.features import Features, Spread
 from fedscape.sketches.private import noise_variance
-from fedscape.sketches.tokens import token_sets
+from fedscape.sketches.tokens import token_sets, valid_tokens
 
 FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000
@@ -62,7 +62,8 @@ class DistributionSketch(Estimator):
     shingle
         For "minhash": how many codes or characters that follow one another make a token.
     embed
-        A function from [rows, ...] to [rows, d] that all clients share, applied before all else.
+        A function from [rows, ...] to [rows, d] that all clients share, applied before all else. It takes rows one by
+        one: what it makes of a row must not depend on the others, and it must not fail on any.
     seed
         Of the hash functions.
 
@@ -307,10 +308,19 @@ class DistributionSketch(Estimator):
         return kind(rows, self.bits, self.seed)
 
     def _prepared(self, clients: Federation) -> Features | Ragged:
-        values = clients[self.column] if self.embed is None else np.asarray(self.embed(clients[self.column]))
+        values = self._embedded(clients)
         if self.family == "minhash":
-            names = clients.names.get(self.column) if self.embed is None else None
-            return token_sets(values, self.shingle, column=self.column, names=names)
+            return token_sets(values, self.shingle, column=self.column, names=self._names(clients))
+        return self._features(values)
+
+    def _embedded(self, clients: Federation) -> Array:
+        values = clients[self.column]
+        return values if self.embed is None else np.asarray(self.embed(values))
+
+    def _names(self, clients: Federation) -> tuple[str, ...] | None:
+        return clients.names.get(self.column) if self.embed is None else None
+
+    def _features(self, values: Array) -> Features:
         if isinstance(self.centre, str) or isinstance(self.scale, str):
             raise DataError("centre and scale are not known yet: give numbers, or call fit(), which finds them")
         return Features(values, self.column, np.asarray(self.centre, float), np.asarray(self.scale, float))
@@ -318,6 +328,12 @@ class DistributionSketch(Estimator):
     def _count(self, prepared: Features | Ragged, owner: Array, counts: Array) -> None:
         for begin, end, first, codes in self._functions().pieces(prepared):  # type: ignore[arg-type]
             count_codes(codes, owner[begin:end], end - begin, first, counts)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        values = self._embedded(clients)
+        if self.family == "minhash":
+            return valid_tokens(values, self._names(clients))
+        return self._features(values).valid_rows()
 
     @classmethod
     def examples(cls) -> Sequence[tuple[DistributionSketch, Federation]]:
@@ -364,7 +380,10 @@ class ClientSketches(Computation):
         return {"server.counts": total["counts"], "server.ids": total["ids"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        return self.sketch.row_bound({}, norm)
+        return self.sketch.row_bound({}, norm, clients)
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return self.sketch.valid_rows(clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[ClientSketches, Federation]]:

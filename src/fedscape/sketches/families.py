@@ -194,7 +194,8 @@ def _products(x: Rows, parts: tuple[tuple[int, Array], ...]) -> Iterator[tuple[i
         tile[end - begin :] = 0
         for first, directions in parts:
             width = directions.shape[1]
-            product = np.matmul(tile, directions, out=out[: height * width].reshape(height, width))
+            with np.errstate(over="ignore", invalid="ignore"):  # no warning may tell that a row is so long
+                product = np.matmul(tile, directions, out=out[: height * width].reshape(height, width))
             yield begin, end, first, product, width
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedscape.checks import check_finite
+from fedscape.checks import check_finite, valid_numbers
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.ragged import offsets_of
 from fedscape.random import Array, Key
+
+_TILE = 4096  # rows that are looked at together
 
 
 class Features:
@@ -44,13 +46,22 @@ class Features:
     def shape(self) -> tuple[int, int]:
         return len(self.values), self.values.shape[1]
 
-    def __getitem__(self, where: slice) -> Array:
+    def valid_rows(self) -> Array:
+        """Which rows are finite in float32."""
+        parts = [slice(begin, begin + _TILE) for begin in range(0, len(self.values), _TILE)]
+        finite = [np.isfinite(self._rows(part)).all(axis=1) for part in parts]
+        return np.concatenate([np.empty(0, dtype=bool), *finite])
+
+    def _rows(self, where: slice) -> Array:
         x: Array = self.values[where].astype(self.kind)
-        if not self.plain:
-            np.subtract(x, self.centre.astype(self.kind), out=x)
-            np.divide(x, self.scale.astype(self.kind), out=x)
-        with np.errstate(over="ignore"):
-            out = x.astype(np.float32, copy=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not self.plain:
+                np.subtract(x, self.centre.astype(self.kind), out=x)
+                np.divide(x, self.scale.astype(self.kind), out=x)
+            return x.astype(np.float32, copy=False)
+
+    def __getitem__(self, where: slice) -> Array:
+        out = self._rows(where)
         if not np.isfinite(out).all():
             row = int(np.argwhere(~np.isfinite(out))[0][0]) + (where.start or 0)
             raise DataError(
@@ -111,12 +122,18 @@ class Spread(Computation):
         varies = deviation > 1e-7 * np.maximum(np.abs(mean), 1e-300)
         return {"n_rows": np.asarray(total["n_rows"]), "mean": mean, "deviation": np.where(varies, deviation, 1.0)}
 
-    def _rows(self, clients: Federation) -> Array:
+    def _embedded(self, clients: Federation) -> Array:
         values = clients[self.column]
+        return values if self.embed is None else np.asarray(self.embed(values))
+
+    def _rows(self, clients: Federation) -> Array:
         if not self.numbers:
-            return np.zeros((len(values), 1))
-        values = check_finite(values if self.embed is None else np.asarray(self.embed(values)), self.column)
+            return np.zeros((clients.n_rows, 1))
+        values = check_finite(self._embedded(clients), self.column)
         return np.asarray(values.reshape(len(values), int(np.prod(values.shape[1:]))))
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(self._embedded(clients)) if self.numbers else None
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Spread, Federation]]:

@@ -44,6 +44,16 @@ def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ..
     return _shingled(values[:, None] if values.ndim == 1 else values, shingle)
 
 
+def valid_tokens(values: Array, names: tuple[str, ...] | None) -> Array | None:
+    """Which rows `token_sets` takes; None where it takes all.
+
+    >>> valid_tokens(np.array([0, -1, 2]), ("ash", "oak")).tolist()
+    [True, False, False]
+    """
+    texts = names is not None and values.ndim == 1 and values.dtype.kind in "iu"
+    return np.asarray((values >= 0) & (values < len(names or ()))) if texts else None
+
+
 def _indicated(values: Array) -> Ragged:
     row, token = np.nonzero(values)
     return Ragged(token.astype(np.uint64), offsets_of(np.bincount(row, minlength=len(values))))

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from fedscape.checks import valid_categories
 from fedscape.engine import Engine, Local
-from fedscape.errors import DataError
+from fedscape.errors import DataError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures._dm_rounds import Solver
@@ -20,7 +21,7 @@ from fedscape.random import Array
 from fedscape.sampling import All
 from fedscape.statistics import Histogram
 from fedscape.studies.numbers import mean_interval, plain
-from fedscape.studies.prepare import Prepared
+from fedscape.studies.prepare import LABELS, Prepared
 
 _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
@@ -99,6 +100,22 @@ def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
         error = min(float(bias + noise), 1.0)
         rows.append({"epsilon": epsilon, "delta": delta, "clip": clip, "multiplier": multiplier, "error": error})
     return rows
+
+
+def declared_counts(federation: Federation, column: str | None, names: Sequence[str] | None) -> Array:
+    """The counts [clients, C] of categories that were declared; rows of any other are left out.
+
+    Categories, bins or cells that follow from the rows would tell what rows there are.
+    """
+    found = column or next((name for name in LABELS if name in federation), None)
+    if found is not None and names is not None and federation[found].ndim == 1:
+        federation = federation.declare(found, names)
+    if found is None or not federation.is_declared(found):
+        what = "there is no column of labels" if found is None else f"the categories of {found!r} follow from the rows"
+        raise PrivacyError(f"{what}, and a private count needs declared ones: name them with names= (--names a,b,c)")
+    number = federation.categories(found)
+    valid = valid_categories(federation[found], number)
+    return (federation if valid is None else federation.where(valid)).counts(found, number)
 
 
 def census(counts: Array, *, epsilon: float, delta: float = 1e-5) -> dict[str, Any]:

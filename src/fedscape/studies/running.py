@@ -23,7 +23,7 @@ from fedscape.studies import learn as learning
 from fedscape.studies.advise import DEVICE, advise
 from fedscape.studies.explain import watched
 from fedscape.studies.measure import measure
-from fedscape.studies.model import census, model
+from fedscape.studies.model import census, declared_counts, model
 from fedscape.studies.numbers import FEW, mean_interval, plain
 from fedscape.studies.prepare import Prepared, prepare
 from fedscape.studies.result import FORMAT, Study
@@ -60,12 +60,13 @@ def study(
     features
         Columns to learn from; by default x, or all other columns of numbers and of few categories.
     names
-        What the categories are called, in the order of their codes.
+        What the categories are called, in the order of their codes. With epsilon, which categories count.
     rounds, seeds
         Of the tournament: every method is trained for so many rounds, so many times.
     epsilon
-        Also count the categories privately within this budget (unit client, delta 1e-5). Its noise is secret, so that
-        two such studies differ; without it the same inputs and seed give the same bytes.
+        Also count the categories privately within this budget (unit client, delta 1e-5); they must be declared, by
+        `names` or by the data. Its noise is secret, so that two such studies differ; without it the same inputs and
+        seed give the same bytes.
     show_clients
         Put ids and one row for every client into the result. By default a result is made to be shared: clients are
         numbers in the order of their places on the map.
@@ -83,6 +84,7 @@ def study(
     """
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
+    declared = np.zeros((0, 1)) if epsilon is None else declared_counts(federation, column, names)
     stages = _Stages(progress)
     least = 1 if show_clients else FEW
     data = prepare(federation, column=column, features=features, names=names, least=least, seed=seed)
@@ -97,7 +99,7 @@ def study(
     with stages.of("model"):
         result["model"], mixture, shares = model(data, seed=seed, progress=False)
         if epsilon is not None:
-            result["model"]["census"] = census(data.counts, epsilon=epsilon)
+            result["model"]["census"] = census(declared, epsilon=epsilon)
             notes.append("The private count has secret noise: another run of the same study differs in it.")
     with stages.of("simulate"):
         if len(data.counts) >= LEAST:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.nn import functional
 
+from fedscape.checks import valid_numbers
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -270,6 +271,9 @@ class LocalCentres(Computation):
             "server.centres": np.concatenate([before, flat[some]]),
             "server.rows": np.concatenate([state["server.rows"], rows[some]]),
         }
+
+    def valid_rows(self, clients: Federation) -> Array | None:
+        return valid_numbers(clients[self.column])
 
     @classmethod
     def examples(cls) -> Sequence[tuple[LocalCentres, Federation]]:
