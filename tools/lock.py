@@ -1,11 +1,8 @@
 """Write the lock files anew: `make lock`. Every version that a lock names already is kept; delete its line to move it.
 
-| file                       | holds                                                             | installed by            |
-|----------------------------|-------------------------------------------------------------------|-------------------------|
-| requirements.lock          | what a study needs, without torch, and what builds fedscape       | `make study`            |
-| requirements-dev.lock      | all else of fedscape[all,dev]                                     | any other target        |
-| requirements-torch.lock    | torch as registries have it, with the GPU libraries it asks for   | where there is no other |
-| requirements-torch-cpu.lock| torch without GPU libraries; kept by hand, this script leaves it  | where pip can find it   |
+requirements.lock: what a study needs, without torch, and what builds fedscape. requirements-dev.lock: all else of
+fedscape[all,dev]. requirements-torch.lock: torch as registries have it, with the GPU libraries it asks for.
+requirements-torch-cpu.lock, which this script leaves alone: torch without them, used where pip can find it.
 
 pip takes no hashes from constraints, nor for what is installed from a folder: each lock is installed by itself with
 --require-hashes --no-deps, and fedscape after them. A release is listed with the hashes of all its files, for any
