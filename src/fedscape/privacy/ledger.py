@@ -1,8 +1,8 @@
 """What was spent: one line for every release, written before it happens.
 
-The file is JSON lines; each line carries its number and the checksum of the line before, the first one a random id. That
-shows accidents - a lost or damaged line, a copy older than a checkpoint, a fresh file in place of a lost one. It does
-not protect against the owner of the file, who can rewrite all of it.
+The file is JSON lines; each line carries its number and the checksum of the line before, the first one a random id.
+That shows accidents - a lost or damaged line, a copy older than a checkpoint, a fresh file in place of a lost one. It
+does not protect against the owner of the file, who can rewrite all of it.
 """
 
 from __future__ import annotations
