@@ -19,6 +19,7 @@ from typing import Any
 
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.accounting import Entry, epsilon_of
+from fedscape.privacy.ranges import NOISE, check_positive, check_share
 
 Group = tuple[str, str, str]
 
@@ -38,7 +39,7 @@ class Ledger:
     path
         The file, made where it does not exist; None keeps the ledger in memory.
     epsilon
-        The budget of each (unit, relation, place); None is no limit. It is set when the file is made.
+        The budget of each (unit, relation, place), at most 1e9; None is no limit. It is set when the file is made.
     delta
         The delta at which epsilon is stated.
 
@@ -50,8 +51,9 @@ class Ledger:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, epsilon: float | None = None, delta: float = 1e-6
     ) -> None:
-        if (epsilon is not None and not epsilon > 0) or not 0 <= delta < 1:
-            raise PrivacyError(f"a budget needs epsilon above 0 and delta from 0 to below 1, got {epsilon} and {delta}")
+        if epsilon is not None:
+            check_positive("a ledger's epsilon", epsilon, NOISE)
+        check_share("a ledger's delta", delta, zero=True)
         self.path = None if path is None else Path(path)
         self.epsilon, self.delta = epsilon, delta
         self._mutex = threading.RLock()

@@ -17,6 +17,7 @@ from fedscape.description import describe
 from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.privacy.ranges import NOISE, check_positive
 from fedscape.random import Array
 from fedscape.simulate import FromMixture
 from fedscape.studies import learn as learning
@@ -83,6 +84,8 @@ def study(
     """
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
+    if epsilon is not None:
+        check_positive("epsilon", epsilon, NOISE, error=DataError)
     stages = _Stages(progress)
     least = 1 if show_clients else FEW
     data = prepare(federation, column=column, features=features, names=names, least=least, seed=seed)
