@@ -4,8 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDIES := $(VENV)/.studies
 INSTALLED := $(VENV)/.installed
+# Only files whose hashes the locks name, and wheels: the build script of a source package would fetch what no lock names.
+LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
 
-.PHONY: study test check bench site clean format
+.PHONY: study test check bench site clean format lock
 
 study: $(STUDIES)
 	$(BIN)/python -m fedscape study
@@ -31,18 +33,23 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+lock: $(INSTALLED)
+	$(BIN)/python tools/lock.py
+
 clean:
 	rm -rf $(VENV) site
 
 # What a study needs; all else (Ray, Flower, the tests' tools) comes with the first other target.
-$(STUDIES): pyproject.toml requirements.lock
+$(STUDIES): pyproject.toml requirements.lock requirements-torch.lock requirements-torch-cpu.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedscape needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing fedscape with torch into $(VENV): about 1.6 GB, a minute or a few"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[learn,report]'
+	$(LOCKED) -r requirements.lock
+	@$(LOCKED) -r requirements-torch-cpu.lock 2>/dev/null || { echo "no CPU build of torch: taking the usual one with its GPU libraries, some GB more" && $(LOCKED) -r requirements-torch.lock; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(STUDIES)
 
-$(INSTALLED): $(STUDIES)
+$(INSTALLED): $(STUDIES) requirements-dev.lock
 	@echo "installing the other extras and the tools of the tests: about 1.2 GB more"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev,all]'
+	$(LOCKED) -r requirements-dev.lock
 	touch $(INSTALLED)

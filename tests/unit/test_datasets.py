@@ -399,7 +399,7 @@ def test_a_torn_file_is_refused_by_name(folder: Path, name: str, file: str, sour
         put(folder / file, data)
         message = refusal(name)
         assert str(folder / file) in message
-        assert "torn or foreign" in message
+        assert "torn or foreign" in message or "is not a readable npz file" in message
     put(folder / file, whole)
     assert datasets.load(name).n_rows == datasets.load(f"{name}-mini").n_rows
 
@@ -409,7 +409,7 @@ def test_a_foreign_archive_is_refused(folder: Path) -> None:
     np.savez(folder / "femnist" / "femnist_10pct.npz", other=np.zeros(3))
     assert "KeyError: 'writers'" in refusal("femnist")
     np.savez(folder / "femnist" / "femnist_10pct.npz", writers=np.array(["a", None], dtype=object))
-    assert "allow_pickle=False" in refusal("femnist")
+    assert "neither numbers nor texts" in refusal("femnist")
 
 
 def test_an_idx_file_that_does_not_match_its_head_is_refused(folder: Path) -> None:

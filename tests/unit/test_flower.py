@@ -217,6 +217,7 @@ def test_a_node_of_one_client_sends_numbers_in_their_own_type_and_one_of_several
     rng = np.random.default_rng(0)
     fed = Federation({"x": rng.normal(size=(24, 3)), "y": rng.integers(0, 2, 24)}, np.arange(0, 25, 2))
     torch.manual_seed(0)  # of some weights the sum happens to be one of float32
+    torch.manual_seed(0)
     linear = nn.Linear(3, 2, dtype=torch.float32)
     method = FedAvg(LocalSGD(linear, cross_entropy, lr=0.3, epochs=1, batch_size=2))
     here = [r.state for r in rounds(method, fed, n_rounds=3)]

@@ -225,7 +225,7 @@ def test_two_processes_cannot_both_pass_the_budget(tmp_path):
 
 
 def test_bad_budgets_and_files_get_one_clear_line(tmp_path):
-    with pytest.raises(PrivacyError, match="epsilon above 0"):
+    with pytest.raises(PrivacyError, match="epsilon must be a positive number, not 0"):
         Ledger(epsilon=0.0)
     with pytest.raises(PrivacyError, match="cannot be opened: No such file"):
         Ledger(tmp_path / "none" / "l")

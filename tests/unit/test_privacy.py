@@ -339,10 +339,10 @@ BAD = {
     "scales name ['zz'], but these phases send": lambda: FederatedKMeans(2, n_init=1).fit(
         people(), privacy=Gaussian(clip=1.0, multiplier=1.0, scales={"zz": 2.0})
     ),
-    "scales must be positive": lambda: Gaussian(clip=1.0, multiplier=1.0, scales={"a": 0}),
+    "scales['a'] must be a positive number, not 0": lambda: Gaussian(clip=1.0, multiplier=1.0, scales={"a": 0}),
     "cannot be made up of parts": lambda: Laplace(clip=1.0, epsilon=1.0, place="distributed"),
     "an adaptive clip needs": lambda: Gaussian(clip=AdaptiveClip(1.0), multiplier=1.0, unit="row"),
-    "quantile between 0 and 1": lambda: AdaptiveClip(1.0, quantile=1.0),
+    "quantile must be between 0 and 1, not 1.0": lambda: AdaptiveClip(1.0, quantile=1.0),
     "go with privacy=": lambda: rounds(Histogram(2), people(), n_rounds=1, ledger=Ledger()),
     "scales name ['zz'], but what is sent is ['counts']": lambda: Histogram(5).fit(
         people(), privacy=Gaussian(clip=1.0, multiplier=1.0, scales={"zz": 2.0})

@@ -34,10 +34,13 @@ def check_private(epsilon: float | None, delta: float | None, clip: float | None
         return
     if standardise:
         raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
-    if clip is not None and not 0 < clip < float("inf"):
-        raise DataError(f"--clip must be a positive number, not {clip:g}")
-    if delta is not None and not 0 < delta < 1:
-        raise DataError(f"--delta must be between 0 and 1, not {delta:g}")
+    from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
+
+    check_positive("--epsilon", epsilon, NOISE, error=DataError)
+    if clip is not None:
+        check_positive("--clip", clip, LENGTH, error=DataError)
+    if delta is not None:
+        check_share("--delta", delta, error=DataError)
 
 
 def check_schedule(method: str, schedule: str | None, modes: str | None, prior: str | None) -> None:

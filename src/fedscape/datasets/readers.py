@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import io
 import json
@@ -14,6 +13,7 @@ import numpy as np
 
 from fedscape.errors import DataError, MissingExtraError
 from fedscape.federation import Federation
+from fedscape.formats.npz import read_gzip, read_npz
 from fedscape.ragged import offsets_of
 from fedscape.random import Array
 
@@ -153,8 +153,7 @@ def _grouped(table: Any, client: str) -> Federation:
 
 def speeches(paths: list[Path]) -> Federation:
     """Windows of 80 characters and the next one, by play and role, at every place of a role's text."""
-    with gzip.open(paths[0], "rt", encoding="utf-8") as stream:
-        roles = json.load(stream)
+    roles = json.loads(read_gzip(paths[0]))
     code_of = np.full(256, 255, dtype=np.uint8)
     code_of[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
     texts = []
@@ -200,8 +199,7 @@ def _pooled(images: list[Array], labels: list[Array], names: tuple[str, ...], *,
 
 def _idx(path: Path) -> Array:
     """An idx file of bytes: two zeros, the type 8, the number of axes, their lengths, the values."""
-    with gzip.open(path) as stream:
-        data = stream.read()
+    data = read_gzip(path)
     axes = data[3] if data[:3] == b"\x00\x00\x08" else 0
     shape = tuple(np.frombuffer(data, dtype=">u4", count=axes, offset=4).tolist()) if axes else ()
     if not axes or int(np.prod(shape)) != len(data) - 4 - 4 * axes:
@@ -241,5 +239,4 @@ def phones(paths: list[Path]) -> Federation:
 
 
 def _arrays(path: Path) -> dict[str, Array]:
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:  # np.load leaves a torn file open
-        return {name: stored[name] for name in stored.files}
+    return read_npz(path)

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.checks import check_whole
 from fedscape.errors import DataError
 from fedscape.privacy.mechanisms import Gaussian
+from fedscape.privacy.ranges import NOISE, check_positive, check_share
 from fedscape.sampling import FixedSize, Sampler
 
 Entry = Mapping[str, Any]
@@ -145,10 +147,10 @@ def calibrate(
     >>> round(calibrate(1.0, 1e-5, rounds=1, sampler=All()), 1)
     3.7
     """
-    if not (epsilon > 0 and 0 < delta < 1 and rounds >= 1):
-        raise DataError(
-            f"epsilon must be positive, delta between 0 and 1, rounds at least 1: {epsilon}, {delta}, {rounds}"
-        )
+    check_positive("epsilon", epsilon, NOISE, error=DataError)
+    check_share("delta", delta, error=DataError)
+    check_whole("rounds", rounds, least=1)
+    check_share("tolerance", tolerance, error=DataError)
     if isinstance(sampler, FixedSize) and sampler.size > n_clients:
         raise DataError(f"FixedSize({sampler.size}) needs n_clients, at least that many, got {n_clients}")
 

@@ -1,8 +1,8 @@
 """What was spent: one line for every release, written before it happens.
 
-The file is JSON lines; each line carries its number and the checksum of the line before. That shows accidents - a lost
-or damaged line, a copy older than a checkpoint. It does not protect against the owner of the file, who can rewrite all
-of it.
+The file is JSON lines; each line carries its number and the checksum of the line before, the first one a random id.
+That shows accidents - a lost or damaged line, a copy older than a checkpoint, a fresh file in place of a lost one. It
+does not protect against the owner of the file, who can rewrite all of it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.accounting import Entry, epsilon_of
+from fedscape.privacy.ranges import NOISE, check_positive, check_share
 
 Group = tuple[str, str, str]
+
+_FORMAT = 2  # 1 had no id
 
 
 class Ledger:
@@ -27,14 +31,15 @@ class Ledger:
 
     Costs are kept apart by (unit, relation, place): they protect different things and cannot be added. A run reserves
     its rounds before it starts, so that it is refused at once if the budget does not allow them all; each round is
-    written, and on disk, before it is released; what is not used is handed back.
+    written, and on disk, before it is released; what is not used is handed back. Threads may share a ledger, and any
+    number of ledgers in any processes the file.
 
     Parameters
     ----------
     path
         The file, made where it does not exist; None keeps the ledger in memory.
     epsilon
-        The budget of each (unit, relation, place); None is no limit. It is set when the file is made.
+        The budget of each (unit, relation, place), at most 1e9; None is no limit. It is set when the file is made.
     delta
         The delta at which epsilon is stated.
 
@@ -46,10 +51,14 @@ class Ledger:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, epsilon: float | None = None, delta: float = 1e-6
     ) -> None:
-        if (epsilon is not None and not epsilon > 0) or not 0 <= delta < 1:
-            raise PrivacyError(f"a budget needs epsilon above 0 and delta from 0 to below 1, got {epsilon} and {delta}")
+        if epsilon is not None:
+            check_positive("a ledger's epsilon", epsilon, NOISE)
+        check_share("a ledger's delta", delta, zero=True)
         self.path = None if path is None else Path(path)
         self.epsilon, self.delta = epsilon, delta
+        self._mutex = threading.RLock()
+        self._handle = -1  # of the file, while this object holds its lock
+        self._file: tuple[int, int] | None = None  # device and inode: which file was read so far
         self._read = 0  # bytes of the file known so far
         self._lines = 0
         self._last = ""
@@ -61,16 +70,20 @@ class Ledger:
     def _open(self, epsilon: float | None, delta: float) -> None:
         with self._locked():
             if not self._lines:
-                self._append({"kind": "open", "format": 1, "epsilon": epsilon, "delta": delta})
-        first = self._known[0]
-        if first.get("kind") != "open" or first.get("format") != 1:
-            raise PrivacyError(f"{self.path} is not a ledger of a format this version knows")
+                about = {"format": _FORMAT, "id": os.urandom(16).hex(), "epsilon": epsilon, "delta": delta}
+                self._append({"kind": "open", **about})
+            first = self._known[0]
+        if first.get("kind") != "open" or first.get("format") != _FORMAT:
+            raise PrivacyError(
+                f"{self.path} is no ledger of format {_FORMAT} (its format: {first.get('format')}): a ledger of an "
+                "older version is read by that version; start another one here, with what is left of its budget"
+            )
         if epsilon is not None and (first["epsilon"], first["delta"]) != (epsilon, delta):
             raise PrivacyError(
                 f"{self.path} was made with epsilon={first['epsilon']}, delta={first['delta']}, "
                 f"not {epsilon}, {delta}; a budget is set once; start another ledger to change it"
             )
-        self.epsilon, self.delta = first["epsilon"], first["delta"]
+        self.id, self.epsilon, self.delta = str(first["id"]), first["epsilon"], first["delta"]
 
     # -- spending ------------------------------------------------------------------------------------------------------
 
@@ -148,24 +161,32 @@ class Ledger:
     @property
     def private(self) -> bool:
         """False where any noise could be foretold (noise_seed)."""
-        return all(entry.get("private", True) for entry, _ in self._reserved.values())
+        with self._mutex:
+            return all(entry.get("private", True) for entry, _ in self._reserved.values())
 
     def anchor(self) -> dict[str, Any]:
-        """The last line's number and checksum, to be kept in a checkpoint."""
-        return {"lines": self._lines, "last": self._last}
+        """The ledger's id and its last line's number and checksum, to be kept in a checkpoint."""
+        with self._mutex:
+            return {"id": self.id, "lines": self._lines, "last": self._last}
 
     def check_anchor(self, anchor: Mapping[str, Any]) -> None:
-        """Refuse where this ledger does not hold the line that a checkpoint remembers."""
+        """Refuse where this ledger is another than a checkpoint remembers, or does not hold its last line."""
+        where = "the ledger in memory" if self.path is None else self.path
+        if anchor.get("id") != self.id:
+            raise PrivacyError(
+                f"{where} has the id {self.id}, the checkpoint was written with {anchor.get('id')}: this is another "
+                "ledger; bring back the file that the run began with"
+            )
         with self._locked():
             n = int(anchor["lines"])
             if n > self._lines:
                 raise PrivacyError(
-                    f"{self.path} has {self._lines} lines, the checkpoint has seen {n}: this ledger is older than the "
+                    f"{where} has {self._lines} lines, the checkpoint has seen {n}: this ledger is older than the "
                     "checkpoint; bring back the newest copy"
                 )
             if n and _checksum(self._known[n - 1]) != anchor["last"]:
                 raise PrivacyError(
-                    f"line {n} of {self.path} is not the one the checkpoint has seen: this is another ledger"
+                    f"line {n} of {where} is not the one the checkpoint has seen: this is another ledger"
                 )
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -202,26 +223,36 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the file alone, knowing all that is in it."""
-        if self.path is None:
-            yield
-            return
-        try:
-            self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise PrivacyError(f"the ledger {self.path} cannot be opened: {error.strerror}") from None
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX)
-            self._catch_up()
-            yield
-        finally:
-            os.close(self._handle)
+        """Hold the ledger against other threads and its file against other ledgers, knowing all that is in it."""
+        with self._mutex:
+            if self.path is None or self._handle >= 0:  # held already, by this thread
+                yield
+                return
+            create = 0 if self._lines else os.O_CREAT  # one that was there and is gone must not begin anew
+            try:
+                handle = os.open(self.path, os.O_RDWR | create | os.O_APPEND, 0o600)
+            except OSError as error:
+                raise PrivacyError(f"the ledger {self.path} cannot be opened: {error.strerror}") from None
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                self._handle = handle
+                self._catch_up(handle)
+                yield
+            finally:
+                self._handle = -1
+                os.close(handle)
 
-    def _catch_up(self) -> None:
-        size = os.fstat(self._handle).st_size
+    def _catch_up(self, handle: int) -> None:
+        about = os.fstat(handle)
+        if self._file not in (None, (about.st_dev, about.st_ino)):
+            raise PrivacyError(
+                f"the ledger {self.path} was replaced by another file while it was in use: bring back the one with "
+                f"the id {self.id}"
+            )
+        self._file, size = (about.st_dev, about.st_ino), about.st_size
         if size < self._read:
             raise PrivacyError(f"the ledger {self.path} has become shorter: bring back the newest copy")
-        fresh = os.pread(self._handle, size - self._read, self._read) if size > self._read else b""
+        fresh = os.pread(handle, size - self._read, self._read) if size > self._read else b""
         if fresh and not fresh.endswith(b"\n"):
             raise PrivacyError(
                 f"the last line of {self.path} is torn: nothing was released for it if the machine stopped while it "

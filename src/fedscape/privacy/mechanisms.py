@@ -18,6 +18,7 @@ import numpy as np
 
 from fedscape.errors import PrivacyError
 from fedscape.privacy.noise import Stream, discrete_gaussian, discrete_laplace
+from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
 from fedscape.random import Array
 from fedscape.sampling import FixedSize, Poisson, Sampler, marked
 
@@ -57,8 +58,10 @@ class AdaptiveClip:
     multiplier: float = 10.0
 
     def __post_init__(self) -> None:
-        if not (self.start > 0 and 0 < self.quantile < 1 and self.rate > 0 and self.multiplier > 0):
-            raise PrivacyError(f"a clip, rate and multiplier must be positive and a quantile between 0 and 1: {self}")
+        check_positive("start", self.start, LENGTH)
+        check_share("quantile", self.quantile)
+        check_positive("rate", self.rate, NOISE)
+        check_positive("multiplier", self.multiplier, NOISE)
 
     def next(self, clip: float, *, share: float) -> float:
         """The clip of the next round, where this share of clients was within the last one."""
@@ -110,8 +113,8 @@ class Privacy:
         if isinstance(self.clip, AdaptiveClip):
             if self.unit == "row" or self.place != "central":
                 raise PrivacyError("an adaptive clip needs unit='client' and place='central'")
-        elif not 0 < self.clip < np.inf:
-            raise PrivacyError(f"clip must be a positive number, not {self.clip}")
+        else:
+            check_positive("clip", self.clip, LENGTH)
         if self.unit not in ("client", "row"):
             raise PrivacyError(f"unit must be 'client' or 'row', not {self.unit!r}")
         if self.place not in PLACES or (self.place == "distributed" and self.unit == "row"):
@@ -123,8 +126,9 @@ class Privacy:
             )
         if self.unit == "row" and self.scales:
             raise PrivacyError("scales go with unit='client': what one row can change is bounded without them")
-        if not 0 < self.count_share < 1 or any(not s > 0 for s in self.scales.values()):
-            raise PrivacyError("scales must be positive and count_share between 0 and 1")
+        check_share("count_share", self.count_share)
+        for name, scale in self.scales.items():
+            check_positive(f"scales[{name!r}]", scale, LENGTH)
 
     # what the two mechanisms differ in
     def spread(self) -> float:
@@ -211,8 +215,7 @@ class Gaussian(Privacy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.multiplier < np.inf:
-            raise PrivacyError(f"multiplier must be a positive number, not {self.multiplier}")
+        check_positive("multiplier", self.multiplier, NOISE)
 
     def spread(self) -> float:
         return self.multiplier
@@ -240,8 +243,7 @@ class Laplace(Privacy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.epsilon < np.inf:
-            raise PrivacyError(f"epsilon must be a positive number, not {self.epsilon}")
+        check_positive("epsilon", self.epsilon, NOISE)
         if self.place == "distributed":
             raise PrivacyError("Laplace noise cannot be made up of parts: use place='central', 'local', or Gaussian")
 

@@ -14,6 +14,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Laplace
+from fedscape.privacy.ranges import NOISE, check_positive
 from fedscape.random import Array
 from fedscape.sketches.distances import distance, heterogeneity, neighbours, normalise, own_bias, sizes, tvd_lower_bound
 from fedscape.sketches.distribution import DistributionSketch
@@ -110,8 +111,7 @@ def build(
     given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
     ledger, privacy = Ledger(), None
     if epsilon is not None:
-        if not epsilon > 0:
-            raise DataError(f"epsilon must be positive, not {epsilon}")
+        check_positive("epsilon", epsilon, NOISE, error=DataError)
         if given["rows"] is None:
             if typical_size is None:
                 raise DataError(

@@ -17,6 +17,7 @@ from fedscape.description import describe
 from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.privacy.ranges import NOISE, check_positive
 from fedscape.random import Array
 from fedscape.simulate import FromMixture
 from fedscape.studies import learn as learning
@@ -84,6 +85,8 @@ def study(
     """
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
+    if epsilon is not None:
+        check_positive("epsilon", epsilon, NOISE, error=DataError)
     declared = np.zeros((0, 1)) if epsilon is None else declared_counts(federation, column, names)
     stages = _Stages(progress)
     least = 1 if show_clients else FEW
