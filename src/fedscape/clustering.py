@@ -116,7 +116,7 @@ class FederatedKMeans(Estimator):
         starts, _, d = state["centres"].shape
         return float(np.sqrt(starts * (1 + self.bound**2)) if norm == 2 else starts * (1 + np.sqrt(d) * self.bound))
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_numbers(clients[self.column])
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:

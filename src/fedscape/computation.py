@@ -107,11 +107,11 @@ class Computation:
         """
         return None
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         """Which rows lie in the domain that this computation declares, as a mask; None for all of them.
 
-        Without privacy `step` refuses the others. Under a release a refusal would tell of them, so that the engine
-        leaves them out on the client, before `step` and `measure` see it.
+        `state` is what `step` gets. Without privacy `step` refuses the other rows. Under a release a refusal would tell
+        of them, so the engine leaves them out on the client, before `step` and `measure` see it.
         """
         return None
 

@@ -358,12 +358,15 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
     release.check_rows(computation.row_bound(state, release.privacy.norm, clients))
     if task.measure:
         measured, _ = _sheltered(
-            lambda some: (_checked(computation, computation.measure(state, some), some), {}), computation, clients
+            lambda some: (_checked(computation, computation.measure(state, some), some), {}),
+            computation,
+            state,
+            clients,
         )
         if task.measure_release is not None and measured:
             measured = task.measure_release.on_clients(measured, clients)
         metrics = _summed(measured)
-    sent, kept = _sheltered(lambda some: _step(computation, state, some, task.key), computation, clients)
+    sent, kept = _sheltered(lambda some: _step(computation, state, some, task.key), computation, state, clients)
     up = _bytes_each(sent)
     if sent:
         sent = release.on_clients(sent, clients)  # before anything is revealed
@@ -382,7 +385,7 @@ def _step(computation: Computation, state: Arrays, clients: Federation, key: Key
 
 
 def _sheltered(
-    work: Callable[[Federation], tuple[Arrays, Kept]], computation: Computation, clients: Federation
+    work: Callable[[Federation], tuple[Arrays, Kept]], computation: Computation, state: Arrays, clients: Federation
 ) -> tuple[Arrays, Kept]:
     """What these clients send and keep, whatever is in their rows.
 
@@ -391,7 +394,7 @@ def _sheltered(
     """
 
     def attempt(some: Federation) -> tuple[Arrays, Kept]:
-        valid = computation.valid_rows(some)
+        valid = computation.valid_rows(state, some)
         return work(some if valid is None or valid.all() else some.where(valid))
 
     with np.errstate(all="ignore"):  # a warning would tell

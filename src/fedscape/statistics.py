@@ -62,7 +62,7 @@ class Histogram(Estimator):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_categories(clients[self.column], self.n_categories)
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
@@ -138,7 +138,7 @@ class Moments(Estimator):
         r = self.bound + float(np.linalg.norm(state["mean"]))  # length of a row about the centre
         return float(np.sqrt(1 + r**2 + r**4)) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_numbers(clients[self.column])
 
     def _centred(self, state: Arrays, clients: Federation) -> Array:

@@ -38,7 +38,7 @@ def bad_rows(computation: Computation, state, fed: Federation) -> list[Federatio
             if values.dtype.kind in "iu" and value > np.iinfo(values.dtype).max:
                 continue
             row = one_row(fed, 0, column, value)
-            valid = computation.valid_rows(row)
+            valid = computation.valid_rows(computation.prepare(state), row)
             if refused(computation, state, row):
                 assert valid is not None, f"{value} in {column!r} is refused, and not left out"
                 assert not valid.any(), f"{value} in {column!r} is refused, and not left out"

@@ -97,7 +97,7 @@ def moved(computation: Computation, state, attacks, pool, names) -> np.ndarray:
     sums = []
     for more in (False, True):
         clients = clients_of(attacks, pool, names, more=more)
-        inside = computation.valid_rows(clients)
+        inside = computation.valid_rows(computation.prepare(state), clients)
         clients = clients if inside is None else clients.where(inside)  # as an engine does under a release
         sent, _ = computation.step(computation.prepare(state), clients, Key(0, 1))
         sums.append(np.concatenate([np.reshape(v, (len(clients), -1)).astype(float) for v in sent.values()], axis=1))

@@ -290,7 +290,7 @@ def test_terms_are_shown_and_written_term_by_term(tmp_path):
     assert (written["epsilon"], written["total_epsilon"], written["unnoised"]) == (2.0, None, 0)
     assert (written["units"], written["columns"], written["computations"]) == (["client"], ["y", "z"], ["Histogram"])
     assert stat.S_IMODE((node / "terms.toml").stat().st_mode) == 0o600
-    said = ok("deploy", "terms", node)
+    said = started("deploy", "terms", node)
     assert "no limit" in said
     assert "y, z" in said
     assert "0 of 64 failed runs" in said
@@ -330,7 +330,7 @@ def test_the_owner_reads_what_was_asked_and_what_is_spent(tmp_path):
     lines = json.loads(ok("deploy", "log", node, "--json"))
     assert [(line["outcome"], line["columns"]) for line in lines] == [("answered", ["y"]), ("refused", ["salary"])]
     assert json.loads(ok("deploy", "log", node, "--last", 1, "--json")) == lines[-1:]
-    said = ok("deploy", "log", node)
+    said = started("deploy", "log", node)
     assert "answered" in said
     assert "salary" in said
     spent = json.loads(ok("deploy", "terms", node, "--json"))["spent"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedscape import checkpoint
-from fedscape.computation import Arrays, Computation
+from fedscape.computation import Arrays, Computation, check_declared
 from fedscape.engine import Local, Reply, on_host
 from fedscape.engines import _terms, _wire
 from fedscape.engines._booking import Book
@@ -177,6 +177,8 @@ class _Owner:
         # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
         key = os.urandom(32)
         release, metrics = _releases(request, key, nobody.federation, visit.terms)
+        if release is not None:
+            check_declared(fed, request.computation.coded_columns())
         with _bounded(visit.terms):
             rehearsed = rehearse(request, nobody, release, metrics, visit.terms)
         self._write_down(request, hashlib.sha256(digest.encode() + key).hexdigest(), release, metrics, visit)

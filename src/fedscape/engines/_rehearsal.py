@@ -102,7 +102,7 @@ def _step_unsheltered(request: Request, nobody: Federation) -> None:
     """Take the step where errors show: under a release an engine hides them, a read beyond an array's end as well."""
     computation, sent = request.computation, broadcast(request.state)
     state, own = computation.prepare(sent), own_row_numbers(sent, nobody)
-    valid = computation.valid_rows(nobody)
+    valid = computation.valid_rows(state, nobody)
     clients = nobody if valid is None else nobody.where(valid)
     mine = state if own is None else own_rows(state, own)
     computation.step(mine, clients, Key(0))

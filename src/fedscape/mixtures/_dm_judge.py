@@ -63,8 +63,8 @@ class Compare(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return self._like.valid_rows(clients)
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self._like.valid_rows(state, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Compare, Federation]]:
@@ -134,8 +134,8 @@ class Contrast(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return self._like.valid_rows(clients)
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self._like.valid_rows(state, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Contrast, Federation]]:
@@ -211,8 +211,8 @@ class Information(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return self._like.valid_rows(clients)
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self._like.valid_rows(state, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Information, Federation]]:

@@ -85,7 +85,7 @@ class Outline(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
@@ -136,7 +136,7 @@ class Differ(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
@@ -315,7 +315,7 @@ class Ascend(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
 
     @classmethod

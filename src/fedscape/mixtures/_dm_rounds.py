@@ -215,7 +215,7 @@ class Maximise(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
 
     @classmethod

@@ -69,7 +69,7 @@ class Survey(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
@@ -139,7 +139,7 @@ class Initialise(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod

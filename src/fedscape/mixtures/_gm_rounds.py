@@ -174,7 +174,7 @@ class GaussianRounds(Computation):
         one = np.sqrt(1 + r**2 + r**4) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
         return float(np.sqrt(starts) * one if norm == 2 else starts * one)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_numbers(clients[self.column])
 
     def _own_weights(self, state: Arrays, clients: Federation) -> Array | None:

@@ -81,8 +81,8 @@ class Chains(Computation):
                 trace[f"server.{name}"][place] = values
         return {**joined(new), **trace}
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return self.work.valid_rows(clients)
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self.work.valid_rows(state, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Chains, Federation]]:

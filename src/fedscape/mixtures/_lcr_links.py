@@ -61,9 +61,9 @@ class Logistic(Assign):
         add_events(x, y, found.groups.order, found.groups.starts, none, np.ones(self.n_features), found.sums)
         return found.sums
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         y = clients[self.table.target]
-        return all_valid(super().valid_rows(clients), (y == 0) | (y == 1))
+        return all_valid(super().valid_rows(state, clients), (y == 0) | (y == 1))
 
     def answers(self, events: Federation) -> Array:
         """The target, which must be 0 or 1."""

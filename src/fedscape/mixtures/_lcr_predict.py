@@ -195,8 +195,8 @@ class Judge(Computation):
         found = {name: np.asarray(total[name], dtype=float) for name in ("scores", "products", "events")}
         return {**state, **found, "agents": np.asarray(float(total["clients"]))}
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return all_valid(*(work.valid_rows(clients) for work in self.works))
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return all_valid(*(work.valid_rows(state, clients) for work in self.works))
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Judge, Federation]]:

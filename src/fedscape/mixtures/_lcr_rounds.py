@@ -47,7 +47,7 @@ class Survey(Computation):
         centre = state["centre"] + shift if state["centre"].size else shift
         return {"centre": centre, "deviation": np.sqrt(variance), "events": total["events"] * 1.0}
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return self.table.valid_rows(clients)
 
     @classmethod
@@ -214,7 +214,7 @@ class Assign(Computation):
         products = np.outer(x, x)[np.triu_indices(len(x))]
         return float(np.linalg.norm(np.concatenate([products, x * y, [y * y, 1.0, 1.0]]), ord=norm))
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return self.table.valid_rows(clients)
 
     @property

@@ -229,6 +229,10 @@ class LatentClassRegression(Estimator):
         self._draws = [Draw(one.state, None) for one in found]
         clients = engine.clients
         if isinstance(clients, Federation):
+            valid = (
+                work.valid_rows(found[0].state, clients) if self._private else None
+            )  # others were left out of the rounds as well
+            clients = clients if valid is None else clients.where(valid)
             held = [clients if one.labels is None else clients.with_kept({"labels": one.labels}) for one in found]
             self._draws = [
                 Draw(one.state, place(self._placing, one.state, h)) for one, h in zip(found, held, strict=True)

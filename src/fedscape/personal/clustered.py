@@ -239,7 +239,7 @@ class ClusteredFL(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.local.target,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_rows(self.local, clients)
 
     @classmethod

@@ -117,8 +117,8 @@ class SelfScores(Computation):
     def coded_columns(self) -> Sequence[str]:
         return (self.column,)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return valid_categories(clients[self.column], self.population.concentrations_.shape[1])
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return valid_categories(clients[self.column], state["concentrations"].shape[1])
 
     @classmethod
     def examples(cls) -> Sequence[tuple[SelfScores, Federation]]:

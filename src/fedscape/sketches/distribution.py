@@ -329,7 +329,7 @@ class DistributionSketch(Estimator):
         for begin, end, first, codes in self._functions().pieces(prepared):  # type: ignore[arg-type]
             count_codes(codes, owner[begin:end], end - begin, first, counts)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         values = self._embedded(clients)
         if self.family == "minhash":
             return valid_tokens(values, self._names(clients))
@@ -382,8 +382,8 @@ class ClientSketches(Computation):
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         return self.sketch.row_bound({}, norm, clients)
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return self.sketch.valid_rows(clients)
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self.sketch.valid_rows(state, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[ClientSketches, Federation]]:

@@ -132,7 +132,7 @@ class Spread(Computation):
         values = check_finite(self._embedded(clients), self.column)
         return np.asarray(values.reshape(len(values), int(np.prod(values.shape[1:]))))
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_numbers(self._embedded(clients)) if self.numbers else None
 
     @classmethod

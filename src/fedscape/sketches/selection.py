@@ -146,8 +146,8 @@ class OwnWeights(Computation):
             scale = np.sqrt(np.maximum(total["square"], 1e-24) / np.maximum(total["there"], 1))
         return {"whole": state["whole"], "scale": np.asarray(scale), "weight": np.asarray(total["weight"])}
 
-    def valid_rows(self, clients: Federation) -> Array | None:
-        return self.sketch.valid_rows(clients)
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self.sketch.valid_rows(state, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[OwnWeights, Federation]]:

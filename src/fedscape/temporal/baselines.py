@@ -272,7 +272,7 @@ class LocalCentres(Computation):
             "server.rows": np.concatenate([state["server.rows"], rows[some]]),
         }
 
-    def valid_rows(self, clients: Federation) -> Array | None:
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return valid_numbers(clients[self.column])
 
     @classmethod

@@ -1,0 +1,82 @@
+"""A private fit says the same whatever is in one client's rows: it fits, or it refuses for reasons of its own."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import fedscape as fs
+from fedscape import Federation, Gaussian, Laplace
+
+N = 60  # clients
+
+
+def numbers(poison: float | None) -> Federation:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3 * N, 2))
+    y = rng.normal(size=3 * N)
+    if poison is not None:
+        x[7, 1] = poison
+        y[100] = poison
+    entity = np.tile(np.arange(3), N)
+    return Federation({"x": x, "y": y, "entity": entity}, np.arange(0, 3 * N + 1, 3))
+
+
+def categories(poison: float | None) -> Federation:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 4, 5 * N).astype(float)
+    if poison is not None:
+        y[3] = poison
+    return Federation({"y": y}, np.arange(0, 5 * N + 1, 5))
+
+
+def outcome(fit, fed) -> tuple[str, ...]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            fit(fed)
+        except Exception as error:
+            return (type(error).__name__, str(error))
+    return tuple(str(w.message) for w in said)
+
+
+CLIENT = Gaussian(clip=1.0, multiplier=4.0)
+ROW = Laplace(clip=4.0, epsilon=0.5, unit="row")
+FITS = {
+    "histogram": (categories, lambda fed: fs.Histogram(4).fit(fed, privacy=CLIENT)),
+    "histogram of rows": (categories, lambda fed: fs.Histogram(4).fit(fed, privacy=ROW)),
+    "moments": (numbers, lambda fed: fs.Moments(bound=3.0).fit(fed, privacy=CLIENT)),
+    "k-means": (numbers, lambda fed: fs.FederatedKMeans(2, bound=3.0, rounds=2).fit(fed, privacy=CLIENT)),
+    "mixture of Dirichlet-multinomials": (
+        categories,
+        lambda fed: fs.MixtureOfDirichletMultinomials(2, n_categories=4, rounds=2).fit(fed, privacy=CLIENT),
+    ),
+    "Gaussian mixture": (
+        numbers,
+        lambda fed: fs.GaussianMixture(2, rounds=2).fit(fed, privacy=Gaussian(clip=1.0, multiplier=4.0)),
+    ),
+    "sketch": (numbers, lambda fed: fs.DistributionSketch(rows=8).fit(fed, privacy=Gaussian(clip=8.0, multiplier=4.0))),
+    "regression": (
+        numbers,
+        lambda fed: fs.LatentClassRegression(2, rounds=2, ranges={"x": (-3.0, 3.0), "y": (-3.0, 3.0)}).fit(
+            fed, features="x", target="y", entity="entity", privacy=CLIENT
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e300, -1.0, 10.0**9, 0.5])
+@pytest.mark.parametrize("name", FITS)
+def test_one_value_changes_nothing_that_is_said(name, poison):
+    make, fit = FITS[name]
+    assert outcome(fit, make(poison)) == outcome(fit, make(None))
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_one_client_without_rows_changes_nothing_that_is_said(name):
+    make, fit = FITS[name]
+    fed = make(None)
+    emptied = fed.where(fed.client_of_row != 5)
+    assert outcome(fit, emptied) == outcome(fit, fed)
