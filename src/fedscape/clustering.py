@@ -51,6 +51,8 @@ class FederatedKMeans(Estimator):
     [[0.05], [9.05]]
     """
 
+    name = "k-means"
+
     block_clients = 128  # a client sends n_init x n_clusters x d numbers
 
     def __init__(

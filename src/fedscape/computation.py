@@ -31,6 +31,8 @@ from fedscape.sampling import All, Sampler
 if TYPE_CHECKING:
     from fedscape.engine import Engine
 
+FORMAT = 2  # of the checkpoint of a run: since 2 computations are known by names that do not move with their modules
+
 Arrays = dict[str, Array]
 Kept = Mapping[str, "Array | Ragged"]
 
@@ -53,6 +55,8 @@ class Computation:
     [3.0]
     """
 
+    #: How files, messages and digests know the computation, wherever its class is; see `known_as`.
+    name: ClassVar[str] = ""
     #: Names of sent arrays that the server sees client by client; all others it sees only as a sum.
     reveals: ClassVar[tuple[str, ...]] = ()
     #: Raised when what clients compute or send changes: a server and its clients elsewhere must agree on it.
@@ -157,9 +161,19 @@ class Computation:
             setattr(self, name, value)
         return self
 
+    @classmethod
+    def known_as(cls) -> str:
+        """Its own `name`, or else its module and class: what a subclass computes is not what its parent does.
+
+        >>> from fedscape import Histogram
+        >>> Histogram.known_as(), type("Mine", (Histogram,), {"__module__": "my"}).known_as()
+        ('histogram', 'my.Mine')
+        """
+        return str(cls.__dict__.get("name") or f"{cls.__module__}.{cls.__qualname__}")
+
     def digest(self) -> str:
         """A digest of the kind of computation and its parameters."""
-        what = [type(self).__module__, type(self).__qualname__, _canonical(self.get_params())]
+        what = [self.known_as(), _canonical(self.get_params())]
         return hashlib.sha256(repr(what).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -327,7 +341,7 @@ class Rounds:
         arrays = {f"state/{name}": values for name, values in self.state.items()}
         for name, ragged in self.engine.kept().items():
             arrays[f"kept/{name}/flat"], arrays[f"kept/{name}/offsets"] = ragged
-        header = {"kind": "run", "run": self.identity(), "next": self.index, "notes": dict(notes)}
+        header = {"kind": "run", "format": FORMAT, "run": self.identity(), "next": self.index, "notes": dict(notes)}
         if self.guard is not None:
             header["guard"] = self.guard.saved()
         checkpoint.write(path, arrays, header, secret=self.guard is not None)
@@ -337,6 +351,11 @@ class Rounds:
         arrays, header = checkpoint.read(path)
         if header.get("kind") != "run":
             raise CheckpointError(f"{os.fspath(path)} is a fedscape file, but not the checkpoint of a run")
+        if header.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{os.fspath(path)} is a checkpoint of format {header.get('format', 1)}, this version has format "
+                f"{FORMAT}: begin the run anew, or end it with the version that wrote it"
+            )
         wanted = {"run", "next", "notes"}
         if not wanted <= set(header):
             raise CheckpointError(f"{os.fspath(path)} lacks {', '.join(sorted(wanted - set(header)))}")

@@ -34,6 +34,8 @@ class Histogram(Estimator):
     array([1, 2, 1])
     """
 
+    name = "histogram"
+
     def __init__(self, n_categories: int, *, column: str = "y") -> None:
         self.n_categories = n_categories
         self.column = column
@@ -104,6 +106,8 @@ class Moments(Estimator):
     >>> moments.mean_.tolist(), moments.covariance_.round(6).tolist()
     ([2.0], [[2.666667]])
     """
+
+    name = "moments"
 
     block_clients = 128  # a client sends d x d numbers
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import re
 
 import computations as found
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
 from fedscape.computation import frozen
 from fedscape.engine import Reply, broadcast
+from fedscape.engines._wire import KNOWN
 from fedscape.errors import TooFewClients
 from fedscape.privacy.release import Release
 
@@ -45,6 +48,19 @@ def assert_same_bytes(a: dict, b: dict) -> None:
     assert set(a) == set(b)
     for name in a:
         assert np.asarray(a[name]).tobytes() == np.asarray(b[name]).tobytes(), name
+
+
+def test_names_are_stable_and_unique():
+    """Files and messages name a computation: two of one name, or a name that goes with a module, would break them."""
+    names = [kind.__dict__.get("name", "") for kind in found.computations()]
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", name) for name in names), names
+    assert len(set(names)) == len(names)
+
+
+def test_computations_that_nodes_know_are_found_under_their_names():
+    for name, place in KNOWN.items():
+        module, _, kind = place.partition(":")
+        assert getattr(importlib.import_module(module), kind).known_as() == name
 
 
 def test_there_is_something_to_test():

@@ -285,10 +285,10 @@ def test_terms_are_shown_and_written_term_by_term(tmp_path):
     node = tmp_path / "d" / "nodes" / "0"
     shown = json.loads(ok("deploy", "terms", node, "--json"))
     assert (shown["in_force"], shown["terms"]["epsilon"], shown["spent"]) == ("terms.toml", 8.0, [])
-    options = ["--epsilon", 2, "--unit", "client", "--column", "y", "--column", "z", "--computation", "Histogram"]
+    options = ["--epsilon", 2, "--unit", "client", "--column", "y", "--column", "z", "--computation", "histogram"]
     written = json.loads(ok("deploy", "terms", node, *options, "--clear", "total-epsilon", "--json"))["terms"]
     assert (written["epsilon"], written["total_epsilon"], written["unnoised"]) == (2.0, None, 0)
-    assert (written["units"], written["columns"], written["computations"]) == (["client"], ["y", "z"], ["Histogram"])
+    assert (written["units"], written["columns"], written["computations"]) == (["client"], ["y", "z"], ["histogram"])
     assert stat.S_IMODE((node / "terms.toml").stat().st_mode) == 0o600
     said = started("deploy", "terms", node)
     assert "no limit" in said

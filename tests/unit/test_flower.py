@@ -823,7 +823,7 @@ def test_answers_without_noise_are_logged_and_limited(tmp_path):
     with pytest.raises(EngineError, match="one more answer without noise than the owner allows"):
         next(loop)
     lines = [json.loads(line) for line in (tmp_path / "1" / "ledger.jsonl").read_text().splitlines()]
-    said = "no noise: protected only by the server: statistics.Histogram(column='y', n_categories=3) on y"
+    said = "no noise: protected only by the server: histogram(column='y', n_categories=3) on y"
     assert [line["note"] for line in lines if line["kind"] == "note"] == [said] * 2
 
 
@@ -865,7 +865,7 @@ def test_random_bytes_and_changed_bytes_never_break_a_node(tmp_path):
         "measure_release": None,
     }
     good = checkpoint.pack({"state/counts": work.start(0)["counts"], "cohort": np.array(["c00"])}, about)
-    header = range(19, good.rindex(b"}") + 1)
+    header = range(19, good[:-32].rindex(b"}") + 1)
     heard, past = [], 0
     for number in range(300):
         body = bytearray(rng.bytes(int(rng.integers(0, 300))) if number % 5 == 0 else good[:-32])

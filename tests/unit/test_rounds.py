@@ -413,3 +413,14 @@ def test_loops_run_uncompiled_where_there_is_no_numba(monkeypatch):
 
     big = np.uint64(2**40)
     assert wrap(np.array([big]))[0] == (2**80) % 2**64
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_in_one_line(tmp_path):
+    from fedscape import checkpoint
+
+    path, fed = tmp_path / "run.ckpt", Federation({"y": [0, 1, 1]}, [0, 1, 3])
+    next(rounds(Histogram(2), fed, n_rounds=2)).save(path)
+    arrays, header = checkpoint.read(path)
+    checkpoint.write(path, arrays, {name: value for name, value in header.items() if name != "format"})
+    with pytest.raises(CheckpointError, match=r"is a checkpoint of format 1, this version has format 2: begin the run"):
+        rounds(Histogram(2), fed, n_rounds=2, resume=path)

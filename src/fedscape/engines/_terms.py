@@ -36,7 +36,7 @@ _COMMENTS = {
     "relations": "Which two data sets must look alike. A local release of clients is replace-one.",
     "parts": "Over how many clients distributed noise may be split at most.",
     "columns": "The columns that may be read; computations see no other.",
-    "computations": "The computations that may be asked for, by class or full name: fedscape deploy log shows names.",
+    "computations": "The computations that may be asked for, by name: fedscape deploy log shows names.",
     "reveals": "The arrays that the server may see client by client.",
     "numbers": "The most numbers that a request may bring or an answer take.",
     "largest": "The largest number, in size, that a request may bring.",
@@ -73,8 +73,8 @@ class Terms:
     columns
         The columns that computations may read, which see no other; None is all.
     computations
-        The computations that may be asked for, "Histogram" or "statistics.Histogram", also inside of others; None is
-        all that the node knows.
+        The computations that may be asked for, by their stable names ("histogram", "dm-em"; the log shows those that
+        were asked for), also inside of others; None is all that the node knows.
     reveals
         The names of arrays that the server may see client by client.
     numbers
@@ -189,37 +189,24 @@ def stricter(owners: Terms, apps: Terms) -> Terms:
     ('b',)
     """
     both = {field.name: (getattr(owners, field.name), getattr(apps, field.name)) for field in fields(Terms)}
-    return Terms(**{name: _stricter(name, *values) for name, values in both.items()})
+    return Terms(**{name: _stricter(*values) for name, values in both.items()})
 
 
-def _stricter(name: str, mine: Any, other: Any) -> Any:
+def _stricter(mine: Any, other: Any) -> Any:
     if mine is None or other is None:
         return other if mine is None else mine
     if not isinstance(mine, tuple):
         return min(mine, other)
-    if name == "computations":  # a class's name is in both where one of them has its full name
-        return tuple(
-            dict.fromkeys([*(n for n in mine if is_listed(n, other)), *(n for n in other if is_listed(n, mine))])
-        )
     return tuple(n for n in mine if n in other)
 
 
 # -- what is asked, held against them ----------------------------------------------------------------------------------
 
 
-def is_listed(name: str, listed: Sequence[str]) -> bool:
-    """Whether a computation is listed, by its full name or its class.
-
-    >>> is_listed("statistics.Histogram", ["Histogram"]), is_listed("Histogram", ["statistics.Histogram"])
-    (True, False)
-    """
-    return name in listed or name.rpartition(".")[2] in listed
-
-
 def check_computation(terms: Terms, about: Mapping[str, Any], reveals: Sequence[str]) -> None:
     """Refuse a computation that is not allowed, also as an argument of another."""
     for name in _names_in(about):
-        if terms.computations is not None and not is_listed(name, terms.computations):
+        if terms.computations is not None and name not in terms.computations:
             raise Unreadable("a computation that the owner does not allow")
     if not set(reveals) <= set(terms.reveals):
         raise Unreadable("a computation that shows client by client what the owner does not")

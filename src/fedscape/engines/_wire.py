@@ -31,28 +31,42 @@ ACTION = "fedscape"  # messages are of the type query.fedscape
 FORMAT = 2
 
 #: The computations that a node carries out when it is asked by name; others its owner must supply.
-KNOWN: Mapping[str, tuple[str, ...]] = {
-    "statistics": ("Histogram", "Moments"),
-    "clustering": ("FederatedKMeans",),
-    "mixtures._dm_start": ("Initialise", "Survey"),
-    "mixtures._dm_rounds": ("Maximise",),
-    "mixtures._dm_judge": ("Compare", "Contrast", "Information"),
-    "mixtures._dm_private": ("Ascend", "Differ", "Outline"),
-    "mixtures._gm_rounds": ("GaussianRounds", "GaussianScore"),
-    "mixtures._lcr_chains": ("Chains",),
-    "mixtures._lcr_em": ("Share",),
-    "mixtures._lcr_links": ("Logistic", "Probit"),
-    "mixtures._lcr_predict": ("Judge",),
-    "mixtures._lcr_rounds": ("Assign", "Survey"),
-    "mixtures.dirichlet_multinomial": ("MixtureOfDirichletMultinomials",),
-    "simulate.self_score": ("SelfScores",),
-    "sketches.distribution": ("ClientSketches", "DistributionSketch"),
-    "sketches.features": ("Spread",),
-    "sketches.selection": ("OwnWeights",),
+KNOWN: Mapping[str, str] = {
+    "histogram": "fedscape.statistics:Histogram",
+    "moments": "fedscape.statistics:Moments",
+    "k-means": "fedscape.clustering:FederatedKMeans",
+    "dm-start": "fedscape.mixtures._dm_start:Initialise",
+    "dm-survey": "fedscape.mixtures._dm_start:Survey",
+    "dm-em": "fedscape.mixtures._dm_rounds:Maximise",
+    "dm-compare": "fedscape.mixtures._dm_judge:Compare",
+    "dm-contrast": "fedscape.mixtures._dm_judge:Contrast",
+    "dm-information": "fedscape.mixtures._dm_judge:Information",
+    "dm-score-ascent": "fedscape.mixtures._dm_private:Ascend",
+    "dm-differences": "fedscape.mixtures._dm_private:Differ",
+    "dm-outline": "fedscape.mixtures._dm_private:Outline",
+    "gm-em": "fedscape.mixtures._gm_rounds:GaussianRounds",
+    "gm-score": "fedscape.mixtures._gm_rounds:GaussianScore",
+    "lcr-chains": "fedscape.mixtures._lcr_chains:Chains",
+    "lcr-em": "fedscape.mixtures._lcr_em:Share",
+    "lcr-logistic": "fedscape.mixtures._lcr_links:Logistic",
+    "lcr-probit": "fedscape.mixtures._lcr_links:Probit",
+    "lcr-judge": "fedscape.mixtures._lcr_predict:Judge",
+    "lcr-assign": "fedscape.mixtures._lcr_rounds:Assign",
+    "lcr-survey": "fedscape.mixtures._lcr_rounds:Survey",
+    "mixture-of-dirichlet-multinomials": "fedscape.mixtures.dirichlet_multinomial:MixtureOfDirichletMultinomials",
+    "self-scores": "fedscape.simulate.self_score:SelfScores",
+    "client-sketches": "fedscape.sketches.distribution:ClientSketches",
+    "distribution-sketch": "fedscape.sketches.distribution:DistributionSketch",
+    "sketch-spread": "fedscape.sketches.features:Spread",
+    "sketch-own-weights": "fedscape.sketches.selection:OwnWeights",
 }
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "mixtures._gm_covariances": ("Diagonal", "Full", "Spherical", "Tied"),
-    "mixtures._lcr_rows": ("Table",),
+#: What arguments of theirs are made of, besides numbers, texts and arrays.
+_PARTS: Mapping[str, str] = {
+    "diagonal": "fedscape.mixtures._gm_covariances:Diagonal",
+    "full": "fedscape.mixtures._gm_covariances:Full",
+    "spherical": "fedscape.mixtures._gm_covariances:Spherical",
+    "tied": "fedscape.mixtures._gm_covariances:Tied",
+    "table": "fedscape.mixtures._lcr_rows:Table",
 }
 _DEEPEST = 8
 _ORDER = re.compile(r"(\d{1,18}) ([0-9a-f]{16}) (\d{1,18})")
@@ -204,7 +218,7 @@ def asked_for(about: Any) -> str:
 
     >>> from fedscape.statistics import Histogram
     >>> asked_for(described(Histogram(3)))
-    "statistics.Histogram(n_categories=3, column='y')"
+    "histogram(n_categories=3, column='y')"
     """
     return one_line(_brief(about), longest=500)
 
@@ -235,11 +249,9 @@ def check_sendable(computation: Computation) -> None:
 
 
 def name_of(computation: Computation) -> str:
-    """Its module and class, by which both sides know it."""
-    kind = type(computation)
-    if "<locals>" in kind.__qualname__:
-        return f"?{kind.__qualname__}"
-    return f"{kind.__module__.removeprefix('fedscape.')}.{kind.__qualname__}"
+    """The name by which both sides know it; one made inside a function has none."""
+    known = computation.known_as()
+    return f"?{known}" if "<locals>" in known else known
 
 
 def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation:
@@ -295,11 +307,17 @@ def _shown(side: Mapping[str, str], name: str) -> str:
     return side.get(name, "not there")[:60]
 
 
-def _known(listed: Mapping[str, tuple[str, ...]], name: str) -> Any:
-    module, _, kind = name.rpartition(".")
-    if kind not in listed.get(module, ()):
+def _known(listed: Mapping[str, str], name: str) -> Any:
+    if name not in listed:
         raise Unreadable("a computation that is not on the list")
-    return getattr(import_module(f"fedscape.{module}"), kind)
+    module, _, kind = listed[name].partition(":")
+    return getattr(import_module(module), kind)
+
+
+def _part_name(value: Any) -> str | None:
+    """How a part is called that may cross, None for others."""
+    path = f"{type(value).__module__}:{type(value).__qualname__}"
+    return next((name for name, listed in _PARTS.items() if listed == path), None)
 
 
 def _written(value: Any) -> Any:
@@ -311,10 +329,10 @@ def _written(value: Any) -> Any:
         return {"tuple" if isinstance(value, tuple) else "list": [_written(v) for v in value]}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufU":
         return {"array": [value.dtype.str, list(value.shape), base64.b64encode(value.tobytes()).decode()]}
-    module, kind = type(value).__module__.removeprefix("fedscape."), type(value).__qualname__
-    if kind in _PARTS.get(module, ()) and is_dataclass(value):
-        return {"part": f"{module}.{kind}", "fields": {f.name: _written(getattr(value, f.name)) for f in fields(value)}}
-    if isinstance(value, Computation) and kind in KNOWN.get(module, ()):
+    part = _part_name(value)
+    if part is not None and is_dataclass(value):
+        return {"part": part, "fields": {f.name: _written(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, Computation) and value.known_as() in KNOWN:
         about = described(value)
         if not about["theirs"]:
             return {"computation": about}

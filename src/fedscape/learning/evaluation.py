@@ -141,6 +141,8 @@ class ClientAccuracy(Computation):
     [1.0, 1.0]
     """
 
+    name = "client-accuracy"
+
     block_rows = _BLOCK
 
     def __init__(self, local: LocalSGD, *, bins: int = 20) -> None:

@@ -55,6 +55,8 @@ class QFedAvg(FedAvg):
     [0.25, 0.41, 0.46]
     """
 
+    name = "q-fedavg"
+
     def __init__(self, local: LocalSGD, *, q: float = 1.0, server: Rule = _MEAN, initial: str = "given") -> None:
         super().__init__(local, server=server, weighting="equal", initial=initial)
         self.q = q

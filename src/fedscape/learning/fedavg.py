@@ -58,6 +58,8 @@ class FedAvg(Computation):
     True
     """
 
+    name = "fedavg"
+
     narrow_rows = True
     block_rows = 2**14  # rows may be images
 

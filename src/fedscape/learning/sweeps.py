@@ -75,6 +75,8 @@ class Sweep(Computation):
     (2, 2, 4)
     """
 
+    name = "sweep"
+
     narrow_rows = True
     block_rows = 2**14
 

@@ -22,6 +22,8 @@ class Compare(Computation):
     standard errors of paired differences need.
     """
 
+    name = "dm-compare"
+
     def __init__(
         self,
         models: tuple[int, ...],
@@ -86,6 +88,8 @@ class Contrast(Computation):
         The standard deviation of the noise on a sum; it is part of the standard errors.
     """
 
+    name = "dm-contrast"
+
     def __init__(
         self,
         models: tuple[int, ...],
@@ -149,6 +153,8 @@ class Information(Computation):
     The score has, for each component, w_k a_kj (psi(c_j + a_kj) - psi(a_kj) - psi(n + a_k0) + psi(a_k0)) for log a_kj,
     then w_k - tau_k for log tau_k.
     """
+
+    name = "dm-information"
 
     block_clients = 64  # a client sends the square of (C + 1) K numbers
 

@@ -39,6 +39,8 @@ class Outline(Computation):
     Both arrays of a client have norm one at most; divided by sqrt(2) they have together.
     """
 
+    name = "dm-outline"
+
     def __init__(self, n_categories: int, *, sizes: Kind = "bins", column: str = "y", count: str | None = None) -> None:
         self.n_categories = n_categories
         self.sizes = sizes
@@ -99,6 +101,8 @@ class Differ(Computation):
     Since positions have norm one, the mean of |g|^2 is 1 - |centre|^2, and g is shortened to sqrt(2) times its root.
     Clients send the upper triangle of g g' / length^2, off the diagonal times sqrt(2): a vector of norm one at most.
     """
+
+    name = "dm-differences"
 
     block_clients = 128  # a client sends C (C + 1) / 2 numbers
 
@@ -168,6 +172,8 @@ class Ascend(Computation):
     longest
         Scores of a client are shortened to this many times their typical norm.
     """
+
+    name = "dm-score-ascent"
 
     block_clients = 256
 

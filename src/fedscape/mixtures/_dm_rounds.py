@@ -53,6 +53,8 @@ class Maximise(Computation):
         (t + 2)^-average; "newton" takes smaller steps instead.
     """
 
+    name = "dm-em"
+
     block_clients = 128  # a client sends G numbers for each cell of counts
     total_clients = 2**14
 

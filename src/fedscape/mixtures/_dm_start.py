@@ -28,6 +28,8 @@ class Survey(Computation):
     of h and its covariance times u_g: directions along which clients differ most, without the covariance itself.
     """
 
+    name = "dm-survey"
+
     block_clients = 128  # a client sends C levels of counts and G x C numbers
 
     def __init__(
@@ -83,6 +85,8 @@ class Initialise(Computation):
     Clients join the component of the nearest anchor, or (`random=True`, as in the paper) any with equal probability.
     They send to it c / n, the sum of squares of c / n, and 1 / n: the moments are pooled over all categories.
     """
+
+    name = "dm-start"
 
     block_clients = 128  # a client sends G x C numbers
 

@@ -59,6 +59,8 @@ class GaussianRounds(Computation):
         The standard deviations of the noise on `shares` and on `second`: what it could have made is taken for nothing.
     """
 
+    name = "gm-em"
+
     block_clients = 128  # a client sends K d x d numbers
     block_rows = 2**14
 
@@ -231,6 +233,8 @@ class GaussianScore(GaussianRounds):
 
     With weighting="clients" it is the mean over clients of their means.
     """
+
+    name = "gm-score"
 
     def start(self, seed: int) -> Arrays:
         return {**super().start(seed), "server.score": np.zeros(len(self.weights))}

@@ -36,6 +36,8 @@ class Chains(Computation):
         How many rounds leave a trace.
     """
 
+    name = "lcr-chains"
+
     def __init__(self, work: Assign, n_chains: int, n_rounds: int) -> None:
         self.work = work
         self.n_chains = n_chains

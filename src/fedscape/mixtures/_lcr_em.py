@@ -23,6 +23,8 @@ class Share(Assign):
     those of `Assign`; nothing is kept.
     """
 
+    name = "lcr-em"
+
     certain = True
 
     def prepare(self, state: Arrays) -> Arrays:

@@ -35,6 +35,8 @@ class Logistic(Assign):
     1 and gamma a number.
     """
 
+    name = "lcr-logistic"
+
     binary: ClassVar[bool] = True
 
     def prepare(self, state: Arrays) -> Arrays:
@@ -98,6 +100,8 @@ class Logistic(Assign):
 
 class Probit(Logistic):
     """The same with probability Phi(w . x), whose average over the law of w is exact: Phi(w . x / sqrt(1 + v))."""
+
+    name = "lcr-probit"
 
     def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
         return np.asarray(log_ndtr(np.where(yes[:, None], 1, -1) * mean / np.sqrt(1 + variance)))

@@ -158,6 +158,8 @@ class Judge(Computation):
         Their states.
     """
 
+    name = "lcr-judge"
+
     block_clients = 32
 
     def __init__(self, works: Sequence[Assign]) -> None:

@@ -27,6 +27,8 @@ class Survey(Computation):
     State: `centre` and `deviation` [f + 1] (target last), `events`.
     """
 
+    name = "lcr-survey"
+
     def __init__(self, table: Table) -> None:
         self.table = table
 
@@ -104,6 +106,8 @@ class Assign(Computation):
     State: `sums` [K, P + F + 3] (X'X, X'y, y'y, events, entities), `noise` (sigma^2), `spread` [F] (delta^2), `centre`
     [f + 1], `scale` [f], `alpha`, `beta`, `rounds`, `held` (1 where own events can be taken out).
     """
+
+    name = "lcr-assign"
 
     block_clients = 32  # an agent sends K x (P + F + 3) numbers
     certain: ClassVar[bool] = False  # whether coefficients are taken at their mean

@@ -104,6 +104,8 @@ class MixtureOfDirichletMultinomials(Estimator):
     True
     """
 
+    name = "mixture-of-dirichlet-multinomials"
+
     def __init__(
         self,
         n_components: int = 1,

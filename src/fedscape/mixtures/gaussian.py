@@ -85,6 +85,8 @@ class GaussianMixture(Estimator):
     [[9.1], [0.1]]
     """
 
+    name = "gaussian-mixture"
+
     def __init__(
         self,
         n_components: int = 1,

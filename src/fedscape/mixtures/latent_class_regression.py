@@ -115,6 +115,8 @@ class LatentClassRegression(Estimator):
     ((2, 2), True)
     """
 
+    name = "latent-class-regression"
+
     def __init__(
         self,
         n_components: int | Sequence[int] = 4,

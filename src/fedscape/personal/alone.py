@@ -51,6 +51,8 @@ class LocalOnly(Computation):
     1.0
     """
 
+    name = "local-only"
+
     block_rows = 2**14
 
     def __init__(self, local: LocalSGD, *, initial: str = "given") -> None:
@@ -119,6 +121,8 @@ class Ditto(FedAvg):
     1.0
     """
 
+    name = "ditto"
+
     def __init__(
         self,
         local: LocalSGD,
@@ -185,6 +189,8 @@ class PFedMe(FedAvg):
     >>> len(list(rounds(PFedMe(step, strength=0.5), fed, n_rounds=2)))
     2
     """
+
+    name = "pfedme"
 
     def __init__(
         self,

@@ -69,6 +69,8 @@ class ClusteredFL(Computation):
     [1, 1]
     """
 
+    name = "clustered-fl"
+
     reveals: ClassVar[tuple[str, ...]] = ("update",)
     narrow_rows = True
     block_rows = 2**14

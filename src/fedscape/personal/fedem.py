@@ -70,6 +70,8 @@ class FedEM(Computation):
     True
     """
 
+    name = "fedem"
+
     narrow_rows = True
     block_rows = 2**14
 
@@ -203,6 +205,8 @@ class IFCA(FedEM):
     >>> len(list(rounds(IFCA(step, 2), fed, n_rounds=3)))
     3
     """
+
+    name = "ifca"
 
     def __init__(self, local: LocalSGD, n_learners: int = 3, *, initial: str = "seed") -> None:
         super().__init__(local, n_learners, weighting="shares", initial=initial)

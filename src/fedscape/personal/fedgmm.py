@@ -73,6 +73,8 @@ class FedGMM(FedEM):
     [(2, 2)]
     """
 
+    name = "fedgmm"
+
     def __init__(
         self,
         local: LocalSGD,

@@ -45,6 +45,8 @@ class FedRep(Computation):
     ['3.weight', '3.bias']
     """
 
+    name = "fedrep"
+
     narrow_rows = True
     block_rows = 2**14
 

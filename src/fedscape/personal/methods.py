@@ -38,6 +38,8 @@ class Common(FedAvg):
     {}
     """
 
+    name = "common-model"
+
     def log_probs(self, state: dict[str, Array], clients: Federation) -> Array:
         """log p(class | x) of each row: [rows, classes]."""
         params = stacked(self.local, {f"model.{n}": p for n, p in model_arrays(state).items()})

@@ -52,6 +52,8 @@ class SelfScores(Computation):
     np.float64(2.0)
     """
 
+    name = "self-scores"
+
     def __init__(self, population: Any, *, bins: int = 20, draws: int = 99, column: str = "y") -> None:
         self.population = population
         self.bins = bins

@@ -76,6 +76,8 @@ class DistributionSketch(Estimator):
     ((2, 200, 4), 3.0)
     """
 
+    name = "distribution-sketch"
+
     block_clients = 64  # a client sends a whole sketch
     total_clients = 4096
 
@@ -360,6 +362,8 @@ class ClientSketches(Computation):
     >>> ClientSketches(DistributionSketch(rows=3)).reveals
     ('counts',)
     """
+
+    name = "client-sketches"
 
     reveals = ("counts",)
     block_clients = 64

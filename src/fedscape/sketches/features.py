@@ -91,6 +91,8 @@ class Spread(Computation):
     array([1.])
     """
 
+    name = "sketch-spread"
+
     block_rows = 2**13  # rows become float64 all at once
 
     def __init__(

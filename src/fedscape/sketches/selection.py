@@ -117,6 +117,8 @@ class OwnWeights(Computation):
     array(0.)
     """
 
+    name = "sketch-own-weights"
+
     block_clients = 64
 
     def __init__(self, sketch: DistributionSketch, whole: npt.ArrayLike, *, temperature: float = 1.0) -> None:

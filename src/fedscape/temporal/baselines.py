@@ -42,6 +42,8 @@ class MinLoss(Branched):
     ()
     """
 
+    name = "min-loss"
+
     def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
         fits = segment_sum_twin(_fits(self, state, clients), clients.offsets)
         return np.eye(self.n_modes)[fits.argmax(axis=1)][clients.client_of_row], {}
@@ -74,6 +76,8 @@ class SemiCyclic(Branched):
     >>> [SemiCyclic(step, Linear(8)).choose({}, fed, Key(0, t))[0][0].tolist() for t in (0, 4)]
     [[1.0, 0.0], [0.0, 1.0]]
     """
+
+    name = "semi-cyclic"
 
     def __init__(
         self,
@@ -119,6 +123,8 @@ class BranchFedEM(Branched):
     >>> BranchFedEM(step).strength
     0.0
     """
+
+    name = "branch-fedem"
 
     def __init__(
         self,
@@ -176,6 +182,8 @@ class NearestCentre(Branched):
     >>> NearestCentre(step, [[0] * 4, [5] * 4]).choose({}, two, Key(0))[0].tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+
+    name = "nearest-centre"
 
     def __init__(
         self,
@@ -237,6 +245,8 @@ class LocalCentres(Computation):
     >>> centres_of(state, 2).tolist()
     [[0.5], [9.0]]
     """
+
+    name = "local-centres"
 
     reveals: ClassVar[tuple[str, ...]] = ("centres", "rows")
     block_clients = 64

@@ -62,6 +62,8 @@ class Branched(FedAvg):
         As for FedAvg.
     """
 
+    name = "branched"
+
     follows_rounds = True
     #: Whether clients look at their features again with the network they trained.
     looks_back = False

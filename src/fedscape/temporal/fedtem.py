@@ -50,6 +50,8 @@ _LINEAR = Linear()
 class GaussianBranches(Branched):
     """What both forms of FedTEM share: branches by a diagonal Gaussian mixture of the features."""
 
+    name = "gaussian-branches"
+
     looks_back = True
 
     def __init__(
@@ -182,6 +184,8 @@ class FedTEM(GaussianBranches):
     True
     """
 
+    name = "fedtem"
+
     reveals: ClassVar[tuple[str, ...]] = ("log_share", "mean", "variance", "rows")
 
     def __init__(
@@ -282,6 +286,8 @@ class FedTEMBySums(GaussianBranches):
     >>> len(list(rounds(FedTEMBySums(step, Linear(4)), fed, n_rounds=3)))
     3
     """
+
+    name = "fedtem-by-sums"
 
     def __init__(
         self,

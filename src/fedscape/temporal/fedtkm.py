@@ -73,6 +73,8 @@ class FedTKM(Branched):
     [[1.0, 1.11]]
     """
 
+    name = "fedtkm"
+
     looks_back = True
 
     def __init__(
