@@ -50,7 +50,7 @@ def my_round(engine: Local, work: GaussianRounds) -> tuple[dict[str, np.ndarray]
     state = frozen(work.start(0))
     began = time.perf_counter()
     reply = engine.run(work, state, np.arange(len(engine.federation)), Key(0))
-    new = work.update(state, reply.total)
+    new = work.update(state, reply.total, Key(0))
     return new, time.perf_counter() - began
 
 

@@ -50,7 +50,9 @@ def against_scipy(n: int) -> None:
     counts = draw(n, 0).astype(np.int32)
     fed = Federation({"y": counts}, np.arange(n + 1))
     survey = Survey((K,), C)
-    reach = survey.update(survey.start(0), Local(fed).run(survey, survey.start(0), np.arange(n), Key(0)).total)["reach"]
+    reach = survey.update(survey.start(0), Local(fed).run(survey, survey.start(0), np.arange(n), Key(0)).total, Key(0))[
+        "reach"
+    ]
     rows = []
     state, times = None, {}
     for solver in ("exact", "newton", "fixed_point"):
@@ -63,7 +65,7 @@ def against_scipy(n: int) -> None:
             for _ in range(3):
                 began = time.perf_counter()
                 reply = engine.run(work, state, np.arange(n), Key(0))
-                work.update(state, reply.total)
+                work.update(state, reply.total, Key(0))
                 best = min(best, time.perf_counter() - began)
             times[solver, threads] = best / n * 1e6
             rows.append(

@@ -63,7 +63,7 @@ def cpu() -> float:
 def timed(engine: Local | Ray, work: Maximise, state: dict, cohort: np.ndarray) -> tuple[float, float, dict]:
     began, spent = time.perf_counter(), cpu()
     reply = engine.run(work, state, cohort, Key(0))
-    work.update(state, reply.total)
+    work.update(state, reply.total, Key(0))
     return time.perf_counter() - began, cpu() - spent, reply.total
 
 

@@ -21,7 +21,7 @@ class Nothing(Computation):
     def step(self, state, clients, key):
         return {"nothing": np.zeros(len(clients))}, {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"nothing": total["nothing"]}
 
 

@@ -107,7 +107,7 @@ class FederatedKMeans(Estimator):
             "inertia": clients.segment_sum(nearest(features(clients, self.column, self.bound), state["centres"])[1])
         }
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         sizes = total["sizes"][..., None]
         centres = np.where(sizes > 0, total["sums"] / np.maximum(sizes, 1), state["centres"])  # an empty one stays
         return {"centres": centres, "sizes": total["sizes"].astype(float)}

@@ -49,7 +49,7 @@ class Computation:
     >>> class Rows(Computation):
     ...     def start(self, seed): return {"rows": np.zeros(())}
     ...     def step(self, state, clients, key): return {"rows": clients.sizes}, {}
-    ...     def update(self, state, total): return {"rows": total["rows"]}
+    ...     def update(self, state, total, key): return {"rows": total["rows"]}
     >>> fed = Federation({"y": [1, 2, 3]}, [0, 1, 3])
     >>> [float(r.state["rows"]) for r in rounds(Rows(), fed, n_rounds=1)]
     [3.0]
@@ -68,8 +68,6 @@ class Computation:
     narrow_rows: ClassVar[bool] = False
     #: Whether `foresee` makes anything ready.
     foresees: bool = False
-    #: Whether `update` gets the number of the round as `total["round"]`; a count of updates misses abandoned rounds.
-    follows_rounds: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -95,9 +93,9 @@ class Computation:
         """What each client sends, {name: [clients, ...]}, and what it keeps, {name: [clients, ...] or Ragged}."""
         raise TypeError(f"{type(self).__name__} must define step(state, clients, key)")
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
-        """The new state; `total` holds the sums, and under "clients" how many reported."""
-        raise TypeError(f"{type(self).__name__} must define update(state, total)")
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
+        """The new state; `total` holds the sums, and under "clients" how many reported; `key` knows the round."""
+        raise TypeError(f"{type(self).__name__} must define update(state, total, key)")
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         """Metrics per client, {name: [clients, ...]}; reported as means over the clients."""
@@ -292,9 +290,7 @@ class Rounds:
             total, metrics, clients = released
         else:
             metrics = {n: v / reply.clients for n, v in reply.metrics.items()}
-        if self.computation.follows_rounds:
-            total = {**total, "round": np.asarray(key.round)}
-        new = frozen(self.computation.update(state, total))
+        new = frozen(self.computation.update(state, total, key))
         check_state(self.computation, new, key.round)
         took, size = time.perf_counter() - started, (reply.bytes_down, reply.bytes_up)
         return Round(key.round, new, metrics, clients, False, took, *size, self, reply.faults)

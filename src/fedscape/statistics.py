@@ -54,7 +54,7 @@ class Histogram(Estimator):
             return {"counts": values.sum(axis=0, dtype=np.int64)}
         return {"counts": np.bincount(values, minlength=self.n_categories)}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {"counts": total["counts"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
@@ -128,7 +128,7 @@ class Moments(Estimator):
         x = self._centred(state, clients)
         return {"n_rows": np.asarray(len(x)), "first": x.sum(axis=0), "second": x.T @ x}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = np.maximum(total["n_rows"], 1.0)
         shift = total["first"] / n  # of the mean from the centre
         covariance = total["second"] / n - np.outer(shift, shift)

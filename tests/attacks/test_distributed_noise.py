@@ -19,7 +19,7 @@ class Zeros(Computation):
     def step(self, state, clients, key):
         return {"x": np.zeros((len(clients), 5000))}, {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"x": total["x"], "clients": total["clients"]}
 
 

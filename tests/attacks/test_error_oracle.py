@@ -66,7 +66,7 @@ class Fussy(Computation):
     def measure(self, state, clients):
         return {"n": self.step(state, clients, None)[0]["n"]}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"n": total["n"]}
 
 
@@ -130,7 +130,7 @@ def test_rows_that_no_clip_shrinks_saturate():
         def step(self, state, clients, key):
             return {"x": clients.segment_sum(clients["x"])[:, None]}, {}
 
-        def update(self, state, total):
+        def update(self, state, total, key):
             return {"x": total["x"]}
 
         def row_bound(self, state, norm, clients=None):

@@ -75,7 +75,7 @@ def test_an_array_that_did_not_change_meets_fresh_noise_beside_one_that_did(tmp_
         def total(self, state, clients, key):
             return None
 
-        def update(self, state, total):
+        def update(self, state, total, key):
             return {"counts": total["counts"], "rows": total["rows"]}
 
         def start(self, seed):

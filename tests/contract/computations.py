@@ -30,7 +30,7 @@ def computations() -> Iterator[type[Computation]]:
 def examples() -> list[tuple[str, Computation, Federation]]:
     """All examples of all of them; some take a fit to make."""
     return [
-        (f"{kind.__name__}-{number}", computation, federation)
+        (f"{kind.known_as()}-{number}", computation, federation)
         for kind in computations()
         for number, (computation, federation) in enumerate(kind.examples())
     ]

@@ -38,11 +38,6 @@ def alike(mine: list[Any], frozen: list[Any]) -> bool:
     return bool(np.allclose(mine[2], frozen[2], rtol=0.0, atol=tolerance * scale))
 
 
-def called(example: str, computation: Computation) -> str:
-    """The stable name of a computation, and which of its examples this is."""
-    return f"{computation.known_as()} {example.rpartition('-')[2]}"
-
-
 def final_state(computation: Computation, federation: Federation, *, threads: int) -> dict[str, Any]:
     """The state after two rounds."""
     engine = Local(federation, threads=threads)
@@ -79,7 +74,7 @@ def study_numbers(fed: Federation) -> dict[str, Any]:
 
 def current() -> dict[str, dict[str, Any]]:
     """Everything that is frozen, as it is now."""
-    states = {called(name, work): final_state(work, fed, threads=1) for name, work, fed in examples()}
+    states = {name: final_state(work, fed, threads=1) for name, work, fed in examples()}
     return {
         name: {array: summary(values) for array, values in sorted(state.items())}
         for name, state in {**states, **fits()}.items()

@@ -139,7 +139,7 @@ def test_an_empty_client_is_normal(computation, fed):
     empty = Federation(nobody, [0, 0], ids=["~none"], names=fed.names)
     reply = run(computation, empty, state)
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for n, v in reply.total.items() if n != "ids")
-    new = computation.update(state, reply.total)
+    new = computation.update(state, reply.total, Key(0, 3))
     assert all(np.isfinite(v).all() for v in new.values() if v.dtype.kind == "f")
 
 
@@ -155,7 +155,7 @@ def test_results_are_finite_and_the_state_is_not_changed(computation, fed):
     state = state_after(computation, fed)
     before = {name: values.tobytes() for name, values in state.items()}
     reply = run(computation, fed, state)
-    new = computation.update(state, reply.total)
+    new = computation.update(state, reply.total, Key(0, 3))
     assert all(np.isfinite(v).all() for v in new.values() if np.asarray(v).dtype.kind == "f")
     assert {name: values.tobytes() for name, values in state.items()} == before
 

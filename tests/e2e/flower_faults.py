@@ -40,7 +40,7 @@ class Remember(Computation):
         ends = np.concatenate(([0], np.cumsum([len(p) for p in parts])))
         return {"sum": np.array([p.sum() for p in parts])}, {"seen": Ragged(np.concatenate(parts), ends)}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"past": state["past"] + total["sum"]}
 """
 

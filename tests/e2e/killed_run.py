@@ -35,7 +35,7 @@ class Walk(Histogram):
             "seen": Ragged(np.concatenate(parts), ends)
         }
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"counts": state["counts"] + total["counts"], "last": total["counts"]}
 
 

@@ -43,7 +43,7 @@ class Diary(Computation):
         rows = np.stack((draws, past, np.exp(past - state["sum"][0])), axis=1)
         return {"sum": rows}, {"diary": Ragged(flat, ends)}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"sum": total["sum"] / total["clients"], "calls": state["calls"] + 1}
 
     def _go_wrong(self):

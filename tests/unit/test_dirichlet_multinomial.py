@@ -181,7 +181,7 @@ def test_a_prepared_state_gives_the_same_sums_as_a_plain_one(solver):
     state = work.start(0)
     plain, ready = (work.total(s, fed, Key(0)) for s in (state, work.prepare(state)))
     assert all(np.array_equal(plain[name], ready[name]) for name in plain)
-    assert not any(name.startswith("table.") for name in work.update(state, {**plain, "clients": np.array(9)}))
+    assert not any(name.startswith("table.") for name in work.update(state, {**plain, "clients": np.array(9)}, Key(0)))
 
 
 def test_tables_never_outgrow_their_limit():

@@ -772,7 +772,7 @@ class Coded(Computation):
     def step(self, state, clients, key):
         return {"n": clients.sizes**self.power}, {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"n": total["n"]}
 
 

@@ -12,7 +12,7 @@ from sklearn.mixture import GaussianMixture as Central
 from threadpoolctl import threadpool_limits
 
 import fedscape as fs
-from fedscape import DataError, Federation, GaussianMixture, PrivacyError
+from fedscape import DataError, Federation, GaussianMixture, Key, PrivacyError
 from fedscape.kernel import uncompiled
 from fedscape.mixtures import Diagonal, Full, Spherical, Tied
 from fedscape.mixtures._gm_kernels import add_moments, add_moments_twin, squares, squares_twin
@@ -173,7 +173,7 @@ def test_theorem_1_increments_of_the_likelihood_vanish_as_one_over_t():
     for t in range(30):
         reply = engine.run(work, state, np.arange(8), fs.Key(0, t), measure=True)
         seen.append(float(reply.metrics["log_likelihood"][0]))
-        state = {**work.update(state, reply.total), "covariances": np.ones((1, 2))}
+        state = {**work.update(state, reply.total, Key(0)), "covariances": np.ones((1, 2))}
     steps = np.abs(np.diff(seen))
     assert np.diff(seen).min() > -1e-9
     assert steps.mean() <= (seen[-1] - seen[0]) / len(steps) + 1e-9
@@ -360,9 +360,9 @@ def test_what_is_taken_for_noise_is_the_noise_on_that_array():
     seen = []
     original = GaussianRounds.update
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         seen.append(self.noise)
-        return original(self, state, total)
+        return original(self, state, total, key)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GaussianRounds, "update", update)
@@ -379,7 +379,7 @@ def test_few_shares_are_noise_of_shares_and_small_scatter_is_noise_of_scatter():
         "first": np.array([[[4.9], [100.0]]]),
         "second": np.full((1, 2), 101.0),
     }
-    new = work.update(work.start(0), total)
+    new = work.update(work.start(0), total, Key(0))
     assert new["means"][0, :, 0].tolist() == [0.0, 1.0]  # 4.9 shares could be noise: that component stays
     assert new["covariances"][0] == pytest.approx([1.0, 2 * 30.0 / 100 + 1e-6])  # not the 0.01 about the new mean
 

@@ -275,9 +275,9 @@ def test_sums_of_a_cohort_are_scaled_up_to_all_agents():
     state = work.begin(np.zeros(3), np.ones(2), deviation=1.0)
     sums = np.abs(np.random.default_rng(0).normal(size=state["sums"].shape))
     sums[:, :3] = [2.0, 0.1, 3.0]
-    first = work.update(state, {"sums": sums, "clients": np.asarray(5)})
+    first = work.update(state, {"sums": sums, "clients": np.asarray(5)}, Key(0))
     np.testing.assert_allclose(first["sums"], 4 * sums)
-    second = work.update(first, {"sums": 0 * sums, "clients": np.asarray(10)})
+    second = work.update(first, {"sums": 0 * sums, "clients": np.asarray(10)}, Key(0))
     np.testing.assert_allclose(second["sums"], 2 * sums)
     assert first["held"] == second["held"] == 0
     assert len(fed) == 20

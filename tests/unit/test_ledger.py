@@ -126,9 +126,9 @@ def test_a_release_is_on_disk_before_it_happens(tmp_path):
     path, seen = tmp_path / "l", []
 
     class Watch(Histogram):
-        def update(self, state, total):
+        def update(self, state, total, key):
             seen.append([json.loads(line)["kind"] for line in path.read_text().splitlines()])
-            return super().update(state, total)
+            return super().update(state, total, key)
 
     fed = Federation({"y": [0, 1, 1]}, [0, 1, 3])
     how = {"privacy": Gaussian(clip=1.0, multiplier=1.0), "ledger": Ledger(path)}

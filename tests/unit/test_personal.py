@@ -100,7 +100,7 @@ def test_shares_sums_and_predictions_of_fedgmm_are_those_of_the_formulas():
     np.testing.assert_allclose(kept["shares"], q.reshape(6, 20, 2, 2).mean(axis=1), atol=1e-10)
     np.testing.assert_allclose(sent["mass"].sum(axis=0), q.sum(axis=0), atol=1e-9)
     r = q.sum(axis=2)
-    new = method.update(state, {n: v.sum(axis=0) for n, v in sent.items()})
+    new = method.update(state, {n: v.sum(axis=0) for n, v in sent.items()}, Key(0))
     np.testing.assert_allclose(new["means"], r.T @ fed["x"] / r.sum(axis=0)[:, None], atol=1e-9)
     away = fed["x"] - new["means"][0]
     np.testing.assert_allclose(
@@ -153,7 +153,7 @@ class Counted(fs.Computation):
         sent, kept = self.step(state, clients, key)
         return ({n: v.sum(axis=0) for n, v in sent.items()}, kept) if self.together else None
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"rows": np.asarray(total["rows"], dtype=float)}
 
 

@@ -47,7 +47,7 @@ class Fixed(Computation):
     def step(self, state, clients, key):
         return {name: values[clients.ids] for name, values in self.rows.items()}, {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         self.seen.append(total)
         return {"t": state["t"] + 1}
 

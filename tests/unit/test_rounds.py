@@ -52,7 +52,7 @@ class Sum(Computation):
         sent = {"sum": clients.segment_sum("x") + draws, "visits": lengths}
         return sent, {"visits": Ragged(visits, np.concatenate(([0], np.cumsum(lengths))))}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"sum": state["sum"] + total["sum"] + total["visits"], "round": state["round"] + 1}
 
 
@@ -70,7 +70,7 @@ class Bad(Computation):
     def step(self, state, clients, key):
         return self.sent(clients), {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"s": total["s"] / 0.0 if "s" in total else np.zeros(())}
 
 
@@ -254,7 +254,7 @@ def test_what_a_computation_reveals_must_be_allowed_by_name():
             seen = state.get("of_client.share", np.full(len(clients), -1.0))
             return {"share": clients.sizes / 7, "back": seen, "s": clients.sizes}, {}
 
-        def update(self, state, total):
+        def update(self, state, total, key):
             assert (total["share"] == fed.sizes / 7).all()
             return {"s": total["back"], "of_client.ids": total["ids"], "of_client.share": total["share"]}
 
@@ -279,7 +279,7 @@ def test_each_client_gets_only_its_own_row_of_the_state():
             known = state["of_client.known"]
             return {"ok": np.where(known, state["of_client.v"] == clients.ids * 10.0, state["of_client.v"] == 0)}, {}
 
-        def update(self, state, total):
+        def update(self, state, total, key):
             return {"ok": total["ok"]}
 
     reply = next(rounds(Own(), people(), n_rounds=1))

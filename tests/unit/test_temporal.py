@@ -340,10 +340,10 @@ def test_fedtem_by_sums_is_fedtem_where_the_threshold_agrees_with_the_ranking():
     odds = np.arcsinh((rows["log_share"][:, 0] - rows["log_share"][:, 1]) / 2) * 2
     middle = np.sort(odds)[3:5].mean()  # four of eight are above it: the ranking at q = 1/2
     total = {n: v if n in original.reveals else v.sum(axis=0) for n, v in rows.items()}
-    known = original.update(state, {**total, "clients": np.asarray(8), "round": np.asarray(2)})
+    known = original.update(state, {**total, "clients": np.asarray(8)}, Key(0, 2))
     with_threshold = {**by_sums.start(1), "thresholds": np.array([0.0, -middle])}
     sums = by_sums.total(with_threshold, fed, Key(0))
-    made = by_sums.update(with_threshold, {**sums, "clients": np.asarray(8), "round": np.asarray(2)})
+    made = by_sums.update(with_threshold, {**sums, "clients": np.asarray(8)}, Key(0, 2))
     assert sums["near"].tolist() == [4, 4]
     for name in ("means", "variances", "weights"):
         np.testing.assert_allclose(made[name], known[name], rtol=1e-9)

@@ -166,7 +166,7 @@ class ClientAccuracy(Computation):
         histogram[np.arange(len(clients)), place] = rows > 0
         return {"rows": rows, "loss": loss, "correct": right.astype(np.int64), "histogram": histogram}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         model = {n: v for n, v in state.items() if n.startswith("model.")}
         return {**model, **{n: np.asarray(total[n], dtype=float) for n in ("rows", "loss", "correct", "histogram")}}
 

@@ -83,12 +83,12 @@ class QFedAvg(FedAvg):
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
         return None  # that of FedAvg has other weights
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         scale = float(total["scale"])
         if scale <= 0:  # nobody had a row, or noise says so
             return dict(state)
         mean = {name: rows / scale for name, rows in total.items() if name.startswith("delta.")}
-        return super().update(state, {**mean, "clients": np.asarray(1)})  # it is a mean already
+        return super().update(state, {**mean, "clients": np.asarray(1)}, key)  # it is a mean already
 
     def _losses(self, state: Arrays, clients: Federation) -> Array:
         """The mean loss of each client's rows."""

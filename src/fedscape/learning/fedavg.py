@@ -102,7 +102,7 @@ class FedAvg(Computation):
         sums = deltas(self.local, start, clients, key, weights=weights)
         return sum_of_sums(sums, self.local, model_arrays(state), clients, self.weighting)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         made, numbers = self.moved(state, total)
         return {**state, **self.local.arrays(made), **numbers}
 

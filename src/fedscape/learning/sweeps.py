@@ -136,7 +136,7 @@ class Sweep(Computation):
             mine = None if weights is None else weights[positions]
             yield positions, train(self.local, start, work, rates, weights=mine)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
         made, numbers = one.moved(state, total)  # server rules work number by number
         before = {n: self.local.tensor(n, state[n]) for n in made}

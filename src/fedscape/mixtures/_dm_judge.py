@@ -51,7 +51,7 @@ class Compare(Computation):
         above = likelihood - likelihood[:, :1]
         return {"log_likelihood": likelihood, "products": above[:, :, None] * above[:, None, :]}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = np.maximum(total["clients"], 1)
         mean = total["log_likelihood"] / n
         above = mean - mean[0]
@@ -123,7 +123,7 @@ class Contrast(Computation):
         above = shortened(likelihood - likelihood.mean(axis=1, keepdims=True), self.bound)
         return {"above": above, "squares": above**2 / self.bound}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = max(float(total["clients"]), 1.0)
         mean = total.get("above", total.get("log_likelihood", np.zeros(1))) / n
         spread = np.zeros(len(mean))
@@ -194,7 +194,7 @@ class Information(Computation):
         weights = sent["shares"] - state["weights"]
         return np.concatenate((alpha.transpose(0, 2, 1).reshape(len(alpha), -1), weights), axis=1)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         squares = total["squares"]
         k = self.n_components
         free = squares.shape[0] - 1  # the last weight follows from the others

@@ -57,7 +57,7 @@ class Outline(Computation):
         bins[np.arange(len(clients)), bin_of(counts.total, self._edges)] = np.sqrt(0.5)
         return {"position": np.sqrt(0.5 * shares_of(counts, self.n_categories)), "size": bins}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = np.maximum(total["clients"], 1.0)
         centre = np.maximum(total["position"] * np.sqrt(2) / n, 0.0)
         centre = np.maximum(centre, np.sqrt(LOWEST))
@@ -125,7 +125,7 @@ class Differ(Computation):
         i, j = np.triu_indices(self.n_categories)
         return {"second": g[:, i] * g[:, j] * np.where(i == j, 1.0, np.sqrt(2))}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         i, j = np.triu_indices(self.n_categories)
         square = np.zeros((self.n_categories, self.n_categories))
         square[i, j] = total["second"] * self._length(state) ** 2 / np.maximum(total["clients"], 1.0)
@@ -259,7 +259,7 @@ class Ascend(Computation):
             sent["sizes"] = sizes
         return sent, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = max(float(total["clients"]), 1.0)
         t = int(state["rounds"])
         late = t - self.rounds // 2

@@ -143,7 +143,7 @@ class Maximise(Computation):
         likelihood = shares_and_likelihood(state, counts, self._ends, self.reach, self._edges)[1]
         return {"log_likelihood": likelihood + log_coefficient(counts)[:, None]}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         if total["clients"] < 1:
             return dict(state)
         sums = {name: values / total["clients"] for name, values in total.items() if name != "clients"}

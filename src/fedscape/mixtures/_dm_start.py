@@ -57,7 +57,7 @@ class Survey(Computation):
             "beyond": beyond(counts, self.n_categories),
         }, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = max(float(total["filled"]), 1.0)
         centre = total["first"] / n
         spread = max(float(total["square"]) / n - float(centre @ centre), 0.0)
@@ -134,7 +134,7 @@ class Initialise(Computation):
         chosen = [near[:, a:b].argmax(axis=1)[:, None] == np.arange(b - a) for a, b in pairwise(ends)]
         return np.concatenate(chosen, axis=1).astype(np.int64)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {
             "anchors": state["anchors"],
             **{name: total[name] for name in ("members", "first", "second", "inverse")},

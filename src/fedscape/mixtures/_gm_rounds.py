@@ -133,7 +133,7 @@ class GaussianRounds(Computation):
             out[part.begin : part.end] = part.log_likelihood.T
         return {"log_likelihood": segment_sum_twin(out, clients.offsets), "rows": clients.sizes}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         with one_library_thread():  # on matrices this small several threads of BLAS wait for one another
             return self._updated(state, total)
 
@@ -252,7 +252,7 @@ class GaussianScore(GaussianRounds):
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         return {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {**state, "server.score": total["log_likelihood"] / max(float(total["rows"]), 1.0)}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:

@@ -82,7 +82,7 @@ class Chain:
         if work.learns_prior:
             psi = self.psi if self.exact else prior_shares({**state, "sums": fresh})
             found["tables"] = tables_of(self.labels, self.groups.offsets, psi, float(state["beta"])).sum(axis=0)
-        self.state = work.update(state, found)
+        self.state = work.update(state, found, Key(0))
         return self.state
 
     def _law(self, rng: np.random.Generator) -> Array:

@@ -72,9 +72,9 @@ class Chains(Computation):
             kept.append(left)
         return joined(sent), joined(kept)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         reported = {"clients": total["clients"]}
-        new = [self.work.update(mine, {**part(total, i), **reported}) for i, mine in enumerate(self.each(state))]
+        new = [self.work.update(mine, {**part(total, i), **reported}, key) for i, mine in enumerate(self.each(state))]
         trace = {name: np.array(values) for name, values in state.items() if name.startswith("server.")}
         place = int(new[0]["rounds"]) - 1
         if place < self.n_rounds:

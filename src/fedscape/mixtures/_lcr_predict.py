@@ -193,7 +193,7 @@ class Judge(Computation):
         scores, events = self.scores(state, clients)
         return {"scores": scores, "products": np.einsum("ai,aj->aij", scores, scores), "events": events}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         found = {name: np.asarray(total[name], dtype=float) for name in ("scores", "products", "events")}
         return {**state, **found, "agents": np.asarray(float(total["clients"]))}
 

@@ -42,7 +42,7 @@ class Survey(Computation):
         sent = {"events": events.sizes, "first": events.segment_sum(both), "second": events.segment_sum(both**2)}
         return sent, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = np.maximum(total["events"], 1.0)
         shift = total["first"] / n
         variance = np.maximum(total["second"] / n - shift**2, 0.0)
@@ -234,7 +234,7 @@ class Assign(Computation):
         """For targets of 0 and 1: the log probability of each event's answer in each class."""
         raise TypeError(f"{type(self).__name__} is for targets that are numbers")
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         units = self.in_units(state)
         new, held = total["sums"] * units, 1.0
         everyone = self.n_agents is None or bool(total["clients"] == self.n_agents)

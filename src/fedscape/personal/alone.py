@@ -72,7 +72,7 @@ class LocalOnly(Computation):
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         return {"rows": clients.sizes}, self.adapt(state, clients, key)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {**state, "rows": np.asarray(total["rows"], dtype=float)}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:

@@ -170,7 +170,7 @@ class ClusteredFL(Computation):
         each = (sign * np.concatenate([r[i] for r in rows]) for i in range(len(rows[0])))
         return np.stack([np.bincount(place, row, minlength=self.projection) for row in each])
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         weight = total["weight"]
         new: Arrays = {}
         for name, params in model_arrays(state).items():

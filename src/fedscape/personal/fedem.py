@@ -144,7 +144,7 @@ class FedEM(Computation):
             return np.repeat(clients.sizes[:, None].astype(float), self.n_learners, axis=1)
         return sums_over_rows(found.weights, clients)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {**moved_models(state, total, total["weight"]), "weights": proportions(total["mass"], state["weights"])}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:

@@ -156,11 +156,11 @@ class FedGMM(FedEM):
         sent = {"mass": mass, "first": sums["first"][:, 0] / unit, "second": sums["second"][:, 0] / unit**2}
         return Expectation(q.sum(axis=1), sent, kept)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         work = self.rounds_of_gaussians
         sums = {"shares": total["mass"].sum(axis=1), "first": total["first"], "second": total["second"]}
         old = {"weights": state["weights"].sum(axis=1), **{n: state[n] for n in _GAUSSIAN}}
-        new = work.update({n: v[None] for n, v in old.items()}, {n: v[None] for n, v in sums.items()})
+        new = work.update({n: v[None] for n, v in old.items()}, {n: v[None] for n, v in sums.items()}, key)
         models = moved_models(state, total, total["weight"])
         weights = proportions(total["mass"], state["weights"])
         return {**models, **{n: new[n][0] for n in _GAUSSIAN}, "weights": weights, "rounds": state["rounds"] + 1}

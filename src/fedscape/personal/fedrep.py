@@ -116,7 +116,7 @@ class FedRep(Computation):
             self.local, model=model, strategy="vmap" if self.local.chosen == "compiled" else self.local.strategy
         )
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         over = max(float(total["weight"]), 1e-9)
         moved = {n: v.astype(np.float64) + total[f"delta.{n.removeprefix('model.')}"] / over
                  for n, v in state.items() if f"delta.{n.removeprefix('model.')}" in total}  # fmt: skip

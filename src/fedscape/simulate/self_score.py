@@ -112,7 +112,7 @@ class SelfScores(Computation):
         component = np.searchsorted(ends, rng.random(self.draws) * ends[-1], side="right")
         return rng.multinomial(n, dirichlet(rng, state["concentrations"][component]))
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         model = {name: state[name] for name in _MODEL}
         return {**model, **{name: np.asarray(total[name], dtype=float) for name in STATISTICS}}
 

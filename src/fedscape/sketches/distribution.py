@@ -124,7 +124,7 @@ class DistributionSketch(Estimator):
         self._count(self._prepared(clients), np.zeros(clients.n_rows, dtype=np.int64), counts)
         return {"counts": counts[0]}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {"server.counts": total["counts"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
@@ -380,7 +380,7 @@ class ClientSketches(Computation):
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         return self.sketch.step({}, clients, key)
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {"server.counts": total["counts"], "server.ids": total["ids"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:

@@ -87,7 +87,7 @@ class Spread(Computation):
 
     >>> fed = Federation({"x": [[0.0], [2.0]]}, [0, 1, 2])
     >>> work = Spread(column="x")
-    >>> work.update({}, work.total({}, fed, Key(0)))["deviation"]
+    >>> work.update({}, work.total({}, fed, Key(0)), Key(0))["deviation"]
     array([1.])
     """
 
@@ -117,7 +117,7 @@ class Spread(Computation):
         x = self._rows(clients)
         return {"n_rows": np.asarray(len(x)), "first": x.sum(axis=0), "second": np.einsum("ij,ij->j", x, x)}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         n = max(float(total["n_rows"]), 1.0)
         mean = total["first"] / n
         deviation = np.sqrt(np.maximum(total["second"] / n - mean**2, 0.0))

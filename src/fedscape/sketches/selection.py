@@ -142,7 +142,7 @@ class OwnWeights(Computation):
         kept = {"weight": Ragged(weight, np.arange(len(clients) + 1))}
         return {"square": zero, "there": zero.astype(np.int64), "weight": weight}, kept
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         scale = state["scale"]
         if float(scale) == 0:
             scale = np.sqrt(np.maximum(total["square"], 1e-24) / np.maximum(total["there"], 1))

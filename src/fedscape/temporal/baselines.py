@@ -272,7 +272,7 @@ class LocalCentres(Computation):
                 centres[i], rows[i] = lloyd(mine, np.ones(len(mine)), self.n_centres, rng, self.iterations)
         return {"centres": centres, "rows": rows}, {}
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         d = total["centres"].shape[2]
         before = state["server.centres"].reshape(-1, d)
         flat, rows = total["centres"].reshape(-1, d), total["rows"].reshape(-1)

@@ -64,7 +64,6 @@ class Branched(FedAvg):
 
     name = "branched"
 
-    follows_rounds = True
     #: Whether clients look at their features again with the network they trained.
     looks_back = False
 
@@ -107,7 +106,7 @@ class Branched(FedAvg):
         """What clients send of the features under the network each has trained: {name: [clients, ...]}."""
         return {}
 
-    def learn(self, state: Arrays, total: Arrays) -> Arrays:
+    def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         """The new state beyond the network."""
         return {}
 
@@ -138,8 +137,8 @@ class Branched(FedAvg):
         made.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})
         return (made, kept) if kept else made
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
-        return {**super().update(state, total), **self.learn(state, total)}
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
+        return {**super().update(state, total, key), **self.learn(state, total, key)}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right = self.losses_and_hits(state, clients, unit="client")

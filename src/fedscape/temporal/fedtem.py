@@ -228,9 +228,9 @@ class FedTEM(GaussianBranches):
         }
         return {name: values.cpu().numpy() for name, values in made.items()}
 
-    def learn(self, state: Arrays, total: Arrays) -> Arrays:
+    def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         some = total["rows"] > 0
-        shares, remembered = expected_shares(self.prior, state, total, total["likely"])
+        shares, remembered = expected_shares(self.prior, state, key, total["likely"])
         if not some.any():
             return remembered
         modes = assign(total["log_share"][some], None if self.prior is None else shares)
@@ -340,8 +340,8 @@ class FedTEMBySums(GaussianBranches):
             made["mass"] = near * offsets.diff()[:, None]
         return {name: values.cpu().numpy() for name, values in made.items()}
 
-    def learn(self, state: Arrays, total: Arrays) -> Arrays:
-        shares, remembered = expected_shares(self.prior, state, total, total["likely"])
+    def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
+        shares, remembered = expected_shares(self.prior, state, key, total["likely"])
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
         fresh = told(mass, self.noise)

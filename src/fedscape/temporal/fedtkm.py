@@ -136,11 +136,11 @@ class FedTKM(Branched):
             made["mass"] = mass
         return {name: values.cpu().numpy() for name, values in made.items()}
 
-    def learn(self, state: Arrays, total: Arrays) -> Arrays:
+    def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
         fresh = told(mass, self.noise)
-        shares, remembered = expected_shares(self.prior, state, total, near)
+        shares, remembered = expected_shares(self.prior, state, key, near)
         weight = in_hours(self.hours, shares)
         now = weight * fresh
         kept = np.where(now > 0, self.inertia**weight * state["server.mass"] + now, state["server.mass"])

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedscape.computation import Arrays
 from fedscape.errors import DataError
-from fedscape.random import Array
+from fedscape.random import Array, Key
 from fedscape.temporal.curves import Cosine, Curve, Linear, parse_curve
 
 
@@ -101,21 +101,21 @@ def in_hours(hours: str, shares: Array) -> Array:
 
 
 def first_prior(n_modes: int) -> Arrays:
-    """What the server remembers of the prior before the first round: expected shares, the last round, the next."""
-    return {"server.shares": np.full(n_modes, 1 / n_modes), "server.last": np.asarray(-1), "server.next": np.asarray(0)}
+    """What the server remembers of the prior before the first round: expected shares, and the last round."""
+    return {"server.shares": np.full(n_modes, 1 / n_modes), "server.last": np.asarray(-1)}
 
 
-def expected_shares(prior: Prior | None, state: Arrays, total: Arrays, seen: Array) -> tuple[Array, Arrays]:
+def expected_shares(prior: Prior | None, state: Arrays, key: Key, seen: Array) -> tuple[Array, Arrays]:
     """The shares that the prior expects in this round, and what the server remembers of it.
 
     `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort. Noise may leave numbers
     below zero, which count as none.
     """
     seen = np.maximum(seen, 0.0)
-    t = int(total["round"]) if "round" in total else int(state["server.next"])
+    t = key.round
     ratio = float(seen[0] / seen.sum()) if seen.sum() > 0 else float(state["server.shares"][0])
     shares = expected(prior, t, before=state["server.shares"], seen=ratio, last=int(state["server.last"]))
-    return shares, {"server.shares": shares, "server.last": np.asarray(t), "server.next": np.asarray(t + 1)}
+    return shares, {"server.shares": shares, "server.last": np.asarray(t)}
 
 
 def counts_of_modes(shares: Array, m: int) -> Array:
