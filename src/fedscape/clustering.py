@@ -109,7 +109,7 @@ class FederatedKMeans(Estimator):
         centres = np.where(sizes > 0, total["sums"] / np.maximum(sizes, 1), state["centres"])  # an empty one stays
         return {"centres": centres, "sizes": total["sizes"].astype(float)}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         if self.bound is None:
             return None
         starts, _, d = state["centres"].shape

@@ -107,8 +107,20 @@ class Computation:
         """
         return None
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
-        """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded."""
+    def valid_rows(self, clients: Federation) -> Array | None:
+        """Which rows lie in the domain that this computation declares, as a mask; None for all of them.
+
+        Without privacy `step` refuses the others. Under a release a refusal would tell of them, so that the engine
+        leaves them out on the client, before `step` and `measure` see it.
+        """
+        return None
+
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
+        """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded.
+
+        Of the clients only the columns' names, shapes and types may be looked at, never a value; a server that has no
+        rows passes None, and each client asks again.
+        """
         return None
 
     def foresee(self, clients: Federation, key: Key) -> None:
@@ -158,6 +170,8 @@ class Round:
 
     `index` counts from 0; `state` is the new state; `metrics` are means over the cohort under the state before;
     `abandoned` says that fewer clients reported than `min_clients`: nothing was released and the state is unchanged.
+    Where privacy makes the number of clients a secret, `clients` is the noisy number, and it decides: a round abandoned
+    by it is in the ledger, because that it was says something of their number.
     `faults` counts what went wrong with clients elsewhere: missing, late, corrupt answers.
 
     >>> from fedscape import Histogram
@@ -252,15 +266,20 @@ class Rounds:
         except TooFewClients as error:
             return Round(key.round, state, {}, 0, True, time.perf_counter() - started, 0, 0, self, error.faults)
         self._look_ahead(key.at(key.round + 1))
-        total, metrics = reply.total, {n: v / reply.clients for n, v in reply.metrics.items()}
+        total, clients = reply.total, reply.clients
         if guard is not None and opened is not None:
-            total, metrics = guard.released(opened, reply)
+            released = guard.released(opened, reply)
+            if released is None:
+                return Round(key.round, state, {}, 0, True, time.perf_counter() - started, 0, 0, self, reply.faults)
+            total, metrics, clients = released
+        else:
+            metrics = {n: v / reply.clients for n, v in reply.metrics.items()}
         if self.computation.follows_rounds:
             total = {**total, "round": np.asarray(key.round)}
         new = frozen(self.computation.update(state, total))
         check_state(self.computation, new, key.round)
         took, size = time.perf_counter() - started, (reply.bytes_down, reply.bytes_up)
-        return Round(key.round, new, metrics, reply.clients, False, took, *size, self, reply.faults)
+        return Round(key.round, new, metrics, clients, False, took, *size, self, reply.faults)
 
     def _cohort(self, key: Key) -> Array:
         if self._ahead is not None and self._ahead[0] == key:

@@ -18,7 +18,7 @@ from fedscape.checks import all_finite
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.errors import DataError, EngineError, TooFewClients
 from fedscape.federation import Federation
-from fedscape.kept import Store
+from fedscape.kept import Store, joined
 from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
 from fedscape.random import Array, HasKeys, Key
@@ -153,7 +153,7 @@ class Local:
         release: Release | None = None,
         measure_release: Release | None = None,
     ) -> Reply:
-        check_enough(cohort, self.min_clients, key)
+        check_enough(cohort, self.min_clients, key, release)
         cohort = self._in_order_of_id(cohort)
         sent = broadcast(state)
         task = Task(computation, key, measure, release, measure_release, self.by_rows)
@@ -161,7 +161,7 @@ class Local:
             [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
         ]
-        answer = Answer()
+        answer = Answer() if parts else nobody(self.federation, task, sent)
         with one_library_thread():
             site = Site(self.federation, task, sent, known=self._known(cohort) if len(parts) == 1 else None)
             for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
@@ -199,9 +199,9 @@ def cores() -> int:
     return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
-def check_enough(cohort: Array, min_clients: int, key: Key) -> None:
-    """Refuse a cohort that is too small, before anything is computed."""
-    if len(cohort) < min_clients:
+def check_enough(cohort: Array, min_clients: int, key: Key, release: Release | None) -> None:
+    """Refuse a cohort that is too small, before anything is computed; a secret number is compared after its noise."""
+    if len(cohort) < min_clients and not (release is not None and release.counted):
         raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {min_clients}")
 
 
@@ -322,17 +322,20 @@ class Site:
             mine = self._state if self._own is None else own_rows(self._state, self._own[block.where])
             return answer_of(self.task, mine, clients, block.place)
         except DataError as error:
+            if self.task.release is not None:
+                raise  # it does not depend on rows; whose they are must not be told
             first, last = clients.ids[0], clients.ids[-1]
             raise DataError(f"{error} (among the clients {first!s} to {last!s}, rows counted from the first)") from None
 
 
 def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | slice) -> Answer:
     """One block: step, check, clip, sum."""
+    if task.release is not None:
+        return _private_answer(task, task.release, state, clients, place)
     computation, metrics = task.computation, {}
     if task.measure:
-        measured = _checked(computation, computation.measure(state, clients), clients)
-        metrics = _summed(measured, clients, task.measure_release)
-    rows = task.release is not None or (task.by_rows and computation.narrow_rows)
+        metrics = _summed(_checked(computation, computation.measure(state, clients), clients))
+    rows = task.by_rows and computation.narrow_rows
     fast = None if rows else computation.total(state, clients, task.key)
     given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
     sums = {name: values for name, values in given.items() if name not in computation.reveals}
@@ -343,14 +346,89 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
         seen = _checked(computation, {name: given[name] for name in computation.reveals}, clients)
         up = sum(v.nbytes for v in sums.values()) + _bytes_each(seen)
         return Answer(sums, metrics, {n: [v] for n, v in seen.items()}, _placed(left, clients, place), up)
-    sent, kept = computation.step(state, clients, task.key)
-    sent = _checked(computation, sent, clients)
+    sent, kept = _step(computation, state, clients, task.key)
     up = _bytes_each(sent)
-    if task.release is not None and sent:
-        sent = task.release.on_clients(sent, clients)  # before anything is revealed
     revealed = {name: [sent.pop(name)] for name in computation.reveals}
-    sums = {name: add_up(values) for name, values in sent.items()}
-    return Answer(sums, metrics, revealed, _placed(kept, clients, place), up)
+    return Answer(_summed(sent), metrics, revealed, _placed(kept, clients, place), up)
+
+
+def _private_answer(task: Task, release: Release, state: Arrays, clients: Federation, place: Array | slice) -> Answer:
+    """One block under a release: nothing that depends on rows leaves it but sums that are clipped and noised."""
+    computation, metrics = task.computation, {}
+    release.check_rows(computation.row_bound(state, release.privacy.norm, clients))
+    if task.measure:
+        measured, _ = _sheltered(
+            lambda some: (_checked(computation, computation.measure(state, some), some), {}), computation, clients
+        )
+        if task.measure_release is not None and measured:
+            measured = task.measure_release.on_clients(measured, clients)
+        metrics = _summed(measured)
+    sent, kept = _sheltered(lambda some: _step(computation, state, some, task.key), computation, clients)
+    up = _bytes_each(sent)
+    if sent:
+        sent = release.on_clients(sent, clients)  # before anything is revealed
+    revealed = {name: [sent.pop(name)] for name in computation.reveals}
+    return Answer(_summed(sent), metrics, revealed, _placed(kept, clients, place), up)
+
+
+def _step(computation: Computation, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+    result = computation.step(state, clients, key)
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise EngineError(
+            f"{type(computation).__name__}.step must return (sent, kept), two dicts of arrays, not a "
+            f"{type(result).__name__}: return what is sent, and {{}} where nothing is kept"
+        )
+    return _checked(computation, result[0], clients), result[1]
+
+
+def _sheltered(
+    work: Callable[[Federation], tuple[Arrays, Kept]], computation: Computation, clients: Federation
+) -> tuple[Arrays, Kept]:
+    """What these clients send and keep, whatever is in their rows.
+
+    Rows outside the computation's domain are left out. Where the work still fails, each client does it alone, and one
+    that fails gives what a client without rows gives. An error that remains does not depend on rows.
+    """
+
+    def attempt(some: Federation) -> tuple[Arrays, Kept]:
+        valid = computation.valid_rows(some)
+        return work(some if valid is None or valid.all() else some.where(valid))
+
+    with np.errstate(all="ignore"):  # a warning would tell
+        try:
+            return attempt(clients)
+        except Exception:  # of whatever kind: it may depend on the rows
+            parts = [_attempt_alone(attempt, clients.borrow(slice(i, i + 1))) for i in range(len(clients))]
+    sent = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
+    return sent, joined([(1, as_ragged(part[1], 1)) for part in parts])
+
+
+def _attempt_alone(attempt: Callable[[Federation], tuple[Arrays, Kept]], client: Federation) -> tuple[Arrays, Kept]:
+    try:
+        return attempt(client)
+    except Exception:
+        return attempt(emptied(client))
+
+
+def emptied(clients: Federation) -> Federation:
+    """The same clients without rows, and without what they kept.
+
+    >>> emptied(Federation({"y": [1, 2]}, [0, 1, 2])).sizes
+    array([0, 0])
+    """
+    return clients.where(np.zeros(clients.n_rows, dtype=bool)).with_kept({})
+
+
+def nobody(federation: Federation, task: Task, sent: Arrays) -> Answer:
+    """The answer of an empty cohort: that of one client without rows, which keeps nothing."""
+    columns = {name: values[:0] for name, values in federation.columns.items()}
+    none = Federation(columns, [0, 0], names=federation.names)
+    state = task.computation.prepare(sent)
+    if "of_client.ids" in state:
+        state = own_rows(state, np.array([-1]))
+    answer = answer_of(task, state, none, slice(0, 1))
+    answer.kept, answer.revealed = [], {name: [rows[0][:0]] for name, rows in answer.revealed.items()}
+    return answer
 
 
 def _bytes_each(rows: Arrays) -> int:
@@ -367,9 +445,7 @@ def _placed(kept: Kept, clients: Federation, place: Array | slice) -> list[tuple
     return [(place, as_ragged(kept, len(clients)))] if kept else []
 
 
-def _summed(rows: Arrays, clients: Federation, release: Release | None) -> Arrays:
-    if release is not None and rows:
-        rows = release.on_clients(rows, clients)
+def _summed(rows: Arrays) -> Arrays:
     return {name: add_up(values) for name, values in rows.items()}
 
 

@@ -65,3 +65,19 @@ def kept_rows(clients: Federation, name: str, otherwise: Array) -> Array:
         kept = clients.kept[name]
         out[kept.lengths > 0] = kept.flat
     return out
+
+
+def joined(parts: Sequence[tuple[int, Mapping[str, Ragged]]]) -> dict[str, Ragged]:
+    """What several groups of clients keep, one group after the other; each part says how many clients it has.
+
+    >>> one = {"z": Ragged(np.array([7, 8]), np.array([0, 2]))}
+    >>> joined([(1, one), (2, {})])["z"].lengths
+    array([2, 0, 0])
+    """
+    together = {}
+    for name in sorted({name for _, kept in parts for name in kept}):
+        have = [kept[name] for _, kept in parts if name in kept]
+        lengths = [kept[name].lengths if name in kept else np.zeros(n, dtype=np.int64) for n, kept in parts]
+        ends = offsets_of(np.concatenate(lengths))
+        together[name] = Ragged(np.concatenate([arrays.flat for arrays in have]), ends)
+    return together

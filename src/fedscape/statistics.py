@@ -55,7 +55,7 @@ class Histogram(Estimator):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         return {"counts": total["counts"]}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         return 1.0
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
@@ -124,7 +124,7 @@ class Moments(Estimator):
         mean = state["mean"] + shift if state["mean"].size else shift
         return {"mean": mean, "covariance": (covariance + covariance.T) / 2, "n_rows": total["n_rows"]}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         d = state["mean"].size
         if self.bound is None or (norm == 1 and not d):  # before the first round the number of features is not known
             return None

@@ -745,7 +745,7 @@ def test_a_node_writes_down_what_leaves_and_refuses_beyond_the_owners_budget(tmp
     engine = engine_of(fed, tmp_path, terms=budget, attempts=1)
     privacy = Laplace(clip=5.0, epsilon=1.0)
     loop = rounds(Histogram(3), engine, n_rounds=4, privacy=privacy)
-    assert [next(loop).clients for _ in range(3)] == [12] * 3
+    assert [next(loop).abandoned for _ in range(3)] == [False] * 3
     with pytest.raises(EngineError, match=r"every node refused; round 3, node 3: .* the budget"):
         next(loop)
     lines = [json.loads(line) for line in (tmp_path / "1" / "ledger.jsonl").read_text().splitlines()]

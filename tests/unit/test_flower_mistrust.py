@@ -256,7 +256,9 @@ def test_whatever_one_node_answers_the_run_goes_on(change, private, tmp_path):
     engine = nodes.engine_of(fed, tmp_path, grid=spoiled(change))
     privacy = Gaussian(clip=3.0, multiplier=1.0) if private else None
     done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=privacy))
-    assert (done.clients, dict(done.faults)) in ((8, {"corrupt": 1}), (12, {}))
+    assert dict(done.faults) in ({"corrupt": 1}, {})
+    if not private:  # otherwise their number is noisy
+        assert done.clients == (8 if done.faults else 12)
     if not private:
         wanted = fed if done.clients == 12 else fed.take([i for i in range(12) if i % 3 != 1])
         assert done.state["counts"].tolist() == wanted.counts("y", 3).sum(axis=0).tolist()

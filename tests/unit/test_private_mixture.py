@@ -464,7 +464,7 @@ def test_scales_of_the_caller_override():
 def test_a_clip_may_follow_the_clients():
     fit = mixture().fit(draw(50), privacy=Gaussian(clip=AdaptiveClip(1.5), multiplier=1.0))
     kinds = [line["mechanism"] for line in releases(fit.ledger_)]
-    assert kinds.count("clip") == 3  # it follows in the rounds of scores; the others have a bound
+    assert kinds.count("sum+clip") == 3  # it follows in the rounds of scores; the others have a bound
     assert np.isfinite(fit.concentrations_).all()
 
 

@@ -99,6 +99,9 @@ class Flower:
         self.roster = self._gathered(nodes, wait)
         self.forget()
 
+    #: Answers cross a network: noise that clients add is released when they send it.
+    remote = True
+
     @property
     def clients(self) -> Roster:
         return self.roster

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedscape.computation import Arrays, Computation
-from fedscape.engine import Answer, Reply, as_slice, broadcast, check_enough, ranks, sections
+from fedscape.engine import Answer, Reply, Task, as_slice, broadcast, check_enough, nobody, ranks, sections
 from fedscape.engines.cluster import Cluster
 from fedscape.engines.crew import Assignment, Crew
-from fedscape.engines.shard import Broadcast, Kinds, Part, Source, joined, seal_of, taken
+from fedscape.engines.shard import Broadcast, Kinds, Part, Source, seal_of, taken
 from fedscape.errors import DataError, EngineError
 from fedscape.federation import Federation
 from fedscape.formats.folder import INDEX
-from fedscape.kept import Store
+from fedscape.kept import Store, joined
 from fedscape.privacy.release import Release
 from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
@@ -140,7 +140,7 @@ class Ray:
         release: Release | None = None,
         measure_release: Release | None = None,
     ) -> Reply:
-        check_enough(cohort, self.min_clients, key)
+        check_enough(cohort, self.min_clients, key, release)
         self._check_open()
         self._crew.check_whole()
         who = cohort if self._rank is None else np.sort(self._rank[cohort])
@@ -151,7 +151,8 @@ class Ray:
         told = self._cluster.ray.put(Broadcast(key, measure, public[0], public[1], sent))
         self._crew.open(*self._shipped(computation), told)
         assignments = self._assign(who, plan)
-        answer, kinds = Answer(), Kinds()
+        task = Task(computation, key, measure, release, measure_release)
+        answer, kinds = Answer() if plan else nobody(self.federation, task, sent), Kinds()
         for outcome in self._crew.run(assignments, lend=self._keeps):
             for part in outcome.answers:
                 answer.add(part)

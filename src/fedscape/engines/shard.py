@@ -19,9 +19,9 @@ from fedscape.engines._memory import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.folder import INDEX, load_folder
-from fedscape.kept import Store
+from fedscape.kept import Store, joined
 from fedscape.privacy.release import Release
-from fedscape.ragged import Ragged, offsets_of
+from fedscape.ragged import Ragged
 from fedscape.random import Array, Key
 
 Kept = Mapping[str, Ragged]
@@ -213,22 +213,6 @@ def numbers(place: Array | slice) -> Array:
 def taken(kept: Kept, where: Array | slice) -> dict[str, Ragged]:
     """What some of the clients keep."""
     return {name: arrays.take(where) for name, arrays in kept.items()}
-
-
-def joined(parts: Sequence[tuple[int, Kept]]) -> dict[str, Ragged]:
-    """What the clients of several shards keep, one shard after the other; each part says how many clients it has.
-
-    >>> one = {"z": Ragged(np.array([7, 8]), np.array([0, 2]))}
-    >>> joined([(1, one), (2, {})])["z"].lengths
-    array([2, 0, 0])
-    """
-    made = {}
-    for name in sorted({name for _, kept in parts for name in kept}):
-        have = [kept[name] for _, kept in parts if name in kept]
-        lengths = [kept[name].lengths if name in kept else np.zeros(n, dtype=np.int64) for n, kept in parts]
-        ends = offsets_of(np.concatenate(lengths))
-        made[name] = Ragged(np.concatenate([arrays.flat for arrays in have]), ends)
-    return made
 
 
 def _cut(ranks: Array | slice, begin: int, end: int) -> Array | slice:

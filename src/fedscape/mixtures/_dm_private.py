@@ -78,7 +78,7 @@ class Outline(Computation):
         middle = np.sqrt((self._edges[:-1] + 1.0) * self._edges[1:])  # of 1 + n in each bin
         return float((law / middle).sum())
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # Positions have norm one and no negative numbers, so two are at most sqrt(2) apart; so are two bins.
         return float(np.sqrt(2) if norm == 2 else np.sqrt(self.n_categories) + np.sqrt(2))  # L1 <= sqrt(C) L2
 
@@ -122,7 +122,7 @@ class Differ(Computation):
         square[i, j] /= np.where(i == j, 1.0, np.sqrt(2))
         return {"centre": state["centre"], "second": square + np.triu(square, 1).T}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # The inner product of g g' and f f' is (g . f)^2, not negative: two of norm one are at most sqrt(2) apart.
         entries = self.n_categories * (self.n_categories + 1) / 2
         return float(np.sqrt(2) if norm == 2 else np.sqrt(2 * entries))
@@ -269,7 +269,7 @@ class Ascend(Computation):
         }
         return {**new, "whitener": self._whitener(new)}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         """How far one row more can move what a client sends.
 
         A row may change the client's shares from one component to another, and with them everything: all that holds is

@@ -200,7 +200,7 @@ class Maximise(Computation):
         new = moved(mean, dispersion, direction)
         return new[0].T, new[1], ((first - mean * slopes.first_total) * direction).sum(axis=0)
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # One row more moves one tail count of its category and one of the total by at most the share, and the client
         # from one bin of sizes to another. But where a model has several components it also changes the client's
         # shares, by anything up to 1, and with them all its tail counts, of which there are as many as rows: no bound

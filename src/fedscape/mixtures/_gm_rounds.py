@@ -164,7 +164,7 @@ class GaussianRounds(Computation):
             value.append((mass * inside).sum(axis=-1) - 0.5 * quadratic)
         return np.asarray((value[1] - value[0]) / np.maximum(mass.sum(axis=-1), 1e-12))
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # With weights of its own a client's next shares depend on all its rows: nothing bounds what one row changes.
         if self.bound is None or not self.shared_weights or self.scatter != "all" or self.weighting != "rows":
             return None
@@ -244,7 +244,7 @@ class GaussianScore(GaussianRounds):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         return {**state, "server.score": total["log_likelihood"] / max(float(total["rows"]), 1.0)}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         return None  # a row may be as unlikely as it likes
 
 

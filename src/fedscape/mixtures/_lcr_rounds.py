@@ -195,7 +195,7 @@ class Assign(Computation):
         p, f, unit = width(self.n_features) - self.n_features - 2, self.n_features, float(state["unit"])
         return np.concatenate([np.ones(p), np.full(f, unit), [unit**2, 1.0, 1.0]])
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # With classes one row may change all labels of its agent, and all it sends.
         if not self.table.ranges or self.n_components > 1 or self.gamma is None or self.binary or self.learns_prior:
             return None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedscape.errors import PrivacyError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
-from fedscape.privacy.release import Release, release_key
+from fedscape.privacy.release import Release, digest_of
 from fedscape.random import Array, Key
 from fedscape.sampling import Sampler, marked
 
@@ -23,33 +22,35 @@ if TYPE_CHECKING:
     from fedscape.computation import Computation
     from fedscape.engine import Engine, Reply
 
-_ENTRIES_AHEAD = ("local", "distributed")  # here clients release by sending, before the server sees a sum
-
 
 @dataclass(frozen=True)
 class Opened:
-    """The releases of one round, not yet made, and how the ledger will know them."""
+    """The releases of one round, not yet made.
+
+    `context` is a digest, under the secret, of all they depend on but the rows.
+    """
 
     sum: Release
     metrics: Release | None
     round: int
-    digests: Mapping[str, str]
+    context: bytes
 
-    def without(self, absent: str) -> Opened:
-        """The same releases of those who reported: another sum, so other noise and another entry."""
-        for release in (self.sum, self.metrics):
-            if release is not None:
-                release.key = hmac.digest(release.key, absent.encode(), "sha256")
-        digests = {name: hashlib.sha256(f"{d} {absent}".encode()).hexdigest() for name, d in self.digests.items()}
-        return replace(self, digests=digests)
+
+class Released(NamedTuple):
+    """What a round made public: the noisy total, means of noisy metrics, and how many clients it says there were."""
+
+    total: Arrays
+    metrics: Arrays
+    clients: int
 
 
 class Guard:
     """Holds a run to its promise: nothing leaves that is not clipped, noised and written down before.
 
     The secret is 32 bytes from the operating system. It keys the noise of each release together with everything the
-    release depends on, so that a round which is run again repeats its noise and is the same release; and it keys who
-    takes part, because a sample that can be foretold amplifies nothing.
+    release depends on, the exact sum included: a round that is run again repeats its noise and is the same release,
+    and any other sum has fresh noise and an entry of its own. The secret also keys who takes part, because a sample
+    that can be foretold amplifies nothing.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Guard:
         self.run = os.urandom(8).hex()
         self.secret = privacy.new_secret()
         self.clip = privacy.first_clip
+        self._life = os.urandom(16)  # of this process
 
     def __repr__(self) -> str:
         return f"{self.privacy!r}, metrics {self.measure_privacy!r}"
@@ -78,6 +80,15 @@ class Guard:
         """Whether metrics may be measured."""
         return self.measure_privacy is not None
 
+    @property
+    def _released_on_clients(self) -> bool:
+        """Whether noisy answers reach the server before it can write them down: they are entered before it asks."""
+        return self.privacy.place != "central" and self._remote
+
+    @property
+    def _remote(self) -> bool:
+        return bool(getattr(self.engine, "remote", False))
+
     def cohort_key(self, key: Key) -> Key:
         """Who takes part is drawn with the secret, not with the seed."""
         seed = int.from_bytes(hmac.digest(self.secret, b"cohort", "sha256")[:8], "little")
@@ -85,68 +96,82 @@ class Guard:
 
     def reserve(self, begin: int, end: int, measure: int) -> None:
         """Set aside the releases of these rounds, or refuse the run."""
-        n = len(self.engine.clients.keys)
-        self.ledger.reserve(self.run, self.privacy.entries(self.sampler, n), max(0, end - begin), begin=begin)
-        if measure > 0 and self.measure_privacy is not None:
-            metrics = {"metrics": self.measure_privacy.entries(self.sampler, n)["sum"]}
-            self.ledger.reserve(self.run, metrics, sum(t % measure == 0 for t in range(begin, end)), begin=begin)
+        measured = sum(t % measure == 0 for t in range(begin, end)) if measure > 0 and self.measures else 0
+        counts: dict[str, int] = {}
+        entries: dict[str, dict[str, Any]] = {}
+        for number, kind in ((max(0, end - begin) - measured, False), (measured, True)):
+            for name, entry in self._entries(kind).items() if number else ():
+                entries[name], counts[name] = entry, counts.get(name, 0) + number
+        self.ledger.reserve(self.run, entries, counts, begin=begin)
+
+    def _entries(self, measured: bool) -> dict[str, dict[str, Any]]:
+        """How the ledger knows a round in which metrics are measured, or are not."""
+        metrics = self.measure_privacy if measured else None
+        return self.privacy.entries(self.sampler, len(self.engine.clients.keys), metrics=metrics)
 
     def open(self, computation: Computation, state: Arrays, cohort: Array, index: int, measure: bool) -> Opened:
-        """Prepare the releases of a round; those that clients make themselves are written down here."""
-        bound = computation.row_bound(state, self.privacy.norm) if self.privacy.unit == "row" else None
+        """Prepare the releases of a round; those that clients make elsewhere are written down here."""
         if computation.reveals and self.privacy.place != "local":
             raise PrivacyError(f"{type(computation).__name__} reveals rows, which only place='local' protects")
-        release, digest = self._release(self.privacy, self.clip, "sum", computation, state, cohort, index, bound)
-        digests = dict.fromkeys(self.privacy.entries(self.sampler, len(cohort)), digest)
-        metrics = None
-        if measure and self.measure_privacy is not None:
-            own = self.measure_privacy
-            parts = (own, own.first_clip, "metrics", computation, state, cohort, index, None)
-            metrics, digests["metrics"] = self._release(*parts)
-        opened = Opened(release, metrics, index, digests)
-        if self.privacy.place in _ENTRIES_AHEAD:
-            self._write(opened)
+        own = self.measure_privacy if measure else None
+        about = [repr(self.privacy), self.clip, repr(own), computation.digest(), index]
+        who = np.sort(self.engine.clients.keys[cohort])
+        context = self._digest(json.dumps(about).encode(), digest_of(state), who.tobytes())
+        bound = None
+        if self.privacy.unit == "row":
+            rows = getattr(self.engine, "federation", None)  # only a look at the columns; clients look at their own
+            bound = computation.row_bound(state, self.privacy.norm, rows)
+        opened = Opened(
+            self._release(self.privacy, self.clip, context, bound),
+            None if own is None else self._release(own, own.first_clip, context, None),
+            index,
+            context,
+        )
+        if self._released_on_clients:  # asked again by another process, clients may answer with other noise
+            self._write(opened, self._digest(context, self._life))
         return opened
 
-    def _release(
-        self,
-        privacy: Privacy,
-        clip: float,
-        name: str,
-        computation: Computation,
-        state: Arrays,
-        cohort: Array,
-        index: int,
-        bound: float | None,
-    ) -> tuple[Release, str]:
-        about = [name, repr(privacy), clip, computation.digest(), index, sorted(state)]
-        who = np.sort(self.engine.clients.keys[cohort])
-        values = [state[array].tobytes() + str(state[array].shape).encode() for array in sorted(state)]
-        key, digest = release_key(self.secret, json.dumps(about).encode(), who.tobytes(), *values)
+    def _release(self, privacy: Privacy, clip: float, context: bytes, bound: float | None) -> Release:
         counted = privacy.counts_clients(self.sampler)
-        return Release(privacy, clip, key, counted, self.engine.min_clients, bound), digest
+        return Release(privacy, clip, self._digest(b"clients", context), counted, self.engine.min_clients, bound)
 
-    def released(self, opened: Opened, reply: Reply) -> tuple[Arrays, Arrays]:
-        """Write the releases down, then make them: the noisy total, and the means of the noisy metrics."""
-        if reply.absent:
-            opened = opened.without(reply.absent)
-        if self.privacy.place not in _ENTRIES_AHEAD:
-            self._write(opened)
+    def _digest(self, *parts: bytes) -> bytes:
+        """A digest under the secret: nobody else can tell, or try, what it is of."""
+        mac = hmac.new(self.secret, digestmod="sha256")
+        for part in parts:
+            mac.update(len(part).to_bytes(8, "little"))
+            mac.update(part)
+        return mac.digest()
+
+    def released(self, opened: Opened, reply: Reply) -> Released | None:
+        """Write the releases down, then make them; None where the noisy number of clients is below `min_clients`."""
         sums = {n: v for n, v in reply.total.items() if n not in ("clients", "ids")}
+        exact = (digest_of(sums), digest_of(reply.metrics), str(reply.clients).encode(), reply.absent.encode())
+        if not self._released_on_clients:
+            self._write(opened, self._digest(b"entry", opened.context, *exact))
+        opened.sum.key = self._digest(b"sum", opened.context, *exact)
         total = opened.sum.on_total(sums, reply.clients)
+        if self._too_few(opened, float(total["clients"])):
+            return None
         if "ids" in reply.total:
             total["ids"] = reply.total["ids"]
         if isinstance(self.privacy.clip, AdaptiveClip) and opened.sum.inside is not None:
             self.clip = self.privacy.clip.next(self.clip, share=opened.sum.inside)
-        if opened.metrics is None or not reply.metrics:
-            return total, {}
-        noisy = opened.metrics.on_total(reply.metrics, reply.clients)
-        number = float(noisy.pop("clients"))
-        return total, {name: values / number for name, values in noisy.items()}
+        metrics: Arrays = {}
+        if opened.metrics is not None and reply.metrics:
+            opened.metrics.key = self._digest(b"metrics", opened.context, *exact)
+            noisy = opened.metrics.on_total(reply.metrics, reply.clients)
+            number = float(noisy.pop("clients"))
+            metrics = {name: values / number for name, values in noisy.items()}
+        return Released(total, metrics, round(float(total["clients"])))
 
-    def _write(self, opened: Opened) -> None:
-        for mechanism, digest in opened.digests.items():
-            self.ledger.release(self.run, opened.round, mechanism, digest)
+    def _too_few(self, opened: Opened, clients: float) -> bool:
+        """Whether to abandon the round; where the number is no secret, or clients are elsewhere, the engine did."""
+        return opened.sum.counted and not self._remote and clients < self.engine.min_clients
+
+    def _write(self, opened: Opened, digest: bytes) -> None:
+        for mechanism in self._entries(opened.metrics is not None):
+            self.ledger.release(self.run, opened.round, mechanism, digest.hex())
 
     def close(self) -> None:
         """Hand back what was reserved and not used."""

@@ -74,14 +74,17 @@ class Ledger:
 
     # -- spending ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, run: str, entries: Mapping[str, Entry], count: int, *, begin: int = 0) -> None:
+    def reserve(
+        self, run: str, entries: Mapping[str, Entry], count: int | Mapping[str, int], *, begin: int = 0
+    ) -> None:
         """Set aside `count` releases of each mechanism of this run, from round `begin` on, or refuse all of them.
 
         Rounds from there on that are in the ledger already, because the run was stopped before it could save them, will
         be the same releases again and need nothing.
         """
         with self._locked():
-            wanted = {m: max(0, count - self._left(run, m) - self._rounds_from(run, m, begin)) for m in entries}
+            counts = dict.fromkeys(entries, count) if isinstance(count, int) else count
+            wanted = {m: max(0, counts[m] - self._left(run, m) - self._rounds_from(run, m, begin)) for m in entries}
             planned = [*self._outstanding(), *((entries[m], n) for m, n in wanted.items() if n)]
             self._check_budget(planned)
             for mechanism, entry in entries.items():

@@ -78,7 +78,8 @@ class Privacy:
         how far a row can move its sums (`row_bound`), and the clip must not be below that.
     place
         "central": noise on the sum, by a server trusted to add it. "distributed": each client adds its part, so that
-        `min_clients` of them make up the noise. "local": each client's own arrays are protected.
+        `min_clients` of them make up the noise; how many there are is then public. "local": each client's own arrays
+        are protected.
     scales
         For arrays whose size differs: the norm is that of array / scale.
     count_share
@@ -148,32 +149,45 @@ class Privacy:
         return self.clip.start if isinstance(self.clip, AdaptiveClip) else self.clip
 
     def counts_clients(self, sampler: Sampler) -> bool:
-        """Whether the number of clients is secret: not for rows, a fixed size, or where clients are seen."""
-        return self.unit == "client" and self.place != "local" and not isinstance(sampler, FixedSize)
+        """Whether the number of clients is secret: only where one client more or less must not show."""
+        return self.unit == "client" and self.relation_of(sampler) == "add-remove"
 
-    def entries(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
-        """For each mechanism of a round, what the ledger must know of it."""
-        replace = self.relation == "replace-one" or (self.unit == "client" and marked(sampler, "exchanges"))
-        if self.place == "local":
-            replace = self.unit == "client" or self.relation == "replace-one"
+    def relation_of(self, sampler: Sampler) -> str:
+        """Which two federations look alike: one unit more or less, or one exchanged, where their number shows.
+
+        A fixed size exchanges clients. Local noise shows each client, and so how many there are. The variance of
+        distributed noise grows with every client that adds its part: their number is public.
+        """
+        if self.unit == "row":
+            return self.relation
+        return "replace-one" if self.place != "central" or marked(sampler, "exchanges") else "add-remove"
+
+    def parts(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
+        """What a round releases, part by part: the sum, and the clip bit where the clip adapts."""
+        relation = self.relation_of(sampler)
         group = {
             "unit": self.unit,
-            "relation": "replace-one" if replace else "add-remove",
+            "relation": relation,
             "place": "local" if self.place == "local" else "central",
         }
         # samplers draw clients: the other rows of a client come and go with it, which hides none of them
         drawn = self.place != "local" and self.unit == "client"
-        sampling = _sampling(sampler, n_clients) if drawn else {"kind": "all"}
-        halve = 2.0 if replace else 1.0  # replacing a contribution moves the sum by up to twice the clip
+        sampling = _sampling(sampler, n_clients, relation) if drawn else {"kind": "all"}
         secret = {"private": False} if self.noise_seed is not None else {}
+        about = {**group, "sampling": sampling, **secret}
+        moved = 2.0 if relation == "replace-one" else 1.0  # in clips: an exchange takes one away and adds another
         kind = "gaussian" if self.norm == 2 else "laplace"
-        made = {
-            "sum": {**group, "mechanism": kind, "multiplier": self.spread() / halve, "sampling": sampling, **secret}
-        }
-        if isinstance(self.clip, AdaptiveClip):
-            clip = {**group, "mechanism": "gaussian", "sampling": sampling, **secret}
-            made["clip"] = {**clip, "multiplier": self.clip.multiplier}  # one bit: it moves by at most one either way
-        return made
+        parts = {"sum": {**about, "mechanism": kind, "multiplier": self.spread() / moved}}
+        if isinstance(self.clip, AdaptiveClip):  # one bit: it moves by at most one either way
+            parts["clip"] = {**about, "mechanism": "gaussian", "multiplier": self.clip.multiplier}
+        return parts
+
+    def entries(self, sampler: Sampler, n_clients: int, *, metrics: Privacy | None = None) -> dict[str, dict[str, Any]]:
+        """What the ledger must know of a round, in which `metrics` are released too where they are given."""
+        parts = self.parts(sampler, n_clients)
+        if metrics is not None:
+            parts["metrics"] = metrics.parts(sampler, n_clients)["sum"]
+        return joint(parts)
 
     def new_secret(self) -> bytes:
         """32 bytes from the operating system; from the noise_seed where there is one."""
@@ -244,8 +258,44 @@ class Laplace(Privacy):
         return clip / (1 - self.count_share)
 
 
-def _sampling(sampler: Sampler, n_clients: int) -> dict[str, Any]:
-    if isinstance(sampler, Poisson) and sampler.rate < 1:
+def joint(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """One entry for all that one cohort releases together, named by its parts; several where they do not go together.
+
+    Who is drawn is drawn once for all parts, so amplification by sampling counts once. Gaussian parts are together one
+    Gaussian release, 1 / s^2 = sum of 1 / s_i^2; Laplace parts one Laplace release, 1 / s = sum of 1 / s_i. Parts of
+    different mechanisms have no such form: each then counts as if everyone took part. Parts that protect another unit
+    or relation are entries of their own, as the ledger keeps them apart.
+
+    >>> from fedscape import All
+    >>> privacy = Gaussian(clip=AdaptiveClip(1.0, multiplier=4.0), multiplier=3.0)
+    >>> joint(privacy.parts(All(), n_clients=9))["sum+clip"]["multiplier"]
+    2.4
+    """
+    together: dict[tuple[str, str, str], dict[str, Mapping[str, Any]]] = {}
+    for name, part in parts.items():
+        together.setdefault((part["unit"], part["relation"], part["place"]), {})[name] = part
+    entries: dict[str, dict[str, Any]] = {}
+    for members in together.values():
+        for kind in sorted({part["mechanism"] for part in members.values()}):
+            alike = {name: part for name, part in members.items() if part["mechanism"] == kind}
+            others = [name for name in members if name not in alike]
+            entry = dict(next(iter(alike.values())))
+            if len(alike) > 1:
+                power = 2 if kind == "gaussian" else 1
+                precision = sum(part["multiplier"] ** -power for part in alike.values())
+                entry["multiplier"] = float(precision ** (-1 / power))
+                entry["parts"] = {name: part["multiplier"] for name, part in alike.items()}
+            if others:
+                entry["sampling"] = {"kind": "all"}
+            if not all(part.get("private", True) for part in alike.values()):
+                entry["private"] = False
+            entries["+".join(alike) + (f" beside {'+'.join(others)}" if others else "")] = entry
+    return entries
+
+
+def _sampling(sampler: Sampler, n_clients: int, relation: str) -> dict[str, Any]:
+    """How the accountant knows a sampler; Poisson sampling amplifies only where the number of clients is secret."""
+    if isinstance(sampler, Poisson) and sampler.rate < 1 and relation == "add-remove":
         return {"kind": "poisson", "rate": float(sampler.rate)}
     if isinstance(sampler, FixedSize) and sampler.size < n_clients:
         return {"kind": "fixed", "size": int(sampler.size), "of": int(n_clients)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,9 @@ from fedscape.random import Array, HasKeys
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
+_STEPS = 2.0**32  # grid steps in a clip, at most: no sum of a billion clients overflows, so none is refused for it
+_ROW_STEPS = 2.0**38  # the same for sums of rows: cutting 2**18 numbers moves a sum by 2**-20 of the clip at most
+_LARGEST = 2.0**62  # grid steps of a client's sum of rows, which nothing else bounds
 
 
 @dataclass
@@ -52,14 +56,19 @@ class Release:
     inside: float | None = None
 
     def __post_init__(self) -> None:
-        if self.privacy.unit == "row":
-            if self.row_bound is None:
-                raise PrivacyError("this computation does not bound what one row can change: use unit='client'")
-            if self.row_bound > self.clip * (1 + 1e-9):
-                raise PrivacyError(
-                    f"one row can move the sums by {self.row_bound:.6g}, more than clip={self.clip:.6g}: raise the clip"
-                )
+        self.check_rows(self.row_bound)
         self._grids: dict[str, float] = {}
+
+    def check_rows(self, row_bound: float | None) -> None:
+        """Refuse, for unit "row", a computation whose rows may move the sums further than this release covers."""
+        if self.privacy.unit != "row":
+            return
+        if row_bound is None:
+            raise PrivacyError("this computation does not bound what one row can change: use unit='client'")
+        if not row_bound <= self.clip * (1 + 1e-9):
+            raise PrivacyError(
+                f"one row can move the sums by {row_bound:.6g}, more than clip={self.clip:.6g}: raise the clip"
+            )
 
     @property
     def sensitivity(self) -> float:
@@ -83,12 +92,14 @@ class Release:
         if unknown:
             raise PrivacyError(f"scales name {sorted(unknown)}, but what is sent is {sorted(sent)}")
         flat = {name: _flat(rows) for name, rows in sent.items()}  # [clients, numbers], float64
-        shrink, within = self._factors(flat)
         out: Arrays = {}
-        for name, rows in sent.items():
-            grid = self._grids.setdefault(name, self._grid(name, rows.dtype.kind in "biu"))
-            cells = flat[name] * ((1.0 if shrink is None else shrink[:, None]) / grid)
-            out[name] = np.trunc(cells, out=cells).astype(np.int64).reshape(rows.shape)
+        with np.errstate(over="ignore"):  # a norm beyond floats is infinite, and its row shrinks to nothing
+            shrink, within = self._factors(flat)
+            for name, rows in sent.items():
+                grid = self._grids.setdefault(name, self._grid(name, rows.dtype.kind in "biu"))
+                cells = flat[name] * ((1.0 if shrink is None else shrink[:, None]) / grid)
+                np.clip(cells, -_LARGEST, _LARGEST, out=cells)  # sums of rows may be any size; what is clipped is not
+                out[name] = np.trunc(cells, out=cells).astype(np.int64).reshape(rows.shape)
         if self.privacy.place != "central":
             self._add_own_noise(out, clients)
         if isinstance(self.privacy.clip, AdaptiveClip):
@@ -121,19 +132,18 @@ class Release:
 
     def on_total(self, total: Arrays, reported: int) -> Arrays:
         """Add noise to the sum, and give it its own units again; `clients` is how many there were, noisy if secret."""
-        if reported * self.sensitivity / min(self._grids.values(), default=1.0) > 2.0**62:
-            raise PrivacyError(f"{reported:,} clients at this little noise overflow the sum: raise the multiplier")
         out: Arrays = {}
         for name, cells in total.items():
             if name == INSIDE:
                 continue
             if self.privacy.place == "central":
                 spread = self.privacy.spread() * self.sensitivity * self._scale(name) / self._grids[name]
-                cells = cells + self._noise(name, spread, cells.size).reshape(cells.shape)
+                noise = self.privacy.draw(self._stream("array", name), spread, cells.size)
+                cells = cells + noise.reshape(cells.shape)
             out[name] = cells * self._grids[name]
         out["clients"] = np.asarray(self._number_of_clients(reported))
         if INSIDE in total and isinstance(self.privacy.clip, AdaptiveClip):
-            noise = discrete_gaussian(self._stream("clip"), self.privacy.clip.multiplier, 1)[0]
+            noise = discrete_gaussian(self._stream("clip bit"), self.privacy.clip.multiplier, 1)[0]
             self.inside = float(total[INSIDE] + noise) / max(float(out["clients"]), 1.0)
         return out
 
@@ -152,7 +162,8 @@ class Release:
         if not self.counted:
             return float(reported)
         part = self.privacy.count_share ** (1 / self.privacy.norm)  # of the sensitivity, in its norm
-        return max(1.0, float(reported + self._noise("clients", self.privacy.spread() / part, 1)[0]))
+        noise = self.privacy.draw(self._stream("clients"), self.privacy.spread() / part, 1)
+        return max(1.0, float(reported + noise[0]))
 
     def _factors(self, flat: Arrays) -> tuple[Array | None, Array]:
         """By how much each row must shrink, and whether it was within the clip."""
@@ -176,34 +187,41 @@ class Release:
         if self.privacy.place == "distributed":
             spread /= np.sqrt(self.min_clients)
         cell = float(2.0 ** np.floor(np.log2(spread / 2)))
-        return min(1.0, cell) if whole and self.privacy.unit == "row" else cell * 2 * _FINE
+        if self.privacy.unit == "row":
+            return min(1.0, cell) if whole else float(2.0 ** np.floor(np.log2(self.clip / _ROW_STEPS)))
+        coarse = float(2.0 ** np.ceil(np.log2(self.clip * self._scale(name) / _STEPS)))
+        return max(cell * 2 * _FINE, coarse)
 
     def _add_own_noise(self, rows: Arrays, clients: HasKeys) -> None:
+        """Add each client's noise, keyed by all that the client sends: other rows never meet the same noise."""
         part = np.sqrt(self.min_clients) if self.privacy.place == "distributed" else 1.0
         for i, client in enumerate(clients.keys):
+            exact = digest_of({name: cells[i] for name, cells in rows.items()})
             for name, cells in rows.items():
                 spread = self.privacy.spread() * self.sensitivity * self._scale(name) / self._grids[name] / part
-                stream = self._stream(f"{name} of {int(client)}")
+                stream = self._stream("array", name, str(int(client)), exact.hex())
                 cells[i] += self.privacy.draw(stream, spread, cells[i].size).reshape(cells[i].shape)
 
     def _scale(self, name: str) -> float:
         return float(self.privacy.scales.get(name, 1.0))
 
-    def _noise(self, name: str, spread: float, n: int) -> Array:
-        return self.privacy.draw(self._stream(name), spread, n)
-
-    def _stream(self, what: str) -> Stream:
-        return Stream(hmac.digest(self.key, what.encode(), "sha256"))
+    def _stream(self, *purpose: str) -> Stream:
+        return Stream(hmac.digest(self.key, json.dumps(purpose).encode(), "sha256"))
 
 
 def _flat(rows: Array) -> Array:
     return rows.reshape(len(rows), int(np.prod(rows.shape[1:]))).astype(np.float64)
 
 
-def release_key(secret: bytes, *parts: bytes) -> tuple[bytes, str]:
-    """The key of a release and its public digest: anything that differs in the parts gives another of both."""
+def digest_of(arrays: Mapping[str, Array]) -> bytes:
+    """A digest of names, types, shapes and values.
+
+    >>> digest_of({"n": np.array([1, 2])}) == digest_of({"n": np.array([1, 3])})
+    False
+    """
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return hmac.digest(secret, digest.digest(), "sha256"), digest.hexdigest()
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name])
+        digest.update(json.dumps([name, values.dtype.str, values.shape]).encode())
+        digest.update(values.tobytes())
+    return digest.digest()

@@ -124,7 +124,7 @@ class DistributionSketch(Estimator):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         return {"server.counts": total["counts"]}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         """One row of data moves one count in each row of the sketch by one."""
         rows = self._shape()[0]
         return float(rows if norm == 1 else np.sqrt(rows))
@@ -363,7 +363,7 @@ class ClientSketches(Computation):
     def update(self, state: Arrays, total: Arrays) -> Arrays:
         return {"server.counts": total["counts"], "server.ids": total["ids"]}
 
-    def row_bound(self, state: Arrays, norm: int) -> float | None:
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         return self.sketch.row_bound({}, norm)
 
     @classmethod
