@@ -391,7 +391,7 @@ def rounds(
     ledger
         Where releases are written before they happen; by default one in memory.
     measure_privacy
-        How the sums of metrics are clipped and noised, which is a release of its own.
+        How the sums of metrics are clipped and noised; they are then part of the round's release.
     resume
         A checkpoint to go on from; where the file does not exist the run begins at its beginning (and, if private,
         writes it at once, because it holds the secret of the noise).

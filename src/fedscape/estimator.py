@@ -56,8 +56,8 @@ class Estimator(Computation):
     """A computation, or several one after the other, with `fit`.
 
     Constructor arguments are hyper-parameters, stored under their own names; `fit` returns self; what it learned ends
-    in an underscore; `history_` is the table of its rounds as the server saw them (exact sizes of cohorts too, which no
-    privacy covers: keep it), `ledger_` what a private fit spent.
+    in an underscore; `history_` is the table of its rounds (where privacy hides how many clients there are, with the
+    noisy number), `ledger_` what a private fit spent.
 
     >>> from fedscape import Histogram
     >>> isinstance(Histogram(3), Estimator), Histogram(3).get_params()

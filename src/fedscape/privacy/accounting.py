@@ -16,14 +16,19 @@ from fedscape.sampling import FixedSize, Sampler
 
 Entry = Mapping[str, Any]
 
+_EXACT = 1e-4  # width of a cell of privacy loss distributions, as the ledger counts
+# for a search, whose end is counted exactly
+_FEW_ORDERS = (*range(2, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 256)
 
-def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, interval: float | None = 1e-4) -> float:
+
+def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, interval: float | None = _EXACT) -> float:
     """Epsilon at this delta of entries that share (unit, relation, place), each released so many times.
 
     Gaussian releases of everyone have a closed form. Poisson sampling is accounted for by privacy loss distributions,
     fixed-size sampling by Renyi divergences under replace-one; any other sampling counts as if everyone took part. Pure
     epsilons of Laplace entries add up. `interval` is the width of a cell of those distributions: a wider one gives a
-    slightly larger number much sooner. None stands for Renyi divergences in their place: a larger number, at once.
+    slightly larger number much sooner, and so do the fewer orders that Renyi divergences then have. None stands for
+    Renyi divergences in place of the distributions: a larger number, at once.
 
     >>> entry = dict(unit="client", relation="add-remove", place="central", mechanism="laplace", multiplier=2.0)
     >>> epsilon_of([({**entry, "sampling": {"kind": "all"}}, 3)], 0.0)
@@ -74,7 +79,8 @@ def _accounted(members: Sequence[tuple[Entry, int]], delta: float, interval: flo
 
         relation = dp_accounting.NeighboringRelation
         accountant = rdp.RdpAccountant(
-            neighboring_relation=relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE
+            orders=None if interval == _EXACT else _FEW_ORDERS,
+            neighboring_relation=relation.REPLACE_ONE if fixed else relation.ADD_OR_REMOVE_ONE,
         )
     else:
         from dp_accounting import pld
@@ -152,7 +158,7 @@ def calibrate(
 
     rough = _smallest(lambda m: spent(m, None), epsilon, 1.0, 0.01)  # never too small, and found at once
     found = _smallest(lambda m: spent(m, 1e-3), epsilon, rough, tolerance)  # nor is this, and a tenth of the time
-    while spent(found, 1e-4) > epsilon:  # as the ledger counts: cells of another width may round otherwise
+    while spent(found, _EXACT) > epsilon:  # as the ledger counts: cells of another width may round otherwise
         found *= 1 + tolerance
     return found
 

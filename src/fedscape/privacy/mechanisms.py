@@ -34,7 +34,7 @@ class AdaptiveClip:
     """A clip that follows a quantile of the clients' norms (Andrew et al. 2021, equation 1).
 
     Each client also says whether it was within the clip; the noisy share s of those moves the clip by
-    exp(-rate * (s - quantile)). That answer is a release of its own, with an entry of its own.
+    exp(-rate * (s - quantile)). That answer is released with the sum, and part of its entry.
 
     Parameters
     ----------
