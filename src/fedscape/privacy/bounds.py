@@ -90,8 +90,9 @@ class Booked:
 
     def epsilon(self, delta: float, factor: float = 1.0) -> float:
         """Epsilon as the ledger accounts for it, with the noise scaled by the factor."""
-        interval = 1e-4 if factor == 1 else 1e-3
-        return epsilon_of([(_scaled(e, factor), n) for e, n in self.counted], delta, interval=interval)
+        members = [(_scaled(e, factor), n) for e, n in self.counted]
+        interval = 1e-4 if factor == 1 else max(_interval(e) for e, _ in members)
+        return epsilon_of(members, delta, interval=interval)
 
     def broken(self, false_positive: Array | float, false_negative: Array | float, factor: float = 1.0) -> Array:
         """Whether error rates are below what the mechanism allows."""
@@ -105,8 +106,8 @@ class Booked:
         return np.where(broken.any(axis=0), FACTORS[broken.argmax(axis=0)], np.inf)
 
     def bound(self, false_positive: float, false_negative: float, delta: float) -> float:
-        """Epsilon of the family's member with the most noise that these rates do not break; 0 where nothing is shown."""
-        low, high = 0.02, 64.0
+        """Epsilon of the noisiest mechanism of the family that these rates do not break; 0 where nothing is shown."""
+        low, high = 0.05, 64.0
         if not self.broken(false_positive, false_negative, high):
             return 0.0
         if self.broken(false_positive, false_negative, low):
@@ -140,7 +141,12 @@ def _gaussian_deltas(mu: float) -> Array:
     from scipy.special import log_ndtr, ndtr
 
     far = np.minimum(_EPSILONS + log_ndtr(-_EPSILONS / mu - mu / 2), 0.0)
-    return np.maximum(ndtr(mu / 2 - _EPSILONS / mu) - np.exp(far), 0.0)
+    return np.asarray(np.maximum(ndtr(mu / 2 - _EPSILONS / mu) - np.exp(far), 0.0))
+
+
+def _interval(entry: Mapping[str, Any]) -> float:
+    """The width of a cell of the privacy loss: wider where losses are larger, to the same number of cells."""
+    return float(1e-3 * max(1.0, entry["multiplier"] ** -2))
 
 
 def _loss_distribution(entry: Mapping[str, Any]) -> Any:
@@ -155,7 +161,7 @@ def _loss_distribution(entry: Mapping[str, Any]) -> Any:
     rate = sampling["rate"] if sampling["kind"] == "poisson" else 1.0
     if sampling["kind"] == "fixed" and entry["mechanism"] == "gaussian":
         rate = sampling["size"] / sampling["of"]
-    how = {"value_discretization_interval": 1e-3, "sampling_prob": rate}
+    how = {"value_discretization_interval": _interval(entry), "sampling_prob": rate}
     if entry["mechanism"] == "gaussian":
         return pld.from_gaussian_mechanism(entry["multiplier"], **how)
     return pld.from_laplace_mechanism(entry["multiplier"], **how)
