@@ -8,9 +8,11 @@ from itertools import count
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from fedscape import Federation, Gaussian, Histogram, Laplace, Poisson
 from fedscape.privacy import AdaptiveClip, audit
+from fedscape.privacy.bounds import Booked
 from fedscape.privacy.guard import Guard
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import Release
@@ -80,7 +82,7 @@ def test_rate_misstated(monkeypatch):
 
 def test_noise_used_twice_after_a_resume(monkeypatch):
     privacy = Gaussian(clip=1.0, multiplier=4.0)
-    sound = verdict(privacy, 400, method="resume")
+    sound = verdict(privacy, 200, method="resume")
     assert sound.holds, str(sound)
     digest = Guard._digest
 
@@ -89,7 +91,7 @@ def test_noise_used_twice_after_a_resume(monkeypatch):
         return digest(self, *parts[:2]) if parts[0] in (b"sum", b"entry", b"metrics") else digest(self, *parts)
 
     monkeypatch.setattr(Guard, "_digest", of_context_alone)
-    broken = verdict(privacy, 400, method="resume")
+    broken = verdict(privacy, 200, method="resume")
     assert not broken.holds
     assert broken.claim < sound.claim  # one release was booked for two
 
@@ -108,16 +110,15 @@ def test_wrong_unit(monkeypatch):
     assert (broken.unit, broken.holds) == ("client", False)
 
 
-def test_joint_release_booked_apart(monkeypatch):
-    """Sum and clip bit of one sample, booked as if each had drawn its own."""
-    privacy = Gaussian(clip=AdaptiveClip(1.0, multiplier=0.7), multiplier=0.7)
-    how = {"sampler": Poisson(0.15), "rounds": 6, "repeats": 600, "simulations": 0, "confidence": 0.9999}
-    sound = audit(Histogram(5), FED, privacy, **how)
-    assert sound.holds, str(sound)
-    monkeypatch.setattr(Gaussian, "entries", lambda self, sampler, n, *, metrics=None: self.parts(sampler, n))
-    broken = audit(Histogram(5), FED, privacy, **how)
-    assert not broken.holds, str(broken)
-    assert broken.claim < sound.claim
+def test_joint_release_booked_apart():
+    """Three parts of one Poisson sample, by the exact error rates of the attack on all of them together."""
+    rate, multiplier, threshold = 0.3, 0.7, np.linspace(0, 5, 51)
+    entry = Gaussian(clip=1.0, multiplier=multiplier).entries(Poisson(rate), 100)["sum"]
+    alarms = ndtr(-threshold)
+    missed = 1 - (1 - rate) * alarms - rate * ndtr(np.sqrt(3) / multiplier - threshold)
+    together = {**entry, "multiplier": multiplier / np.sqrt(3)}
+    assert not Booked([(together, 1)]).broken(alarms, missed, 0.99).any()
+    assert Booked([(entry, 3)]).broken(alarms, missed).any()
 
 
 def test_a_computation_that_understates_what_a_row_moves():
