@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import fedscape
+from fedscape.cli.audit import audit
 from fedscape.cli.data import data
 from fedscape.cli.deploy import deploy
 from fedscape.cli.helping import mend
@@ -48,6 +49,7 @@ for command in (
     fidelity,
     adapt,
     novelty,
+    audit,
 ):
     app.command()(command)
 for name, group in {"data": data, "deploy": deploy, "privacy": privacy, "sketch": sketch}.items():

@@ -105,6 +105,28 @@ def plot_map(result: About, by: str | None = None) -> tuple[Any, Rows]:
     return figure, rows
 
 
+def plot_audit(about: About) -> tuple[Any, Rows]:
+    """The attack's scores with the canary in and out, and the bound beside the claim."""
+    rows = [{"canary": which, "score": score} for which in ("out", "in") for score in about["scores"][which]]
+    require("matplotlib", extra="report")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for number, which in enumerate(("out", "in")):
+        mine = [row["score"] for row in rows if row["canary"] == which]
+        left.hist(mine, bins=60, histtype="step", color=COLOURS[number], label=f"canary {which}")
+    left.set_xlabel("score of a run (log likelihood ratio)")
+    left.legend(frameon=False)
+    right.barh([0, 1], [about["bound"], about["claim"]], color=[COLOURS[0 if about["holds"] else 1], "grey"])
+    right.set_yticks([0, 1], ["at least", "claimed"])
+    right.set_xlabel(f"epsilon at delta {about['delta']:g}")
+    right.set_title("holds" if about["holds"] else "BROKEN")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, rows
+
+
 def _figure(rows: int) -> tuple[Any, Any]:
     require("matplotlib", extra="report")
     from matplotlib.figure import Figure

@@ -1,0 +1,193 @@
+"""Attack a private path with canaries, and compare what they show with what the ledger claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedscape.cli.options import Client, Column, Json, Seed
+from fedscape.cli.show import as_text, pairs, show
+from fedscape.errors import DataError, require
+
+if TYPE_CHECKING:
+    from fedscape import Computation, Federation, Privacy, Sampler
+
+KINDS = ("histogram", "moments", "kmeans", "mixture", "sketch", "fedavg")
+
+
+def audit(
+    what: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
+    epsilon: Annotated[float, typer.Option(help="What is claimed: noise is calibrated to it.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-6,
+    clients: Annotated[int, typer.Option(help="How many clients are made up, where there is no --data.")] = 1000,
+    data: Annotated[str | None, typer.Option(help="A name, a file or a folder, instead of made-up clients.")] = None,
+    client: Client = None,
+    column: Column = None,
+    unit: Annotated[str, typer.Option(help="What is protected: client or row.")] = "client",
+    place: Annotated[str, typer.Option(help="Where noise is added: central, distributed or local.")] = "central",
+    mechanism: Annotated[str, typer.Option(help="gaussian or laplace.")] = "gaussian",
+    clip: Annotated[float | None, typer.Option(help="Bound on a contribution; by default one that fits.")] = None,
+    sampler: Annotated[str, typer.Option(help="Who takes part: all, poisson:RATE or fixed:SIZE.")] = "all",
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; together they cost epsilon.")] = 1,
+    method: Annotated[str, typer.Option(help="repeats, one-run or resume.")] = "repeats",
+    repeats: Annotated[int | None, typer.Option(help="Runs; by default 4000, or 20000 with a sampler.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
+    seed: Seed = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for audit.json and audit.png.")] = None,
+    json_: Json = False,
+) -> None:
+    """A lower bound on epsilon by attack, beside the claim: exit 1 where the bound is above it."""
+    from fedscape.privacy.auditing import audit as audit_
+
+    chosen, taking = _computation(what, data, client, column, clients, seed), _sampler(sampler)
+    computation, federation = chosen
+    privacy = _privacy(computation, federation, mechanism, epsilon, delta, clip, unit, place, taking, rounds)
+    result = audit_(
+        computation,
+        federation,
+        privacy,
+        sampler=taking,
+        rounds=rounds,
+        method=method,
+        repeats=repeats,
+        confidence=confidence,
+        delta=delta,
+        seed=seed,
+    )
+    about = result.about()
+    if out is not None:
+        _write(out, about)
+    show({n: v for n, v in about.items() if n != "scores"}, json_, _for_people)
+    if not result.holds:
+        raise typer.Exit(1)
+
+
+def _computation(
+    what: str, data: str | None, client: str | None, column: str | None, clients: int, seed: int
+) -> tuple[Computation, Federation]:
+    import numpy as np
+
+    import fedscape as fs
+
+    if what not in KINDS:
+        raise DataError(f"there is no audit of {what!r}: it is one of {', '.join(KINDS)}")
+    if data is None and clients < 2:
+        raise DataError(f"--clients must be at least 2, not {clients}")
+    if what == "fedavg":
+        require("torch", extra="learn")
+    column = column or ("y" if what in ("histogram", "mixture") else "x")
+    if data is not None:
+        federation = fs.datasets.read(data, client=client)
+    else:
+        rng = np.random.default_rng(seed)
+        x = rng.normal(0, 0.3, (4 * clients, 2))
+        y = rng.integers(0, 5, 4 * clients)
+        own = y if what in ("histogram", "mixture") else x
+        federation = fs.Federation({"x": x, "y": y, column: own}, 4 * np.arange(clients + 1))
+    categories = federation.categories(column) if what in ("histogram", "mixture") else 0
+    if what == "histogram":
+        return fs.Histogram(categories, column=column), federation
+    if what == "moments":
+        return fs.Moments(column=column, bound=1.0), federation
+    if what == "kmeans":
+        d = int(np.prod(federation[column].shape[1:]))
+        starts = np.random.default_rng(seed).normal(0, 0.3, (1, 3, d))
+        return fs.FederatedKMeans(3, column=column, bound=1.0, init=starts), federation
+    if what == "sketch":
+        return fs.DistributionSketch(rows=20, bits=2, column=column, centre=0.0), federation
+    if what == "mixture":
+        counts = fs.Federation({column: federation.counts(column, categories)}, np.arange(len(federation) + 1))
+        return fs.MixtureOfDirichletMultinomials(2, n_init=1, seed=seed), counts
+    return _network(federation, column)
+
+
+def _network(federation: Federation, column: str) -> tuple[Computation, Federation]:
+    import numpy as np
+
+    import fedscape as fs
+    from fedscape.learning import losses, models
+
+    if "y" not in federation:
+        raise DataError("an audit of fedavg needs a column 'y' of classes beside the features")
+    features = int(np.prod(federation[column].shape[1:]))
+    model = models.linear(features, federation.categories("y"))
+    local = fs.LocalSGD(model, losses.cross_entropy, lr=0.1, epochs=1, batch_size=10, features=column, target="y")
+    return fs.FedAvg(local), federation
+
+
+def _sampler(text: str) -> Sampler:
+    from fedscape import All, FixedSize, Poisson
+
+    kind, _, number = text.partition(":")
+    try:
+        if kind == "all" and not number:
+            return All()
+        if kind == "poisson":
+            return Poisson(float(number))
+        if kind == "fixed":
+            return FixedSize(int(number))
+    except ValueError:
+        pass
+    raise DataError(f"--sampler must be all, poisson:RATE or fixed:SIZE, not {text!r}")
+
+
+def _privacy(
+    computation: Computation,
+    federation: Federation,
+    mechanism: str,
+    epsilon: float,
+    delta: float,
+    clip: float | None,
+    unit: str,
+    place: str,
+    sampler: Sampler,
+    rounds: int,
+) -> Privacy:
+    """The mechanism whose ledger would book the claim."""
+    from fedscape import All, Gaussian, Laplace, calibrate
+
+    if mechanism not in ("gaussian", "laplace"):
+        raise DataError(f"--mechanism must be gaussian or laplace, not {mechanism!r}")
+    if clip is None:
+        clip = 1.0
+        if unit == "row":
+            norm = 2 if mechanism == "gaussian" else 1
+            clip = computation.row_bound(computation.start(0), norm, federation) or 1.0
+    if mechanism == "laplace":
+        draft = Laplace(clip=clip, epsilon=1.0, unit=unit, place=place)
+        single = draft.entries(sampler, len(federation))["sum"]["multiplier"]  # 1 / epsilon of a round, unsampled
+        return Laplace(clip=clip, epsilon=epsilon / rounds * single, unit=unit, place=place)
+    base = Gaussian(clip=clip, multiplier=1.0, unit=unit, place=place)
+    entry = base.entries(sampler, len(federation))["sum"]
+    drawn = sampler if entry["sampling"]["kind"] != "all" else All()
+    multiplier = calibrate(epsilon, delta, rounds=rounds, sampler=drawn, n_clients=len(federation))
+    if entry["sampling"]["kind"] == "all":
+        multiplier /= entry["multiplier"]  # an exchange moves the sum twice as far
+    return Gaussian(clip=clip, multiplier=multiplier, unit=unit, place=place)
+
+
+def _write(out: Path, about: dict[str, Any]) -> None:
+    from fedscape.report.plots import plot_audit
+
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "audit.json").write_text(as_text(about, indent=1) + "\n")
+    plot_audit(about)[0].savefig(out / "audit.png", dpi=150)
+
+
+def _for_people(about: dict[str, Any]) -> None:
+    noticed = about["noticed"]
+    rows = {
+        "computation": about["computation"],
+        "claim": f"epsilon {about['claim']:.4g} at delta {about['delta']:g} "
+        f"({about['unit']}, {about['relation']}, {about['place']})",
+        "bound": f"epsilon at least {about['bound']:.4g}, {100 * about['confidence']:g}% confidence; "
+        f"{about['bound_any']:.4g} for any mechanism",
+        "assumed": about["assumed"],
+        "verdict": "holds: the bound is not above the claim" if about["holds"] else "BROKEN: more is spent than booked",
+        "power": ", ".join(f"{100 * p:.0f}% at noise x {f}" for f, p in about["power"].items()) or "not estimated",
+        "noticed": "no factor tried" if noticed is None else f"noise x {noticed:.3g} or less, with 80% or more",
+        "from": f"{about['repeats']:,} runs of {about['rounds']} round(s); parts: {', '.join(about['parts'][:6])}",
+    }
+    pairs("audit", rows)

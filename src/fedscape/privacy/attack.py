@@ -1,0 +1,154 @@
+"""The attack: a matched filter on noised totals, a threshold, and how often it would notice too little noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedscape.privacy.bounds import Booked, upper_limit
+from fedscape.random import Array, Key
+
+_TAIL = np.array([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05])
+_SHARES = np.concatenate([_TAIL, np.linspace(0.1, 0.9, 17), 1 - _TAIL[::-1]])
+_FLOOR = 1e-10  # variance that counts as none
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The numbers of many runs: [runs, rounds, parts], in units of what the canary adds.
+
+    `high` and `low` are the parts without noise where the canary takes part and is in, or out; `present` says in which
+    rounds it took part; `rate` is the probability of that.
+    """
+
+    names: Sequence[str]
+    values: Array
+    present: Array
+    coins: Array
+    high: Array
+    low: Array
+    rate: float
+    laplace: bool
+    steps: Array  # the grid of each part, in the same units
+
+    def joined(self) -> Sample:
+        """The two rounds of each run, before and after a resume, as one: their noise may be the same."""
+        runs, rounds, parts = self.values.shape
+        half = rounds // 2
+        pairs = self.values.reshape(runs, 2, half, parts).transpose(0, 2, 1, 3).reshape(runs, half, 2 * parts)
+        none = np.zeros(parts)
+        return replace(
+            self,
+            names=[f"{n} {when}" for when in ("before", "after") for n in self.names],
+            values=pairs,
+            present=self.present[:, half:],
+            high=np.concatenate([none, self.high]),
+            low=np.concatenate([none, self.low]),
+            steps=np.tile(self.steps, 2),
+        )
+
+    @property
+    def noise(self) -> Array:
+        """The values less the signal."""
+        signal = np.where(self.coins[:, None, None], self.high, self.low)
+        return np.asarray(self.values - signal * self.present[..., None])
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Upper confidence limits of the error rates, and the scores of all runs."""
+
+    false_positive: float
+    false_negative: float
+    scores: Array
+
+
+def attacked(sample: Sample, booked: Booked, confidence: float) -> Attack:
+    """Learn the filter and the threshold on a third of the runs, bound the error rates on the others."""
+    n = len(sample.coins) // 3
+    first = replace(sample, values=sample.values[:n], present=sample.present[:n], coins=sample.coins[:n])
+    best: tuple[float, Attack] | None = None
+    for scores in _filters(sample, first.noise):
+        attack, factor = _thresholded(scores, sample.coins, n, booked, confidence)
+        if best is None or factor < best[0]:
+            best = (factor, attack)
+    assert best is not None
+    return best[1]
+
+
+def _filters(sample: Sample, noise: Array) -> list[Array]:
+    flat = noise.reshape(-1, noise.shape[-1])
+    covariance = flat.T @ flat / len(flat)
+    scores = [_score(sample, lambda s: _gaussian(sample.values, s, covariance))]
+    if sample.laplace:
+        scale = np.maximum(np.abs(flat).mean(axis=0), _FLOOR)
+        scores.append(_score(sample, lambda s: ((np.abs(sample.values) - np.abs(sample.values - s)) / scale).sum(-1)))
+    return scores
+
+
+def _score(sample: Sample, likelihood: Callable[[Array], Array]) -> Array:
+    """Log likelihood ratio of in to out, summed over rounds in each of which the canary takes part at random."""
+    high, low = (likelihood(s) for s in (sample.high, sample.low))
+    if sample.rate < 1:
+        rest, part = np.log1p(-sample.rate), np.log(sample.rate)
+        high, low = np.logaddexp(rest, part + high), np.logaddexp(rest, part + low)
+    return np.asarray((high - low).sum(axis=1))
+
+
+def _gaussian(values: Array, signal: Array, covariance: Array) -> Array:
+    """Log likelihood ratio of this signal to none under Gaussian noise; directions without noise decide alone."""
+    eigen, vectors = np.linalg.eigh(covariance)
+    weights = vectors @ ((vectors.T @ signal) / np.maximum(eigen, _FLOOR))
+    return np.asarray(values @ weights - signal @ weights / 2)
+
+
+def _thresholded(scores: Array, coins: Array, n: int, booked: Booked, confidence: float) -> tuple[Attack, float]:
+    """Choose the threshold on the first n runs, that which rules out the most noise; bound the errors on the rest."""
+    thresholds = np.unique(np.quantile(scores[:n], _SHARES, method="lower"))
+    false = _error_limits(scores[:n], coins[:n], thresholds, confidence)
+    factors = booked.least_broken(*false)
+    margin = false[0] + false[1]  # where nothing is ruled out
+    chosen = thresholds[np.lexsort((margin, factors))[0]]
+    positive, negative = _error_limits(scores[n:], coins[n:], np.array([chosen]), confidence)
+    return Attack(float(positive[0]), float(negative[0]), scores), float(factors.min())
+
+
+def _error_limits(scores: Array, coins: Array, thresholds: Array, confidence: float) -> tuple[Array, Array]:
+    """Upper limits of both error rates at each threshold, which hold together with this confidence."""
+    each = 1 - (1 - confidence) / 2
+    inside, outside = np.sort(scores[coins]), np.sort(scores[~coins])
+    missed = np.searchsorted(inside, thresholds, side="left")
+    alarms = len(outside) - np.searchsorted(outside, thresholds, side="left")
+    return upper_limit(alarms, len(outside), each), upper_limit(missed, len(inside), each)
+
+
+def power_of(sample: Sample, booked: Booked, confidence: float, factor: float, simulations: int, seed: int) -> float:
+    """The share of simulated audits, with noise of `factor` times that of the sample, that refute what is booked."""
+    generator = Key(seed, purpose=f"audit power {factor:.6f}").generator()
+    noise = sample.noise.reshape(-1, sample.noise.shape[-1])
+    covariance = noise.T @ noise / len(noise)
+    eigen, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(eigen, 0.0)) * factor
+    refuted = 0
+    for _ in range(simulations):
+        coins = generator.random(len(sample.coins)) < 0.5
+        present = generator.random(sample.present.shape) < sample.rate
+        if sample.laplace:
+            drawn = _laplace(generator, np.abs(noise).mean(axis=0), sample.steps, factor, sample.values.shape)
+        else:
+            drawn = generator.standard_normal(sample.values.shape) @ root.T
+        signal = np.where(coins[:, None, None], sample.high, sample.low)
+        new = replace(sample, values=drawn + signal * present[..., None], present=present, coins=coins)
+        attack = attacked(new, booked, confidence)
+        refuted += bool(booked.broken(attack.false_positive, attack.false_negative))
+    return refuted / simulations
+
+
+def _laplace(generator: np.random.Generator, size: Array, steps: Array, factor: float, shape: tuple[int, ...]) -> Array:
+    """Discrete Laplace noise on grids of these steps, of `factor` times the scale that has this mean absolute value."""
+    m = np.maximum(size / steps, 1e-12)
+    scale = -factor / np.log((np.sqrt(1 + m * m) - 1) / m)  # E|x| = 2p / (1 - p^2), p = exp(-1 / scale)
+    stay = -np.expm1(-1 / scale)
+    return np.asarray((generator.geometric(stay, shape) - generator.geometric(stay, shape)) * steps)
