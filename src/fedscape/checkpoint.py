@@ -59,7 +59,7 @@ def write(
             file.write(part)
         file.write(digest.digest())
 
-    replace_file(path, fill, mode=0o600 if secret else None)
+    replace_file(path, fill, private=secret)
 
 
 def pack(arrays: Mapping[str, Array], header: Mapping[str, Any]) -> bytes:
@@ -133,15 +133,18 @@ def _unpack(body: memoryview, largest_header: int) -> tuple[dict[str, Array], di
     return arrays, described["header"]
 
 
-def replace_file(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], *, mode: int | None = None) -> None:
-    """Write a file beside `path`, bring it to disk, and put it in place in one move; on failure nothing changes."""
+def replace_file(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], object], *, private: bool = False) -> None:
+    """Write a file beside `path`, bring it to disk, and put it in place in one move; on failure nothing changes.
+
+    A private file can be read by its owner alone (mode 0600); others get the mode that the process gives new files.
+    """
     target = Path(path)
     try:
         with _beside(target) as (file, temporary):
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(temporary, mode if mode is not None else 0o666 & ~_umask())
+            os.chmod(temporary, 0o600 if private else 0o666 & ~_umask())
             os.replace(temporary, target)
         _sync_folder(target.parent)
     except OSError as error:

@@ -109,6 +109,7 @@ class Estimator(Computation):
             How metrics are clipped and noised; without it a private fit measures nothing.
         """
         self.history_ = History()
+        self.history_.private = privacy is not None
         if privacy is not None and ledger is None:
             ledger = Ledger()
         how = Fit(sampler, checkpoint, every, allow, progress, privacy, ledger, measure_privacy)

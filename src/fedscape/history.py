@@ -17,7 +17,8 @@ from fedscape.errors import DataError
 class History:
     """One row per round: round, clients, abandoned, seconds, bytes down and up per client, and the metrics.
 
-    `notes` are sentences about the fit as a whole, such as what a default became.
+    `notes` are sentences about the fit as a whole, such as what a default became; `private` says that its sums were
+    noised, and files of it are then for their owner alone.
 
     >>> from fedscape import Federation, Histogram, rounds
     >>> history = History()
@@ -30,6 +31,7 @@ class History:
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.private = False
 
     def add(self, done: Round) -> None:
         """Append a round."""
@@ -48,6 +50,7 @@ class History:
             else:
                 row.update({f"{name}.{i}": float(v) for i, v in enumerate(np.ravel(values))})
         self._rows.append(row)
+        self.private = self.private or done.run.guard is not None
 
     def extend(self, rows: Iterable[dict[str, Any]]) -> None:
         """Append rows of another history."""
@@ -76,15 +79,19 @@ class History:
         return pa.table({name: self[name] for name in self.columns})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as `.parquet` or `.csv`, whole or not at all."""
+        """Write the table as `.parquet` or `.csv`, whole or not at all; no text of a CSV is a formula."""
         import pyarrow.csv
         import pyarrow.parquet
 
+        from fedscape.formats.cells import without_formulas
+
+        table = self.to_arrow()
         ending = Path(path).suffix
         if ending == ".parquet":
-            replace_file(path, lambda file: pyarrow.parquet.write_table(self.to_arrow(), file))
+            replace_file(path, lambda file: pyarrow.parquet.write_table(table, file), private=self.private)
         elif ending == ".csv":
-            replace_file(path, lambda file: pyarrow.csv.write_csv(self.to_arrow(), file))
+            shown = without_formulas(table)
+            replace_file(path, lambda file: pyarrow.csv.write_csv(shown, file), private=self.private)
         else:
             raise DataError(f"a history is saved as .parquet or .csv, not {ending!r}")
 

@@ -33,7 +33,10 @@ def data_convert(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Write data in another format."""
+    """Write data in another format.
+
+    Texts are written as they are, also to .csv: a spreadsheet may run one that begins with =, +, - or @ as a formula.
+    """
     fed = datasets.read(source, client=client)
     datasets.write(fed, target, overwrite=force)
     done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}

@@ -24,24 +24,28 @@ def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
     return out
 
 
-def write(folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]]) -> None:
-    """Keep the model and the tables of a run."""
+def write(
+    folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]], *, private: bool
+) -> None:
+    """Keep the model and the tables of a run; those of a private one are for their owner alone."""
     from fedscape.learning import save_model
 
-    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
-    write_tables(folder, found, rows)
+    about = {"model": model, "round": rows[-1]["round"]}
+    save_model(folder / "model.safetensors", local.model, state, about=about, private=private)
+    write_tables(folder, found, rows, private=private)
 
 
-def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]]) -> None:
+def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]], *, private: bool = False) -> None:
     """Keep the table of clients and that of rounds."""
     import pyarrow as pa
     import pyarrow.csv
 
     from fedscape.checkpoint import replace_file
+    from fedscape.formats.cells import without_formulas
 
-    clients = pa.table(found.table())
-    replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file))
-    replace_file(folder / "table.json", lambda file: file.write((as_text(rows, indent=1) + "\n").encode()))
+    clients, text = without_formulas(pa.table(found.table())), as_text(rows, indent=1) + "\n"
+    replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file), private=private)
+    replace_file(folder / "table.json", lambda file: file.write(text.encode()), private=private)
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -149,7 +149,7 @@ def train(
             board.write(rows[len(said) :])
         said = list(rows)
         if folder is not None:
-            write(folder, model, computation.local, r.state, found, rows)
+            write(folder, model, computation.local, r.state, found, rows, private=epsilon is not None)
     if not said:
         raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}

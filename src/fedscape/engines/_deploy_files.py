@@ -118,6 +118,7 @@ SERVER = '''\
 """The server: learns privately which kinds of clients there are, then draws clients like them."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    os.umask(0o077)  # what a private run leaves is for its owner alone
     how = context.run_config
     out = Path(str(how["out"]))
     out.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ class Folder:
     def _strike(self, run: str, number: int) -> None:
         strikes = {**failures(self.path), run: number}
         text = json.dumps({name: n for name, n in strikes.items() if n}).encode()
-        checkpoint.replace_file(self.path / "failed.json", lambda file: file.write(text), mode=0o600)
+        checkpoint.replace_file(self.path / "failed.json", lambda file: file.write(text), private=True)
 
     # -- versions ------------------------------------------------------------------------------------------------------
 

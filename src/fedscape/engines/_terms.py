@@ -161,7 +161,7 @@ def write_terms(folder: str | os.PathLike[str], terms: Terms) -> Path:
     path = Path(folder) / FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = _as_toml(terms).encode()
-    checkpoint.replace_file(path, lambda file: file.write(text), mode=0o600)
+    checkpoint.replace_file(path, lambda file: file.write(text), private=True)
     return path
 
 

@@ -257,8 +257,8 @@ def to_csv(fed: Federation, path: Name, *, client: str = "client", overwrite: bo
     """Write the rows as a CSV file with a header; codes are written as their names.
 
     CSV has no types: names that look like numbers come back as numbers, narrow numbers as int64 or float64, and clients
-    without rows are lost. A text that begins with =, +, - or @ is written as it is, and a spreadsheet may run it as a
-    formula. Columns of more than one dimension are refused.
+    without rows are lost. Texts come back as they were: one that begins with =, +, - or @ is written as it is, and a
+    spreadsheet may run it as a formula. Columns of more than one dimension are refused.
 
     Parameters
     ----------

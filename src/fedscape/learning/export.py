@@ -32,7 +32,12 @@ def module_of(model: Module, state: Mapping[str, Array]) -> Module:
 
 
 def save_model(
-    path: str | os.PathLike[str], model: Module, state: Mapping[str, Array], *, about: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    model: Module,
+    state: Mapping[str, Array],
+    *,
+    about: Mapping[str, Any] | None = None,
+    private: bool = False,
 ) -> None:
     """Write the model with the weights of a state as one safetensors file, whole or not at all.
 
@@ -46,6 +51,8 @@ def save_model(
         A state with `model.<parameter>` arrays.
     about
         Anything JSON can say; it is kept in the file's header.
+    private
+        Whether the file is for its owner alone, as those of a private run.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +63,7 @@ def save_model(
     pack = require("safetensors.torch", extra="learn").save
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in module_of(model, state).state_dict().items()}
     content = pack(tensors, metadata={"fedscape": json.dumps(dict(about or {}), sort_keys=True)})
-    replace_file(path, lambda file: file.write(content))
+    replace_file(path, lambda file: file.write(content), private=private)
 
 
 def load_model(path: str | os.PathLike[str], model: Module) -> Module:

@@ -20,9 +20,17 @@ from fedscape.random import Array
 
 
 def write_population(
-    path: str | os.PathLike[str], header: Mapping[str, Any], arrays: Mapping[str, Array], *, what: str = "population"
+    path: str | os.PathLike[str],
+    header: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    *,
+    what: str = "population",
+    private: bool = False,
 ) -> None:
-    """Write the arrays, then the JSON file, which names them and holds their digest; each whole or not at all."""
+    """Write the arrays, then the JSON file, which names them and holds their digest; each whole or not at all.
+
+    Files of a private fit say so, and are for their owner alone.
+    """
     target = Path(path)
     if target.suffix != ".json":
         raise CheckpointError(f"a {what} is saved as .json, not {target.suffix!r}")
@@ -35,12 +43,13 @@ def write_population(
         "format": f"fedscape {what} 1",
         "arrays": target.with_suffix(".npz").name,
         "sha256": digest,
+        **({"private": True} if private else {}),
         **shown,
         **header,
     }
     text = json.dumps({**about, "checksum": _checksum(about)}, indent=2).encode()
     for name, body in ((target.with_suffix(".npz"), content), (target, text)):
-        replace_file(name, partial(_put, body))
+        replace_file(name, partial(_put, body), private=private)
 
 
 def _checksum(about: Mapping[str, Any]) -> str:

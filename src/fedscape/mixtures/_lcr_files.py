@@ -65,7 +65,7 @@ def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
         "history": saved.history,
         "spent": saved.spent,
     }
-    write_population(path, header, arrays, what=WHAT)
+    write_population(path, header, arrays, what=WHAT, private=saved.spent is not None)
 
 
 def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -> Saved:

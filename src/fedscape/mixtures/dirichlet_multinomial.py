@@ -479,7 +479,8 @@ class MixtureOfDirichletMultinomials(Estimator):
         arrays = {"weights": self.weights_, "concentrations": self.concentrations_, "reach": self.reach_}
         if self.size_laws_ is not None:
             arrays["size_edges"], arrays["size_probabilities"] = self.size_laws_.edges, self.size_laws_.probabilities
-        write_population(path, {"parameters": params, "learned": learned, "history": list(self.history_)}, arrays)
+        header = {"parameters": params, "learned": learned, "history": list(self.history_)}
+        write_population(path, header, arrays, private=self.history_.private)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MixtureOfDirichletMultinomials:
@@ -499,6 +500,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         mixture.category_names_ = None if names is None else tuple(names)
         mixture.history_ = History()
         mixture.history_.extend(header["history"])
+        mixture.history_.private = bool(header.get("private"))
         return mixture
 
     @classmethod

@@ -527,6 +527,7 @@ class LatentClassRegression(Estimator):
         made._placing, made._draws, made.ledger_ = saved.work, saved.draws, None
         made._private, made._spent = saved.spent is not None, saved.spent
         made.history_ = History()
+        made.history_.private = made._private
         made.history_.extend(saved.history)
         return made
 

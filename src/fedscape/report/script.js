@@ -66,7 +66,7 @@ function cell(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number") return String(value);
   let text = String(value);
-  if (/^[=+\-@\t\r]/.test(text)) text = "'" + text;
+  if (/^[=+\-@\t\r\n]/.test(text)) text = "'" + text;
   return /[",\n\r']/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
 }
 function csv(rows) {

@@ -48,14 +48,18 @@ class Saved:
 
 
 def save(path: str | os.PathLike[str], saved: Saved) -> None:
-    """Write counts, ids and the sketch's parameters to one file; an embedding is code and is not saved."""
+    """Write counts, ids and the sketch's parameters to one file; an embedding is code and is not saved.
+
+    A file of private sketches is for its owner alone.
+    """
     work = saved.model._ready()
     if work.embed is not None:
         raise DataError("a sketch with embed= cannot be saved: embed the column before, and leave embed out")
     params = {name: getattr(work, name) for name in _PLAIN}
     arrays = {"counts": saved.counts, "ids": saved.ids, "centre": np.asarray(work.centre, dtype=float)}
     arrays["scale"] = np.asarray(work.scale, dtype=float)
-    checkpoint.write(path, arrays, {"kind": "sketches", "params": params, "noise": saved.noise})
+    header = {"kind": "sketches", "params": params, "noise": saved.noise}
+    checkpoint.write(path, arrays, header, secret=saved.noise > 0)
 
 
 def load(path: str | os.PathLike[str]) -> Saved:

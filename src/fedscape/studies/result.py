@@ -40,6 +40,10 @@ class Study:
 
         return render(self.result, self.tables())
 
+    @property
+    def _private(self) -> bool:
+        return "census" in self.result.get("model", {})
+
     def _repr_html_(self) -> str:
         from fedscape.report import summary
 
@@ -47,28 +51,28 @@ class Study:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write result.json, report.html, tables/*.parquet and seconds.json; all but the last are the same bytes for
-        the same inputs and seed. Gives the folder.
+        the same inputs and seed. Files of a study with a private count are for their owner alone. Gives the folder.
         """
         target = Path(folder)
         try:
             (target / "tables").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{folder} cannot be made: {error.strerror}") from None
-        _write(target / "result.json", json.dumps(self.result, indent=1, allow_nan=False) + "\n")
-        _write(target / "seconds.json", json.dumps(dict(self.seconds), indent=1) + "\n")
+        _write(target / "result.json", json.dumps(self.result, indent=1, allow_nan=False) + "\n", private=self._private)
+        _write(target / "seconds.json", json.dumps(dict(self.seconds), indent=1) + "\n", private=self._private)
         self.render_into(target)
         made = self.tables()
         for old in (target / "tables").glob("*.parquet"):  # an older study may have named clients
             if old.stem not in made:
                 old.unlink()
         for name, rows in made.items():
-            _write_table(target / "tables" / f"{name}.parquet", rows)
+            _write_table(target / "tables" / f"{name}.parquet", rows, private=self._private)
         return target
 
     def render_into(self, folder: str | os.PathLike[str]) -> Path:
         """Write report.html into a folder; gives its path."""
         path = Path(folder) / "report.html"
-        _write(path, self.html())
+        _write(path, self.html(), private=self._private)
         return path
 
     @classmethod
@@ -145,14 +149,14 @@ def _spread(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: about["value"], f"{name}_low": about["low"], f"{name}_high": about["high"]}
 
 
-def _write(path: Path, text: str) -> None:
-    replace_file(path, lambda file: file.write(text.encode()))
+def _write(path: Path, text: str, *, private: bool) -> None:
+    replace_file(path, lambda file: file.write(text.encode()), private=private)
 
 
-def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_table(path: Path, rows: list[dict[str, Any]], *, private: bool) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in columns})
-    replace_file(path, lambda file: pq.write_table(table, file))
+    replace_file(path, lambda file: pq.write_table(table, file), private=private)
