@@ -100,10 +100,10 @@ class Canaries:
                     metrics[name][i] = values
         return metrics
 
-    def update(self, state: Arrays, total: Arrays) -> Arrays:
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         """Note what was released."""
         self.total_seen = total
-        return state if self.hold else self.inner.update(state, total)
+        return state if self.hold else self.inner.update(state, total, key)
 
     # -- canaries ------------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ def _steps(inner: Computation, clients: Federation, state: Arrays) -> Arrays:
 
     ready = inner.prepare(broadcast(state))
     own = own_row_numbers(ready, clients)
-    valid = inner.valid_rows(clients)
+    valid = inner.valid_rows(ready, clients)
     rows = clients if valid is None else clients.where(valid)
     return on_host(inner.step(ready if own is None else own_rows(ready, own), rows, Key(0))[0])
 
