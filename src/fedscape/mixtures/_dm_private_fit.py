@@ -16,6 +16,7 @@ from fedscape.mixtures._dm_judge import Contrast
 from fedscape.mixtures._dm_private import MOST_CATEGORIES, Ascend, Differ, Outline, public_reach, starts
 from fedscape.mixtures._dm_source import Source
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import noise_sd
 from fedscape.sampling import All
 
 if TYPE_CHECKING:
@@ -96,15 +97,7 @@ def _bounded(how: Fit, *names: str) -> Fit:
 
 def _noise(how: Fit, name: str, dimension: int, clients: float) -> float:
     """The standard deviation of the noise on a mean over clients of this array, in so many dimensions together."""
-    privacy = how.privacy
-    if privacy is None:
-        return 0.0
-    clip, spread = privacy.first_clip, privacy.spread() * (1.0 if privacy.norm == 2 else np.sqrt(2))
-    if privacy.counts_clients(All() if how.sampler is None else how.sampler):
-        clip = privacy.with_count(clip)
-    scale = float(privacy.scales.get(name, 1.0))
-    everyone = np.sqrt(clients) if privacy.place == "local" else 1.0
-    return float(spread * clip * scale * everyone * np.sqrt(dimension) / clients)
+    return noise_sd(how.privacy, name, sampler=how.sampler, clients=clients) * float(np.sqrt(dimension)) / clients
 
 
 def contrast_of(work: Ascend, models: tuple[int, ...], source: Source, how: Fit) -> tuple[Contrast, Fit]:
@@ -117,7 +110,7 @@ def contrast_of(work: Ascend, models: tuple[int, ...], source: Source, how: Fit)
         models,
         work.reach,
         bound=clip / np.sqrt(2),
-        noise=privacy.spread() * privacy.with_count(clip),
+        noise=noise_sd(privacy),
         sizes=work.sizes,
         column=source.column,
         count=source.times,

@@ -61,12 +61,3 @@ def share_of(sampler: Sampler | None, n_agents: int) -> float:
         return min(sampler.size / max(n_agents, 1), 1.0)
     inside = getattr(sampler, "sampler", None)
     return 1.0 if inside is None else share_of(inside, n_agents)
-
-
-def spread_of_noise(privacy: Privacy | None, cohort: float) -> float:
-    """The standard deviation of the noise on the sums of so many agents, each of whom adds some where it is local."""
-    if privacy is None:
-        return 0.0
-    clip, local = privacy.first_clip, privacy.place == "local"
-    spread = privacy.spread() * (clip if local else privacy.with_count(clip)) * privacy.scales.get("sums", 1.0)
-    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)) * (np.sqrt(max(cohort, 1.0)) if local else 1.0))

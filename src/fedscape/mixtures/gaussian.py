@@ -21,6 +21,7 @@ from fedscape.mixtures._gm_covariances import Covariance, Full, Tied, check_cova
 from fedscape.mixtures._gm_rounds import GaussianRounds, GaussianScore, Part, Scatter, Weighting, expectations
 from fedscape.mixtures._gm_start import draw_means, spread_of
 from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
+from fedscape.privacy.release import noise_sd
 from fedscape.ragged import segment_sum_twin
 from fedscape.random import Array, Key
 from fedscape.sampling import All
@@ -212,7 +213,7 @@ class GaussianMixture(Estimator):
             scatter=self.scatter,
             weighting=self.weighting,
             bound=self.bound,
-            noise=(_noise(privacy, "shares"), _noise(privacy, "second")),
+            noise=(noise_sd(privacy, "shares"), noise_sd(privacy, "second")),
             column=column,
         )
 
@@ -387,11 +388,3 @@ class GaussianMixture(Estimator):
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
         return [*GaussianRounds.examples(), *GaussianScore.examples()]
-
-
-def _noise(privacy: Privacy | None, name: str) -> float:
-    """The standard deviation of the noise on the sum of this array; a server that adds none knows of none."""
-    if privacy is None or privacy.place == "local":
-        return 0.0
-    spread = privacy.spread() * privacy.with_count(privacy.first_clip) * privacy.scales.get(name, 1.0)
-    return float(spread * (1.0 if privacy.norm == 2 else np.sqrt(2)))

@@ -35,11 +35,12 @@ from fedscape.mixtures._lcr_predict import (
     shares_of,
 )
 from fedscape.mixtures._lcr_prior import prior_shares
-from fedscape.mixtures._lcr_private import check_private, ranges_of, share_of, spread_of_noise
+from fedscape.mixtures._lcr_private import check_private, ranges_of, share_of
 from fedscape.mixtures._lcr_rounds import NO_HIERARCHY, Assign, Survey, check_parameters
 from fedscape.mixtures._lcr_rows import Table, groups_of
 from fedscape.privacy.ledger import Ledger, summary_of
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import noise_sd
 from fedscape.random import Array
 from fedscape.sampling import All, Sampler
 
@@ -337,7 +338,7 @@ class LatentClassRegression(Estimator):
             share=share if private else None,
             warm=0 if k == 1 or linked else min(WARM, self.rounds // 2),
             early=0 if em or private else self.rounds // 2,
-            noise=spread_of_noise(how.privacy, share * n_agents),
+            noise=noise_sd(how.privacy, "sums", sampler=how.sampler, clients=max(share * n_agents, 1.0)),
         )
 
     def _columns(self, engine: Engine, how: Fit, table: Table) -> tuple[Array, Array, float]:

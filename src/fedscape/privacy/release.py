@@ -19,6 +19,7 @@ from fedscape.errors import PrivacyError
 from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.noise import Stream, discrete_gaussian
 from fedscape.random import Array, HasKeys
+from fedscape.sampling import All, Sampler
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
@@ -147,7 +148,7 @@ class Release:
             self.inside = float(total[INSIDE] + noise) / max(float(out["clients"]), 1.0)
         return out
 
-    def variance(self, name: str, reported: int, *, whole: bool) -> float:
+    def variance(self, name: str, reported: float, *, whole: bool) -> float:
         """The variance of the noise in a number of this array's sum over so many clients; `whole` if it is a count."""
         grid, number = self._grid(name, whole), 1.0
         if self.privacy.place != "central":  # each client adds a part, or all, of its own
@@ -207,6 +208,45 @@ class Release:
 
     def _stream(self, *purpose: str) -> Stream:
         return Stream(hmac.digest(self.key, json.dumps(purpose).encode(), "sha256"))
+
+
+def noise_sd(
+    privacy: Privacy | None,
+    name: str = "",
+    *,
+    sampler: Sampler | None = None,
+    clients: float = 1,
+    min_clients: int = 1,
+    whole: bool = False,
+) -> float:
+    """The standard deviation of the noise in one number of a sum, 0 without privacy.
+
+    Parameters
+    ----------
+    privacy
+        What protects the sum; of a clip that adapts, its start.
+    name
+        The array, whose scale counts.
+    sampler
+        Who takes part, by default all: where their number is secret it takes its share of the sensitivity.
+    clients
+        How many clients the sum is over; it matters where they add the noise themselves. One: a client's own.
+    min_clients
+        How many clients make up distributed noise.
+    whole
+        Whether the numbers are counts, which noise of rows leaves on a coarser grid.
+
+    >>> from fedscape import Gaussian, Laplace
+    >>> noise_sd(Gaussian(clip=3.0, multiplier=2.0, place="local"), clients=4)
+    12.0
+    >>> round(noise_sd(Laplace(clip=10.0, epsilon=1.0, unit="row"), whole=True) ** 2)
+    200
+    """
+    if privacy is None:
+        return 0.0
+    clip, counted = privacy.first_clip, privacy.counts_clients(All() if sampler is None else sampler)
+    release = Release(privacy, clip, b"", counted, min_clients, row_bound=clip)
+    return float(np.sqrt(release.variance(name, clients, whole=whole)))
 
 
 def _flat(rows: Array) -> Array:

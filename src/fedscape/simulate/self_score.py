@@ -15,9 +15,8 @@ from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
-from fedscape.privacy.release import Release
+from fedscape.privacy.release import noise_sd
 from fedscape.random import Array, Key, dirichlet
-from fedscape.sampling import All
 
 STATISTICS = ("likelihood", "distance", "support", "direction_1", "direction_2", "size")
 _MODEL = ("weights", "concentrations", "size_edges", "size_probabilities")
@@ -358,10 +357,8 @@ def self_score(
     loop.close()
     if done.abandoned:
         raise TooFewClients("too few clients reported, so that nothing was scored: lower min_clients or wait for more")
-    noise, state = 0.0, done.state
-    if privacy is not None:
-        release = Release(privacy, privacy.first_clip, b"", privacy.counts_clients(All()), engine.min_clients)
-        noise = np.sqrt(release.variance("likelihood", done.clients, whole=True))
+    state = done.state
+    noise = noise_sd(privacy, "likelihood", clients=done.clients, min_clients=engine.min_clients, whole=True)
     wanted = [name for name in STATISTICS if name != "size" or state["size_probabilities"].shape[1]]
     histograms = {name: state[name].sum(axis=0) if name == "likelihood" else state[name] for name in wanted}
     return SelfScore(histograms, float(noise), state["likelihood"], float(population.n_clients_ or np.inf))

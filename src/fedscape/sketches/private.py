@@ -6,38 +6,21 @@ import numpy as np
 
 from fedscape.errors import DataError
 from fedscape.privacy.mechanisms import Privacy
-from fedscape.privacy.release import Release
-from fedscape.sampling import All, Sampler
+from fedscape.privacy.release import noise_sd
+from fedscape.sampling import Sampler
 
 
 def noise_variance(
     privacy: Privacy | None, *, clients: int = 1, min_clients: int = 1, sampler: Sampler | None = None
 ) -> float:
-    """The variance of the noise in a count, 0 without privacy.
-
-    The noise is g times a whole number, g the grid that counts are cut to: for Laplace noise of scale b = clip /
-    epsilon and q = exp(-g / b) it is g^2 2 q / (1 - q)^2.
-
-    Parameters
-    ----------
-    privacy
-        What protects the counts.
-    clients
-        How many clients the count is summed over; it matters where they add the noise themselves. One: a client's own.
-    min_clients
-        How many clients make up distributed noise.
-    sampler
-        Who took part; by default all. Their number is secret unless it is fixed, and takes its share of the budget.
+    """The variance of the noise in a count, as `distance` needs it; the parameters are those of `noise_sd`.
 
     >>> from fedscape import Laplace
     >>> round(noise_variance(Laplace(clip=10.0, epsilon=1.0, unit="row")))
     200
     """
-    if privacy is None:
-        return 0.0
-    clip, counted = privacy.first_clip, privacy.counts_clients(All() if sampler is None else sampler)
-    release = Release(privacy, clip, b"", counted, min_clients, row_bound=clip)
-    return release.variance("counts", clients, whole=True)
+    sd = noise_sd(privacy, "counts", clients=clients, min_clients=min_clients, sampler=sampler, whole=True)
+    return sd**2
 
 
 def choose_rows(

@@ -275,10 +275,9 @@ class FedTEMBySums(GaussianBranches):
     rate
         How fast thresholds follow; equation (27) makes it smaller where the prior is not sure.
     noise
-        Under privacy, the standard deviation of the noise on the number of clients of a mode: spread() x
-        with_count(clip) x scales["near"] of the `Privacy`, for place="local" spread() x clip x scales["near"] x
-        sqrt(cohort). A mode is then updated only where its clients are more than noise makes of none (3 standard
-        deviations), and its mean moves no farther than the means lie apart.
+        Under privacy, the standard deviation of the noise on the number of clients of a mode, `noise_sd(privacy,
+        "near", clients=cohort)`. A mode is then updated only where its clients are more than noise makes of none (3
+        standard deviations), and its mean moves no farther than the means lie apart.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 2, 4])
