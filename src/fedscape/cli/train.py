@@ -127,7 +127,7 @@ def train(
                 f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
         kept = out is not None and can_be_read(method, features, standardise)
-        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
+        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed, "progress": False if quiet else None}
         about = _personal(
             method, model, local, learners, place(learners), held_out, how, folder_for(out, False, quiet), kept
         )
@@ -142,7 +142,8 @@ def train(
     board = None if tensorboard is None else Board(tensorboard)
     for r, found, rows in training(
         computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
-        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge, **how,
+        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge,
+        progress=False if quiet else None, **how,
     ):  # fmt: skip
         say(rows[len(said) :], quiet or json_, first=not said)
         if board is not None:
@@ -204,7 +205,7 @@ def sweep(
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
-        checkpoint=folder and folder / "checkpoint", progress=False if quiet or json_ else None,
+        checkpoint=folder and folder / "checkpoint", progress=False if quiet else None,
     )  # fmt: skip
     result = [
         {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
@@ -308,7 +309,11 @@ def _personal(
     from fedscape.learning.running import arguments_for
     from fedscape.personal import save_personal
     from fedscape.personal import train as trained
+    from fedscape.personal.methods import DIRECTIONS, is_wide
 
+    if method == "fedgmm" and how["progress"] is None and is_wide(learners, local.features):
+        width = learners[local.features][0].size
+        typer.echo(f"{width:,} features are wide: the Gaussians are of their {DIRECTIONS} leading directions", err=True)
     made = trained(method, local, engine, **how)
     say_revealed(method, made.method.reveals)
     found = made.evaluate(held_out)
