@@ -46,6 +46,8 @@ class Source:
         Per column, names whose codes are fixed.
     limit
         The most bytes one column may take.
+    remarks
+        How the file is written, where that had to be found out.
     """
 
     what: str
@@ -55,6 +57,7 @@ class Source:
     ids: Sequence[Any] | None = None
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     limit: int | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:

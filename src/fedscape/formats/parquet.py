@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,12 +50,25 @@ def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = Non
     columns
         Only these columns; all by default.
     """
+    source = parquet_source(path, client=client, columns=columns)
+    try:
+        return group(source, client=client, columns=columns)
+    except _PlainTexts:
+        return group(
+            parquet_source(path, client=client, columns=columns, dictionaries=False), client=client, columns=columns
+        )
+
+
+def parquet_source(
+    path: Name, *, client: str, columns: Sequence[str] | None = None, dictionaries: bool = True
+) -> Source:
+    """The rows of a Parquet file or of a folder of them, sizes checked; nothing but footers is read yet."""
     heads = [_read_head(file) for file in files_in(path, ".parquet")]
     source = Source(
         what=os.fspath(path),
         schema=heads[0].schema,
         n_rows=sum(head.n_rows for head in heads),
-        batches=partial(_batches, heads, dictionaries=True),
+        batches=partial(_batches, heads, dictionaries=dictionaries),
         ids=_listed_ids(heads, client),
         names=_listed_names(heads),
         limit=max(ALWAYS_ALLOWED, MOST_EXPANSION * sum(head.path.stat().st_size for head in heads)),
@@ -65,11 +77,7 @@ def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = Non
     _check_declared(source, chosen)
     for head in heads[1:]:
         _check_same(head, heads[0], [client, *chosen])
-    try:
-        return group(source, client=client, columns=columns)
-    except _PlainTexts:
-        plain = replace(source, batches=partial(_batches, heads, dictionaries=False))
-        return group(plain, client=client, columns=columns)
+    return source
 
 
 class Head(NamedTuple):
