@@ -9,9 +9,24 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Quiet, Seed
+from fedscape.cli.options import (
+    Categorical,
+    Client,
+    Force,
+    Ignore,
+    Json,
+    Keep,
+    Names,
+    Numeric,
+    Quiet,
+    Seed,
+    listed,
+    overrules,
+    say_reading,
+)
 from fedscape.cli.show import pairs, show, table
 from fedscape.errors import DataError
+from fedscape.formats.kinds import LABELS
 
 Folder = Annotated[Path, typer.Argument(help="The folder that 'fedscape study --out' wrote.")]
 
@@ -33,6 +48,11 @@ def study(
     show_clients: Annotated[
         bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
     ] = False,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    keep: Keep = None,
+    names: Names = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -45,10 +65,16 @@ def study(
         force or (out / "result.json").is_file() or not any(out.iterdir() if out.is_dir() else [out])
     ):
         raise DataError(f"{out} is there already and holds no study: pass --force to write into it")
+    said = overrules(categorical, numeric, ignore, keep, names)
+    wanted = None if features is None else listed(features)
+    fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
+    say_reading(reading, json_)
     made = studied(
-        datasets.read(source, client=client),
+        fed,
         column=column,
-        features=None if features is None else features.split(","),
+        features=wanted,
+        overrules=said,
+        reading=reading,
         rounds=rounds,
         seeds=seeds,
         epsilon=epsilon,
