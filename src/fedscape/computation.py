@@ -410,6 +410,21 @@ def rounds(
     return run
 
 
+def sent_and_kept(computation: Computation, made: Any) -> tuple[Arrays, Kept]:
+    """What a step returned; anything but a pair of dicts is refused.
+
+    >>> sent_and_kept(Computation(), ({"sum": np.ones(2)}, {}))[1]
+    {}
+    """
+    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Mapping) for part in made):
+        return made
+    what = "a dict" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+    raise EngineError(
+        f"{type(computation).__name__}.step must return two dicts, what is sent and what is kept, not {what}: "
+        "return sent, {} where clients keep nothing"
+    )
+
+
 def frozen(state: Mapping[str, Any]) -> Arrays:
     """The same arrays as read-only views: no step and no update can change the state it was given."""
     return {name: read_only(np.asarray(values)) for name, values in state.items()}

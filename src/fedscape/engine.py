@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fedscape.checks import all_finite
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.computation import Arrays, Computation, Kept, sent_and_kept
 from fedscape.errors import DataError, EngineError, NotFinite, TooFewClients
 from fedscape.federation import Federation
 from fedscape.kept import Store
@@ -343,7 +343,7 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
         seen = _checked(computation, {name: given[name] for name in computation.reveals}, clients)
         up = sum(v.nbytes for v in sums.values()) + _bytes_each(seen)
         return Answer(sums, metrics, {n: [v] for n, v in seen.items()}, _placed(left, clients, place), up)
-    sent, kept = computation.step(state, clients, task.key)
+    sent, kept = sent_and_kept(computation, computation.step(state, clients, task.key))
     sent = _checked(computation, sent, clients)
     up = _bytes_each(sent)
     if task.release is not None and sent:

@@ -413,3 +413,15 @@ def test_loops_run_uncompiled_where_there_is_no_numba(monkeypatch):
 
     big = np.uint64(2**40)
     assert wrap(np.array([big]))[0] == (2**80) % 2**64
+
+
+@pytest.mark.parametrize(
+    ("made", "what"), [({"sum": np.zeros(3)}, "a dict"), (np.zeros(3), "a ndarray"), (None, "a N")]
+)
+def test_a_step_that_returns_no_pair_is_refused_in_words(made, what):
+    class Wrong(Sum):
+        def step(self, state, clients, key):
+            return made
+
+    with pytest.raises(EngineError, match=rf"Wrong\.step must return two dicts, .* not {what}.*return sent, {{}}"):
+        list(rounds(Wrong(), people(3), n_rounds=1))

@@ -67,7 +67,13 @@ def placing(engine: str, address: str | None, workers: int | None) -> Callable[[
     if engine == "ray":
         from fedscape.engines.ray import Ray
 
-        return lambda federation: Ray(federation, address=address, workers=workers)
+        def join(federation: Federation) -> Engine:
+            made = Ray(federation, address=address, workers=workers)
+            if address is not None:
+                typer.echo(f"connected to the Ray cluster at {made.address}: {made.workers} workers", err=True)
+            return made
+
+        return join
     if engine != "local":
         raise DataError(f"--engine must be local or ray, not {engine!r}")
     if address is not None or workers is not None:

@@ -184,7 +184,7 @@ def class_column(local: LocalSGD, clients: Federation) -> Array:
 def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
     """log p(y | x) of each row from those of all classes; a class that the model does not know gets `otherwise`."""
     inside = (target >= 0) & (target < logs.shape[1])
-    return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0)], otherwise)
+    return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0).astype(np.int64)], otherwise)
 
 
 def check_classes(method: Any, state: Arrays, clients: Federation) -> None:
