@@ -151,3 +151,19 @@ def test_what_cannot_be_studied_gives_one_line(case, tmp_path):
     assert message in said
     assert said.count("\n") == 1
     assert said.startswith("fedscape: ")
+
+
+def test_fit_and_study_find_the_same_kinds(tmp_path):
+    """Also where a study puts rare categories together: what it says is then the sums of what fit found."""
+    datasets.load("acs-mini").select(["race"]).save(tmp_path / "d")
+    found = json.loads(ok("fit", tmp_path / "d", "--column", "race", "--quiet", "--json"))
+    how = ("--rounds", 1, "--seeds", 1, "--quiet", "--json", "--out", tmp_path / "s")
+    told = json.loads(ok("study", tmp_path / "d", "--column", "race", *how))["model"]
+    assert "(all other)" in told["names"]
+    assert [row["score"] for row in told["candidates"]] == pytest.approx([r["score"] for r in found["candidates"]])
+    assert len(told["components"]) == len(found["components"])
+    for kind, component in zip(told["components"], found["components"], strict=True):
+        assert kind["scale"] == pytest.approx(component["scale"], rel=1e-3)
+        assert kind["share"]["value"] == pytest.approx(component["weight"], abs=0.01)
+        assert kind["size"] == pytest.approx(component["mean_size"], rel=1e-3)
+        assert sum(kind["means"]) == pytest.approx(1, abs=1e-3)

@@ -594,3 +594,17 @@ def test_of_texts_the_last_characters_are_learned_from():
     assert data.width == 3 * len(fed.names["y"])
     assert np.all(data.rows["x"].sum(axis=1) == 3)
     assert any("is text" in note for note in data.notes)
+
+
+def test_a_mixture_of_joined_categories_is_as_likely_as_brute_force_says():
+    """A Dirichlet-multinomial of sums is one whose concentrations are summed: the law of two of three is a sum."""
+    from fedscape import MixtureOfDirichletMultinomials
+    from fedscape.studies.model import joined
+
+    counts = np.random.default_rng(0).multinomial(4, [0.5, 0.3, 0.2], 60)
+    whole = MixtureOfDirichletMultinomials(1, sizes=None, rounds=5).fit(counts)
+    made = joined(whole, np.array([0, 1, 1]), ("a", "b or c"))
+    for a in range(5):
+        split = [(a, b, 4 - a - b) for b in range(5 - a)]
+        law = sum(np.exp(whole.score(np.array([row]))) for row in split)
+        assert np.exp(made.score(np.array([[a, 4 - a]]))) == pytest.approx(law, rel=1e-9)

@@ -56,7 +56,9 @@ def describe(
 def fit(
     source: Source,
     column: Annotated[str, typer.Option("--column", help="The column to model: categories or ready counts.")] = "y",
-    components: Annotated[str, typer.Option(help="How many kinds of clients: 3, or 1-6 to choose among them.")] = "1-6",
+    components: Annotated[
+        str | None, typer.Option(help="How many kinds of clients: 3, or 1-6 to choose; by default as a study does.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Where the population goes: a .json file.")] = None,
     client: Client = None,
     solver: Annotated[str, typer.Option(help="exact, newton or fixed_point.")] = "exact",
@@ -77,6 +79,7 @@ def fit(
     """Model the population of clients as a mixture of Dirichlet-multinomials, and save it."""
     from fedscape.formats.modelled import with_classes
     from fedscape.studies import population
+    from fedscape.studies.model import candidates_for
 
     free(out, force)
     said = overrules(categorical, numeric, ignore, names=names)
@@ -88,7 +91,7 @@ def fit(
     made, about = population(
         fed,
         column,
-        candidates=numbers(components),
+        candidates=candidates_for(len(fed)) if components is None else numbers(components),
         solver=solver,
         n_init=starts,
         rounds=rounds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,14 @@ _CELLS = 8
 _OTHER = "(all other)"
 
 
+class Apart(NamedTuple):
+    """Categories before rare ones were put together."""
+
+    counts: Array  # [clients, categories]
+    names: tuple[str, ...]
+    place: Array  # of each among those put together
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """The clients as a study sees them.
@@ -29,7 +38,8 @@ class Prepared:
     `counts` [clients, C] are the categories of `names`; `rows` has them one a row in the column y, and numbers in the
     column x where there are `features`; it is None where only ready counts are known. `labels` says whether the
     categories are given (or cells of the features, where there is no column of labels), `ordered` whether they are
-    parts of a number, the least first.
+    parts of a number, the least first. `apart` has the counts and names of the categories before rare ones were put
+    together, and the place of each among `names`; None where that is the same.
     """
 
     given: Federation
@@ -42,6 +52,7 @@ class Prepared:
     notes: tuple[str, ...]
     reading: Reading
     ordered: bool = False
+    apart: Apart | None = None
 
     @property
     def width(self) -> int:
@@ -101,14 +112,16 @@ def prepare(
         given = federation.names.get(found) or said.names or [str(j) for j in range(counts.shape[1])]
         counts, kept = _common(counts, list(given), notes)
         place, common = _seldom_together(counts, list(kept), least, notes)
+        apart = Apart(counts, tuple(kept), place)
         counts = _joined(counts, place, len(common))
         notes.append("Only ready counts are given: features and training are left out.")
-        return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes), reading)
+        return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes), reading, apart=apart)
     if found is None:
         return _without_labels(federation, reading, notes, seed)
     codes, labels, ordered = categories_of(federation, found, notes, reading[found], said)
     counts = federation.select([]).where(codes >= 0).with_column("y", codes[codes >= 0]).counts("y", len(labels))
-    place, labels = _seldom_together(counts, labels, least, notes)
+    place, together = _seldom_together(counts, labels, least, notes)
+    apart, labels = Apart(counts, tuple(labels), place), together
     codes, counts = np.where(codes >= 0, place[codes], -1), _joined(counts, place, len(labels))
     chosen = (codes >= 0) & some_rows(federation, notes, seed)
     rows, codes = federation.where(chosen), codes[chosen]
@@ -118,7 +131,7 @@ def prepare(
         made = made.with_column("x", x)
     else:
         notes.append("There is no column of features: how features differ and training are left out.")
-    return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes), reading, ordered)
+    return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes), reading, ordered, apart)
 
 
 def label_of_table(federation: Federation) -> str | None:
