@@ -16,7 +16,7 @@ import numpy as np
 
 from fedscape.checks import all_finite
 from fedscape.computation import Arrays, Computation, Kept, sent_and_kept
-from fedscape.errors import DataError, EngineError, NotFinite, TooFewClients
+from fedscape.errors import DataError, EngineError, NotFinite, TooFewClients, plural
 from fedscape.federation import Federation
 from fedscape.kept import Store
 from fedscape.privacy.release import Release
@@ -202,7 +202,9 @@ def cores() -> int:
 def check_enough(cohort: Array, min_clients: int, key: Key) -> None:
     """Refuse a cohort that is too small, before anything is computed."""
     if len(cohort) < min_clients:
-        raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {min_clients}")
+        raise TooFewClients(
+            f"round {key.round}: {plural(len(cohort), 'client')} reported, min_clients is {min_clients}"
+        )
 
 
 def ranks(order: Array) -> Array:

@@ -64,6 +64,15 @@ class TooFewClients(EngineError):
         self.faults = dict(faults or {})
 
 
+def plural(number: int, noun: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "client"), plural(2000, "row"), plural(0, "category", "categories")
+    ('1 client', '2,000 rows', '0 categories')
+    """
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
 def require(module: str, *, extra: str) -> ModuleType:
     """Import an optional dependency, or say which extra to install.
 

@@ -23,7 +23,7 @@ from fedscape.checks import (
     positions,
     read_only,
 )
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.ragged import Gathered, Ragged, group_rows, offsets_of, rows_of, segment_count, segment_sum
 from fedscape.random import Array, Key, client_keys
 
@@ -249,7 +249,8 @@ class Federation:
 
     def __repr__(self) -> str:
         shapes = [f"{n} {v.dtype}{list(v.shape[1:]) if v.ndim > 1 else ''}" for n, v in self.columns.items()]
-        return f"Federation({len(self):,} clients, {self.n_rows:,} rows, {', '.join(shapes) or 'no columns'})"
+        listed = [plural(len(self), "client"), plural(self.n_rows, "row"), *(shapes or ["no columns"])]
+        return f"Federation({', '.join(listed)})"
 
     @property
     def n_rows(self) -> int:
@@ -364,7 +365,7 @@ class Federation:
         """The same rows with one column added or replaced.
 
         >>> Federation({"y": [1, 2]}, [0, 2]).with_column("z", [0.5, 0.5])
-        Federation(1 clients, 2 rows, y int64, z float64)
+        Federation(1 client, 2 rows, y int64, z float64)
         """
         stored, known = checked_columns({name: values}, {} if names is None else {name: names})
         if len(stored[name]) != self.n_rows:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedscape.engine import Engine, Local
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.federation import Federation
 from fedscape.formats.reading import Overrules, Reading
 
@@ -70,7 +70,9 @@ def placing(engine: str, address: str | None, workers: int | None) -> Callable[[
         def join(federation: Federation) -> Engine:
             made = Ray(federation, address=address, workers=workers)
             if address is not None:
-                typer.echo(f"connected to the Ray cluster at {made.address}: {made.workers} workers", err=True)
+                typer.echo(
+                    f"connected to the Ray cluster at {made.address}: {plural(made.workers, 'worker')}", err=True
+                )
             return made
 
         return join

@@ -22,6 +22,7 @@ from fedscape.cli.options import (
     placing,
 )
 from fedscape.cli.show import description, pairs, short, show, table
+from fedscape.errors import plural
 
 Agent = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
 FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
@@ -108,7 +109,7 @@ def _for_people(about: dict[str, Any]) -> None:
         + [f"{short(v)} ± {short(e)}" for v, e in zip(c["coefficients"].values(), c["errors"].values(), strict=True)]
         for c in about["classes"]
     ]
-    title = f"{len(rows)} classes of entities: {about['target']} by class"
+    title = f"{plural(len(rows), 'class', 'classes')} of entities: {about['target']} by class"
     table(title, ["share", "entities", "rows", "intercept", *names], rows)
     if "r_hat" in about:
         remark = "the chains agree" if about["r_hat"] < 1.1 else "the chains differ: more rounds, or fewer classes"

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from fedscape.cli.show import as_text, table
+from fedscape.errors import plural
 
 
 def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
@@ -72,7 +73,7 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
     if not quiet:
         columns = ["of clients", *names]
         lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in ("accuracy", "loss")]
-        table(f"{last['clients_with_rows']:,} clients after {last['round']:,} rounds", columns, lines)
+        table(f"{plural(last['clients_with_rows'], 'client')} after {plural(last['round'], 'round')}", columns, lines)
     for group, spent in about.get("epsilon", {}).items():
         typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
     if folder is not None:

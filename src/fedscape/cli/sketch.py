@@ -10,6 +10,7 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Numeric, Seed, Source, free, overrules
 from fedscape.cli.show import flat, pairs, show, table
+from fedscape.errors import plural
 
 sketch = typer.Typer(help="Small summaries of clients' data: make, compare, search.", no_args_is_help=True)
 
@@ -87,4 +88,4 @@ def sketch_neighbours(
 def _neighbours_for_people(about: dict[str, Any]) -> None:
     names = ["client", "rows", "distance", "debiased square"]
     rows = [[found[name] for name in ("client", "rows", "distance", "square")] for found in about["neighbours"]]
-    table(f"nearest to client {about['client']} ({about['rows']} rows)", names, rows)
+    table(f"nearest to client {about['client']} ({plural(about['rows'], 'row')})", names, rows)

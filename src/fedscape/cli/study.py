@@ -29,7 +29,7 @@ from fedscape.cli.options import (
     say_reading,
 )
 from fedscape.cli.show import pairs, show, table
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError, PrivacyError, plural
 from fedscape.formats.kinds import LABELS
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _tournament(learn: Mapping[str, Any]) -> None:
         guess = predicted[row["method"]]["accuracy"]["value"]
         rows.append([row["called"], *_numbers(row["accuracy"]), gain, _worst(row["worst"]), f"{guess:.3f}"])
     names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth (if equal)", "simulated clients"]
-    table(f"{learn['clients']} clients, {learn['rounds']} rounds, {learn['seeds']} seeds", names, rows)
+    table(", ".join(plural(learn[f"{what}s"], what) for what in ("client", "round", "seed")), names, rows)
 
 
 def _worst(about: Mapping[str, Any]) -> str:

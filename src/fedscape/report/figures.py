@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from fedscape.errors import plural
 from fedscape.report.words import About, between, number, safe
 
 Show = Callable[[float | None], str]
@@ -84,7 +85,7 @@ def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> st
     for i, n in enumerate(tally):
         tall = (height - bottom - 12) * n / top
         last = edges[i + 1] if i + 1 < len(edges) else edges[i]
-        said = f"{n} clients: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
+        said = f"{plural(n, 'client')}: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
         bars.append(
             f'<rect class="bar" x="{left + i * step + 1:.1f}" y="{height - bottom - tall:.1f}" '
             f'width="{max(step - 2, 1):.1f}" '

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedscape.clustering import FederatedKMeans
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.federation import Federation
 from fedscape.formats.kinds import LABELS, ColumnKind, Overrules
 from fedscape.formats.modelled import classes_of
@@ -250,7 +250,9 @@ def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[s
             "them: look before you share this report."
         )
         return np.arange(len(labels)), labels
-    notes.append(f"{seldom:,} categories that fewer than {least} clients have are together as {_OTHER!r}.")
+    what = plural(seldom, "category", "categories")
+    verb = "is" if seldom == 1 else "are"
+    notes.append(f"{what} that fewer than {least} clients have {verb} together with others as {_OTHER!r}.")
     place = np.full(len(labels), len(kept))
     place[kept] = np.arange(len(kept))
     return place, [*[labels[j] for j in kept], _OTHER]

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedscape.description import describe
 from fedscape.engine import one_library_thread
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.federation import Federation
 from fedscape.formats.reading import Overrules, Reading
 from fedscape.privacy.ledger import Ledger
@@ -227,7 +227,8 @@ def _no_learning(data: Prepared) -> str | None:
         return "Training is left out: it needs torch, pip install 'fedscape[learn]'."
     able = int((data.rows.sizes >= 2).sum())
     if able < _LEAST_LEARNERS:
-        return f"Training is left out: {able} clients have two rows or more, and a tournament needs {_LEAST_LEARNERS}."
+        have = f"{plural(able, 'client')} {'has' if able == 1 else 'have'} two rows or more"
+        return f"Training is left out: {have}, and a tournament needs {_LEAST_LEARNERS}."
     return None
 
 
@@ -392,7 +393,7 @@ def _last(value: float | None) -> float:
 def _about_size(size: int, exact: bool) -> str:
     """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
     if exact or size < 2:
-        return f"{size:,} rows"
+        return plural(size, "row")
     low = 2 ** (size.bit_length() - 1)
     return f"{low:,} to {2 * low - 1:,} rows"
 
