@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import re
 import stat
 import subprocess
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from shell import Done, fedscape, ok, python, refused
 
-from fedscape import Federation
+from fedscape import Federation, datasets
 
 BROKEN = """
 import sys
@@ -87,9 +89,9 @@ def test_a_log_that_cannot_be_written_is_said(tmp_path):
 
 
 def test_messages_name_options_and_not_arguments(tmp_path):
-    ok("fit", "acs-race", "--components", 1, "--out", tmp_path / "p.json", "--quiet")
-    Federation({"y": np.arange(9)}, [0, 9]).save(tmp_path / "few")
-    said = refused(2, "simulate", tmp_path / "few", "--population", tmp_path / "p.json")
+    ok("fit", "acs-mini", "--column", "race", "--components", 1, "--out", tmp_path / "p.json", "--quiet")
+    datasets.load("acs-mini").select(["race"]).take([0]).save(tmp_path / "few")
+    said = refused(2, "simulate", tmp_path / "few", "--column", "race", "--population", tmp_path / "p.json")
     assert "pass --policy replace" in said
     ok("data", "convert", "acs-mini", tmp_path / "a.csv")
     said = refused(2, "data", "convert", "acs-mini", tmp_path / "a.csv")
@@ -123,3 +125,22 @@ def test_shells_complete_commands_and_options():
     )
     assert done.stdout.split() == ["describe"]
     assert "--install-completion" in ok("--help")
+
+
+def test_a_terminal_is_told_at_once_what_is_read_unless_quiet():
+    def on_terminal(*arguments: str) -> str:
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedscape", *arguments], stdout=subprocess.DEVNULL, stderr=theirs
+        )
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # Linux: nobody holds the other end
+            while part := os.read(ours, 4096):
+                said += part
+        os.close(ours)
+        assert process.wait(60) == 0
+        return said.decode()
+
+    assert on_terminal("describe", "acs-race") == "reading acs-race ...\r\n"
+    assert on_terminal("describe", "acs-race", "--quiet") == ""
