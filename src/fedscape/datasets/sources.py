@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedscape import formats
 from fedscape.datasets.loading import load, names
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.kinds import Overrules
+from fedscape.formats.reading import Reading, read_columns
 
 
 def read(source: str | os.PathLike[str], *, client: str | None = None) -> Federation:
@@ -42,6 +45,36 @@ def read(source: str | os.PathLike[str], *, client: str | None = None) -> Federa
     raise DataError(
         f"{text} is no data this version can read: give a .parquet, .csv or LEAF .json file, or a saved folder"
     )
+
+
+def read_table(
+    source: str | os.PathLike[str],
+    *,
+    client: str | None = None,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
+    overrules: Overrules | None = None,
+) -> tuple[Federation, Reading]:
+    """The Federation of this name, file or folder, and how its columns were read: kinds, findings, features.
+
+    Parameters
+    ----------
+    source, client
+        As for `read`.
+    target
+        The column that is predicted or modelled.
+    features
+        The columns to use as features; by default all that can be one.
+    overrules
+        What columns are, against what their values suggest.
+
+    >>> federation, reading = read_table("acs-mini", target="race")
+    >>> reading["race"].kind
+    'class'
+    """
+    federation = read(source, client=client)
+    reading = read_columns(federation, target=target, features=features, overrules=overrules)
+    return federation.select([kind.name for kind in reading.columns]), reading
 
 
 def write(federation: Federation, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
