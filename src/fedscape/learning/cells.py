@@ -8,41 +8,51 @@ import numpy as np
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.kinds import as_numbers, label_of
 from fedscape.random import Array
 
 
-def texts_of(table: Federation, name: str) -> tuple[Array, Sequence[str]]:
-    """A code for each row, -1 where there is no value, and the text of each code; whole numbers as they are written.
+def is_text(table: Federation, name: str) -> bool:
+    """Whether a column holds one text a row."""
+    return name in table.names and table[name].ndim == 1
 
-    >>> texts_of(Federation({"a": [2.0, np.nan, 7.5]}, [0, 3]), "a")
-    (array([ 0, -1,  1]), ['2', '7.5'])
-    """
+
+def missing_in(table: Federation, name: str) -> Array:
+    """Which rows have no value."""
     values = table[name]
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
-        raise DataError(f"column {name!r} must hold one value a row, not {values.dtype}{list(values.shape[1:])}")
-    if name in table.names:
-        names = table.names[name]
-        return np.where((values >= 0) & (values < len(names)), values, -1).astype(np.int64), names
-    known = np.isfinite(values) if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)
-    distinct, place = np.unique(values[known], return_inverse=True)
-    codes = np.full(len(values), -1, dtype=np.int64)
-    codes[known] = place
-    return codes, [_text(value) for value in distinct.tolist()]
+    if is_text(table, name):
+        return np.asarray((values < 0) | (values >= len(table.names[name])))
+    if values.dtype.kind == "f":
+        return ~np.isfinite(values)
+    return np.isnat(values) if values.dtype.kind in "mM" else np.zeros(len(values), dtype=bool)
 
 
-def _text(value: bool | int | float) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+def text_at(table: Federation, name: str, row: int) -> str:
+    """The value of a row as a text.
 
-
-def codes_of(codes: Array, texts: Sequence[str], wanted: Sequence[str]) -> Array:
-    """The place of each row's text among the wanted ones, -1 where it is none of them or missing.
-
-    >>> codes_of(np.array([0, 1, -1]), ["oak", "yew"], ["ash", "oak"]).tolist()
-    [1, -1, -1]
+    >>> text_at(Federation({"a": [2.0, 7.5]}, [0, 2]), "a", 0)
+    '2'
     """
-    place = {text: i for i, text in enumerate(wanted)}
-    table = np.array([*(place.get(text, -1) for text in texts), -1], dtype=np.int64)
-    return np.asarray(table[codes])
+    value = table[name][row]
+    return table.names[name][int(value)] if is_text(table, name) else label_of(value)
+
+
+def numbers_in(table: Federation, name: str) -> Array:
+    """A column as float64 [rows, numbers], NaN where there is no finite number; one of texts alone is refused."""
+    values = table[name]
+    if is_text(table, name):
+        texts = table.names[name]
+        made = as_numbers(values, texts)
+        rows = np.flatnonzero(np.isnan(made) & ~missing_in(table, name))
+        if len(rows) and np.isnan(made).all():
+            raise DataError(
+                f"column {name!r} holds texts, such as {text_at(table, name, int(rows[0]))!r} in "
+                f"{place_of(table, int(rows[0]))}, but must hold numbers: mend it, or leave it out of the features"
+            )
+        return made[:, None]
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"column {name!r} must hold numbers, not {values.dtype}: make them numbers, or leave it out")
+    return as_numbers(values).reshape(len(values), -1)
 
 
 def place_of(table: Federation, row: int) -> str:
@@ -53,30 +63,6 @@ def place_of(table: Federation, row: int) -> str:
     """
     client = int(np.searchsorted(table.offsets, row, side="right")) - 1
     return f"row {row - int(table.offsets[client]):,} of client {table.ids[client].item()!r}"
-
-
-def check_numbers(table: Federation, name: str) -> None:
-    """Refuse a column that holds no numbers, or an infinite one; NaN is a gap."""
-    values = table[name]
-    if name in table.names and values.ndim == 1:
-        texts = table.names[name]
-        wrong = next((text for text in texts if not _is_number(text)), texts[0] if texts else "")
-        rows = np.flatnonzero(values == list(texts).index(wrong)) if texts else values[:0]
-        where = f", such as {wrong!r} in {place_of(table, int(rows[0]))}" if len(rows) else ""
-        raise DataError(f"column {name!r} holds texts{where}, but must hold numbers: mend it, or leave it out")
-    if values.dtype.kind not in "biuf":
-        raise DataError(f"column {name!r} must hold numbers, not {values.dtype}: make them numbers, or leave it out")
-    if values.dtype.kind == "f" and np.isinf(values).any():
-        row = int(np.argwhere(np.isinf(values))[0][0])
-        raise DataError(f"column {name!r} holds an infinite number in {place_of(table, row)}: mend it")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def first_texts(texts: Sequence[str], n: int = 5) -> str:

@@ -10,7 +10,9 @@ import numpy as np
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.learning.cells import check_numbers, texts_of
+from fedscape.formats.kinds import kind_of, label_of
+from fedscape.formats.reading import Reading
+from fedscape.learning.cells import is_text, missing_in, numbers_in
 from fedscape.learning.inputs import Feature, Inputs
 
 FILLS = ("mean", "median", "drop")
@@ -84,41 +86,63 @@ def class_names(rows: Federation, target: str) -> tuple[str, ...]:
     ('1', '4', '5')
     """
     values = rows[target]
-    if target in rows.names and values.ndim == 1:
-        return tuple(rows.names[target])
-    whole = values.dtype.kind in "biu"
-    if values.ndim == 1 and values.dtype.kind == "f":
-        known = np.unique(values[np.isfinite(values)])
-        whole = len(known) <= 100 and bool((known == np.floor(known)).all()) and not np.isinf(values).any()
-    if not whole or values.ndim != 1:
-        missing = int(np.isnan(values).sum()) if values.dtype.kind == "f" else 0
-        hint = f"; values that are missing: {missing:,}, fill them in or drop their rows" if missing else ""
-        raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {values.dtype}{hint}")
-    codes, texts = texts_of(rows, target)
-    if len(texts) > MOST_CLASSES:
-        raise DataError(f"the column {target!r} has {len(texts):,} different values: that is no column of classes")
-    return tuple(texts[int(code)] for code in np.unique(codes[codes >= 0]))
+    if values.ndim == 1 and values.dtype.kind in "biuf" and not missing_in(rows, target).all():
+        if is_text(rows, target):
+            return tuple(rows.names[target])
+        found = kind_of(target, values)
+        if found.kind in ("class", "ordered", "constant") or values.dtype.kind in "biu":
+            known = _values(rows, target)
+            if len(known) > MOST_CLASSES:
+                raise DataError(f"the column {target!r} has {len(known):,} different values: that is no class, bin it")
+            return known
+    missing = int(missing_in(rows, target).sum()) if values.ndim == 1 else 0
+    hint = f"; values that are missing: {missing:,}, fill them in or drop their rows" if missing else ""
+    raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {values.dtype}{hint}")
+
+
+def feature_kinds(reading: Reading) -> dict[str, str]:
+    """What the features of a reading become; a date, a text or an id that is no number is refused.
+
+    >>> from fedscape.formats.reading import read_columns
+    >>> feature_kinds(read_columns(Federation({"a": [1.5, 2.5], "b": ["u", "v"]}, [0, 2])))
+    {'a': 'number', 'b': 'category'}
+    """
+    made = {}
+    for name in reading.features:
+        column = reading[name]
+        if column.kind in ("date", "text", "empty") or (not column.use and column.low is None and not column.values):
+            raise DataError(
+                f"the column {name!r} cannot be a feature, it is: {column.line.split(';')[0].partition(': ')[2]}; "
+                "leave it out"
+            )
+        category = column.use == "indicators" or (not column.use and column.low is None)
+        made[name] = "array" if column.kind == "array" else "category" if category else "number"
+    return made
+
+
+def _values(rows: Federation, name: str) -> tuple[str, ...]:
+    """The different values of a column as texts, in order."""
+    known = np.unique(rows[name][~missing_in(rows, name)])
+    if is_text(rows, name):
+        return tuple(rows.names[name][int(code)] for code in known)
+    return tuple(label_of(value) for value in known)
 
 
 def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | None, standardise: bool) -> Feature:
     values = rows[name]
     if kind is None:
-        kind = "array" if values.ndim > 1 else "category" if name in rows.names else "number"
+        kind = "array" if values.ndim > 1 else "category" if is_text(rows, name) else "number"
     if kind == "category":
-        codes, texts = texts_of(rows, name)
-        seen = np.unique(codes[codes >= 0])
+        seen = _values(rows, name)
         if not 0 < len(seen) <= MOST_CATEGORIES:
             what = f"{len(seen):,} different values" if len(seen) else "no value in any row"
             raise DataError(f"column {name!r} has {what}: that is no category, leave it out of the features")
-        return Feature(name, "category", tuple(texts[int(code)] for code in seen))
+        return Feature(name, "category", seen)
     shape = tuple(int(n) for n in values.shape[1:]) if kind == "array" else (1,)
     made = Feature(name, kind, shape=shape, dtype=values.dtype.name)
-    if name in rows.names and values.ndim == 1:
-        raise DataError(f"the column {name!r} holds texts, not numbers: it can be a category")
-    check_numbers(rows, name)
     if fill is None and not standardise:
         return made
-    cells = np.asarray(values, dtype=np.float64).reshape(rows.n_rows, made.width)
+    cells = numbers_in(rows, name)
     if not rows.n_rows or np.isnan(cells).all(axis=0).any():
         raise DataError(f"column {name!r} has no value in any training row: leave it out of the features")
     if fill in ("mean", "median"):

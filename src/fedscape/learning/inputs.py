@@ -16,7 +16,8 @@ import numpy as np
 from fedscape.checks import all_finite
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.learning.cells import check_numbers, codes_of, first_texts, place_of, texts_of
+from fedscape.formats.kinds import as_codes
+from fedscape.learning.cells import first_texts, is_text, missing_in, numbers_in, place_of, text_at
 from fedscape.random import Array
 
 KINDS = ("number", "category", "array")
@@ -174,7 +175,7 @@ class Inputs:
             if each.kind == "category":
                 self._indicate(table, each, part, used, unseen)
                 continue
-            values = np.asarray(table[each.name], dtype=np.float64).reshape(table.n_rows, each.width)
+            values = numbers_in(table, each.name)
             gaps = np.isnan(values)
             if gaps.any() and self.missing == "refuse":
                 raise self._gap(table, each, values)
@@ -190,13 +191,12 @@ class Inputs:
     def _indicate(
         self, table: Federation, each: Feature, part: Array, used: Array, unseen: dict[str, tuple[int, str]]
     ) -> None:
-        codes, texts = texts_of(table, each.name)
-        place = codes_of(codes, texts, each.categories)
-        known, there = np.flatnonzero(place >= 0), codes >= 0
+        place, there = self._codes(table, each.name, each.categories), ~missing_in(table, each.name)
+        known = np.flatnonzero(place >= 0)
         part[known, place[known]] = 1
         strange = np.flatnonzero((place < 0) & there)
         if len(strange):
-            first = texts[int(codes[strange[0]])]
+            first = text_at(table, each.name, int(strange[0]))
             if not len(known):
                 raise DataError(
                     f"column {each.name!r} holds none of the categories that the model knows "
@@ -211,9 +211,14 @@ class Inputs:
             return None, np.zeros(table.n_rows, dtype=bool)
         if not self.classes:
             return table[self.target], np.zeros(table.n_rows, dtype=bool)
-        codes, texts = texts_of(table, self.target)
-        place = codes_of(codes, texts, self.classes)
-        return place.astype(np.int32), (place < 0) & (codes >= 0)
+        if table[self.target].ndim != 1:
+            raise DataError(f"column {self.target!r} must hold one class a row, not arrays")
+        place = self._codes(table, self.target, self.classes)
+        return place, (place < 0) & ~missing_in(table, self.target)
+
+    @staticmethod
+    def _codes(table: Federation, name: str, known: Sequence[str]) -> Array:
+        return as_codes(table[name], known, table.names.get(name))
 
     def _gap(self, table: Federation, each: Feature, values: Array) -> DataError:
         bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
@@ -227,10 +232,9 @@ class Inputs:
         """Refuse a class that the model does not know."""
         if applied.unknown.any():
             row = int(np.argmax(applied.unknown))
-            codes, texts = texts_of(table, self.target)
             raise DataError(
-                f"column {self.target!r} holds {texts[int(codes[row])]!r} in {place_of(table, row)}, but the model "
-                f"knows {first_texts(self.classes)}: drop such rows"
+                f"column {self.target!r} holds {text_at(table, self.target, row)!r} in "
+                f"{place_of(table, row)}, but the model knows {first_texts(self.classes)}: drop such rows"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -267,17 +271,16 @@ def _check_column(table: Federation, each: Feature) -> None:
         raise DataError(f"the model needs the column {each.name!r}, which is not there; the columns are: {have}")
     values = table[each.name]
     if each.kind == "category":
-        if values.ndim != 1 or values.dtype.kind not in "biuf":
-            raise DataError(
-                f"column {each.name!r} must hold categories, one a row, not {values.dtype}{list(values.shape[1:])}"
-            )
+        if values.ndim != 1:
+            raise DataError(f"column {each.name!r} must hold a category a row, not an array {list(values.shape[1:])}")
         return
-    check_numbers(table, each.name)
     shape = tuple(values.shape[1:]) or (1,)
     if each.shape and shape != each.shape:
         raise DataError(
             f"column {each.name!r} has the shape {list(shape)} a row, but the model was trained on {list(each.shape)}"
         )
+    if each.kind == "array" and is_text(table, each.name):
+        raise DataError(f"column {each.name!r} holds texts, but the model was trained on {each.dtype or 'numbers'}")
     if each.dtype and each.kind == "array" and (values.dtype == np.uint8) != (each.dtype == "uint8"):
         raise DataError(
             f"column {each.name!r} is {values.dtype}, but it was {each.dtype} in training: bytes count as 0 to 1, "
