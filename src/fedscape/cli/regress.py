@@ -23,15 +23,13 @@ from fedscape.cli.options import (
 )
 from fedscape.cli.show import description, pairs, short, show, table
 
-Agent = Annotated[
-    str | None, typer.Option("--agent", "--client", help="Column that says whose a row is (Parquet, CSV).")
-]
+Agent = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
 FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
 
 
 def regress(
     source: Source,
-    target: Annotated[str, typer.Option(help="The column to predict.")],
+    target: Annotated[str, typer.Option("--column", help="The column to predict.")],
     features: Annotated[str, typer.Option(help="The columns to predict it from, with commas between.")],
     agent: Agent = None,
     entity: Annotated[

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
 Features = Annotated[str, typer.Option(help="The column of features, or several names with commas between.")]
-Target = Annotated[str, typer.Option(help="The column of classes.")]
+Target = Annotated[str, typer.Option("--column", help="The column of classes to learn.")]
 Epochs = Annotated[int, typer.Option(help="How often a client goes through its rows in a round.")]
 BatchSize = Annotated[int, typer.Option(help="Rows of a step.")]
 Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
