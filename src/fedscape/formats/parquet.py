@@ -17,7 +17,7 @@ from fedscape.errors import DataError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import has_width, holds_strings, is_string, width
 from fedscape.formats.files import Name, files_in, new_file, reading
-from fedscape.formats.grouping import Source, choose_columns, group
+from fedscape.formats.grouping import Source, choose_columns, group, keyed, numbered
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 
 BATCH_BYTES = 2**22  # about how much of a file is decoded at a time
@@ -33,7 +33,9 @@ _OPTIONS = {
 }
 
 
-def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+def from_parquet(
+    path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None
+) -> Federation:
     """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
 
     The files are read twice in small batches, first the client column alone, so that beside the finished columns there
@@ -47,9 +49,12 @@ def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = Non
     path
         The file, or a folder whose `.parquet` files are read in the order of their names.
     client
-        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
+        as columns.
     columns
         Only these columns; all by default.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
     heads = [_read_head(file) for file in files_in(path, ".parquet")]
     source = Source(
@@ -61,15 +66,21 @@ def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = Non
         names=_listed_names(heads),
         limit=max(ALWAYS_ALLOWED, MOST_EXPANSION * sum(head.path.stat().st_size for head in heads)),
     )
-    chosen = choose_columns(source, client, columns)
-    _check_declared(source, chosen)
+    one, whose, parts = keyed(source, client)
+    chosen = choose_columns(one, whose, columns)
+    _check_declared(one, chosen)
     for head in heads[1:]:
-        _check_same(head, heads[0], [client, *chosen])
+        _check_same(head, heads[0], [*parts, *chosen])
     try:
-        return group(source, client=client, columns=columns)
+        return _grouped(source, client, columns, rows)
     except _PlainTexts:
-        plain = replace(source, batches=partial(_batches, heads, dictionaries=False))
-        return group(plain, client=client, columns=columns)
+        return _grouped(replace(source, batches=partial(_batches, heads, dictionaries=False)), client, columns, rows)
+
+
+def _grouped(source: Source, client: str, columns: Sequence[str] | None, rows: str | None) -> Federation:
+    one, whose, _ = keyed(source, client)
+    one = one if rows is None else numbered(one, rows)
+    return group(one, client=whose, columns=columns if columns is None or rows is None else [*columns, rows])
 
 
 class Head(NamedTuple):

@@ -16,7 +16,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import Codes, check_type, holds_texts, recode, to_float, to_numpy
 from fedscape.formats.files import Name, files_in, new_file, one_line, reading
-from fedscape.formats.grouping import group, table_source
+from fedscape.formats.grouping import group, keyed, numbered, table_source
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 from fedscape.random import Array
 
@@ -172,7 +172,8 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
     frame
         The table. A pandas index is not read: `reset_index()` makes it a column.
     client
-        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
+        as columns.
     ids
         All clients, where some have no rows; the order of the result.
 
@@ -181,13 +182,14 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
     >>> fed.ids.tolist(), fed["y"].tolist(), fed.names["y"]
     (['a', 'b'], [-1, 0, 1], ('no', 'yes'))
     """
-    return group(table_source(as_table(frame), "the frame"), client=client, ids=ids)
+    source, whose, _ = keyed(table_source(as_table(frame), "the frame"), client)
+    return group(source, client=whose, ids=ids)
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
-def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None) -> Federation:
     """Group the rows of a CSV file with a header, or of a folder of them, by the column `client`.
 
     The file is read whole. Types are found from the values, but clients stay texts unless every one is a plain whole
@@ -199,9 +201,11 @@ def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -
     path
         The file, or a folder of `.csv` files.
     client
-        The column that says whose row it is.
+        The column that says whose row it is; or several with commas between.
     columns
         Only these columns; all by default.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
     files = files_in(path, ".csv")
     tables = [_read_csv(file, client, columns) for file in files]
@@ -215,17 +219,23 @@ def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -
     place = whole.schema.get_field_index(client)
     if place >= 0:
         whole = whole.set_column(place, client, _plain_ids(whole.column(client)))
-    return group(table_source(whole, os.fspath(path)), client=client, columns=columns)
+    source, whose, _ = keyed(table_source(whole, os.fspath(path)), client)
+    source = source if rows is None else numbered(source, rows)
+    return group(source, client=whose, columns=columns if columns is None or rows is None else [*columns, rows])
 
 
 def _read_csv(path: Name, client: str, columns: Sequence[str] | None) -> Any:
     from pyarrow import csv
 
     parse = csv.ParseOptions(newlines_in_values=True)
-    wanted = None if columns is None else [client, *(name for name in columns if name != client)]
+    whose = list(dict.fromkeys([client, *(name.strip() for name in client.split(","))]))
+    wanted = None
     with reading(path, "CSV file"):
-        options = csv.ConvertOptions(column_types={client: pa.string()})
+        options = csv.ConvertOptions(column_types=dict.fromkeys(whose, pa.string()))
         table = csv.read_csv(path, parse_options=parse, convert_options=options)
+        if columns is not None:
+            own = [client] if client in table.column_names else whose[1:]
+            wanted = [*own, *(name for name in columns if name not in own)]
         table = table if wanted is None or not set(wanted) <= set(table.column_names) else table.select(wanted)
         texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
         if len(set(table.column_names)) < table.num_columns or not texts:
