@@ -279,7 +279,8 @@ def test_gaps_without_a_fill_are_refused_with_the_remedy(tables):
     call = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--standardise") :]]
     said = refused(2, "train", tables[0], *call)
     assert "column 'age' must hold one finite number a row" in said
-    assert "--fill mean, median or drop" in said
+    assert "pass --fill mean (or median, drop) in training" in said
+    assert said.count("\n") == 1
 
 
 def test_pixels_in_columns_become_images(tmp_path):

@@ -44,26 +44,22 @@ def read_rows(
     features: str | None,
     target: str,
     overrules: Overrules,
-    quiet: bool,
-) -> tuple[Federation, Reading]:
-    """The rows that have a label, and how the table was read; what is odd about it is said first."""
+) -> tuple[Federation, Reading, list[str]]:
+    """The rows that have a label, how the table was read, and what is to be said about it first."""
     from fedscape.learning.cells import missing_in
 
     found = datasets.read(source, client=client)
     names = _named(found, features, target)
     reading = read_columns(found, target=target, features=names, overrules=overrules)
-    if not quiet:
-        for line in reading.lines():
-            typer.echo(line, err=True)
+    lines = reading.lines()
     if found[target].ndim != 1:
-        return found, reading
+        return found, reading, lines
     known = ~missing_in(found, target)
     left_out = int((~known).sum())
     if left_out and known.any():
-        if not quiet:
-            typer.echo(f"{left_out:,} of {found.n_rows:,} rows have no {target!r} and are left out", err=True)
+        lines.append(f"{left_out:,} of {found.n_rows:,} rows have no {target!r} and are left out")
         found = found.where(known)
-    return found, reading
+    return found, reading, lines
 
 
 def _named(fed: Federation, features: str | None, target: str) -> list[str] | None:
@@ -95,9 +91,8 @@ def split_rows(
     test: float,
     seed: int,
     client: str | None,
-    quiet: bool,
-) -> tuple[Federation, Federation, Inputs]:
-    """Inputs to train on, inputs to test on, and what made them of the table."""
+) -> tuple[Federation, Federation, Inputs, list[str]]:
+    """Inputs to train on, inputs to test on, what made them of the table, and what is to be said about that."""
     from fedscape.learning.fitting import class_names, feature_kinds, learn_inputs
     from fedscape.learning.running import held_out
 
@@ -114,13 +109,19 @@ def split_rows(
         client=client,
     )
     parts = [inputs.apply(part) for part in (learners, rest)]
+    lines: list[str] = []
     for where, part in zip(("to train on", "held out"), parts, strict=True):
-        if not quiet:
-            for remark in part.remarks():
-                typer.echo(f"rows {where}: {remark}", err=True)
+        lines += [f"rows {where}: {remark}" for remark in part.remarks()]
         if not part.rows.n_rows:
             raise DataError(f"no rows are left {where}: every one lacks a feature; fill them in with --fill mean")
-    return parts[0].rows, parts[1].rows, inputs
+    return parts[0].rows, parts[1].rows, inputs, lines
+
+
+def say_lines(lines: list[str], quiet: bool) -> None:
+    """Say what was found and done, before the work begins: what is refused is refused in one line."""
+    if not quiet:
+        for line in lines:
+            typer.echo(line, err=True)
 
 
 def _fill(text: str | None) -> str | float | None:

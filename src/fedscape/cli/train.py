@@ -44,6 +44,7 @@ from fedscape.cli.rows import (
     network_of,
     overruled,
     read_rows,
+    say_lines,
     split_rows,
 )
 from fedscape.cli.show import as_text, show
@@ -128,13 +129,13 @@ def train(
     check_schedule(method, schedule, modes, prior)
     check_private(epsilon, delta, clip, standardise, fill)
     overrules = overruled(categorical, numeric, ignore)
-    fed, reading = read_rows(source, client=client, features=features, target=target, overrules=overrules, quiet=quiet)
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=overrules)
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)
-    learners, held_out, inputs = split_rows(
+    learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
-        client=client, quiet=quiet,
+        client=client,
     )  # fmt: skip
     network, arguments = network_of(model, learners, inputs, seed)
     local = _local(
@@ -147,6 +148,7 @@ def train(
             raise DataError(
                 f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
+        say_lines([*lines, *more], quiet)
         how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
         about = _personal(
             method, model, arguments, inputs, local, place(learners), held_out, how, folder_for(out, False, quiet)
@@ -156,6 +158,7 @@ def train(
     computation, judge = _computation(
         method, local, learners, sampler, prior, server_lr=server_lr, q=q, private=epsilon is not None, seed=seed
     )
+    say_lines([*lines, *more], quiet)
     folder = folder_for(out, resume, quiet)
     how = _private(epsilon, delta or 1e-6, clip or 1.0, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
@@ -221,14 +224,15 @@ def sweep(
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
     whole = whole_numbers(seeds, "seeds")
     overrules = overruled(categorical, numeric, ignore)
-    fed, reading = read_rows(source, client=client, features=features, target=target, overrules=overrules, quiet=quiet)
-    learners, held_out, inputs = split_rows(
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=overrules)
+    learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
-        client=client, quiet=quiet,
+        client=client,
     )  # fmt: skip
     network, _ = network_of(model, learners, inputs, seed)
     local = _local(network, inputs, lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy)
     place = placing(engine, address, workers)
+    say_lines([*lines, *more], quiet)
     folder = folder_for(out, resume, quiet)
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,

@@ -225,7 +225,7 @@ class Inputs:
         row = int(np.argmax(bad))
         return DataError(
             f"column {each.name!r} must hold one finite number a row to be a feature: {int(bad.sum()):,} rows have "
-            f"none, the first is {place_of(table, row)}; train with --fill mean, median or drop (fill=)"
+            f"none, the first is {place_of(table, row)}; pass fill='mean' (or median, drop) in training"
         )
 
     def check_labels(self, table: Federation, applied: Applied) -> None:
