@@ -47,6 +47,8 @@ class Source:
         Per column, names whose codes are fixed.
     limit
         The most bytes one column may take.
+    remarks
+        How the file is written, where that had to be found out.
     """
 
     what: str
@@ -56,6 +58,7 @@ class Source:
     ids: Sequence[Any] | None = None
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     limit: int | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:
@@ -68,13 +71,24 @@ def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | Non
 
 
 def group(
-    source: Source, *, client: str, columns: Sequence[str] | None = None, ids: npt.ArrayLike | None = None
+    source: Source,
+    *,
+    client: str,
+    columns: Sequence[str] | None = None,
+    ids: npt.ArrayLike | None = None,
+    rows: str | None = None,
 ) -> Federation:
-    """Group the rows by the column `client`.
+    """Group the rows by the column `client`, or by several with commas between.
+
+    With `rows`, a further column of this name says which row of the source a row is, from 0.
 
     Rows that already lie together stay where they are, and their clients keep their order; otherwise the clients come
     in the order of their ids. Rows of one client keep their order.
     """
+    source, client, _ = keyed(source, client)
+    if rows is not None:
+        source = numbered(source, rows)
+        columns = None if columns is None else [*columns, rows]
     chosen = choose_columns(source, client, columns)
     codes, found = read_clients(source, client)
     who, rank = order_clients(codes, found, source, ids)
@@ -85,9 +99,9 @@ def group(
     offsets = offsets_of(sizes)
     texts = {name: known for name, known in source.names.items() if not is_list(source.schema.field(name).type)}
     filled = {name: Column(name, len(codes), known=texts.get(name, ()), limit=source.limit) for name in chosen}
-    for part, rows in placed(source, chosen, codes, offsets):
+    for part, places in placed(source, chosen, codes, offsets):
         for name, column in filled.items():
-            column.write(part.column(name), rows)
+            column.write(part.column(name), places)
     del codes
     values: dict[str, Array] = {}
     names: dict[str, Sequence[str]] = {}

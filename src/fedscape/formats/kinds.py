@@ -15,6 +15,7 @@ from fedscape.random import Array
 Kind = Literal["class", "ordered", "number", "text", "date", "id", "weight", "constant", "empty", "array"]
 Use = Literal["number", "indicators", "array", ""]  # what a column becomes as a feature; "": it is left out
 
+BEYOND = 1e30  # numbers further from 0 are taken as missing: float32 cannot hold their squares
 FEW = 20  # whole numbers of at most so many values are classes
 MOST_CODES = 300  # codes of more values are left out
 LABELS = ("y", "label", "labels", "target", "class")
@@ -26,7 +27,7 @@ _WEIGHT = re.compile(
 _CODE = re.compile(
     r"code|zip|postal|postcode|fips|naics|naicsp|^soc|occ(p|upation)?$|icd|isco|puma|sku|^st$|state", re.I
 )
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*[-+]?inf(inity)?\s*|nan", re.I)
 _COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 
 
@@ -72,7 +73,7 @@ class ColumnKind:
     def line(self) -> str:
         """What the column is, in one line, and how to say otherwise.
 
-        >>> ColumnKind("label", "class", values=("1", "2"), distinct=2).line
+        >>> ColumnKind("label", "class", values=("1", "2"), distinct=2, low=1, high=2).line
         'label: class, 2 values 1 to 2; --numeric label overrules'
         """
         what = "ordered class" if self.kind == "ordered" else self.kind
@@ -87,7 +88,8 @@ class ColumnKind:
             said += f", {self.missing:,} missing"
         if self.why:
             said += f" ({self.why})"
-        other = {"class": "numeric", "ordered": "numeric", "array": "ignore", "date": "ignore", "empty": "ignore"}
+        counted = "ignore" if self.low is None else "numeric"
+        other = {"class": counted, "ordered": counted, "array": "ignore", "date": "ignore", "empty": "ignore"}
         return f"{said}; --{other.get(self.kind, 'categorical')} {self.name} overrules"
 
 
@@ -184,9 +186,11 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
     if name in said.numeric or _nearly_numeric(labels, numbers, bad, wrong, n):
         if bad.all():
             raise DataError(f"--numeric names {name!r}, but none of its texts is a number: the first is {labels[0]!r}")
-        low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
-        why = f"texts, of which {wrong:,} are no number" if wrong else "texts that are all numbers"
-        return replace(kind, kind="number", low=low, high=high, missing=missing + wrong, why=why)
+        fine = numbers[np.abs(numbers) <= BEYOND]
+        low, high = (float(fine.min()), float(fine.max())) if len(fine) else (0.0, 0.0)
+        why = f"texts, of which {wrong:,} {'is' if wrong == 1 else 'are'} no number" if wrong else "texts of numbers"
+        gone = missing + int(often[used][~(np.abs(numbers) <= BEYOND)].sum())
+        return replace(kind, kind="number", low=low, high=high, missing=gone, why=why)
     if d == 1:
         return replace(kind, kind="constant", values=tuple(labels), why=f"{labels[0]!r} in all rows")
     spaced = np.mean([" " in text.strip() and len(text) > 20 for text in labels[:1000]])
@@ -200,7 +204,7 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
 
 
 def _number_kind(name: str, values: Array, missing: int, said: Overrules) -> ColumnKind:
-    known = values if values.dtype.kind != "f" else values[np.isfinite(values)]
+    known = values[np.abs(values) <= BEYOND] if values.dtype.kind == "f" else values
     if not len(known):
         return ColumnKind(name, "empty", missing=missing, why="no finite number in any row")
     distinct, often = np.unique(known, return_counts=True)
@@ -239,7 +243,7 @@ def _whole_kind(kind: ColumnKind, known: Array, distinct: Array, often: Array) -
         return _as_class(kind, [label_of(v) for v in distinct], "class", "by its name")
     if _WEIGHT.search(name) and distinct[0] >= 0:
         return replace(kind, kind="weight", why="by its name")
-    if n >= 50 and d > 0.95 * n and (_is_even(distinct) or float(distinct[-1]) > 2**53):
+    if n >= 50 and d > 0.95 * n and (float(distinct[-1]) > 2**53 or (known.dtype.kind in "iu" and _is_even(distinct))):
         return replace(kind, kind="id", why="a value of its own in nearly every row")
     if _is_code(name, distinct, often):
         why = "looks like a code"
@@ -322,9 +326,9 @@ def as_numbers(values: Array, names: Sequence[str] | None = None) -> Array:
     """A column as float64, NaN where there is no finite number."""
     if names is not None:
         table = np.append(parse_numbers(names)[0], np.nan)
-        return np.asarray(table[values])  # -1 takes the last entry
+        return as_numbers(table[values])  # -1 takes the last entry
     numbers = values.astype(np.float64)
-    return np.where(np.isfinite(numbers), numbers, np.nan)
+    return np.where(np.abs(numbers) <= BEYOND, numbers, np.nan)
 
 
 def as_codes(values: Array, classes: Sequence[str], names: Sequence[str] | None = None) -> Array:
@@ -349,10 +353,10 @@ def label_of(value: Any) -> str:
     """What a value is called as a class: 5 and 5.0 are both 5.
 
     >>> label_of(np.float64(5.0)), label_of(np.float64(2.5)), label_of(np.bool_(True))
-    ('5', '2.5', 'true')
+    ('5', '2.5', '1')
     """
     if isinstance(value, bool | np.bool_):
-        return "true" if value else "false"
+        return str(int(value))  # a column of truth values with gaps is read as 0, 1 and NaN
     if isinstance(value, float | np.floating):
         return str(int(value)) if np.isfinite(value) and value == np.floor(value) else repr(float(value))
     return str(value)
@@ -362,7 +366,7 @@ def _missing(values: Array, names: Sequence[str] | None) -> int:
     if names is not None and values.ndim == 1:
         return int((values < 0).sum())
     if values.dtype.kind == "f":
-        return int((~np.isfinite(values)).sum())
+        return int((~(np.abs(values) <= BEYOND)).sum())  # NaN too
     return int(np.isnat(values).sum()) if values.dtype.kind in "mM" else 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from fedscape.errors import DataError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import has_width, holds_strings, is_string, width
 from fedscape.formats.files import Name, files_in, new_file, reading
-from fedscape.formats.grouping import Source, choose_columns, group, keyed, numbered
+from fedscape.formats.grouping import Source, choose_columns, group, keyed
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 
 BATCH_BYTES = 2**22  # about how much of a file is decoded at a time
@@ -56,12 +55,24 @@ def from_parquet(
     rows
         A name for a further column: which row of the file a row is, from 0.
     """
+    source = parquet_source(path, client=client, columns=columns)
+    try:
+        return group(source, client=client, columns=columns, rows=rows)
+    except _PlainTexts:
+        plain = parquet_source(path, client=client, columns=columns, dictionaries=False)
+        return group(plain, client=client, columns=columns, rows=rows)
+
+
+def parquet_source(
+    path: Name, *, client: str, columns: Sequence[str] | None = None, dictionaries: bool = True
+) -> Source:
+    """The rows of a Parquet file or of a folder of them, sizes checked; nothing but footers is read yet."""
     heads = [_read_head(file) for file in files_in(path, ".parquet")]
     source = Source(
         what=os.fspath(path),
         schema=heads[0].schema,
         n_rows=sum(head.n_rows for head in heads),
-        batches=partial(_batches, heads, dictionaries=True),
+        batches=partial(_batches, heads, dictionaries=dictionaries),
         ids=_listed_ids(heads, client),
         names=_listed_names(heads),
         limit=max(ALWAYS_ALLOWED, MOST_EXPANSION * sum(head.path.stat().st_size for head in heads)),
@@ -71,16 +82,7 @@ def from_parquet(
     _check_declared(one, chosen)
     for head in heads[1:]:
         _check_same(head, heads[0], [*parts, *chosen])
-    try:
-        return _grouped(source, client, columns, rows)
-    except _PlainTexts:
-        return _grouped(replace(source, batches=partial(_batches, heads, dictionaries=False)), client, columns, rows)
-
-
-def _grouped(source: Source, client: str, columns: Sequence[str] | None, rows: str | None) -> Federation:
-    one, whose, _ = keyed(source, client)
-    one = one if rows is None else numbered(one, rows)
-    return group(one, client=whose, columns=columns if columns is None or rows is None else [*columns, rows])
+    return source
 
 
 class Head(NamedTuple):

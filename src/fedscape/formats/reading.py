@@ -10,46 +10,19 @@ import numpy as np
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.findings import Finding, find
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
 from fedscape.random import Array
 
 __all__ = ["ColumnKind", "Finding", "Overrules", "Reading", "encode", "read_columns"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something about the data that a person should know before any result.
-
-    Parameters
-    ----------
-    kind
-        leak, text-in-numbers, infinite, outlier, id, code, weight, constant, duplicate, missing, clients, dialect ...
-    column
-        Where it is; "" where it is about the table.
-    line
-        What it is, in one line.
-    remedy
-        What was done about it, and what to do.
-    row
-        The row of the file, the first one below the header being 1; None where it is about all rows.
-    value
-        The value there, as a text.
-    """
-
-    kind: str
-    column: str
-    line: str
-    remedy: str = ""
-    row: int | None = None
-    value: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.line}: {self.remedy}" if self.remedy else self.line
+_LEAVE_OUT = ("leak", "duplicate", "of client")  # findings that keep a column from being a feature by default
 
 
 @dataclass(frozen=True)
 class Reading:
     """How a table became columns: kinds, findings and features, to be printed first and saved with a model.
+
+    Say `lines()` before any result. `encode` makes the same inputs of another table that has the same columns.
 
     Parameters
     ----------
@@ -129,7 +102,7 @@ def read_columns(
     overrules
         What a person says about columns.
 
-    >>> fed = Federation({"age": [31.5, 44.2, 27.9], "y": [1, 2, 1]}, [0, 1, 3])
+    >>> fed = Federation({"age": [31.5, 44.2, 27.9], "y": [1, 2, 1]}, [0, 3])
     >>> read_columns(fed, target="y").lines()
     ['y: class, 2 values 1 to 2; --numeric y overrules', 'features: age']
     """
@@ -142,13 +115,40 @@ def read_columns(
     )
     made = Reading(columns, target=target)
     if target is not None:
-        made[target]  # it is there, or the error says what is
+        made[target]  # there, or the error says what is
+    found = find(federation, columns, target=target, overrules=said)
     if features is None:
+        odd = {each.column for each in found if each.kind in _LEAVE_OUT} - set(said.keep)
         arrays = [kind.name for kind in columns if kind.kind == "array" and kind.name == "x" != target]
-        features = arrays or [kind.name for kind in columns if kind.use and kind.name != target]
+        usable = [kind.name for kind in columns if kind.use and kind.name not in odd and kind.name != target]
+        features = arrays or usable
+    else:
+        found = [_asked_for(each) if each.column in features else each for each in found]
     for name in features:
-        made[name]
-    return replace(made, features=tuple(features))
+        if name == target:
+            raise DataError(f"{name!r} is the target and cannot be a feature: take it out of --features")
+        if not made[name].use and made[name].kind not in ("id", "weight", "class"):
+            raise DataError(f"{made[name].line.partition(';')[0]}: it cannot be a feature")
+    used = tuple(_usable(kind) if kind.name in features else kind for kind in columns)
+    return replace(made, columns=used, findings=tuple(found), features=tuple(features))
+
+
+def _usable(kind: ColumnKind) -> ColumnKind:
+    """A column that is asked for as a feature, whatever it looks like."""
+    if kind.use:
+        return kind
+    if kind.kind == "class":
+        return replace(kind, use="indicators" if kind.low is None or kind.code else "number")
+    if kind.low is None:
+        raise DataError(
+            f"{kind.line.partition(';')[0]}: it cannot be a feature; --categorical {kind.name} makes classes"
+        )
+    return replace(kind, use="number")
+
+
+def _asked_for(found: Finding) -> Finding:
+    left_out = found.kind in (*_LEAVE_OUT, "id", "weight", "text")
+    return replace(found, remedy="used, as --features says") if left_out else found
 
 
 def encode(federation: Federation, reading: Reading) -> tuple[Array, tuple[str, ...]]:
