@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 
-from fedscape.errors import CheckpointError, DataError, FedscapeError
+from fedscape.errors import CheckpointError, DataError, FedscapeError, NotFinite
 
 BAD_INPUT, FAILURE, STOPPED = 2, 1, 130
 _LONGEST = 200  # characters of a foreign message
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_INPUT = (DataError, CheckpointError, NotFinite)
+_TORCH_MEMORY = ("can't allocate memory", "out of memory")  # a RuntimeError on a CPU, one of its own on a GPU
 _PLACES = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
@@ -28,12 +32,12 @@ def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def one_line(text: object, *, longest: int = _LONGEST) -> str:
-    """The text without line breaks, cut where it is long.
+    """The text without colours and line breaks, cut where it is long.
 
     >>> one_line("a\\n  b")
     'a b'
     """
-    joined = " ".join(str(text).split())
+    joined = " ".join(_COLOUR.sub("", str(text)).split())
     return joined if len(joined) <= longest else f"{joined[: longest - 3]}..."
 
 
@@ -51,10 +55,10 @@ def say_failure(error: BaseException, *, debug: bool) -> int:
 def _explain(error: BaseException) -> tuple[str, int, bool]:
     """What to say, the exit code, and whether the exception was meant for the reader."""
     if isinstance(error, FedscapeError):
-        return str(error), BAD_INPUT if isinstance(error, DataError | CheckpointError) else FAILURE, True
+        return str(error), BAD_INPUT if isinstance(error, _INPUT) else FAILURE, True
     if isinstance(error, KeyboardInterrupt):
         return "stopped", STOPPED, True
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter is torch's
+    if isinstance(error, MemoryError) or any(words in str(error) for words in _TORCH_MEMORY):
         advice = "take fewer rows or columns, a smaller model, or a machine with more"
         return (
             f"there is not enough memory for this ({one_line(error) or 'no size is known'}): {advice}",

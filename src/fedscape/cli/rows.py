@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +13,12 @@ from fedscape import datasets
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.kinds import Overrules
-from fedscape.formats.reading import Reading, read_columns
+from fedscape.formats.reading import Reading
 
 if TYPE_CHECKING:
     from fedscape.learning.inputs import Inputs
+
+_PATTERN = re.compile(r"[*?\[]")
 
 Features = Annotated[
     str | None,
@@ -48,9 +52,12 @@ def read_rows(
     """The rows that have a label, how the table was read, and what is to be said about it first."""
     from fedscape.learning.cells import missing_in
 
-    found = datasets.read(source, client=client)
-    names = _named(found, features, target)
-    reading = read_columns(found, target=target, features=names, overrules=overrules)
+    named = None if features is None or _PATTERN.search(features) else listed(features)
+    if named is not None and not named:
+        raise DataError("--features must name at least one column")
+    found, reading = datasets.read_table(source, client=client, target=target, features=named, overrules=overrules)
+    if features is not None and named is None:
+        reading = replace(reading, features=_matched(found, features, target))
     lines = reading.lines()
     if found[target].ndim != 1:
         return found, reading, lines
@@ -62,22 +69,16 @@ def read_rows(
     return found, reading, lines
 
 
-def _named(fed: Federation, features: str | None, target: str) -> list[str] | None:
-    """The columns that are named, patterns spelled out in the order of the table; None where none are."""
-    if features is None:
-        return None
+def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:
+    """The columns that names and patterns stand for, those of a pattern in the order of the table."""
     names: list[str] = []
     for part in listed(features):
-        if part in fed or not any(mark in part for mark in "*?["):
-            names.append(part)
-            continue
         matched = [name for name in fed.columns if fnmatchcase(name, part) and name != target]
         if not matched:
-            raise DataError(f"--features {part} matches no column; the columns are: {', '.join(fed.columns)}")
-        names += matched
-    if not names:
-        raise DataError("--features must name at least one column")
-    return names
+            have = ", ".join(list(fed.columns)[:20])
+            raise DataError(f"--features {part} matches no column; the columns are: {have}")
+        names += [name for name in matched if name not in names]
+    return tuple(names)
 
 
 def split_rows(

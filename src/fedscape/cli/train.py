@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from fedscape.cli.checks import (
@@ -149,7 +150,7 @@ def train(
                 f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
         say_lines([*lines, *more], quiet)
-        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
+        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed, "progress": False if quiet else None}
         about = _personal(
             method, model, arguments, inputs, local, place(learners), held_out, how, folder_for(out, False, quiet)
         )
@@ -165,7 +166,8 @@ def train(
     board = None if tensorboard is None else Board(tensorboard)
     for r, found, rows in training(
         computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
-        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge, **how,
+        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge,
+        progress=False if quiet else None, **how,
     ):  # fmt: skip
         say(rows[len(said) :], quiet or json_, first=not said)
         if board is not None:
@@ -237,7 +239,7 @@ def sweep(
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
-        checkpoint=folder and folder / "checkpoint", progress=False if quiet or json_ else None,
+        checkpoint=folder and folder / "checkpoint", progress=False if quiet else None,
     )  # fmt: skip
     result = [
         {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
@@ -311,8 +313,12 @@ def _personal(
     folder: Path | None,
 ) -> dict[str, Any]:
     from fedscape.personal import train as train_personal
+    from fedscape.personal.methods import DIRECTIONS, is_wide
     from fedscape.trained import MODEL, trained
 
+    if method == "fedgmm" and how["progress"] is None and is_wide(held_out, local.features):
+        width = int(np.prod(held_out[local.features].shape[1:]))
+        typer.echo(f"{width:,} features are wide: the Gaussians are of their {DIRECTIONS} leading directions", err=True)
     made = train_personal(method, local, engine, **how)
     say_revealed(method, made.method.reveals)
     found = made.evaluate(held_out)
