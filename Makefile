@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: study test check bench site clean format
 
 study: $(STUDIES)
-	$(BIN)/python -m fedscape study
+	$(BIN)/python -m fedscape study --force
 
 # one BLAS thread in each of two processes: four on two cores spend most of their time waiting for one another
 test: export OMP_NUM_THREADS = 1

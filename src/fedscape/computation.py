@@ -19,7 +19,7 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.checks import all_finite, check_whole, read_only
-from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
+from fedscape.errors import CheckpointError, DataError, EngineError, NotFinite, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.privacy.guard import Guard
 from fedscape.privacy.ledger import Ledger
@@ -421,7 +421,7 @@ def check_state(computation: Computation, state: Arrays, index: int) -> None:
         return
     for name, values in state.items():
         if not all_finite(values):
-            raise EngineError(
+            raise NotFinite(
                 f"round {index} of {type(computation).__name__}: {int((~np.isfinite(values)).sum())} of {values.size} "
                 f"numbers of the state {name!r} are NaN or infinite: look for them in the data, or take smaller steps; "
                 "the last finished round is unharmed"

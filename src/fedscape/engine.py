@@ -16,7 +16,7 @@ import numpy as np
 
 from fedscape.checks import all_finite
 from fedscape.computation import Arrays, Computation, Kept
-from fedscape.errors import DataError, EngineError, TooFewClients
+from fedscape.errors import DataError, EngineError, NotFinite, TooFewClients
 from fedscape.federation import Federation
 from fedscape.kept import Store
 from fedscape.privacy.release import Release
@@ -397,7 +397,10 @@ def _checked(computation: Computation, sent: Mapping[str, Array], clients: Feder
             )
         if not all_finite(values):
             bad = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise EngineError(f"{what} with NaN or infinity for client {clients.ids[bad]!s}")
+            raise NotFinite(
+                f"{what} with NaN or infinity for client {clients.ids[bad]!s}: look for extreme values in its rows, or "
+                "take smaller steps"
+            )
     return dict(sent)
 
 

@@ -7,6 +7,7 @@
     ├── PrivacyError        a release would break a promise made about privacy
     ├── CheckpointError     a saved run is torn, foreign or unreadable
     └── EngineError         a round could not be carried out
+        ├── NotFinite       a round gave NaN or infinity: of the data, or of steps that were too large
         └── TooFewClients   fewer clients reported than `min_clients`
 
 Every message names what is wrong, where, the value, and what to do.
@@ -49,6 +50,10 @@ class CheckpointError(FedscapeError):
 
 class EngineError(FedscapeError, RuntimeError):
     """A round could not be carried out."""
+
+
+class NotFinite(EngineError):
+    """A round gave NaN or infinity: of the data, or of steps that were too large."""
 
 
 class TooFewClients(EngineError):

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from fedscape.engine import Engine, Local
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.reading import Overrules, Reading
+
+if TYPE_CHECKING:
+    from fedscape.privacy.ledger import Ledger
 
 Source = Annotated[str, typer.Argument(help="A name (see 'fedscape data info'), a file or a folder.")]
 Client = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
@@ -31,6 +34,32 @@ def free(path: Path | None, force: bool) -> None:
     """Refuse to write over what is there unless told so."""
     if path is not None and path.exists() and not force:
         raise DataError(f"{path} is there already: pass --force to replace it")
+
+
+def free_folder(path: Path, force: bool) -> None:
+    """Refuse to write into a folder that holds anything, unless told so."""
+    if path.exists() and not force and any(path.iterdir() if path.is_dir() else [path]):
+        what = "holds a study" if (path / "result.json").is_file() else "is there already and holds no study"
+        raise DataError(f"{path} {what}: pass --force to write over it, or name another folder with --out")
+
+
+def ledger_beside(source: str, path: Path | None, *, epsilon: float, delta: float, quiet: bool) -> Ledger:
+    """The ledger that releases from these data are written to: the one named, or one for the folder the data lie in."""
+    from fedscape.privacy.ledger import Ledger
+
+    folder = Path(source).absolute().parent if Path(source).exists() else Path.cwd()
+    where = folder / ".fedscape" / "ledger.jsonl" if path is None else path
+    try:
+        where.parent.mkdir(parents=True, exist_ok=True)
+        made = Ledger(where, epsilon=None if where.exists() else epsilon, delta=delta)
+    except OSError as error:
+        raise DataError(
+            f"the ledger {where} cannot be written ({error.strerror}): name another with --ledger"
+        ) from None
+    if not quiet:
+        budget = "no limit" if made.epsilon is None else f"a budget of {made.epsilon:g}"
+        typer.echo(f"what is released is written to {where}, which has {budget}", err=True)
+    return made
 
 
 def placing(engine: str, address: str | None, workers: int | None) -> Callable[[Federation], Engine]:

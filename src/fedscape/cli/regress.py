@@ -21,17 +21,15 @@ from fedscape.cli.options import (
     numbers,
     placing,
 )
-from fedscape.cli.show import description, pairs, short, show, table
+from fedscape.cli.show import pairs, short, show, table
 
-Agent = Annotated[
-    str | None, typer.Option("--agent", "--client", help="Column that says whose a row is (Parquet, CSV).")
-]
+Agent = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
 FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
 
 
 def regress(
     source: Source,
-    target: Annotated[str, typer.Option(help="The column to predict.")],
+    target: Annotated[str, typer.Option("--column", help="The column to predict.")],
     features: Annotated[str, typer.Option(help="The columns to predict it from, with commas between.")],
     agent: Agent = None,
     entity: Annotated[
@@ -79,25 +77,6 @@ def regress(
     if out is not None:
         made.save(out)
     show(about, json_, _for_people)
-
-
-def predict(
-    model: Annotated[Path, typer.Argument(help="A .json file that 'fedscape regress --out' wrote.")],
-    source: Source,
-    agent: Agent = None,
-    out: Annotated[Path | None, typer.Option(help="Where rows and predictions go: .parquet, .csv or a folder.")] = None,
-    force: Force = False,
-    json_: Json = False,
-) -> None:
-    """Predict the target of agents' rows by a saved regression: columns 'predicted' and 'deviation'."""
-    from fedscape.description import describe as described
-    from fedscape.mixtures.regression import predictions
-
-    free(out, force)
-    fed = predictions(model, datasets.read(source, client=agent))
-    if out is not None:
-        datasets.write(fed, out, overwrite=force)
-    show(described(fed), json_, description)
 
 
 def _for_people(about: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from fedscape.statistics import Histogram
 from fedscape.studies.numbers import mean_interval, plain
 from fedscape.studies.prepare import Prepared
 
+CENSUS_DELTA = 1e-5
 _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 
@@ -101,7 +102,9 @@ def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
     return rows
 
 
-def census(counts: Array, *, epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
+def census(
+    counts: Array, *, epsilon: float, delta: float = CENSUS_DELTA, ledger: Ledger | None = None
+) -> dict[str, Any]:
     """Count the categories of all clients under client-level privacy: a release, with its entries in a ledger.
 
     The clip is the 90th percentile of the clients' lengths, read from the data here: right for a simulation. A real
@@ -111,12 +114,12 @@ def census(counts: Array, *, epsilon: float, delta: float = 1e-5) -> dict[str, A
     lengths = np.linalg.norm(counts, axis=1)
     multiplier = calibrate(epsilon, delta, rounds=1, sampler=All())
     clip = float(max(np.quantile(lengths, 0.9), 1.0))
-    ledger = Ledger(epsilon=epsilon, delta=delta)
+    ledger = Ledger(epsilon=epsilon, delta=delta) if ledger is None else ledger
     how = Gaussian(clip=clip, multiplier=multiplier)
     made = Histogram(counts.shape[1], column="y").fit(clients, privacy=how, ledger=ledger, progress=False)
     exact = counts.sum(axis=0) / max(counts.sum(), 1)
     spent = [
-        {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": delta}
+        {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": ledger.delta}
         for (unit, relation, place), value in ledger.spent().items()
     ]
     error = float(np.abs(exact - made.shares_).sum() / 2)

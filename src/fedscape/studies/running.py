@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.reading import Overrules, Reading
+from fedscape.privacy.ledger import Ledger
+from fedscape.progress import Tell, working
 from fedscape.random import Array
 from fedscape.simulate import FromMixture
 from fedscape.studies import learn as learning
@@ -48,6 +49,8 @@ def study(
     epsilon: float | None = None,
     show_clients: bool = False,
     source: str = "a federation",
+    command: str | None = None,
+    ledger: Ledger | None = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Study:
@@ -78,10 +81,14 @@ def study(
         numbers in the order of their places on the map.
     source
         What the data are called in the report.
+    command
+        What makes this study again, as the report prints it; by default a call of this function.
+    ledger
+        Where the private count is written before it is released; by default one in memory, of this budget.
     seed
         Everything random but the noise is a function of it.
     progress
-        True or False shows or hides what is being done; by default it is shown on a terminal.
+        True shows a bar, False nothing; by default a bar on a terminal, elsewhere a line a minute.
 
     >>> from fedscape import datasets
     >>> done = study(datasets.load("acs-race").take(slice(40)))
@@ -90,7 +97,6 @@ def study(
     """
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
-    stages = _Stages(progress)
     least = 1 if show_clients else FEW
     data = prepare(
         federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
@@ -101,14 +107,33 @@ def study(
     result["about"] = _about(data, source, seed, show_clients)
     result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
     result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds}
+    result["about"]["command"] = command
+    # before the long work: a budget that does not allow it is known at once
+    counted = None if epsilon is None else census(data.counts, epsilon=epsilon, ledger=ledger)
+    with working("study", total=sum(_STAGES.values()), unit="%", progress=progress) as tell:
+        stages = _Stages(tell)
+        _fill(result, data, notes, stages, counted, show_clients)
+    return Study(result, dict(stages.seconds))
+
+
+def _fill(
+    result: dict[str, Any],
+    data: Prepared,
+    notes: list[str],
+    stages: _Stages,
+    counted: dict[str, Any] | None,
+    show_clients: bool,
+) -> None:
+    """Work out the sections of a result, one stage after the other."""
+    seed, asked, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
     with stages.of("describe"):
         result["describe"] = _described(data, show_clients)
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
         result["model"], mixture, shares = model(data, seed=seed, progress=False)
-        if epsilon is not None:
-            result["model"]["census"] = census(data.counts, epsilon=epsilon)
+        if counted is not None:
+            result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")
     with stages.of("simulate"):
         if len(data.counts) >= LEAST:
@@ -121,7 +146,9 @@ def study(
     with stages.of("learn"):
         why = _no_learning(data)
         if why is None:
-            result["learn"], accuracies = _learn(data, mixture, shares, notes, stages, seed, rounds, seeds)
+            result["learn"], accuracies = _learn(
+                data, mixture, shares, notes, stages, seed, asked["rounds"], asked["seeds"]
+            )
             kinds = result["learn"]["by_kind"]
             result["learn"]["by_kind"] = [kind for kind in kinds if kind["clients"] >= least]
         elif data.labels and data.width:
@@ -130,8 +157,6 @@ def study(
         result["advise"] = advise(result)
     result["notes"] = notes
     _name_clients(result, data, shares, accuracies, show_clients)
-    stages.close()
-    return Study(result, dict(stages.seconds))
 
 
 def _about(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[str, Any]:
@@ -371,54 +396,30 @@ def _about_size(size: int, exact: bool) -> str:
 
 
 class _Stages:
-    """Says what is being done and how much is left, on a terminal; keeps the seconds of each stage."""
+    """Says what is being done and how much is left; keeps the seconds of each stage."""
 
-    def __init__(self, progress: bool | None) -> None:
+    def __init__(self, tell: Tell) -> None:
         self.seconds: dict[str, float] = {}
-        self._bar: Any = None
+        self._tell = tell
         self._done = 0.0
-        if sys.stderr.isatty() if progress is None else progress:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("{task.description:<48}"),
-                BarColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True, force_terminal=progress), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("reading", total=sum(_STAGES.values()))
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
-        self._say(f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}", self._done)
-        try:
-            with one_library_thread():
-                yield
-        except BaseException:
-            self.close()
-            raise
+        self._tell(self._done, _place(name))
+        with one_library_thread():
+            yield
         self.seconds[name] = round(time.perf_counter() - began, 3)
         self._done += _STAGES[name]
-        self._say("", self._done)
 
     def inside(self, name: str, steps: int) -> learning.Say:
-        place = f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}"
         count = iter(range(steps))
 
         def say(what: str) -> None:
-            self._say(f"{place}: {what}", self._done + _STAGES[name] * next(count, steps) / steps)
+            self._tell(self._done + _STAGES[name] * next(count, steps) / steps, f"{_place(name)}: {what}")
 
         return say
 
-    def _say(self, what: str, done: float) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, **({"description": what} if what else {}))
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+def _place(name: str) -> str:
+    return f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}"
