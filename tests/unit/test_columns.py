@@ -79,6 +79,9 @@ def test_occupation_codes_look_like_codes_and_ages_and_rounded_amounts_do_not():
     jobs = codes[RNG.choice(80, 5000, p=RNG.dirichlet(np.full(80, 0.5)))]
     assert kind_of("job", jobs).code
     assert not kind_of("age", RNG.integers(0, 96, 5000)).code
+    pressure = np.where(RNG.random(900) < 0.7, np.round(RNG.normal(132, 19, 900), -1), RNG.normal(132, 19, 900) // 1)
+    assert kind_of("trestbps", pressure).kind == "number"
+    assert kind_of("age_at_index", RNG.integers(20, 90, 900)).kind == "number"
     assert not kind_of("wage", np.round(np.exp(RNG.normal(7, 1, 5000)), -2).astype(int)).code
     assert kind_of("zip", RNG.integers(1, 9, 500)).code
 
