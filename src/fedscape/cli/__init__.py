@@ -16,8 +16,9 @@ from fedscape.cli.helping import mend
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample
+from fedscape.cli.predicting import predict
 from fedscape.cli.privacy import privacy
-from fedscape.cli.regress import predict, regress
+from fedscape.cli.regress import regress
 from fedscape.cli.show import flat, pairs, show
 from fedscape.cli.simulate import fidelity, simulate
 from fedscape.cli.sketch import sketch

@@ -10,18 +10,23 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import (
     Address,
+    Categorical,
     EngineName,
     Force,
+    Ignore,
     Json,
+    Numeric,
     Quiet,
     Seed,
     Source,
     Workers,
     free,
     numbers,
+    overrules,
     placing,
+    say_reading,
 )
-from fedscape.cli.show import description, pairs, short, show, table
+from fedscape.cli.show import pairs, short, show, table
 from fedscape.errors import plural
 
 Agent = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
@@ -45,6 +50,9 @@ def regress(
     beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
     learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
     force: Force = False,
     engine: EngineName = "local",
     address: Address = None,
@@ -58,7 +66,9 @@ def regress(
     from fedscape.mixtures.regression import regression
 
     free(out, force)
-    fed = datasets.read(source, client=agent)
+    said = overrules(categorical, numeric, ignore)
+    fed, reading = datasets.read_table(source, client=agent, overrules=said)
+    say_reading(reading, json_, features=False)
     made, about = regression(
         fed,
         target=target,
@@ -78,25 +88,6 @@ def regress(
     if out is not None:
         made.save(out)
     show(about, json_, _for_people)
-
-
-def predict(
-    model: Annotated[Path, typer.Argument(help="A .json file that 'fedscape regress --out' wrote.")],
-    source: Source,
-    agent: Agent = None,
-    out: Annotated[Path | None, typer.Option(help="Where rows and predictions go: .parquet, .csv or a folder.")] = None,
-    force: Force = False,
-    json_: Json = False,
-) -> None:
-    """Predict the target of agents' rows by a saved regression: columns 'predicted' and 'deviation'."""
-    from fedscape.description import describe as described
-    from fedscape.mixtures.regression import predictions
-
-    free(out, force)
-    fed = predictions(model, datasets.read(source, client=agent))
-    if out is not None:
-        datasets.write(fed, out, overwrite=force)
-    show(described(fed), json_, description)
 
 
 def _for_people(about: dict[str, Any]) -> None:

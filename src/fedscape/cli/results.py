@@ -25,11 +25,32 @@ def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
     return out
 
 
-def write(folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]]) -> None:
-    """Keep the model and the tables of a run."""
-    from fedscape.learning import save_model
+def write(
+    folder: Path,
+    model: str,
+    arguments: dict[str, Any],
+    inputs: Any,
+    name: str,
+    method: Any,
+    state: Any,
+    found: Any,
+    rows: list[dict[str, Any]],
+) -> None:
+    """Keep the model, to be used again and as plain weights, and the tables of a run."""
+    import numpy as np
 
-    save_model(folder / "model.safetensors", local.model, state, about={"model": model, "round": rows[-1]["round"]})
+    from fedscape.learning import save_model
+    from fedscape.personal import Personalised
+    from fedscape.personal.methods import Common
+    from fedscape.temporal.branched import Branched
+    from fedscape.trained import MODEL, trained
+
+    weights = {n: v for n, v in state.items() if not n.startswith("server.")}
+    serving = method if isinstance(method, Branched) else Common(method.local)
+    made = Personalised(serving, weights, np.empty(0, dtype=np.int64), {}, names=inputs.classes)
+    trained(made, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
+    about = {"model": model, "round": rows[-1]["round"]}
+    save_model(folder / "model.safetensors", method.local.model, state, about=about)
     write_tables(folder, found, rows)
 
 

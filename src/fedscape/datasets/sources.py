@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fedscape import formats
 from fedscape.datasets.loading import load, names
 from fedscape.errors import DataError
@@ -16,7 +18,7 @@ from fedscape.formats.kinds import Overrules
 from fedscape.formats.reading import Reading, read_columns
 
 
-def read(source: str | os.PathLike[str], *, client: str | None = None) -> Federation:
+def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str | None = None) -> Federation:
     """The Federation of this name, file or folder.
 
     Parameters
@@ -25,29 +27,36 @@ def read(source: str | os.PathLike[str], *, client: str | None = None) -> Federa
         A name of `names()`; a folder written by `Federation.save`; a `.parquet`, `.csv`, `.tsv`, `.jsonl`, `.npz` or
         LEAF `.json` file, texts also compressed; or a folder of Parquet, CSV or LEAF files.
     client
-        For tables: the column that says whose a row is; by default the one called "client".
+        For tables: the column that says whose a row is, or several with commas between; by default the one called
+        "client".
+    rows
+        A name for a further column: which row of the table a row is, from 0.
 
     >>> read("femnist-labels").sizes.sum()
     np.int64(3597)
     """
     text, path = os.fspath(source), Path(source)
     if text in names():
-        return load(text)
+        return _numbered(load(text), rows)
     if (path / "federation.json").is_file():
-        return formats.load_folder(path)
+        return _numbered(formats.load_folder(path), rows)
     if not path.exists():
         load(text)  # says which names are near
     from fedscape.formats.opening import can_open, check_readable, open_rows
 
     check_readable(path)
     if can_open(path):
-        return open_rows(path, client=client or "client")[0]
+        return open_rows(path, client=client or "client", rows=rows)[0]
     if path.suffix == ".json" or (path.is_dir() and any(path.glob("*.json"))):
-        return formats.from_leaf(path)
+        return _numbered(formats.from_leaf(path), rows)
     raise DataError(
         f"{text} is no data this version can read: give a .parquet, .csv, .tsv, .jsonl, .npz or LEAF .json file, or a "
         "saved folder"
     )
+
+
+def _numbered(federation: Federation, rows: str | None) -> Federation:
+    return federation if rows is None else federation.with_column(rows, np.arange(federation.n_rows))
 
 
 def read_table(

@@ -15,7 +15,7 @@ from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.dialect import ALWAYS_ALLOWED, MOST_EXPANSION, find_dialect, open_bytes
 from fedscape.formats.files import Name, reading
-from fedscape.formats.grouping import Source, group, read_clients, table_source
+from fedscape.formats.grouping import Source, group, keyed, read_clients, table_source
 from fedscape.formats.parquet import from_parquet, parquet_source
 from fedscape.formats.tables import csv_source
 from fedscape.random import Array
@@ -67,7 +67,9 @@ def check_readable(path: Name) -> None:
             raise DataError(f"{os.fspath(path)} is {what}")
 
 
-def open_rows(path: Name, *, client: str, ignore: Sequence[str] = ()) -> tuple[Federation, Source | None]:
+def open_rows(
+    path: Name, *, client: str, ignore: Sequence[str] = (), rows: str | None = None
+) -> tuple[Federation, Source | None]:
     """Group the rows of a file or folder by the column `client`: the Federation, and the rows in the file's order.
 
     Parameters
@@ -79,36 +81,39 @@ def open_rows(path: Name, *, client: str, ignore: Sequence[str] = ()) -> tuple[F
         The column that says whose row it is.
     ignore
         Columns that are not read.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
     place = Path(path)
     kind = ending_of(place)
     if kind == ".parquet" or (place.is_dir() and any(place.glob("*.parquet"))):
         # footers alone, for the names of the columns
         source = parquet_source(path, client=client, columns=[])
-        return from_parquet(path, client=client, columns=_but(source, client, ignore)), source
+        return from_parquet(path, client=client, columns=_but(source, client, ignore), rows=rows), source
     if kind == ".npz":
-        return _from_npz(place, client, ignore), None
+        return _from_npz(place, client, ignore, rows), None
     if kind in _LINES or kind == ".json":
         source = _json_source(place, lines=kind in _LINES)
     else:
         source = csv_source(path, client=client)
-    return group(source, client=client, columns=_but(source, client, ignore)), source
+    return group(source, client=client, columns=_but(source, client, ignore), rows=rows), source
 
 
 def _but(source: Source, client: str, ignore: Sequence[str]) -> list[str] | None:
     if not ignore:
         return None
-    names = list(source.schema.names)
+    one, whose, parts = keyed(source, client)
+    names = list(one.schema.names)
     for name in ignore:
-        if name not in names or name == client:
-            what = "the client column" if name == client else "no column"
+        if name not in names or name == whose:
+            what = "the client column" if name in (whose, *parts) else "no column"
             raise DataError(f"--ignore names {name!r}, which is {what} of {source.what}")
-    return [name for name in names if name not in ignore and name != client]
+    return [name for name in names if name not in ignore and name != whose]
 
 
 def file_rows(source: Source, federation: Federation, client: str, rows: Sequence[int]) -> list[int]:
     """The rows of the file, from 1 on, behind these rows of the Federation: grouping keeps the order of each client."""
-    codes, values = read_clients(source, client)
+    codes, values = read_clients(*keyed(source, client)[:2])
     code_of = {value: code for code, value in enumerate(values)}
     made = []
     for row in rows:
@@ -136,7 +141,7 @@ def _json_source(path: Path, *, lines: bool) -> Source:
     return table_source(table, os.fspath(path))
 
 
-def _from_npz(path: Path, client: str, ignore: Sequence[str]) -> Federation:
+def _from_npz(path: Path, client: str, ignore: Sequence[str], rows: str | None) -> Federation:
     with reading(path, "NPZ file"):
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
@@ -151,4 +156,6 @@ def _from_npz(path: Path, client: str, ignore: Sequence[str]) -> Federation:
             "--client (client=)"
         )
     who = arrays.pop(client)
+    if rows is not None:
+        arrays[rows] = np.arange(len(who))
     return Federation.from_arrays(arrays, who)

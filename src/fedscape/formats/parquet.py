@@ -16,7 +16,7 @@ from fedscape.errors import DataError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import has_width, holds_strings, is_string, width
 from fedscape.formats.files import Name, files_in, new_file, reading
-from fedscape.formats.grouping import Source, choose_columns, group
+from fedscape.formats.grouping import Source, choose_columns, group, keyed
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 
 BATCH_BYTES = 2**22  # about how much of a file is decoded at a time
@@ -32,7 +32,9 @@ _OPTIONS = {
 }
 
 
-def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+def from_parquet(
+    path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None
+) -> Federation:
     """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
 
     The files are read twice in small batches, first the client column alone, so that beside the finished columns there
@@ -46,17 +48,19 @@ def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = Non
     path
         The file, or a folder whose `.parquet` files are read in the order of their names.
     client
-        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
+        as columns.
     columns
         Only these columns; all by default.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
     source = parquet_source(path, client=client, columns=columns)
     try:
-        return group(source, client=client, columns=columns)
+        return group(source, client=client, columns=columns, rows=rows)
     except _PlainTexts:
-        return group(
-            parquet_source(path, client=client, columns=columns, dictionaries=False), client=client, columns=columns
-        )
+        plain = parquet_source(path, client=client, columns=columns, dictionaries=False)
+        return group(plain, client=client, columns=columns, rows=rows)
 
 
 def parquet_source(
@@ -73,10 +77,11 @@ def parquet_source(
         names=_listed_names(heads),
         limit=max(ALWAYS_ALLOWED, MOST_EXPANSION * sum(head.path.stat().st_size for head in heads)),
     )
-    chosen = choose_columns(source, client, columns)
-    _check_declared(source, chosen)
+    one, whose, parts = keyed(source, client)
+    chosen = choose_columns(one, whose, columns)
+    _check_declared(one, chosen)
     for head in heads[1:]:
-        _check_same(head, heads[0], [client, *chosen])
+        _check_same(head, heads[0], [*parts, *chosen])
     return source
 
 

@@ -174,7 +174,8 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
     frame
         The table. A pandas index is not read: `reset_index()` makes it a column.
     client
-        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
+        as columns.
     ids
         All clients, where some have no rows; the order of the result.
 
@@ -189,7 +190,7 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
-def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None) -> Federation:
     """Group the rows of a CSV file with a header, or of a folder of them, by the column `client`.
 
     The file is read whole. Types are found from the values, but clients stay texts unless every one is a plain whole
@@ -204,11 +205,13 @@ def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -
     path
         The file, or a folder of `.csv` files.
     client
-        The column that says whose row it is.
+        The column that says whose row it is; or several with commas between.
     columns
         Only these columns; all by default.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
-    return group(csv_source(path, client=client, columns=columns), client=client, columns=columns)
+    return group(csv_source(path, client=client, columns=columns), client=client, columns=columns, rows=rows)
 
 
 def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Source:
@@ -238,6 +241,8 @@ def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None)
 def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] | None) -> Any:
     from pyarrow import csv
 
+    whose = list(dict.fromkeys([client, *(name.strip() for name in client.split(","))]))
+
     def read(**convert: Any) -> Any:
         with open_bytes(path) as stream:
             return csv.read_csv(
@@ -247,11 +252,14 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
                 convert_options=csv.ConvertOptions(decimal_point=dialect.decimal, **convert),
             )
 
-    wanted = None if columns is None else [client, *(name for name in columns if name != client)]
+    wanted = None
     if dialect.size == 0:
         raise DataError(f"{os.fspath(path)} is not a readable CSV file: Empty, without even a header")
     with reading(path, "CSV file"):
-        table = read(column_types={client: pa.string()})
+        table = read(column_types=dict.fromkeys(whose, pa.string()))
+        if columns is not None:
+            own = [client] if client in table.column_names else whose[1:]
+            wanted = [*own, *(name for name in columns if name not in own)]
         table = table if wanted is None or not set(wanted) <= set(table.column_names) else table.select(wanted)
         texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
         if len(set(table.column_names)) < table.num_columns or not texts:
