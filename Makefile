@@ -10,7 +10,7 @@ LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --req
 .PHONY: study test check bench site clean format lock
 
 study: $(STUDIES)
-	$(BIN)/python -m fedscape study
+	$(BIN)/python -m fedscape study --force
 
 # one BLAS thread in each of two processes: four on two cores spend most of their time waiting for one another
 test: export OMP_NUM_THREADS = 1

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedscape import checkpoint
 from fedscape.checks import Collected, all_finite, check_whole, read_only
-from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
+from fedscape.errors import CheckpointError, DataError, EngineError, NotFinite, PrivacyError, TooFewClients
 from fedscape.federation import Federation
 from fedscape.privacy.guard import Guard
 from fedscape.privacy.ledger import Ledger
@@ -449,6 +449,21 @@ def rounds(
     return run
 
 
+def sent_and_kept(computation: Computation, made: Any) -> tuple[Arrays, Kept]:
+    """What a step returned; anything but a pair of dicts is refused.
+
+    >>> sent_and_kept(Computation(), ({"sum": np.ones(2)}, {}))[1]
+    {}
+    """
+    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Mapping) for part in made):
+        return made
+    what = "a dict" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+    raise EngineError(
+        f"{type(computation).__name__}.step must return two dicts, what is sent and what is kept, not {what}: "
+        "return sent, {} where clients keep nothing"
+    )
+
+
 def frozen(state: Mapping[str, Any]) -> Arrays:
     """The same arrays as read-only views: no step and no update can change the state it was given."""
     return {name: read_only(np.asarray(values)) for name, values in state.items()}
@@ -460,7 +475,7 @@ def check_state(computation: Computation, state: Arrays, index: int) -> None:
         return
     for name, values in state.items():
         if not all_finite(values):
-            raise EngineError(
+            raise NotFinite(
                 f"round {index} of {type(computation).__name__}: {int((~np.isfinite(values)).sum())} of {values.size} "
                 f"numbers of the state {name!r} are NaN or infinite: look for them in the data, or take smaller steps; "
                 "the last finished round is unharmed"

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fedscape.checks import all_finite
-from fedscape.computation import Arrays, Computation, Kept
-from fedscape.errors import DataError, EngineError, TooFewClients
+from fedscape.computation import Arrays, Computation, Kept, sent_and_kept
+from fedscape.errors import DataError, EngineError, NotFinite, TooFewClients, plural
 from fedscape.federation import Federation
 from fedscape.kept import Store, joined
 from fedscape.privacy.release import Release
@@ -202,7 +202,9 @@ def cores() -> int:
 def check_enough(cohort: Array, min_clients: int, key: Key, release: Release | None) -> None:
     """Refuse a cohort that is too small, before anything is computed; a secret number is compared after its noise."""
     if len(cohort) < min_clients and not (release is not None and release.counted):
-        raise TooFewClients(f"round {key.round}: {len(cohort)} clients reported, min_clients is {min_clients}")
+        raise TooFewClients(
+            f"round {key.round}: {plural(len(cohort), 'client')} reported, min_clients is {min_clients}"
+        )
 
 
 def ranks(order: Array) -> Array:
@@ -375,13 +377,8 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
 
 
 def _step(computation: Computation, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-    result = computation.step(state, clients, key)
-    if not (isinstance(result, tuple) and len(result) == 2):
-        raise EngineError(
-            f"{type(computation).__name__}.step must return (sent, kept), two dicts of arrays, not a "
-            f"{type(result).__name__}: return what is sent, and {{}} where nothing is kept"
-        )
-    return _checked(computation, result[0], clients), result[1]
+    sent, kept = sent_and_kept(computation, computation.step(state, clients, key))
+    return _checked(computation, sent, clients), kept
 
 
 def _sheltered(
@@ -476,7 +473,10 @@ def _checked(computation: Computation, sent: Mapping[str, Array], clients: Feder
             )
         if not all_finite(values):
             bad = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise EngineError(f"{what} with NaN or infinity for client {clients.ids[bad]!s}")
+            raise NotFinite(
+                f"{what} with NaN or infinity for client {clients.ids[bad]!s}: look for extreme values in its rows, or "
+                "take smaller steps"
+            )
     return dict(sent)
 
 

@@ -7,6 +7,7 @@
     ├── PrivacyError        a release would break a promise made about privacy
     ├── CheckpointError     a saved run is torn, foreign or unreadable
     └── EngineError         a round could not be carried out
+        ├── NotFinite       a round gave NaN or infinity: of the data, or of steps that were too large
         └── TooFewClients   fewer clients reported than `min_clients`
 
 Every message names what is wrong, where, the value, and what to do.
@@ -51,12 +52,25 @@ class EngineError(FedscapeError, RuntimeError):
     """A round could not be carried out."""
 
 
+class NotFinite(EngineError):
+    """A round gave NaN or infinity: of the data, or of steps that were too large."""
+
+
 class TooFewClients(EngineError):
     """Fewer clients reported than `min_clients`; nothing was released. `faults` counts what went wrong."""
 
     def __init__(self, message: str, *, faults: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
         self.faults = dict(faults or {})
+
+
+def plural(number: int, noun: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "client"), plural(2000, "row"), plural(0, "category", "categories")
+    ('1 client', '2,000 rows', '0 categories')
+    """
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
 
 
 def require(module: str, *, extra: str) -> ModuleType:

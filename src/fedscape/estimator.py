@@ -159,7 +159,7 @@ class Estimator(Computation):
         if loop.notes.get("finished"):
             return loop.state
         before = loop.state
-        for r in shown(loop, n_rounds=n_rounds, label=type(computation).__name__, progress=how.progress):
+        for r in shown(loop, n_rounds=n_rounds, label=type(self).__name__, progress=how.progress):
             self.history_.add(r)
             finished = done is not None and not r.abandoned and done(before, r.state)
             last = finished or r.index + 1 == n_rounds

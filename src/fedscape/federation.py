@@ -25,7 +25,7 @@ from fedscape.checks import (
     positions,
     read_only,
 )
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.ragged import Gathered, Ragged, group_rows, offsets_of, rows_of, segment_count, segment_sum
 from fedscape.random import Array, Key, client_keys
 
@@ -178,31 +178,81 @@ class Federation:
         return cls(columns, offsets_of(sizes), ids, names=names)
 
     @classmethod
-    def from_frame(cls, frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        ids: npt.ArrayLike | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
         """Group the rows of a pandas DataFrame or an Arrow table by the column `client`.
 
         Texts and categories become integer codes with their names beside them; missing whole numbers become NaN; a
         missing text becomes the code -1.
+
+        Parameters
+        ----------
+        frame, client, ids
+            The table, the column that says whose a row is, and all clients where some have no rows.
+        categorical
+            Columns whose values are classes: they become codes 0, 1, ... with the values as names, -1 where missing.
+        numeric
+            Columns of texts that are numbers; a text that is none becomes NaN.
+        ignore
+            Columns to leave out.
+
+        >>> import pyarrow as pa
+        >>> table = pa.table({"who": [1, 1, 2], "stars": [5, 3, 5]})
+        >>> Federation.from_frame(table, client="who", categorical=["stars"]).names["stars"]
+        ('3', '5')
         """
         from fedscape.formats import from_frame
+        from fedscape.formats.modelled import overruled
 
-        return from_frame(frame, client=client, ids=ids)
+        return overruled(from_frame(frame, client=client, ids=ids), categorical, numeric, ignore)
 
     @classmethod
     def from_parquet(
-        cls, path: str | PathLike[str], *, client: str, columns: Sequence[str] | None = None
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
     ) -> Federation:
-        """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory."""
-        from fedscape.formats import from_parquet
+        """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
 
-        return from_parquet(path, client=client, columns=columns)
+        `categorical`, `numeric` and `ignore` are those of `from_frame`.
+        """
+        from fedscape.formats import from_parquet
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_parquet(path, client=client, columns=columns), categorical, numeric, ignore)
 
     @classmethod
-    def from_csv(cls, path: str | PathLike[str], *, client: str, columns: Sequence[str] | None = None) -> Federation:
-        """Group the rows of a CSV file by the column `client`."""
-        from fedscape.formats import from_csv
+    def from_csv(
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
+        """Group the rows of a CSV file by the column `client`.
 
-        return from_csv(path, client=client, columns=columns)
+        `categorical`, `numeric` and `ignore` are those of `from_frame`.
+        """
+        from fedscape.formats import from_csv
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_csv(path, client=client, columns=columns), categorical, numeric, ignore)
 
     @classmethod
     def concat(cls, parts: Sequence[Federation]) -> Federation:
@@ -254,7 +304,8 @@ class Federation:
 
     def __repr__(self) -> str:
         shapes = [f"{n} {v.dtype}{list(v.shape[1:]) if v.ndim > 1 else ''}" for n, v in self.columns.items()]
-        return f"Federation({len(self):,} clients, {self.n_rows:,} rows, {', '.join(shapes) or 'no columns'})"
+        listed = [plural(len(self), "client"), plural(self.n_rows, "row"), *(shapes or ["no columns"])]
+        return f"Federation({', '.join(listed)})"
 
     @property
     def n_rows(self) -> int:
@@ -369,7 +420,7 @@ class Federation:
         """The same rows with one column added or replaced.
 
         >>> Federation({"y": [1, 2]}, [0, 2]).with_column("z", [0.5, 0.5])
-        Federation(1 clients, 2 rows, y int64, z float64)
+        Federation(1 client, 2 rows, y int64, z float64)
         """
         stored, known = checked_columns({name: values}, {} if names is None else {name: names})
         if len(stored[name]) != self.n_rows:
@@ -458,13 +509,41 @@ class Federation:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def categories(self, column: str) -> int:
-        """How many categories a column of codes has: its names, or one more than its largest code."""
+        """How many categories a column of codes has: its names, or one more than its largest code.
+
+        Values that are no codes 0, 1, 2, ... are refused: `coded` makes codes of them.
+        """
         if column in self.names:
             return len(self.names[column])
         values = self[column]
         if values.ndim == 2:
             return int(values.shape[1])
-        return int(values.max()) + 1 if len(values) else 0
+        if not len(values):
+            return 0
+        known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        if values.dtype.kind not in "biuf" or not len(known):
+            raise DataError(f"column {column!r} must hold categories, one a row, not {values.dtype}: see coded()")
+        high = int(known.max())
+        if high >= max(2**24, 16 * len(values)):
+            raise DataError(
+                f"column {column!r} holds {high:,}, and counts of 0 to {high:,} would fill the memory: its values as "
+                f"classes are coded({column!r})"
+            )
+        return high + 1
+
+    def coded(self, column: str) -> Federation:
+        """The rows with a value in this column, its values as codes 0, 1, 2, ... whose names are the values.
+
+        What a column is decides `formats.kinds.kind_of`, as for every command: whole numbers of few values, texts and
+        truth values are classes; a number is cut into five classes of about as many rows each.
+
+        >>> fed = Federation({"stars": [5, 1, 3, 1]}, [0, 2, 4]).coded("stars")
+        >>> fed["stars"].tolist(), fed.names["stars"]
+        ([2, 0, 1, 0], ('1', '3', '5'))
+        """
+        from fedscape.formats.modelled import with_classes
+
+        return with_classes(self, column)[0]
 
     def counts(self, column: str, n_categories: int | None = None) -> Array:
         """How often each client has each category: [clients, n_categories], int32.

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedscape.checkpoint import replace_file
 from fedscape.computation import Round
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 
 
 class History:
@@ -96,4 +96,4 @@ class History:
             raise DataError(f"a history is saved as .parquet or .csv, not {ending!r}")
 
     def __repr__(self) -> str:
-        return f"History({len(self)} rounds, {', '.join(self.columns)})"
+        return f"History({plural(len(self), 'round')}, {', '.join(self.columns)})"

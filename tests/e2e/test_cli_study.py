@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shlex
 
 import numpy as np
 import pytest
-from shell import ok, refused, started
+from shell import fedscape, ok, refused, started
 
 from fedscape import Federation, datasets
 
@@ -30,10 +33,55 @@ def test_a_study_writes_report_result_and_tables(folders):
 
 
 def test_the_command_prints_advice_and_where_the_report_is(folders):
-    said = started("study", folders / "data-a", "--out", folders / "a", "--quiet", "--seed", 0)
+    said = started("study", folders / "data-a", "--out", folders / "a", "--quiet", "--seed", 0, "--force")
     assert "Do clients differ? yes" in said
     assert "report.html" in said
-    assert json.loads(ok("study", folders / "data-a", "--out", folders / "a", "--json"))["format"] == 1
+    assert json.loads(ok("study", folders / "data-a", "--out", folders / "a", "--json", "--force"))["format"] == 1
+
+
+def test_another_study_is_not_written_over(folders):
+    before = (folders / "a" / "result.json").read_bytes()
+    said = refused(2, "study", folders / "data-b", "--out", folders / "a")
+    assert "holds a study: pass --force" in said
+    assert (folders / "a" / "result.json").read_bytes() == before
+
+
+def test_the_command_that_a_report_prints_makes_the_report_again(tmp_path):
+    rng = np.random.default_rng(1)
+    lines = ["the who,a b,c,label"]
+    lines += [f"p{i // 12},{rng.normal():.3f},{rng.normal():.3f},{rng.integers(0, 2)}" for i in range(96)]
+    (tmp_path / "my data.csv").write_text("\n".join(lines) + "\n")
+    ok(
+        *("study", tmp_path / "my data.csv", "--client", "the who", "--features", "a b,c", "--rounds", 1),
+        *("--seeds", 1, "--seed", 4, "--show-clients", "--out", tmp_path / "first", "--quiet"),
+    )
+    page = (tmp_path / "first" / "report.html").read_text()
+    command = html.unescape(re.search(r"<dt>Command</dt><dd><code>(.*?)</code>", page)[1])
+    words = shlex.split(command)
+    assert words[:5] == ["fedscape", "study", "my data.csv", "--features", "a b,c"]
+    done = fedscape(*words[1:], "--quiet", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "study" / "result.json").read_bytes() == (tmp_path / "first" / "result.json").read_bytes()
+
+
+def test_a_second_private_study_is_counted_in_the_ledger_beside_the_data(folders, tmp_path):
+    folders.joinpath("data-b").rename(tmp_path / "data")
+    call = ("study", tmp_path / "data", "--epsilon", 1, "--rounds", 1, "--seeds", 1)
+    done = fedscape(*call, "--out", tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    ledger = tmp_path / ".fedscape" / "ledger.jsonl"
+    assert f"written to {ledger}, which has a budget of 1" in done.stderr
+    about = json.loads(ok("privacy", "show", ledger, "--json"))
+    assert about["releases"] == 1
+    assert 0.9 < about["totals"][0]["spent"] <= 1
+    said = refused(1, *call, "--out", tmp_path / "two", "--quiet")
+    assert "beyond the budget of 1" in said
+    assert "--ledger" in said
+    assert not (tmp_path / "two").exists()
+    assert json.loads(ok("privacy", "show", ledger, "--json"))["releases"] == 1
+    ok(*call, "--out", tmp_path / "two", "--ledger", tmp_path / "own.jsonl", "--quiet")
+    (tmp_path / "data").rename(folders / "data-b")
+    assert "--ledger goes with --epsilon" in refused(2, "study", "acs-race", "--ledger", tmp_path / "own.jsonl")
 
 
 def test_a_report_is_rendered_again_to_the_same_bytes(folders):
@@ -103,3 +151,19 @@ def test_what_cannot_be_studied_gives_one_line(case, tmp_path):
     assert message in said
     assert said.count("\n") == 1
     assert said.startswith("fedscape: ")
+
+
+def test_fit_and_study_find_the_same_kinds(tmp_path):
+    """Also where a study puts rare categories together: what it says is then the sums of what fit found."""
+    datasets.load("acs-mini").select(["race"]).save(tmp_path / "d")
+    found = json.loads(ok("fit", tmp_path / "d", "--column", "race", "--quiet", "--json"))
+    how = ("--rounds", 1, "--seeds", 1, "--quiet", "--json", "--out", tmp_path / "s")
+    told = json.loads(ok("study", tmp_path / "d", "--column", "race", *how))["model"]
+    assert "(all other)" in told["names"]
+    assert [row["score"] for row in told["candidates"]] == pytest.approx([r["score"] for r in found["candidates"]])
+    assert len(told["components"]) == len(found["components"])
+    for kind, component in zip(told["components"], found["components"], strict=True):
+        assert kind["scale"] == pytest.approx(component["scale"], rel=1e-3)
+        assert kind["share"]["value"] == pytest.approx(component["weight"], abs=0.01)
+        assert kind["size"] == pytest.approx(component["mean_size"], rel=1e-3)
+        assert sum(kind["means"]) == pytest.approx(1, abs=1e-3)

@@ -244,6 +244,7 @@ def test_a_cluster_that_an_engine_has_started_is_not_the_one_that_runs_on_this_m
     monkeypatch.setattr("fedscape.engines.cluster._ENGINES", {"users": 0, "ours": 0})
     monkeypatch.setattr("fedscape.engines.cluster._JOINED", {})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of the test")
     first = Cluster(None, 1, 1, 0.0, None)
     with pytest.raises(EngineError, match=r"connected to the Ray cluster at 10\.0\.0\.1:6379, not to 'auto'"):
         Cluster("auto", 1, 1, 0.0, None)

@@ -26,7 +26,7 @@ LAYERS = [
     {"statistics", "clustering", "description"},
     {"sketches", "mixtures", "learning"},
     {"simulate", "personal"},
-    {"temporal", "datasets"},
+    {"temporal", "datasets", "trained"},
     {"studies", "report", "doctor"},
     {"cli", "__main__", "__init__"},
 ]

@@ -36,7 +36,7 @@ from fedscape.personal import (
     with_projection,
 )
 from fedscape.personal.clustered import halves
-from fedscape.personal.files import adapt_file
+from fedscape.trained import load
 
 D, C = 3, 2
 
@@ -692,7 +692,9 @@ def test_names_of_classes_survive_a_file_and_older_files_have_none(tmp_path):
     again = load_personal(tmp_path / "m")
     assert again.names == TREES
     assert (again.evaluate(other).loss == model.evaluate(other).loss).all()
-    assert adapt_file(tmp_path / "m", other, out=tmp_path / "more")["accuracy_before"] > 0.9
+    adapted, about = load(tmp_path / "m").adapt(other)
+    assert about["accuracy_before"] > 0.9
+    adapted.save(tmp_path / "more")
     assert load_personal(tmp_path / "more").names == TREES
     arrays, header = checkpoint.read(tmp_path / "m")
     del header["names"]

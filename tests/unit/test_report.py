@@ -123,17 +123,16 @@ def test_what_was_spent_is_said(made):
     assert "empty: nothing was released" not in page
 
 
-def test_the_command_of_a_report_makes_it_again(made):
+def test_a_report_prints_the_command_or_the_call_that_makes_it_again(made):
     from fedscape.report.page import _command
 
-    asked = {"features": ["a b", "c"], "epsilon": 0.5, "rounds": 3, "seeds": 1}
+    asked = {"features": ["a b", "c"], "epsilon": None, "rounds": 3, "seeds": 1}
     about = {"source": "my data.csv", "column": "the label", "labels": True, "seed": 4, "show_clients": False}
-    said = _command({"about": about | {"asked": asked}})
-    first, rest = "fedscape study 'my data.csv' --column 'the label' --features 'a b,c' ", "--rounds 3 --seeds 1 "
-    assert said == f"{first}{rest}--epsilon 0.5 --seed 4"
-    cells = _command({"about": about | {"labels": False, "asked": asked}})
-    assert "--column" not in cells
-    assert "--rounds 2 --seeds 1 --seed 0" in made.html()
+    call = "fedscape.study(federation, column='the label', features=['a b', 'c'], rounds=3, seeds=1, seed=4)"
+    assert _command({"about": about | {"asked": asked}}) == call
+    assert "column" not in _command({"about": about | {"labels": False, "asked": asked}})
+    assert _command({"about": about | {"asked": asked, "command": "fedscape study"}}) == "fedscape study"
+    assert "rounds=2, seeds=1, seed=0)" in made.html()
 
 
 def test_a_notebook_shows_the_advice(made):

@@ -424,3 +424,15 @@ def test_a_checkpoint_of_an_older_format_is_refused_in_one_line(tmp_path):
     checkpoint.write(path, arrays, {name: value for name, value in header.items() if name != "format"})
     with pytest.raises(CheckpointError, match=r"is a checkpoint of format 1, this version has format 2: begin the run"):
         rounds(Histogram(2), fed, n_rounds=2, resume=path)
+
+
+@pytest.mark.parametrize(
+    ("made", "what"), [({"sum": np.zeros(3)}, "a dict"), (np.zeros(3), "a ndarray"), (None, "a N")]
+)
+def test_a_step_that_returns_no_pair_is_refused_in_words(made, what):
+    class Wrong(Sum):
+        def step(self, state, clients, key):
+            return made
+
+    with pytest.raises(EngineError, match=rf"Wrong\.step must return two dicts, .* not {what}.*return sent, {{}}"):
+        list(rounds(Wrong(), people(3), n_rounds=1))

@@ -9,27 +9,28 @@ import typer
 
 import fedscape
 from fedscape.cli.audit import audit
+from fedscape.cli.command import Command
 from fedscape.cli.data import data
 from fedscape.cli.deploy import deploy
+from fedscape.cli.failures import FAILURE, say_failure, without_debug
 from fedscape.cli.helping import mend
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample
+from fedscape.cli.predicting import predict
 from fedscape.cli.privacy import privacy
-from fedscape.cli.regress import predict, regress
+from fedscape.cli.regress import regress
 from fedscape.cli.show import flat, pairs, show
 from fedscape.cli.simulate import fidelity, simulate
 from fedscape.cli.sketch import sketch
 from fedscape.cli.study import compare, explain, report, study
 from fedscape.cli.train import sweep, train
-from fedscape.errors import CheckpointError, DataError, FedscapeError
 
 mend()
 app = typer.Typer(
     name="fedscape",
     help="Measure, model, simulate and learn the landscape of client data in federated learning.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -51,27 +52,23 @@ for command in (
     novelty,
     audit,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 for name, group in {"data": data, "deploy": deploy, "privacy": privacy, "sketch": sketch}.items():
+    for registered in group.registered_commands:
+        registered.cls = Command
     app.add_typer(group, name=name)
 
 
 def main() -> None:
-    """Run the command line: exit 0 on success, 2 for bad input, 1 for any other failure."""
+    """Run the command line: exit 0 on success, 2 for bad input, 1 for any other failure; never a traceback."""
+    arguments, debug = without_debug(sys.argv[1:])
     try:
-        app()
-    except FedscapeError as error:
-        sys.stderr.write(f"fedscape: {error}\n")
-        sys.exit(2 if isinstance(error, DataError | CheckpointError) else 1)
-    except KeyboardInterrupt:
-        sys.stderr.write("fedscape: stopped\n")
-        sys.exit(130)
+        app(arguments, prog_name="fedscape")
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(1)
-    except OSError as error:
-        sys.stderr.write(f"fedscape: {error.filename or ''}: {error.strerror or error}\n")
-        sys.exit(1)
+        sys.exit(FAILURE)
+    except (Exception, KeyboardInterrupt) as error:
+        sys.exit(say_failure(error, debug=debug))
 
 
 def _version(wanted: bool) -> None:
@@ -85,11 +82,14 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
+    ] = False,
 ) -> None:
     pass
 
 
-@app.command()
+@app.command(cls=Command)
 def doctor(json_: Json = False) -> None:
     """Python, packages, extras, GPU and data folder: what is here and what is missing."""
     from fedscape.doctor import examine

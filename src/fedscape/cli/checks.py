@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from fedscape.cli.options import free
 from fedscape.cli.temporal import TEMPORAL, WITH_PRIOR
 from fedscape.errors import DataError
@@ -25,7 +23,9 @@ def check_method(method: str, rounds: int, every: int) -> None:
             raise DataError(f"--{name} must be at least 1, not {value}")
 
 
-def check_private(epsilon: float | None, delta: float | None, clip: float | None, standardise: bool) -> None:
+def check_private(
+    epsilon: float | None, delta: float | None, clip: float | None, standardise: bool, fill: str | None
+) -> None:
     """Refuse what a private training cannot keep, and parts of a budget without one."""
     if epsilon is None:
         for name, value in (("delta", delta), ("clip", clip)):
@@ -34,6 +34,11 @@ def check_private(epsilon: float | None, delta: float | None, clip: float | None
         return
     if standardise:
         raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
+    if fill in ("mean", "median"):
+        raise DataError(
+            f"--fill {fill} takes an exact {fill} of all rows, which --epsilon does not cover: declare a number, such "
+            "as --fill 0, or --fill drop"
+        )
     from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
 
     check_positive("--epsilon", epsilon, NOISE, error=DataError)
@@ -77,15 +82,3 @@ def fractions(text: str, name: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise DataError(f"--{name} must be numbers with commas between, such as 0.01,0.1, not {text!r}") from None
-
-
-def can_be_read(method: str, features: str, standardise: bool) -> bool:
-    """Whether `adapt` and `novelty` can make the model again from a file; if not, say why, before it is trained."""
-    if method not in ("fedem", "fedgmm", "ifca"):
-        why = f"{method} cannot be made again from a file; fedem, fedgmm and ifca can"
-    elif "," in features or standardise:
-        why = "features that were joined or standardised cannot be made again from a file; one column as it is can"
-    else:
-        return True
-    typer.echo(f"nothing will be written for 'fedscape adapt': {why}", err=True)
-    return False

@@ -10,6 +10,7 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import Client, Force, Json, Source
 from fedscape.cli.show import flat, pairs, show, table
+from fedscape.errors import plural
 
 data = typer.Typer(help="Look at and convert data.", no_args_is_help=True)
 
@@ -40,7 +41,7 @@ def data_convert(
     fed = datasets.read(source, client=client)
     datasets.write(fed, target, overwrite=force)
     done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
-    show(done, json_, lambda about: typer.echo(f"{target}: {len(fed):,} clients, {fed.n_rows:,} rows"))
+    show(done, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}"))
 
 
 def _names_for_people(sets: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from fedscape.cli.options import Client, Force, Json, Source, free
 from fedscape.cli.show import flat, pairs, short, show, table
 from fedscape.errors import require
 
-Model = Annotated[Path, typer.Argument(help="DIR/personal of 'train --method fedgmm --out DIR' (or fedem, ifca).")]
+Model = Annotated[Path, typer.Argument(help="The --out folder of 'fedscape train', or a file of 'adapt --out'.")]
 
 
 def adapt(
@@ -23,15 +23,18 @@ def adapt(
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Learn the shares of new clients, from labelled rows or (FedGMM) from features alone; nothing else changes.
+    """Learn what new clients have of their own, from labelled rows or (fedgmm) features alone; nothing else changes.
 
     accuracy_before and accuracy_after are of these same rows, those adapted to: rows kept apart tell how new ones fare.
     """
     require("torch", extra="learn")
-    from fedscape.personal.files import adapt_file
+    from fedscape.trained import load
 
     free(out, force)
-    about = adapt_file(model, datasets.read(source, client=client), out=out)
+    made = load(model)
+    adapted, about = made.adapt(datasets.read(source, client=client or made.inputs.client))
+    if out is not None:
+        adapted.save(out)
     show(about, json_, lambda found: pairs("new clients", _short(flat(found))))
 
 
@@ -49,10 +52,11 @@ def novelty(
 ) -> None:
     """Say which rows and clients are new to a personalised model, at a stated rate of false alarms."""
     require("torch", extra="learn")
-    from fedscape.personal.files import novelty_of_file
+    from fedscape.trained import load
 
-    read = [datasets.read(which, client=client) for which in (known, source)]
-    show(novelty_of_file(model, *read, score=score, rate=rate), json_, _for_people)
+    made = load(model)
+    read = [datasets.read(which, client=client or made.inputs.client) for which in (known, source)]
+    show(made.novelty(*read, score=score, rate=rate), json_, _for_people)
 
 
 def _for_people(found: dict[str, Any]) -> None:

@@ -10,28 +10,32 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import (
     Address,
+    Categorical,
     EngineName,
     Force,
+    Ignore,
     Json,
+    Numeric,
     Quiet,
     Seed,
     Source,
     Workers,
     free,
     numbers,
+    overrules,
     placing,
+    say_reading,
 )
-from fedscape.cli.show import description, pairs, short, show, table
+from fedscape.cli.show import pairs, short, show, table
+from fedscape.errors import plural
 
-Agent = Annotated[
-    str | None, typer.Option("--agent", "--client", help="Column that says whose a row is (Parquet, CSV).")
-]
+Agent = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
 FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
 
 
 def regress(
     source: Source,
-    target: Annotated[str, typer.Option(help="The column to predict.")],
+    target: Annotated[str, typer.Option("--column", help="The column to predict.")],
     features: Annotated[str, typer.Option(help="The columns to predict it from, with commas between.")],
     agent: Agent = None,
     entity: Annotated[
@@ -46,6 +50,9 @@ def regress(
     beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
     learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
     force: Force = False,
     engine: EngineName = "local",
     address: Address = None,
@@ -59,7 +66,9 @@ def regress(
     from fedscape.mixtures.regression import regression
 
     free(out, force)
-    fed = datasets.read(source, client=agent)
+    said = overrules(categorical, numeric, ignore)
+    fed, reading = datasets.read_table(source, client=agent, overrules=said)
+    say_reading(reading, json_, features=False)
     made, about = regression(
         fed,
         target=target,
@@ -81,25 +90,6 @@ def regress(
     show(about, json_, _for_people)
 
 
-def predict(
-    model: Annotated[Path, typer.Argument(help="A .json file that 'fedscape regress --out' wrote.")],
-    source: Source,
-    agent: Agent = None,
-    out: Annotated[Path | None, typer.Option(help="Where rows and predictions go: .parquet, .csv or a folder.")] = None,
-    force: Force = False,
-    json_: Json = False,
-) -> None:
-    """Predict the target of agents' rows by a saved regression: columns 'predicted' and 'deviation'."""
-    from fedscape.description import describe as described
-    from fedscape.mixtures.regression import predictions
-
-    free(out, force)
-    fed = predictions(model, datasets.read(source, client=agent))
-    if out is not None:
-        datasets.write(fed, out, overwrite=force)
-    show(described(fed), json_, description)
-
-
 def _for_people(about: dict[str, Any]) -> None:
     if about["candidates"]:
         names = ["classes", "held-out log-likelihood of a row", "behind the best", "standard error"]
@@ -110,7 +100,7 @@ def _for_people(about: dict[str, Any]) -> None:
         + [f"{short(v)} ± {short(e)}" for v, e in zip(c["coefficients"].values(), c["errors"].values(), strict=True)]
         for c in about["classes"]
     ]
-    title = f"{len(rows)} classes of entities: {about['target']} by class"
+    title = f"{plural(len(rows), 'class', 'classes')} of entities: {about['target']} by class"
     table(title, ["share", "entities", "rows", "intercept", *names], rows)
     if "r_hat" in about:
         remark = "the chains agree" if about["r_hat"] < 1.1 else "the chains differ: more rounds, or fewer classes"

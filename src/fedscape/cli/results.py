@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from fedscape.cli.show import as_text, table
+from fedscape.errors import plural
 
 
 def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
@@ -25,13 +26,33 @@ def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
 
 
 def write(
-    folder: Path, model: str, local: Any, state: Any, found: Any, rows: list[dict[str, Any]], *, private: bool
+    folder: Path,
+    model: str,
+    arguments: dict[str, Any],
+    inputs: Any,
+    name: str,
+    method: Any,
+    state: Any,
+    found: Any,
+    rows: list[dict[str, Any]],
+    *,
+    private: bool,
 ) -> None:
-    """Keep the model and the tables of a run; those of a private one are for their owner alone."""
-    from fedscape.learning import save_model
+    """Keep the model, to be used again and as plain weights, and the tables; of a private run for their owner alone."""
+    import numpy as np
 
+    from fedscape.learning import save_model
+    from fedscape.personal import Personalised
+    from fedscape.personal.methods import Common
+    from fedscape.temporal.branched import Branched
+    from fedscape.trained import MODEL, trained
+
+    weights = {n: v for n, v in state.items() if not n.startswith("server.")}
+    serving = method if isinstance(method, Branched) else Common(method.local)
+    made = Personalised(serving, weights, np.empty(0, dtype=np.int64), {}, names=inputs.classes)
+    trained(made, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
     about = {"model": model, "round": rows[-1]["round"]}
-    save_model(folder / "model.safetensors", local.model, state, about=about, private=private)
+    save_model(folder / "model.safetensors", method.local.model, state, about=about, private=private)
     write_tables(folder, found, rows, private=private)
 
 
@@ -76,7 +97,7 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
     if not quiet:
         columns = ["of clients", *names]
         lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in ("accuracy", "loss")]
-        table(f"{last['clients_with_rows']:,} clients after {last['round']:,} rounds", columns, lines)
+        table(f"{plural(last['clients_with_rows'], 'client')} after {plural(last['round'], 'round')}", columns, lines)
     for group, spent in about.get("epsilon", {}).items():
         typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
     if folder is not None:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import typer
 
+from fedscape.errors import plural
+
 T = TypeVar("T")
 
 
@@ -83,8 +85,10 @@ def description(about: dict[str, Any]) -> None:
     """What `describe` found."""
     columns = about.pop("columns")
     skew = about.pop("skew", None)
+    for said_before in ("findings", "kinds", "features"):
+        about.pop(said_before, None)
     pairs("federation", flat(about))
-    names = ["name", "type", "shape", "missing", "categories", "min", "mean", "max"]
+    names = ["name", "kind", "type", "shape", "missing", "categories", "min", "mean", "max"]
     table("columns", names, [[column.get(name, "") for name in names] for column in columns])
     if skew is not None:
         pairs(f"skew of {skew.pop('column')}: mean distance to all clients together (0 to 1)", flat(skew))
@@ -96,5 +100,6 @@ def population_table(about: dict[str, Any]) -> None:
         names = ["components", "held-out log-likelihood", "behind the best", "standard error"]
         table("how many kinds of clients", names, [list(row.values()) for row in about["candidates"]])
     rows = [[c["weight"], c["scale"], c["mean_size"], c["most"]] for c in about["components"]]
-    title = f"{len(rows)} kinds of clients, found in {about['rounds']} rounds of {about['bytes_up']:,} bytes per client"
-    table(title, ["share of clients", "alpha_0 (large: alike)", "mean size", "most frequent categories"], rows)
+    kinds, rounds = plural(len(rows), "kind"), plural(about["rounds"], "round")
+    title = f"{kinds} of clients, found in {rounds} of {about['bytes_up']:,} bytes per client"
+    table(title, ["share of clients", "concentration (large: alike)", "mean size", "most frequent categories"], rows)

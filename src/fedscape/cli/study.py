@@ -4,14 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click import get_current_context
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Quiet, Seed
+from fedscape.cli.command import as_typed
+from fedscape.cli.options import (
+    Categorical,
+    Client,
+    Force,
+    Ignore,
+    Json,
+    Keep,
+    Names,
+    Numeric,
+    Quiet,
+    Seed,
+    free_folder,
+    ledger_beside,
+    listed,
+    overrules,
+    say_reading,
+)
 from fedscape.cli.show import pairs, show, table
-from fedscape.errors import DataError
+from fedscape.errors import DataError, PrivacyError, plural
+from fedscape.formats.kinds import LABELS
+
+if TYPE_CHECKING:
+    from fedscape.privacy.ledger import Ledger
 
 Folder = Annotated[Path, typer.Argument(help="The folder that 'fedscape study --out' wrote.")]
 
@@ -30,13 +52,17 @@ def study(
     rounds: Annotated[int, typer.Option(help="Rounds of the tournament.")] = 20,
     seeds: Annotated[int, typer.Option(help="How often each method is trained in it.")] = 2,
     epsilon: Annotated[float | None, typer.Option(help="Also count the categories privately in this budget.")] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(help="What categories are called, with commas between; with --epsilon, which count."),
+    ledger: Annotated[
+        Path | None, typer.Option(help="With --epsilon: the ledger; by default one for the folder of the data.")
     ] = None,
     show_clients: Annotated[
         bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
     ] = False,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    keep: Keep = None,
+    names: Names = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -45,25 +71,44 @@ def study(
     """From a federation to an answer: describe, measure, model, simulate, learn, advise; a report to read."""
     from fedscape.studies import study as studied
 
-    if out.exists() and not (
-        force or (out / "result.json").is_file() or not any(out.iterdir() if out.is_dir() else [out])
-    ):
-        raise DataError(f"{out} is there already and holds no study: pass --force to write into it")
-    made = studied(
-        datasets.read(source, client=client),
-        column=column,
-        features=None if features is None else features.split(","),
-        rounds=rounds,
-        seeds=seeds,
-        epsilon=epsilon,
-        names=None if names is None else names.split(","),
-        show_clients=show_clients,
-        source=Path(source).name,
-        seed=seed,
-        progress=False if quiet or json_ else None,
-    )
+    free_folder(out, force)
+    if ledger is not None and epsilon is None:
+        raise DataError("--ledger goes with --epsilon, the budget of the private count")
+    said = overrules(categorical, numeric, ignore, keep, names)
+    wanted = None if features is None else listed(features)
+    fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
+    say_reading(reading, json_)
+    book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
+    try:
+        made = studied(
+            fed,
+            column=column,
+            features=wanted,
+            overrules=said,
+            reading=reading,
+            rounds=rounds,
+            seeds=seeds,
+            epsilon=epsilon,
+            ledger=book,
+            show_clients=show_clients,
+            source=Path(source).name,
+            command=as_typed(get_current_context(), without=("out", "force", "quiet", "json_", "ledger")),
+            seed=seed,
+            progress=False if quiet else None,
+        )
+    except PrivacyError as error:
+        if book is None:
+            raise
+        remedy = f"{book.path} holds what was released: leave --epsilon out, or --ledger for data of other people"
+        raise PrivacyError(f"{error}; {remedy}") from None
     folder = made.save(out)
     show(dict(made.result), json_, lambda result: _for_people(result, made.seconds, folder))
+
+
+def _ledger(source: str, path: Path | None, epsilon: float, quiet: bool) -> Ledger:
+    from fedscape.studies.model import CENSUS_DELTA
+
+    return ledger_beside(source, path, epsilon=epsilon, delta=CENSUS_DELTA, quiet=quiet)
 
 
 def report(folder: Folder, json_: Json = False) -> None:
@@ -146,7 +191,7 @@ def _tournament(learn: Mapping[str, Any]) -> None:
         guess = predicted[row["method"]]["accuracy"]["value"]
         rows.append([row["called"], *_numbers(row["accuracy"]), gain, _worst(row["worst"]), f"{guess:.3f}"])
     names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth (if equal)", "simulated clients"]
-    table(f"{learn['clients']} clients, {learn['rounds']} rounds, {learn['seeds']} seeds", names, rows)
+    table(", ".join(plural(learn[f"{what}s"], what) for what in ("client", "round", "seed")), names, rows)
 
 
 def _worst(about: Mapping[str, Any]) -> str:

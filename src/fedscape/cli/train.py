@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
-from fedscape import datasets
 from fedscape.cli.checks import (
     PERSONAL,
-    can_be_read,
     check_method,
     check_out,
     check_private,
@@ -21,18 +20,35 @@ from fedscape.cli.checks import (
 )
 from fedscape.cli.options import (
     Address,
+    Categorical,
     Client,
     EngineName,
     Force,
+    Ignore,
     Json,
+    Keep,
+    Numeric,
     Quiet,
     Seed,
     Source,
     Workers,
+    overrules,
     placing,
     say_revealed,
 )
 from fedscape.cli.results import finish, folder_for, say, sweep_table, write, write_tables
+from fedscape.cli.rows import (
+    Features,
+    Fill,
+    Shape,
+    Standardise,
+    Target,
+    Test,
+    network_of,
+    read_rows,
+    say_lines,
+    split_rows,
+)
 from fedscape.cli.show import as_text, show
 from fedscape.cli.temporal import TEMPORAL, of_modes, sampler_for, temporal_method
 from fedscape.engine import Engine
@@ -41,15 +57,12 @@ from fedscape.federation import Federation
 
 if TYPE_CHECKING:
     from fedscape.learning import FedAvg, LocalSGD
+    from fedscape.learning.inputs import Inputs
 
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
-Features = Annotated[str, typer.Option(help="The column of features, or several names with commas between.")]
-Target = Annotated[str, typer.Option(help="The column of classes.")]
 Epochs = Annotated[int, typer.Option(help="How often a client goes through its rows in a round.")]
 BatchSize = Annotated[int, typer.Option(help="Rows of a step.")]
 Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
-Standardise = Annotated[bool, typer.Option("--standardise", help="Give every feature mean 0 and deviation 1.")]
-Test = Annotated[float, typer.Option(help="The share of each client's rows that is held out.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or scripted.")]
 
@@ -68,9 +81,15 @@ def train(
     proximal: Annotated[float, typer.Option(help="fedprox: how strongly clients are held to the model sent.")] = 0.0,
     q: Annotated[float | None, typer.Option(help="qfedavg: how much the worst-off weigh; 1 by default.")] = None,
     server_lr: Annotated[float | None, typer.Option(help="The server's learning rate.")] = None,
-    features: Features = "x",
+    features: Features = None,
     target: Target = "y",
     standardise: Standardise = False,
+    fill: Fill = None,
+    shape: Shape = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    keep: Keep = None,
     test: Test = 0.2,
     schedule: Annotated[
         str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
@@ -111,13 +130,19 @@ def train(
     place = placing(engine, address, workers)
     check_method(method, rounds, every)
     check_schedule(method, schedule, modes, prior)
-    check_private(epsilon, delta, clip, standardise)
-    fed = _read(source, client, features, target, quiet)
+    check_private(epsilon, delta, clip, standardise, fill)
+    over = overrules(categorical, numeric, ignore, keep)
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)
-    learners, held_out, local = _parts(
-        fed, model, features, target, standardise, test, seed,
+    learners, held_out, inputs, more = split_rows(
+        fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
+        client=client,
+    )  # fmt: skip
+    network, arguments = network_of(model, learners, inputs, seed)
+    local = _local(
+        network, inputs,
         lr=lr, epochs=epochs, batch_size=batch_size, proximal=proximal, device=device, strategy=strategy,
     )  # fmt: skip
     sampler = _sampler(cohort, len(learners)) if schedule is None else chosen
@@ -126,30 +151,34 @@ def train(
             raise DataError(
                 f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
-        kept = out is not None and can_be_read(method, features, standardise)
-        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed}
+        say_lines([*lines, *more], quiet)
+        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed, "progress": False if quiet else None}
         about = _personal(
-            method, model, local, learners, place(learners), held_out, how, folder_for(out, False, quiet), kept
+            method, model, arguments, inputs, local, place(learners), held_out, how, folder_for(out, False, quiet)
         )
         show(about, json_, lambda made: finish(made, out, quiet))
         return
     computation, judge = _computation(
         method, local, learners, sampler, prior, server_lr=server_lr, q=q, private=epsilon is not None, seed=seed
     )
+    say_lines([*lines, *more], quiet)
     folder = folder_for(out, resume, quiet)
     how = _private(epsilon, delta or 1e-6, clip or 1.0, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
     board = None if tensorboard is None else Board(tensorboard)
     for r, found, rows in training(
         computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
-        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge, **how,
+        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge,
+        progress=False if quiet else None, **how,
     ):  # fmt: skip
         say(rows[len(said) :], quiet or json_, first=not said)
         if board is not None:
             board.write(rows[len(said) :])
         said = list(rows)
         if folder is not None:
-            write(folder, model, computation.local, r.state, found, rows, private=epsilon is not None)
+            write(
+                folder, model, arguments, inputs, method, computation, r.state, found, rows, private=epsilon is not None
+            )
     if not said:
         raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
@@ -170,9 +199,15 @@ def sweep(
     cohort: Cohort = 10,
     epochs: Epochs = 1,
     batch_size: BatchSize = 10,
-    features: Features = "x",
+    features: Features = None,
     target: Target = "y",
     standardise: Standardise = False,
+    fill: Fill = None,
+    shape: Shape = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    keep: Keep = None,
     test: Test = 0.2,
     out: Annotated[Path | None, typer.Option(help="Folder for the table and what a stopped sweep needs.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that is in --out.")] = False,
@@ -195,16 +230,21 @@ def sweep(
     check_out(out, resume, force)
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
     whole = whole_numbers(seeds, "seeds")
-    learners, held_out, local = _parts(
-        _read(source, client, features, target, quiet), model, features, target, standardise, test, seed,
-        lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy,
+    over = overrules(categorical, numeric, ignore, keep)
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
+    learners, held_out, inputs, more = split_rows(
+        fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
+        client=client,
     )  # fmt: skip
+    network, _ = network_of(model, learners, inputs, seed)
+    local = _local(network, inputs, lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy)
     place = placing(engine, address, workers)
+    say_lines([*lines, *more], quiet)
     folder = folder_for(out, resume, quiet)
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
-        checkpoint=folder and folder / "checkpoint", progress=False if quiet or json_ else None,
+        checkpoint=folder and folder / "checkpoint", progress=False if quiet else None,
     )  # fmt: skip
     result = [
         {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
@@ -240,38 +280,10 @@ def _computation(
     )
 
 
-def _read(source: str, client: str | None, features: str, target: str, quiet: bool) -> Federation:
-    from fedscape.learning.running import with_features, with_labels
-
-    found, left_out = with_labels(datasets.read(source, client=client), target)
-    if left_out and not quiet:
-        rows = found.n_rows + left_out
-        typer.echo(f"{left_out:,} of {rows:,} rows have no {target!r} and are left out", err=True)
-    return with_features(found, features.split(","))
-
-
-def _parts(
-    fed: Federation,
-    model: str,
-    features: str,
-    target: str,
-    standardise: bool,
-    test: float,
-    seed: int,
-    **how: Any,
-) -> tuple[Federation, Federation, LocalSGD]:
+def _local(network: Any, inputs: Inputs, **how: Any) -> LocalSGD:
     from fedscape.learning import LocalSGD, cross_entropy
-    from fedscape.learning.running import held_out, model_for, standardising
 
-    names = features.split(",")
-    column = names[0] if len(names) == 1 else "x"
-    learners, rest = held_out(fed, test=test, seed=seed)
-    network = model_for(model, fed, features=column, target=target, seed=seed)
-    if standardise:
-        if model == "char_lstm":
-            raise DataError("--standardise is for numbers, and char_lstm reads codes of characters")
-        network = standardising(network, learners, column)
-    return learners, rest, LocalSGD(network, cross_entropy, features=column, target=target, **how)
+    return LocalSGD(network, cross_entropy, features=inputs.column, target=inputs.target, **how)
 
 
 def _sampler(cohort: int, n_clients: int) -> Any:
@@ -297,25 +309,26 @@ def _private(
 def _personal(
     method: str,
     model: str,
+    arguments: dict[str, Any],
+    inputs: Inputs,
     local: LocalSGD,
-    learners: Federation,
     engine: Engine,
     held_out: Federation,
     how: dict[str, Any],
     folder: Path | None,
-    kept: bool,
 ) -> dict[str, Any]:
-    from fedscape.learning.running import arguments_for
-    from fedscape.personal import save_personal
-    from fedscape.personal import train as trained
+    from fedscape.personal import train as train_personal
+    from fedscape.personal.methods import DIRECTIONS, is_wide
+    from fedscape.trained import MODEL, trained
 
-    made = trained(method, local, engine, **how)
+    if method == "fedgmm" and how["progress"] is None and is_wide(held_out, local.features):
+        width = int(np.prod(held_out[local.features].shape[1:]))
+        typer.echo(f"{width:,} features are wide: the Gaussians are of their {DIRECTIONS} leading directions", err=True)
+    made = train_personal(method, local, engine, **how)
     say_revealed(method, made.method.reveals)
     found = made.evaluate(held_out)
     rows = [{"round": how["n_rounds"], **found.summary()}]
     if folder is not None:
         write_tables(folder, found, rows)
-        if kept:
-            given = arguments_for(model, learners, features=local.features, target=local.target)
-            save_personal(folder / "personal", made, architecture=model, arguments=given)
-    return {"model": model, "method": method, "clients": len(learners), "rounds": how["n_rounds"], "table": rows}
+        trained(made, model, arguments, inputs=inputs, name=method).save(folder / MODEL)
+    return {"model": model, "method": method, "clients": len(held_out), "rounds": how["n_rounds"], "table": rows}

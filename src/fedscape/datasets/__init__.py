@@ -2,6 +2,6 @@
 
 from fedscape.datasets import generators
 from fedscape.datasets.loading import info, load, names
-from fedscape.datasets.sources import read, write
+from fedscape.datasets.sources import read, read_table, write
 
-__all__ = ["generators", "info", "load", "names", "read", "write"]
+__all__ = ["generators", "info", "load", "names", "read", "read_table", "write"]

@@ -3,45 +3,109 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from fedscape import formats
 from fedscape.datasets.loading import load, names
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.findings import Finding
+from fedscape.formats.kinds import Overrules
+from fedscape.formats.reading import Reading, read_columns
 
 
-def read(source: str | os.PathLike[str], *, client: str | None = None) -> Federation:
+def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str | None = None) -> Federation:
     """The Federation of this name, file or folder.
 
     Parameters
     ----------
     source
-        A name of `names()`; a folder written by `Federation.save`; a `.parquet`, `.csv` or LEAF `.json` file, or a
-        folder of them.
+        A name of `names()`; a folder written by `Federation.save`; a `.parquet`, `.csv`, `.tsv`, `.jsonl`, `.npz` or
+        LEAF `.json` file, texts also compressed; or a folder of Parquet, CSV or LEAF files.
     client
-        For Parquet and CSV: the column that says whose a row is; by default the one called "client".
+        For tables: the column that says whose a row is, or several with commas between; by default the one called
+        "client".
+    rows
+        A name for a further column: which row of the table a row is, from 0.
 
     >>> read("femnist-labels").sizes.sum()
     np.int64(3597)
     """
     text, path = os.fspath(source), Path(source)
     if text in names():
-        return load(text)
+        return _numbered(load(text), rows)
     if (path / "federation.json").is_file():
-        return formats.load_folder(path)
+        return _numbered(formats.load_folder(path), rows)
     if not path.exists():
         load(text)  # says which names are near
-    whose = "client" if client is None else client
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.glob("*.parquet"))):
-        return formats.from_parquet(path, client=whose)
-    if path.suffix == ".csv" or (path.is_dir() and any(path.glob("*.csv"))):
-        return formats.from_csv(path, client=whose)
+    from fedscape.formats.opening import can_open, check_readable, open_rows
+
+    check_readable(path)
+    if can_open(path):
+        return open_rows(path, client=client or "client", rows=rows)[0]
     if path.suffix == ".json" or (path.is_dir() and any(path.glob("*.json"))):
-        return formats.from_leaf(path)
+        return _numbered(formats.from_leaf(path), rows)
     raise DataError(
-        f"{text} is no data this version can read: give a .parquet, .csv or LEAF .json file, or a saved folder"
+        f"{text} is no data this version can read: give a .parquet, .csv, .tsv, .jsonl, .npz or LEAF .json file, or a "
+        "saved folder"
     )
+
+
+def _numbered(federation: Federation, rows: str | None) -> Federation:
+    return federation if rows is None else federation.with_column(rows, np.arange(federation.n_rows))
+
+
+def read_table(
+    source: str | os.PathLike[str],
+    *,
+    client: str | None = None,
+    target: str | Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    overrules: Overrules | None = None,
+) -> tuple[Federation, Reading]:
+    """The Federation of this name, file or folder, and how its columns were read: kinds, findings, features.
+
+    Parameters
+    ----------
+    source, client
+        As for `read`.
+    target
+        The column that is predicted or modelled; of several names the first that is there, if any.
+    features
+        The columns to use as features; by default all that can be one.
+    overrules
+        What columns are, against what their values suggest.
+
+    >>> federation, reading = read_table("acs-mini", target="race")
+    >>> reading["race"].kind
+    'class'
+    """
+    from fedscape.formats.opening import can_open, check_readable, file_rows, open_rows
+
+    said, rows = overrules or Overrules(), None
+    if os.fspath(source) in names() or not Path(source).exists() or not can_open(source):
+        federation = read(source, client=client)
+    else:
+        check_readable(source)
+        federation, rows = open_rows(source, client=client or "client", ignore=said.ignore)
+        said = replace(said, ignore=())
+    if target is not None and not isinstance(target, str):
+        target = next((name for name in target if name in federation), None)
+    reading = read_columns(federation, target=target, features=features, overrules=said)
+    found = list(reading.findings)
+    if rows is not None and any(each.row is not None for each in found):
+        places = [each.row for each in found if each.row is not None]
+        behind = dict(zip(places, file_rows(rows, federation, client or "client", places), strict=True))
+        found = [each if each.row is None else replace(each, row=behind[each.row]) for each in found]
+    else:
+        found = [each if each.row is None else replace(each, row=each.row + 1) for each in found]
+    found += [Finding("dialect", "", remark) for remark in (rows.remarks if rows is not None else ())]
+    kept = federation.select([kind.name for kind in reading.columns])
+    return kept, replace(reading, findings=tuple(found))
 
 
 def write(federation: Federation, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -62,6 +63,11 @@ class Cluster:
             self.leave()
             raise
 
+    @property
+    def address(self) -> str:
+        """Where the cluster is that this process is connected to."""
+        return _connected(self.ray)
+
     def _room(self, threads: int) -> int:
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
 
@@ -92,14 +98,28 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
     try:
         if address is not None:
             _knock(address)
+            _check_token(address)
             ray.init(address=address, **quiet)
             return
         cores = max(cores, engine.cores())
         with surroundings():
             ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
+    except EngineError:
+        raise
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         where = "no Ray cluster could be started here" if address is None else f"no Ray cluster answers at {address!r}"
         raise EngineError(f"{where}: {one_line(error)}") from error
+
+
+def _check_token(address: str) -> None:
+    """Ask for the cluster's token before whatever answers is joined: it alone shows that it is the right cluster."""
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if named or os.environ.get("RAY_AUTH_MODE") == "disabled" or (Path.home() / ".ray" / "auth_token").is_file():
+        return
+    raise EngineError(
+        f"a token is needed for the Ray cluster at {address!r}: put what 'ray get-auth-token' prints there into "
+        "RAY_AUTH_TOKEN, or set RAY_AUTH_MODE=disabled where it has none"
+    )
 
 
 def _connected(ray: ModuleType) -> str:

@@ -116,6 +116,11 @@ class Ray:
     def clients(self) -> Federation:
         return self.federation
 
+    @property
+    def address(self) -> str:
+        """Where the cluster is that the workers belong to."""
+        return self._cluster.address
+
     def fingerprint(self) -> str:
         return self.federation.fingerprint()
 

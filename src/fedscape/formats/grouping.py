@@ -8,12 +8,13 @@ one batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedscape.checks import checked_ids
 from fedscape.errors import DataError
@@ -46,6 +47,8 @@ class Source:
         Per column, names whose codes are fixed.
     limit
         The most bytes one column may take.
+    remarks
+        How the file is written, where that had to be found out.
     """
 
     what: str
@@ -55,6 +58,7 @@ class Source:
     ids: Sequence[Any] | None = None
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     limit: int | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:
@@ -67,13 +71,24 @@ def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | Non
 
 
 def group(
-    source: Source, *, client: str, columns: Sequence[str] | None = None, ids: npt.ArrayLike | None = None
+    source: Source,
+    *,
+    client: str,
+    columns: Sequence[str] | None = None,
+    ids: npt.ArrayLike | None = None,
+    rows: str | None = None,
 ) -> Federation:
-    """Group the rows by the column `client`.
+    """Group the rows by the column `client`, or by several with commas between.
+
+    With `rows`, a further column of this name says which row of the source a row is, from 0.
 
     Rows that already lie together stay where they are, and their clients keep their order; otherwise the clients come
     in the order of their ids. Rows of one client keep their order.
     """
+    source, client, _ = keyed(source, client)
+    if rows is not None:
+        source = numbered(source, rows)
+        columns = None if columns is None else [*columns, rows]
     chosen = choose_columns(source, client, columns)
     codes, found = read_clients(source, client)
     who, rank = order_clients(codes, found, source, ids)
@@ -84,9 +99,9 @@ def group(
     offsets = offsets_of(sizes)
     texts = {name: known for name, known in source.names.items() if not is_list(source.schema.field(name).type)}
     filled = {name: Column(name, len(codes), known=texts.get(name, ()), limit=source.limit) for name in chosen}
-    for part, rows in placed(source, chosen, codes, offsets):
+    for part, places in placed(source, chosen, codes, offsets):
         for name, column in filled.items():
-            column.write(part.column(name), rows)
+            column.write(part.column(name), places)
     del codes
     values: dict[str, Array] = {}
     names: dict[str, Sequence[str]] = {}
@@ -99,6 +114,70 @@ def group(
         elif values[name].ndim > 1 and name in source.names:
             names[name] = source.names[name]
     return Federation(values, offsets, who, names=names)
+
+
+def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
+    """The source with one client column, its name, and the columns it is made of.
+
+    Where there is no column of the name, `ST,PUMA` are several: a client is one pair of values, called "06/00101". A
+    slash or backslash inside a value is written behind a backslash, so that two clients never get one name.
+    """
+    parts = [name.strip() for name in client.split(",")]
+    present = source.schema.names
+    if client in present or len(parts) == 1:
+        return source, client, [client]
+    for name in parts:
+        if name not in present:
+            hint = "; name those that say whose a row is with --client (client=)"
+            raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
+        _check_client(source, name)
+    if len(set(parts)) < len(parts):
+        raise DataError(f"the client is made of the columns {', '.join(parts)}: name each once")
+    whose = "/".join(parts)
+    kept = [source.schema.field(name) for name in present if name not in parts]
+    fields = pa.schema([*kept, pa.field(whose, pa.string())], metadata=source.schema.metadata)
+
+    def batches(columns: list[str], rows: int) -> Iterator[Any]:
+        others = [name for name in columns if name != whose]
+        for part in source.batches([*others, *(parts if whose in columns else [])], rows):
+            arrays = {name: part.column(name) for name in others}
+            if whose in columns:
+                arrays[whose] = _joined([part.column(name) for name in parts])
+            yield pa.RecordBatch.from_pydict({name: arrays[name] for name in columns})
+
+    names = {name: known for name, known in source.names.items() if name not in parts}
+    return replace(source, schema=fields, batches=batches, names=names), whose, parts
+
+
+def _joined(columns: list[Any]) -> Any:
+    """The texts of several columns with a slash between; missing where one of them is."""
+    texts = []
+    for column in columns:
+        flat = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        made = flat.cast(pa.string())
+        if not pa.types.is_integer(flat.type):
+            made = pc.replace_substring(made, "\\", "\\\\")
+            made = pc.replace_substring(made, "/", "\\/")
+        texts.append(made)
+    return pc.binary_join_element_wise(*texts, "/")
+
+
+def numbered(source: Source, name: str) -> Source:
+    """The source with a column of this name that says which row of it a row is, from 0."""
+    if name in source.schema.names:
+        raise DataError(f"{source.what} has a column {name!r} already, which row numbers would hide: rename it")
+
+    def batches(columns: list[str], rows: int) -> Iterator[Any]:
+        others = [each for each in columns if each != name]
+        done = 0
+        # without another column a batch has no rows to count: the first one will do
+        for part in source.batches(others or source.schema.names[:1], rows):
+            arrays = {each: part.column(each) for each in others}
+            arrays[name] = pa.array(np.arange(done, done + part.num_rows))
+            done += part.num_rows
+            yield pa.RecordBatch.from_pydict({each: arrays[each] for each in columns})
+
+    return replace(source, schema=source.schema.append(pa.field(name, pa.int64())), batches=batches)
 
 
 def choose_columns(source: Source, client: str, columns: Sequence[str] | None) -> list[str]:
@@ -126,10 +205,7 @@ def _listed(names: list[str]) -> str:
 
 def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
     """The first pass: the code of each row's client, int32 [rows], and the client behind each code."""
-    kind = source.schema.field(client).type
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (is_string(value) or pa.types.is_integer(value) or (pa.types.is_null(value) and source.n_rows == 0)):
-        raise DataError(f"the client column {client!r} must hold whole numbers or texts, not {kind}")
+    _check_client(source, client)
     codes, filled, table = np.empty(source.n_rows, dtype=np.int32), 0, Codes()
     for part in source.batches([client], CLIENT_ROWS):
         new = table.encode(part.column(client))
@@ -138,13 +214,24 @@ def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
         if len(new) and new.min() < 0:
             row = filled + int(np.argmin(new))
             raise DataError(
-                f"the client column {client!r} of {source.what} has no value in row {row:,}: every row needs a client"
+                f"the client column {client!r} of {source.what} has no value in row {row:,}: every row "
+                "needs a client, drop those that have none"
             )
         codes[filled : filled + len(new)] = new
         filled += len(new)
     if filled < source.n_rows:
         raise _miscounted(source, filled)
     return codes, list(table.table)
+
+
+def _check_client(source: Source, client: str) -> None:
+    kind = source.schema.field(client).type
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (is_string(value) or pa.types.is_integer(value) or (pa.types.is_null(value) and source.n_rows == 0)):
+        raise DataError(
+            f"the client column {client!r} must hold whole numbers or texts, not {kind}: make it one of them, or name "
+            "another with --client (client=)"
+        )
 
 
 def _miscounted(source: Source, seen: int) -> DataError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from fedscape.errors import DataError, FedscapeError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import has_width, holds_strings, is_string, width
 from fedscape.formats.files import Name, files_in, new_file, reading
-from fedscape.formats.grouping import Source, choose_columns, group
+from fedscape.formats.grouping import Source, choose_columns, group, keyed
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 
 BATCH_BYTES = 2**22  # about how much of a file is decoded at a time
@@ -34,7 +33,9 @@ _OPTIONS = {
 }
 
 
-def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+def from_parquet(
+    path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None
+) -> Federation:
     """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
 
     The files are read twice in small batches, first the client column alone, so that beside the finished columns there
@@ -48,29 +49,41 @@ def from_parquet(path: Name, *, client: str, columns: Sequence[str] | None = Non
     path
         The file, or a folder whose `.parquet` files are read in the order of their names.
     client
-        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
+        as columns.
     columns
         Only these columns; all by default.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
+    source = parquet_source(path, client=client, columns=columns)
+    try:
+        return group(source, client=client, columns=columns, rows=rows)
+    except _PlainTexts:
+        plain = parquet_source(path, client=client, columns=columns, dictionaries=False)
+        return group(plain, client=client, columns=columns, rows=rows)
+
+
+def parquet_source(
+    path: Name, *, client: str, columns: Sequence[str] | None = None, dictionaries: bool = True
+) -> Source:
+    """The rows of a Parquet file or of a folder of them, sizes checked; nothing but footers is read yet."""
     heads = [_read_head(file) for file in files_in(path, ".parquet")]
     source = Source(
         what=os.fspath(path),
         schema=heads[0].schema,
         n_rows=sum(head.n_rows for head in heads),
-        batches=partial(_batches, heads, dictionaries=True),
+        batches=partial(_batches, heads, dictionaries=dictionaries),
         ids=_listed_ids(heads, client),
         names=_listed_names(heads),
         limit=max(ALWAYS_ALLOWED, MOST_EXPANSION * sum(head.path.stat().st_size for head in heads)),
     )
-    chosen = choose_columns(source, client, columns)
-    _check_declared(source, chosen)
+    one, whose, parts = keyed(source, client)
+    chosen = choose_columns(one, whose, columns)
+    _check_declared(one, chosen)
     for head in heads[1:]:
-        _check_same(head, heads[0], [client, *chosen])
-    try:
-        return group(source, client=client, columns=columns)
-    except _PlainTexts:
-        plain = replace(source, batches=partial(_batches, heads, dictionaries=False))
-        return group(plain, client=client, columns=columns)
+        _check_same(head, heads[0], [*parts, *chosen])
+    return source
 
 
 class Head(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from fedscape.checks import as_array, plain_array
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.arrow import Codes, check_type, holds_texts, recode, to_float, to_numpy
+from fedscape.formats.dialect import Dialect, find_dialect, open_bytes
 from fedscape.formats.files import Name, files_in, new_file, one_line, reading
-from fedscape.formats.grouping import group, table_source
+from fedscape.formats.grouping import Source, group, table_source
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 from fedscape.random import Array
 
@@ -172,7 +174,8 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
     frame
         The table. A pandas index is not read: `reset_index()` makes it a column.
     client
-        The column that says whose row it is: whole numbers or texts. It is not kept as a column.
+        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
+        as columns.
     ids
         All clients, where some have no rows; the order of the result.
 
@@ -187,24 +190,35 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
 
 
-def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Federation:
+def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None) -> Federation:
     """Group the rows of a CSV file with a header, or of a folder of them, by the column `client`.
 
     The file is read whole. Types are found from the values, but clients stay texts unless every one is a plain whole
     number: "007" and "7" are two clients. In a column of numbers an empty cell, NA, NaN and null are missing; in a
     column of texts only an empty cell without quotes is.
 
+    Separator (comma, semicolon, tab, bar), encoding (UTF-8, UTF-16, Windows-1252), decimal commas and compression (by
+    the ending: .gz, .bz2, .zst, .lz4) are found from the file; `datasets.read_table` says what was found.
+
     Parameters
     ----------
     path
         The file, or a folder of `.csv` files.
     client
-        The column that says whose row it is.
+        The column that says whose row it is; or several with commas between.
     columns
         Only these columns; all by default.
+    rows
+        A name for a further column: which row of the file a row is, from 0.
     """
+    return group(csv_source(path, client=client, columns=columns), client=client, columns=columns, rows=rows)
+
+
+def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Source:
+    """The rows of a CSV file, or of a folder of them, and remarks on how it is written."""
     files = files_in(path, ".csv")
-    tables = [_read_csv(file, client, columns) for file in files]
+    dialects = [find_dialect(file) for file in files]
+    tables = [_read_csv(file, dialect, client, columns) for file, dialect in zip(files, dialects, strict=True)]
     for file, table in zip(files, tables, strict=True):
         if table.schema.names != tables[0].schema.names:
             raise DataError(f"{file} has other columns than {files[0]}: {table.schema.names}, {tables[0].schema.names}")
@@ -215,30 +229,49 @@ def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None) -
     place = whole.schema.get_field_index(client)
     if place >= 0:
         whole = whole.set_column(place, client, _plain_ids(whole.column(client)))
-    return group(table_source(whole, os.fspath(path)), client=client, columns=columns)
+    said = [f"{file.name} is {d.remark}" for file, d in zip(files, dialects, strict=True) if d.remark]
+    bare = [place for place, name in enumerate(whole.column_names) if not name]
+    if bare:
+        names = [name if name else f"Unnamed: {place}" for place, name in enumerate(whole.column_names)]
+        whole = whole.rename_columns(names)
+        said += [f"column {place + 1} has no name and is called {names[place]!r}" for place in bare]
+    return replace(table_source(whole, os.fspath(path)), remarks=tuple(said))
 
 
-def _read_csv(path: Name, client: str, columns: Sequence[str] | None) -> Any:
+def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] | None) -> Any:
     from pyarrow import csv
 
-    parse = csv.ParseOptions(newlines_in_values=True)
-    wanted = None if columns is None else [client, *(name for name in columns if name != client)]
+    whose = list(dict.fromkeys([client, *(name.strip() for name in client.split(","))]))
+
+    def read(**convert: Any) -> Any:
+        with open_bytes(path) as stream:
+            return csv.read_csv(
+                stream,
+                read_options=csv.ReadOptions(encoding=dialect.encoding),
+                parse_options=csv.ParseOptions(delimiter=dialect.separator, newlines_in_values=True),
+                convert_options=csv.ConvertOptions(decimal_point=dialect.decimal, **convert),
+            )
+
+    wanted = None
+    if dialect.size == 0:
+        raise DataError(f"{os.fspath(path)} is not a readable CSV file: Empty, without even a header")
     with reading(path, "CSV file"):
-        options = csv.ConvertOptions(column_types={client: pa.string()})
-        table = csv.read_csv(path, parse_options=parse, convert_options=options)
+        table = read(column_types=dict.fromkeys(whose, pa.string()))
+        if columns is not None:
+            own = [client] if client in table.column_names else whose[1:]
+            wanted = [*own, *(name for name in columns if name not in own)]
         table = table if wanted is None or not set(wanted) <= set(table.column_names) else table.select(wanted)
         texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
         if len(set(table.column_names)) < table.num_columns or not texts:
             return table
         # A second look at the texts, where "NA" is a text and only an empty cell without quotes is missing.
-        options = csv.ConvertOptions(
+        again = read(
             column_types=dict.fromkeys(texts, pa.string()),
             include_columns=texts,
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         )
-        again = csv.read_csv(path, parse_options=parse, convert_options=options)
         for name in texts:
             table = table.set_column(table.schema.get_field_index(name), name, again.column(name))
         return table

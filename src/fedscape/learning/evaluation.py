@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedscape.computation import Arrays, Computation, Kept
 from fedscape.engine import cores, cut
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.federation import Federation
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.gradients import Tensors, precise
@@ -60,7 +60,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         shown = {n: v for n, v in self.summary().items() if n.endswith(("pooled", "of_clients", "worst_decile"))}
-        return f"Evaluation({len(self.ids):,} clients, {', '.join(f'{n}={v:.4g}' for n, v in shown.items())})"
+        return f"Evaluation({plural(len(self.ids), 'client')}, {', '.join(f'{n}={v:.4g}' for n, v in shown.items())})"
 
 
 def _summary(name: str, values: Array, rows: Array, *, worst_is_high: bool) -> dict[str, float]:

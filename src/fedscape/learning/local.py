@@ -17,7 +17,7 @@ from torch import nn
 from fedscape.checks import check_whole
 from fedscape.errors import DataError
 from fedscape.federation import Federation
-from fedscape.learning.layers import Module, check_module, keyed_layers, trainable_copy
+from fedscape.learning.layers import Module, check_module, drawing, keyed_layers, trainable_copy
 from fedscape.learning.losses import Loss, Tensor, cross_entropy
 from fedscape.learning.memory import Held, is_same_memory, resident, shared
 from fedscape.learning.plan import Timing
@@ -56,8 +56,10 @@ class LocalSGD:
     Parameters
     ----------
     model
-        Any module without running statistics. Its weights are the first state unless the method draws them anew;
-        parameters with requires_grad=False stay as they are on every client.
+        Any module without running statistics, or a function that makes one: then its weights are drawn from `seed`,
+        and two runs are the same. A ready module has the weights that torch's global generator gave it, and they are
+        taken as they are: torch.manual_seed before it is made repeats them. They are the first state unless the method
+        draws them anew; parameters with requires_grad=False stay as they are on every client.
     loss
         A callable of (output, target) that gives one number per sample.
     lr
@@ -95,6 +97,8 @@ class LocalSGD:
         mantissa; "bf16" runs the network in bfloat16, weights and updates staying in their own type.
     device
         Where to train.
+    seed
+        What a function that makes the model draws its weights from.
 
     >>> step = LocalSGD(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), lr=0.1, epochs=1, batch_size=10)
     >>> step.n_parameters, step.chosen
@@ -121,12 +125,16 @@ class LocalSGD:
     strategy: str = "auto"
     precision: str = "exact"
     device: str = "cpu"
+    seed: int = 0
     _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
     _held: dict[str, Held] = field(default_factory=dict, init=False)
     _ready: list[Any] = field(default_factory=list, init=False)  # the plan of a round to come
     _tried: set[Any] = field(default_factory=set, init=False)  # kinds of rows that the model has taken
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module) and callable(self.model):
+            with drawing(self.seed):
+                object.__setattr__(self, "model", self.model())
         check_module(self.model)
         if not callable(self.loss):
             raise DataError(f"loss must be a callable of (output, target), not {self.loss!r}")

@@ -22,6 +22,7 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Mean
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.progress import shown
 from fedscape.sampling import Sampler
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
@@ -191,6 +192,7 @@ def training(
     ledger: Ledger | None = None,
     allow: Sequence[str] = (),
     judge: Callable[[Arrays, Federation], Evaluation] | None = None,
+    progress: bool | None = False,
 ) -> Iterator[tuple[Round, Evaluation, list[dict[str, Any]]]]:
     """Train, and every so many rounds evaluate every client: the round, the evaluation, and the table so far.
 
@@ -214,6 +216,8 @@ def training(
         A file to save to, and to go on from.
     judge
         Evaluates a state on the test rows; by default `evaluate` with the method's model and loss.
+    progress
+        True shows a bar, None one on a terminal and a line a minute elsewhere.
 
     >>> from fedscape.learning import cross_entropy
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
@@ -236,7 +240,7 @@ def training(
         allow=allow,
     )
     table, seconds = list(loop.notes.get("table", [])), 0.0
-    for r in loop:
+    for r in shown(loop, n_rounds=n_rounds, label=type(method).__name__, progress=progress):
         seconds += r.seconds
         if (r.index + 1) % every and r.index + 1 < n_rounds:
             continue

@@ -12,6 +12,7 @@ from fedscape.engine import Engine, Local
 from fedscape.federation import Federation
 from fedscape.mixtures._numbers import numbers_of
 from fedscape.mixtures.latent_class_regression import LatentClassRegression, Link, Method, column_names
+from fedscape.random import Array
 
 
 def regression(
@@ -42,11 +43,7 @@ def regression(
     (2, True)
     """
     names = column_names(features, target=target)
-    whole = np.ones(federation.n_rows, dtype=bool)
-    for name in (*names, target):
-        values = numbers_of(federation, name)
-        if values.dtype.kind == "f":
-            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    whole = _whole(federation, [*names, target])
     train, test = federation.where(whole).split(test=0.2, seed=seed)
     ks = tuple(candidates)
     model = LatentClassRegression(
@@ -91,8 +88,10 @@ def _class(model: LatentClassRegression, k: int) -> dict[str, Any]:
     }
 
 
-def predictions(path: str | os.PathLike[str], federation: Federation) -> Federation:
-    """The agents' events with what a saved regression says of each: columns `predicted` and `deviation`.
+def predictions(path: str | os.PathLike[str], federation: Federation) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What a saved regression says of each event: `prediction` and `deviation`, and a summary.
+
+    An event that lacks a number has no prediction (NaN). Where the target is there, the summary says how well.
 
     Parameters
     ----------
@@ -101,8 +100,32 @@ def predictions(path: str | os.PathLike[str], federation: Federation) -> Federat
     federation
         Events with the features, and the entity column where the regression has one.
     """
-    mean, deviation = LatentClassRegression.load(path).predict(federation, return_std=True)
-    return federation.with_column("predicted", mean).with_column("deviation", deviation)
+    model = LatentClassRegression.load(path)
+    names = column_names(model.features, target=model.target)
+    whole = _whole(federation, names)
+    made = {name: np.full(federation.n_rows, np.nan) for name in ("prediction", "deviation")}
+    if whole.any():
+        made["prediction"][whole], made["deviation"][whole] = model.predict(federation.where(whole), return_std=True)
+    left_out = int((~whole).sum())
+    about: dict[str, Any] = {"method": "regression", "target": model.target, "rows": federation.n_rows}
+    about |= {"clients": len(federation), "rows_without_prediction": left_out}
+    about["remarks"] = [f"{left_out:,} rows lack a number and have no prediction"] if left_out else []
+    if model.target in federation and model.target not in federation.names:
+        known = whole & _whole(federation, [model.target])
+        if known.any():
+            error = federation[model.target][known].astype(float) - made["prediction"][known]
+            about |= {"RMSE": float(np.sqrt((error**2).mean())), "labelled_rows": int(known.sum())}
+    return made, about
+
+
+def _whole(federation: Federation, names: Sequence[str]) -> Array:
+    """Which rows have a number in each of these columns."""
+    whole = np.ones(federation.n_rows, dtype=bool)
+    for name in names:
+        values = numbers_of(federation, name)
+        if values.dtype.kind == "f":
+            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    return whole
 
 
 def _tested(model: LatentClassRegression, test: Federation) -> dict[str, float]:

@@ -56,8 +56,17 @@ def with_projection(
     >>> with_projection(fed, Moments().fit(fed), 1)["z"].shape
     (3, 1)
     """
-    mean, directions = principal_directions(moments, n)
-    values = fed[moments.column]
+    place = principal_directions(moments, n)
+    return fed.with_column(name, projected(fed[moments.column], *place, residual=residual))
+
+
+def projected(values: Array, mean: Array, directions: Array, *, residual: bool = False) -> Array:
+    """Rows [rows, ...] about a mean [d] along directions [d, n]: [rows, n], and one more column with `residual`.
+
+    >>> projected(np.array([[3.0, 4.0]]), np.zeros(2), np.eye(2)[:, :1]).tolist()
+    [[3.0]]
+    """
+    n = directions.shape[1]
     out = np.empty((len(values), n + residual))
     for begin in range(0, len(values), _BATCH):
         part = values[begin : begin + _BATCH]
@@ -66,7 +75,7 @@ def with_projection(
         if residual:
             rest = np.linalg.norm(away - inside @ directions.T, axis=1)
             out[begin : begin + _BATCH, n] = np.log(rest + 1e-6)
-    return fed.with_column(name, out)
+    return out
 
 
 def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = "z") -> Federation:

@@ -19,11 +19,13 @@ from fedscape.learning.local import LocalSGD
 from fedscape.mixtures._gm_covariances import Full
 from fedscape.mixtures._gm_rounds import GaussianRounds, Part, add_moments, log_densities, parts
 from fedscape.mixtures.gaussian import GaussianMixture
+from fedscape.personal.features import projected
 from fedscape.personal.fedem import Expectation, FedEM, log_sum, logs, normalised, proportions, small_example
 from fedscape.personal.learners import each_model, forward, moved_models, stacked, start_models, sums_over_rows
 from fedscape.random import Array, Key
 
 _GAUSSIAN = ("means", "covariances")
+_PROJECTION = ("projection.mean", "projection.directions")
 
 
 class Densities(NamedTuple):
@@ -63,6 +65,9 @@ class FedGMM(FedEM):
         chance end in a poor optimum, where one learner says yes and another no to the same rows.
     initial
         "seed": every learner is drawn anew. "given": all begin as the model is.
+    projection
+        Mean [d] and directions [d, n] of the features: the Gaussians are of the features along these, and of the log
+        length of the rest, as `with_projection` has them with residual=True. It is part of the state.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
@@ -84,8 +89,10 @@ class FedGMM(FedEM):
         coupling: float = 0.9,
         warm: int = 3,
         initial: str = "seed",
+        projection: tuple[Array, Array] | None = None,
     ) -> None:
         super().__init__(local, n_learners, weighting="shares", initial=initial)
+        self.projection = projection
         self.mixture = mixture
         self.coupling = coupling
         self.warm = warm
@@ -114,6 +121,8 @@ class FedGMM(FedEM):
         at /= at.sum(axis=1, keepdims=True)
         weights = self.mixture.weights_[:, None] * at
         gaussians = {"means": self.mixture.means_, "covariances": self.mixture.covariances_}
+        if self.projection is not None:
+            gaussians |= dict(zip(_PROJECTION, self.projection, strict=True))
         return {**models, **gaussians, "weights": weights / weights.sum(), "rounds": np.zeros((), dtype=np.int64)}
 
     def prepare(self, state: Arrays) -> Arrays:
@@ -127,9 +136,17 @@ class FedGMM(FedEM):
         """Log densities of each row under every Gaussian and every learner."""
         work, ready = self.rounds_of_gaussians, self._ready(state)
         x = np.empty((clients.n_rows, self.mixture.n_components))
-        for begin, end, rows in parts(work, ready, clients):
+        for begin, end, rows in parts(work, ready, self._seen(state, clients)):
             x[begin:end] = log_densities(ready, rows)[0].T
         return Densities(x, self._fits(state, clients) if labels else None)
+
+    def _seen(self, state: Arrays, clients: Federation) -> Federation:
+        """The rows as the Gaussians read them: the clients' own, or their projection."""
+        if _PROJECTION[0] not in state:
+            return clients
+        mean, directions = (state[name] for name in _PROJECTION)
+        seen = projected(clients[self.local.features], mean, directions, residual=True)
+        return Federation({self.mixture.column: seen}, clients.offsets, clients.ids)
 
     def _ready(self, state: Arrays) -> Arrays:
         if "factor" not in state:
@@ -149,7 +166,7 @@ class FedGMM(FedEM):
         work, ready = self.rounds_of_gaussians, self._ready(state)
         sums = work.no_sums(ready, len(clients))
         of_gaussians = np.ascontiguousarray(q.sum(axis=2).T)[None]  # [1, M1, rows]
-        for begin, end, rows_here in parts(work, ready, clients):
+        for begin, end, rows_here in parts(work, ready, self._seen(state, clients)):
             part = Part(begin, end, rows_here, of_gaussians[..., begin:end], np.empty(0))
             add_moments(work.covariance, ready["means"], sums, clients.offsets, part)
         unit = self.mixture.bound or 1.0  # the rounds of the Gaussians take sums in units of it
@@ -163,7 +180,9 @@ class FedGMM(FedEM):
         new = work.update({n: v[None] for n, v in old.items()}, {n: v[None] for n, v in sums.items()}, key)
         models = moved_models(state, total, total["weight"])
         weights = proportions(total["mass"], state["weights"])
-        return {**models, **{n: new[n][0] for n in _GAUSSIAN}, "weights": weights, "rounds": state["rounds"] + 1}
+        same = {name: state[name] for name in _PROJECTION if name in state}
+        gaussians = {n: new[n][0] for n in _GAUSSIAN}
+        return {**models, **gaussians, **same, "weights": weights, "rounds": state["rounds"] + 1}
 
     # -- what clients have of it ---------------------------------------------------------------------------------------
 
@@ -219,7 +238,11 @@ class FedGMM(FedEM):
         fed, one, two = small_example()
         mixture = GaussianMixture(2, covariance=Full(), regularisation=0.05, rounds=3).fit(fed)
         bounded = GaussianMixture(2, regularisation=0.05, rounds=3, bound=2.5).fit(fed)
+        place = (fed["x"].mean(axis=0), np.linalg.qr(np.arange(8.0).reshape(4, 2) % 3)[0])
+        seen = Federation({"z": projected(fed["x"], *place, residual=True)}, fed.offsets, fed.ids)
+        along = GaussianMixture(2, column="z", regularisation=0.05, rounds=3).fit(seen)
         return [
+            (cls(one, along, 2, warm=0, projection=place), fed),
             (cls(one, mixture, 2, warm=1), fed),
             (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed),
             (cls(one, bounded, 2, warm=0), fed),

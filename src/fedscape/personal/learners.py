@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedscape.checks import all_finite
 from fedscape.computation import Arrays
-from fedscape.errors import DataError, EngineError
+from fedscape.errors import DataError, NotFinite
 from fedscape.federation import Federation
 from fedscape.kept import kept_rows
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
@@ -184,7 +184,7 @@ def class_column(local: LocalSGD, clients: Federation) -> Array:
 def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
     """log p(y | x) of each row from those of all classes; a class that the model does not know gets `otherwise`."""
     inside = (target >= 0) & (target < logs.shape[1])
-    return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0)], otherwise)
+    return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0).astype(np.int64)], otherwise)
 
 
 def check_classes(method: Any, state: Arrays, clients: Federation) -> None:
@@ -281,7 +281,7 @@ def _check_own(new: Arrays, clients: Federation, key: Key) -> None:
     for name, values in new.items():
         if not all_finite(values):
             bad = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise EngineError(
+            raise NotFinite(
                 f"round {key.round}: client {clients.ids[bad]!s} has NaN or infinity in {name!r} of its own model: "
                 "look for them in its rows, or lower the learning rate"
             )

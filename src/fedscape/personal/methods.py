@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -18,13 +19,19 @@ from fedscape.learning.local import LocalSGD, check_local
 from fedscape.mixtures.gaussian import GaussianMixture
 from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
 from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.features import principal_directions, projected
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
 from fedscape.personal.learners import class_column, forward, stacked, with_kept_of
 from fedscape.personal.personalised import Personalised
+from fedscape.progress import shown
 from fedscape.random import Array
 from fedscape.sampling import Sampler
+from fedscape.statistics import Moments
+
+WIDE = 128  # features, above which FedGMM's Gaussians are of their leading directions
+DIRECTIONS = 32
 
 Maker = Callable[[LocalSGD, Engine, int], Computation]
 
@@ -50,6 +57,11 @@ class Common(FedAvg):
         return {}
 
 
+def is_wide(clients: object, column: str) -> bool:
+    """Whether rows of this column are too wide for Gaussians of them."""
+    return isinstance(clients, Federation) and int(np.prod(clients[column].shape[1:])) > WIDE
+
+
 def make_fedgmm(
     local: LocalSGD,
     engine: Engine,
@@ -61,7 +73,18 @@ def make_fedgmm(
     sampler: Sampler | None = None,
     n_rounds: int = 30,
 ) -> FedGMM:
-    """FedGMM from scratch: its Gaussians are first fitted to this column (by default the features) in a few rounds."""
+    """FedGMM from scratch: its Gaussians are first fitted to this column (by default the features) in a few rounds.
+
+    Gaussians of more than WIDE features would cost minutes a round: they are of DIRECTIONS leading ones instead.
+    """
+    if column is None and is_wide(engine.clients, local.features):
+        clients = cast(Federation, engine.clients)
+        moments = Moments(column=local.features).fit(engine, sampler=sampler, progress=False)
+        place = principal_directions(moments, DIRECTIONS)
+        seen = projected(clients[local.features], *place, residual=True)
+        mixture = GaussianMixture(gaussians, column="z", rounds=n_rounds, seed=seed)
+        mixture.fit(Federation({"z": seen}, clients.offsets, clients.ids), sampler=sampler, progress=False)
+        return FedGMM(local, mixture, learners, projection=place)
     mixture = GaussianMixture(gaussians, column=column or local.features, rounds=n_rounds, seed=seed)
     mixture.fit(engine, sampler=sampler, progress=False)
     return FedGMM(local, mixture, learners)
@@ -97,6 +120,7 @@ def train(
     sampler: Sampler | None = None,
     seed: int = 0,
     finish_rounds: int = 1,
+    progress: bool | None = False,
 ) -> Personalised:
     """Train a method by name (or as made by hand) to the end, all its phases.
 
@@ -116,6 +140,8 @@ def train(
         As for `rounds`.
     finish_rounds
         Rounds of what follows (fine-tuning in "fedavg+").
+    progress
+        True shows a bar, None one on a terminal and a line a minute elsewhere.
 
     >>> from fedscape.learning import cross_entropy, models
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
@@ -130,14 +156,14 @@ def train(
     class_column(how, clients)  # what is trained here is evaluated as a classifier
     made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
     loop = rounds(made, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=made.reveals)
-    for _ in loop:
+    for _ in shown(loop, n_rounds=n_rounds, label=type(made).__name__, progress=progress):
         pass
     state = loop.state
     if isinstance(method, str) and method in FINISH:
         made = FINISH[method](local)
         begin = {**{n: v for n, v in state.items() if n.startswith("model.")}, "rows": made.start(seed)["rows"]}
         loop = rounds(made, engine, n_rounds=finish_rounds, seed=seed, state=begin, measure=0)
-        for _ in loop:
+        for _ in shown(loop, n_rounds=finish_rounds, label=type(made).__name__, progress=progress):
             pass
         state = loop.state
     trained = Personalised(made, state, clients.ids, dict(engine.kept()), names=clients.names.get(how.target))

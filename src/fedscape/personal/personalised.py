@@ -112,8 +112,13 @@ class Personalised:
                 f"{self.ids[0].item()!r}: name them in the same way"
             )
 
-    def _ready(self) -> Arrays:
+    def ready(self) -> Arrays:
+        """The state as clients compute with it."""
         return dict(self.method.prepare(frozen(self.state)))
+
+    def with_kept(self, clients: Federation) -> Federation:
+        """These clients with what they keep; one that is not known keeps nothing."""
+        return with_kept_of(clients, self.ids, self.kept)
 
     def evaluate(self, data: Federation) -> Evaluation:
         """Loss and accuracy of every client under its own model.
@@ -121,7 +126,7 @@ class Personalised:
         A row of a class that the model does not know counts as wrong, with a loss of -log(1e-12) = 27.63; where model
         and data have names of classes, such a name is refused.
         """
-        return evaluation(self.method, self._ready(), self._labelled(data))
+        return evaluation(self.method, self.ready(), self._labelled(data))
 
     def predict_proba(self, data: Rows, *, client: Any = None) -> Array:
         """p(class | x) of each row: [rows, classes].
@@ -134,7 +139,7 @@ class Personalised:
             Whose model to use for features; by default what newcomers get.
         """
         clients = self._clients(data, client, self.method.local.features)
-        return np.asarray(np.exp(self.method.log_probs(self._ready(), clients)))
+        return np.asarray(np.exp(self.method.log_probs(self.ready(), clients)))
 
     def predict(self, data: Rows, *, client: Any = None) -> Array:
         """The most likely class of each row, by its number: `names` says what that is called."""
@@ -143,7 +148,7 @@ class Personalised:
     def log_prob_x(self, data: Rows, *, client: Any = None) -> Array:
         """log p(x) of each row, under its client's weights or (features, no client) the common ones: FedGMM only."""
         method = self._gaussian()
-        return method.log_prob_x(self._ready(), self._clients(data, client, method.mixture.column))
+        return method.log_prob_x(self.ready(), self._clients(data, client, method.mixture.column))
 
     def log_prob_y_given_x(self, data: Federation) -> Array:
         """log p(y | x) of each labelled row; minus infinity for a class that the model does not know.
@@ -151,18 +156,18 @@ class Personalised:
         Where model and data have names of classes, a name that is not known is refused.
         """
         clients = self._labelled(data)
-        return log_probs_of(self.method.log_probs(self._ready(), clients), clients[self.method.local.target])
+        return log_probs_of(self.method.log_probs(self.ready(), clients), clients[self.method.local.target])
 
     def log_prob_joint(self, data: Federation) -> Array:
         """log p(x, y) of each labelled row: FedGMM only."""
         method = self._gaussian()
-        clients, state = self._labelled(data), self._ready()
+        clients, state = self._labelled(data), self.ready()
         check_classes(method, state, clients)
         return method.log_prob_joint(state, clients)
 
     def check_classes(self, data: Federation) -> None:
         """Refuse rows of a class that the model does not know; rows without labels pass."""
-        check_classes(self.method, self._ready(), self._labelled(data))
+        check_classes(self.method, self.ready(), self._labelled(data))
 
     def common(self) -> Personalised:
         """The same without what clients keep: everyone is a newcomer (the global pi of footnote 3)."""
@@ -189,7 +194,7 @@ class Personalised:
             have no such steps.
         """
         self._check_kind(data.ids)
-        clients, state, options = self._labelled(data), self._ready(), self._options(rounds)
+        clients, state, options = self._labelled(data), self.ready(), self._options(rounds)
         check_classes(self.method, state, clients)
         began = time.perf_counter()
         made = as_ragged(self.method.adapt(state, clients, Key(seed), **options), len(data))

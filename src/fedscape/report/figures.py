@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from fedscape.errors import plural
 from fedscape.report.words import About, between, number, safe
 
 Show = Callable[[float | None], str]
@@ -78,13 +79,13 @@ def scatter(points: Sequence[Any], kinds: Sequence[int], tips: Sequence[str], *,
 def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> str:
     """How many clients have how many rows."""
     width, height, left, bottom = 460.0, 230.0, 34.0, 30.0
-    top = max(max(tally), 1)
+    top = max(*tally, 1)
     step = (width - left) / len(tally)
     bars, ticks = [], []
     for i, n in enumerate(tally):
         tall = (height - bottom - 12) * n / top
         last = edges[i + 1] if i + 1 < len(edges) else edges[i]
-        said = f"{n} clients: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
+        said = f"{plural(n, 'client')}: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
         bars.append(
             f'<rect class="bar" x="{left + i * step + 1:.1f}" y="{height - bottom - tall:.1f}" '
             f'width="{max(step - 2, 1):.1f}" '

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from importlib.resources import files
 from typing import Any
 
@@ -71,11 +70,19 @@ def _top(result: About) -> str:
         if about["show_clients"]
         else ""
     )
+    odd = "".join(f"<li>{safe(found['text'])}</li>" for found in result.get("findings", []))
+    used = safe(", ".join(about["features"]) or "none")
+    findings = (
+        '<div class="card" id="findings"><h3>Findings in the data</h3><ul class="notes">'
+        f"{odd}<li>features: {used}</li></ul></div>"
+        if odd
+        else ""
+    )
     return (
         f'<header class="top"><p class="eyebrow">fedscape study</p><h1>{safe(about["source"])}: how its '
         "clients differ, "
         f'and what to do about it</h1><p class="lede">{safe(_lede(result))}</p>{shared}<div class="facts">'
-        f"{boxes}</div></header>"
+        f"{boxes}</div>{findings}</header>"
     )
 
 
@@ -112,19 +119,14 @@ def _advice(result: About) -> str:
 
 
 def _command(result: About) -> str:
-    """The command that makes this study again, ready for a shell."""
+    """What makes this study again: the command, ready for a shell in the folder of the data, or the call."""
     about, asked = result["about"], result["about"]["asked"]
-    parts = ["fedscape", "study", about["source"]]
-    if about["labels"]:  # else cells of the features stand in, which no column holds
-        parts += ["--column", about["column"]]
-    if asked["features"]:
-        parts += ["--features", ",".join(asked["features"])]
-    parts += ["--rounds", str(asked["rounds"]), "--seeds", str(asked["seeds"])]
-    if asked["epsilon"] is not None:
-        parts += ["--epsilon", f"{asked['epsilon']:g}"]
-    if about["show_clients"]:
-        parts.append("--show-clients")
-    return shlex.join([*parts, "--seed", str(about["seed"])])
+    if about.get("command"):
+        return str(about["command"])
+    given = {"column": about["column"] if about["labels"] else None, **asked}  # no column holds cells of the features
+    given |= {"show_clients": about["show_clients"] or None, "seed": about["seed"]}
+    listed = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
+    return f"fedscape.study(federation{listed})"
 
 
 def _computed(result: About) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import card, table_of
 from fedscape.report.words import About, between, number, percent, safe
@@ -178,7 +179,8 @@ def model(result: About) -> tuple[str, str, str]:
     content = (
         "<h2>Model</h2><p>A mixture of Dirichlet-multinomials over the clients' histograms: a kind of clients "
         "has a mean and says how far its clients vary about it. It is fitted by sums over clients in "
-        f"{about['rounds']} rounds of {about['bytes_up']:,} bytes each.</p><div class='grid'>{''.join(cards)}</div>"
+        f"{plural(about['rounds'], 'round')} of {about['bytes_up']:,} bytes each.</p>"
+        f"<div class='grid'>{''.join(cards)}</div>"
     )
     return "model", "Model", content
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import capital, card, cells, dot, stick, table_of
 from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
@@ -125,8 +126,8 @@ def learn(result: About) -> tuple[str, str, str] | None:
     )
     gained = card("Gain over FedAvg, in points", points, f"Paired over clients; the intervals hold together. {said}")
     content = (
-        f"<h2>Learn</h2><p>A short tournament: {learn['clients']} clients, {learn['rounds']} rounds, "
-        f"{learn['seeds']} seeds, "
+        f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], 'client')}, "
+        f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'seed')}, "
         f"{safe(learn['model'])}, learning rate {learn['lr']:g}. It ranks methods on these data; with a larger "
         f"model and more rounds all are more accurate.</p><div class='grid'>{accuracy}{gained}{_kinds_card(learn)}"
         f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"

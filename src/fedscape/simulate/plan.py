@@ -299,7 +299,7 @@ def as_proxy(proxy: Any) -> Federation:
     """Rows of any kind as a Federation; who its clients are does not matter.
 
     >>> as_proxy({"y": [1, 2, 3]})
-    Federation(1 clients, 3 rows, y int64)
+    Federation(1 client, 3 rows, y int64)
     """
     if isinstance(proxy, Federation):
         return proxy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -12,6 +13,7 @@ from fedscape.checks import valid_categories
 from fedscape.engine import Engine, Local
 from fedscape.errors import DataError, PrivacyError
 from fedscape.federation import Federation
+from fedscape.formats.kinds import LABELS
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures._dm_rounds import Solver
 from fedscape.privacy.accounting import calibrate
@@ -21,17 +23,21 @@ from fedscape.random import Array
 from fedscape.sampling import All
 from fedscape.statistics import Histogram
 from fedscape.studies.numbers import mean_interval, plain
-from fedscape.studies.prepare import LABELS, Prepared
+from fedscape.studies.prepare import Prepared
 
+CENSUS_DELTA = 1e-5
 _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 
 def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tuple[dict[str, Any], Any, Array]:
     """The kinds of clients of a study: what is said of them, the mixture, and each client's shares [clients, K]."""
-    clients = Federation({"y": data.counts}, np.arange(len(data.counts) + 1), data.given.ids, names={"y": data.names})
-    candidates = list(range(1, min(6, len(clients) // 5) + 1)) or [1]
-    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress)
+    # all categories, as `fedscape fit` models them; what a study says is of those that may be told
+    counts, names = (data.counts, data.names) if data.apart is None else data.apart[:2]
+    clients = Federation({"y": counts}, np.arange(len(counts) + 1), data.given.ids, names={"y": names})
+    mixture, about = population(clients, "y", candidates=candidates_for(len(clients)), seed=seed, progress=progress)
     shares = mixture.predict_proba(clients)
+    if data.apart is not None:
+        mixture = joined(mixture, data.apart.place, data.names)
     order = np.argsort(-mixture.weights_, kind="stable")  # the most frequent kind first
     pool = data.counts.sum(axis=0) / max(data.counts.sum(), 1)
     components = []
@@ -58,6 +64,29 @@ def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tup
         "price": price(data.counts),
     }
     return plain(made), mixture, shares[:, order]
+
+
+def candidates_for(n_clients: int, most: int = 6) -> list[int]:
+    """Numbers of kinds to choose among: from one up to six, with five clients or more for each.
+
+    >>> candidates_for(18), candidates_for(3)
+    ([1, 2, 3], [1])
+    """
+    return list(range(1, min(most, n_clients // 5) + 1)) or [1]
+
+
+def joined(
+    mixture: MixtureOfDirichletMultinomials, place: Array, names: Sequence[str]
+) -> MixtureOfDirichletMultinomials:
+    """The mixture of categories that are put together: concentrations of a Dirichlet-multinomial add up, exactly."""
+    into = np.zeros((len(place), len(names)))
+    into[np.arange(len(place)), place] = 1
+    made = copy.copy(mixture)
+    made.concentrations_ = mixture.concentrations_ @ into
+    reach = np.asarray(mixture.reach_)
+    made.reach_ = np.append(reach[:-1] @ into, reach[-1]).astype(reach.dtype)
+    made.category_names_ = tuple(names)
+    return made
 
 
 def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number: int) -> str:
@@ -118,7 +147,9 @@ def declared_counts(federation: Federation, column: str | None, names: Sequence[
     return (federation if valid is None else federation.where(valid)).counts(found, number)
 
 
-def census(counts: Array, *, epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
+def census(
+    counts: Array, *, epsilon: float, delta: float = CENSUS_DELTA, ledger: Ledger | None = None
+) -> dict[str, Any]:
     """Count the categories of all clients under client-level privacy: a release, with its entries in a ledger.
 
     The clip is the 90th percentile of the clients' lengths, read from the data here: right for a simulation. A real
@@ -128,12 +159,12 @@ def census(counts: Array, *, epsilon: float, delta: float = 1e-5) -> dict[str, A
     lengths = np.linalg.norm(counts, axis=1)
     multiplier = calibrate(epsilon, delta, rounds=1, sampler=All())
     clip = float(max(np.quantile(lengths, 0.9), 1.0))
-    ledger = Ledger(epsilon=epsilon, delta=delta)
+    ledger = Ledger(epsilon=epsilon, delta=delta) if ledger is None else ledger
     how = Gaussian(clip=clip, multiplier=multiplier)
     made = Histogram(counts.shape[1], column="y").fit(clients, privacy=how, ledger=ledger, progress=False)
     exact = counts.sum(axis=0) / max(counts.sum(), 1)
     spent = [
-        {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": delta}
+        {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": ledger.delta}
         for (unit, relation, place), value in ledger.spent().items()
     ]
     error = float(np.abs(exact - made.shares_).sum() / 2)

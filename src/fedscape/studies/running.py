@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,16 +14,19 @@ import numpy as np
 
 from fedscape.description import describe
 from fedscape.engine import one_library_thread
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.federation import Federation
+from fedscape.formats.reading import Overrules, Reading
+from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.ranges import NOISE, check_positive
+from fedscape.progress import Tell, working
 from fedscape.random import Array
 from fedscape.simulate import FromMixture
 from fedscape.studies import learn as learning
 from fedscape.studies.advise import DEVICE, advise
 from fedscape.studies.explain import watched
 from fedscape.studies.measure import measure
-from fedscape.studies.model import census, declared_counts, model
+from fedscape.studies.model import census, model
 from fedscape.studies.numbers import FEW, mean_interval, plain
 from fedscape.studies.prepare import Prepared, prepare
 from fedscape.studies.result import FORMAT, Study
@@ -41,11 +43,15 @@ def study(
     column: str | None = None,
     features: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
+    overrules: Overrules | None = None,
+    reading: Reading | None = None,
     rounds: int = learning.ROUNDS,
     seeds: int = learning.SEEDS,
     epsilon: float | None = None,
     show_clients: bool = False,
     source: str = "a federation",
+    command: str | None = None,
+    ledger: Ledger | None = None,
     seed: int = 0,
     progress: bool | None = None,
 ) -> Study:
@@ -62,6 +68,10 @@ def study(
         Columns to learn from; by default x, or all other columns of numbers and of few categories.
     names
         What the categories are called, in the order of their codes. With epsilon, which categories count.
+    overrules
+        What columns are, against what their values suggest.
+    reading
+        How the columns were read, from `datasets.read_table`; by default they are read here.
     rounds, seeds
         Of the tournament: every method is trained for so many rounds, so many times.
     epsilon
@@ -73,10 +83,14 @@ def study(
         numbers in the order of their places on the map.
     source
         What the data are called in the report.
+    command
+        What makes this study again, as the report prints it; by default a call of this function.
+    ledger
+        Where the private count is written before it is released; by default one in memory, of this budget.
     seed
         Everything random but the noise is a function of it.
     progress
-        True or False shows or hides what is being done; by default it is shown on a terminal.
+        True shows a bar, False nothing; by default a bar on a terminal, elsewhere a line a minute.
 
     >>> from fedscape import datasets
     >>> done = study(datasets.load("acs-race").take(slice(40)))
@@ -87,22 +101,43 @@ def study(
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
-    declared = np.zeros((0, 1)) if epsilon is None else declared_counts(federation, column, names)
-    stages = _Stages(progress)
     least = 1 if show_clients else FEW
-    data = prepare(federation, column=column, features=features, names=names, least=least, seed=seed)
+    data = prepare(
+        federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
+        seed=seed,
+    )  # fmt: skip
     notes = list(data.notes)
-    result: dict[str, Any] = {"format": FORMAT, "about": _about(data, source, seed, show_clients)}
+    result: dict[str, Any] = {"format": FORMAT, "findings": [found.shared() for found in data.reading.findings]}
+    result["about"] = _about(data, source, seed, show_clients)
     result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
     result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds}
+    result["about"]["command"] = command
+    # before the long work: a budget that does not allow it is known at once
+    counted = None if epsilon is None else census(data.counts, epsilon=epsilon, ledger=ledger)
+    with working("study", total=sum(_STAGES.values()), unit="%", progress=progress) as tell:
+        stages = _Stages(tell)
+        _fill(result, data, notes, stages, counted, show_clients)
+    return Study(result, dict(stages.seconds))
+
+
+def _fill(
+    result: dict[str, Any],
+    data: Prepared,
+    notes: list[str],
+    stages: _Stages,
+    counted: dict[str, Any] | None,
+    show_clients: bool,
+) -> None:
+    """Work out the sections of a result, one stage after the other."""
+    seed, asked, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
     with stages.of("describe"):
         result["describe"] = _described(data, show_clients)
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
         result["model"], mixture, shares = model(data, seed=seed, progress=False)
-        if epsilon is not None:
-            result["model"]["census"] = census(declared, epsilon=epsilon)
+        if counted is not None:
+            result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")
     with stages.of("simulate"):
         if len(data.counts) >= LEAST:
@@ -115,7 +150,9 @@ def study(
     with stages.of("learn"):
         why = _no_learning(data)
         if why is None:
-            result["learn"], accuracies = _learn(data, mixture, shares, notes, stages, seed, rounds, seeds)
+            result["learn"], accuracies = _learn(
+                data, mixture, shares, notes, stages, seed, asked["rounds"], asked["seeds"]
+            )
             kinds = result["learn"]["by_kind"]
             result["learn"]["by_kind"] = [kind for kind in kinds if kind["clients"] >= least]
         elif data.labels and data.width:
@@ -124,8 +161,6 @@ def study(
         result["advise"] = advise(result)
     result["notes"] = notes
     _name_clients(result, data, shares, accuracies, show_clients)
-    stages.close()
-    return Study(result, dict(stages.seconds))
 
 
 def _about(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[str, Any]:
@@ -184,6 +219,8 @@ def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
     fine = 1 if logs[1] - logs[0] > 8 else 2
     edges = np.arange(np.floor(fine * logs[0]), np.floor(fine * logs[1]) + 2) / fine
     edges = np.unique(np.floor(2**edges))
+    if len(edges) < 2:  # all clients have one row, or all have two
+        edges = np.append(edges, edges[-1] + 1)
     return edges.tolist(), np.histogram(known, edges)[0].tolist()
 
 
@@ -194,7 +231,8 @@ def _no_learning(data: Prepared) -> str | None:
         return "Training is left out: it needs torch, pip install 'fedscape[learn]'."
     able = int((data.rows.sizes >= 2).sum())
     if able < _LEAST_LEARNERS:
-        return f"Training is left out: {able} clients have two rows or more, and a tournament needs {_LEAST_LEARNERS}."
+        have = f"{plural(able, 'client')} {'has' if able == 1 else 'have'} two rows or more"
+        return f"Training is left out: {have}, and a tournament needs {_LEAST_LEARNERS}."
     return None
 
 
@@ -359,60 +397,36 @@ def _last(value: float | None) -> float:
 def _about_size(size: int, exact: bool) -> str:
     """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
     if exact or size < 2:
-        return f"{size:,} rows"
+        return plural(size, "row")
     low = 2 ** (size.bit_length() - 1)
     return f"{low:,} to {2 * low - 1:,} rows"
 
 
 class _Stages:
-    """Says what is being done and how much is left, on a terminal; keeps the seconds of each stage."""
+    """Says what is being done and how much is left; keeps the seconds of each stage."""
 
-    def __init__(self, progress: bool | None) -> None:
+    def __init__(self, tell: Tell) -> None:
         self.seconds: dict[str, float] = {}
-        self._bar: Any = None
+        self._tell = tell
         self._done = 0.0
-        if sys.stderr.isatty() if progress is None else progress:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-            columns = (
-                TextColumn("{task.description:<48}"),
-                BarColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=Console(stderr=True, force_terminal=progress), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task("reading", total=sum(_STAGES.values()))
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
-        self._say(f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}", self._done)
-        try:
-            with one_library_thread():
-                yield
-        except BaseException:
-            self.close()
-            raise
+        self._tell(self._done, _place(name))
+        with one_library_thread():
+            yield
         self.seconds[name] = round(time.perf_counter() - began, 3)
         self._done += _STAGES[name]
-        self._say("", self._done)
 
     def inside(self, name: str, steps: int) -> learning.Say:
-        place = f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}"
         count = iter(range(steps))
 
         def say(what: str) -> None:
-            self._say(f"{place}: {what}", self._done + _STAGES[name] * next(count, steps) / steps)
+            self._tell(self._done + _STAGES[name] * next(count, steps) / steps, f"{_place(name)}: {what}")
 
         return say
 
-    def _say(self, what: str, done: float) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, **({"description": what} if what else {}))
 
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+def _place(name: str) -> str:
+    return f"{list(_STAGES).index(name) + 1}/{len(_STAGES)} {name}"

@@ -1,0 +1,113 @@
+"""How every command runs: a first line on a terminal, old names of options, messages that name options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.core
+
+from fedscape.errors import FedscapeError
+from fedscape.progress import working
+
+_QUIET = "fedscape.quiet"
+
+#: Options under the names they had, which help does not show.
+OLD_NAMES = {"--target": "--column", "--agent": "--client"}
+#: Arguments of the library that have another name on the command line.
+_OPTIONS = {"overwrite": "--force", "n_init": "--starts", "n_components": "--components", "target": "--column"}
+#: Calls of the library, in words.
+_PHRASES = {
+    " (client=)": "",
+    "use to_parquet()": "write a .parquet file",
+    "or All()": "or --cohort 0 for all",
+    "bin() turns numbers into categories": "'fedscape study' cuts numbers into bins",
+    "pass its table to from_frame()": "write it again with fewer bytes a row",
+}
+_CALL = re.compile(r" with [a-z_]+\(\)")
+_ARGUMENT = re.compile(r"\b(?P<name>[a-z][a-z_]*)=(?P<value>'[^']*'|[A-Z][a-z]+\b|[0-9.e+-]*[0-9])?")
+
+
+class Command(typer.core.TyperCommand):
+    """A command of fedscape; those without a --quiet of their own get one."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if not any(param.name == "quiet" for param in self.params):
+            about = "No remarks, and no lines on how long it takes."
+            self.params.append(click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_keep, help=about))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = self._options()
+        return super().parse_args(ctx, [_renamed(argument, known) for argument in args])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        quiet = bool(ctx.params.get("quiet") or ctx.meta.get(_QUIET))
+        if sys.stderr.isatty() and not quiet:
+            sys.stderr.write(f"{_first_line(self, ctx)}\n")
+            sys.stderr.flush()
+        try:
+            with working(ctx.command_path, progress=False if quiet else None, bar=False):
+                return super().invoke(ctx)
+        except FedscapeError as error:
+            error.args = (in_options(str(error), self._options()), *error.args[1:])
+            raise
+
+    def _options(self) -> set[str]:
+        return {name for param in self.params if isinstance(param, click.Option) for name in param.opts}
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[_QUIET] = value
+
+
+def in_options(message: str, options: set[str], *, names: Mapping[str, str] = _OPTIONS) -> str:
+    """A message of the library, with arguments written as the options they are here.
+
+    >>> in_options("pass policy='replace'", {"--policy"}), in_options("p=1 is large", {"--policy"})
+    ('pass --policy replace', 'p=1 is large')
+    """
+
+    def option(match: re.Match[str]) -> str:
+        name = names.get(match["name"], "--" + match["name"].replace("_", "-"))
+        if name not in options:
+            return match[0]
+        value = (match["value"] or "").strip("'")
+        return name if value in ("", "True", "None") else f"{name} {value}"
+
+    for call, words in _PHRASES.items():
+        message = message.replace(call, words)
+    return _ARGUMENT.sub(option, _CALL.sub("", message))
+
+
+def as_typed(ctx: click.Context, *, without: Sequence[str] = ()) -> str:
+    """The command with all its options, ready for a shell in the folder of what its arguments name."""
+    words, options = ctx.command_path.split(), []
+    for param in ctx.command.params:
+        value = ctx.params.get(param.name or "")
+        if param.name in without or value is None or value is False:
+            continue
+        if isinstance(param, click.Argument):
+            words.append(Path(str(value)).name)
+        else:
+            for each in value if isinstance(value, list | tuple) else [value]:
+                options += [param.opts[0]] if each is True else [param.opts[0], str(each)]
+    return shlex.join([*words, *options])
+
+
+def _renamed(argument: str, known: set[str]) -> str:
+    name, sign, value = argument.partition("=")
+    new = OLD_NAMES.get(name)
+    return argument if new is None or name in known or new not in known else f"{new}{sign}{value}"
+
+
+def _first_line(command: click.Command, ctx: click.Context) -> str:
+    """What is being read, before large packages are imported."""
+    arguments = [ctx.params.get(p.name or "") for p in command.params if isinstance(p, click.Argument)]
+    what = " and ".join(str(a) for a in arguments if a is not None)
+    return f"reading {what} ..." if what else f"{ctx.command_path} ..."

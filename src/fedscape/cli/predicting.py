@@ -1,0 +1,134 @@
+"""Commands that use a saved model: predict, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedscape import datasets
+from fedscape.cli.options import Client, Force, Json, Quiet, Source, free
+from fedscape.cli.show import flat, pairs, short, show
+from fedscape.errors import DataError, require
+
+ROW = "fedscape.row"  # which row of the file a row is
+Saved = Annotated[
+    Path, typer.Argument(help="The --out folder of 'train', a file of 'adapt --out', or the .json of 'regress --out'.")
+]
+
+
+def predict(
+    model: Saved,
+    source: Source,
+    out: Annotated[Path | None, typer.Option(help="Where predictions go, a line a row: .csv or .parquet.")] = None,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write the probability of every class too.")
+    ] = False,
+    client: Client = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Predict each row of a table by a saved model: known clients by their own, new ones as the method says."""
+    free(out, force)
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise DataError(f"--out must end in .csv or .parquet, not {out.name!r}")
+    if model.suffix == ".json":
+        if probabilities:
+            raise DataError("--probabilities goes with classes, and this is a regression")
+        columns, about = _by_regression(model, source, client)
+    else:
+        columns, about = _by_network(model, source, client, probabilities)
+    if out is not None:
+        _write(columns, out)
+        about["out"] = str(out)
+    if not quiet:
+        for remark in about["remarks"]:
+            typer.echo(remark, err=True)
+    show(about, json_, lambda made: pairs("predictions", _shown(made)))
+
+
+def _by_network(model: Path, source: str, client: str | None, every: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    require("torch", extra="learn")
+    import numpy as np
+
+    from fedscape.trained import load
+
+    made = load(model)
+    table = datasets.read(source, client=client or made.inputs.client, rows=ROW)
+    found = made.predict(table)
+    codes, names = found.codes, np.array([*found.classes, ""], dtype=object)
+    some = codes >= 0
+    columns = {
+        "prediction": [name if there else None for name, there in zip(names[codes], some, strict=True)],
+        "probability": np.where(some, np.nan_to_num(found.probabilities).max(axis=1), np.nan),
+    }
+    if every:
+        columns |= {f"p({name})": found.probabilities[:, i] for i, name in enumerate(found.classes)}
+    about: dict[str, Any] = {"method": made.method, "rows": table.n_rows, "clients": len(table)}
+    remarks = found.applied.remarks()
+    if found.known is not None:
+        new = int((~found.known).sum())
+        about |= {"known_clients": int(found.known.sum()), "new_clients": new}
+        about["new_clients_get"] = made.newcomers or "no prediction"
+        if new and made.newcomers is None:
+            if new == len(table):
+                raise DataError(
+                    f"none of the {new:,} clients is known to the model, and {made.method} has nothing for new ones: "
+                    "give them a model with 'fedscape adapt' first"
+                )
+            remarks.append(
+                f"{new:,} of {len(table):,} clients are new: {made.method} has nothing for them, 'fedscape adapt' "
+                "gives them a model"
+            )
+        elif new:
+            remarks.append(f"{new:,} of {len(table):,} clients are new and get {made.newcomers}")
+    about["rows_without_prediction"] = int((~some).sum())
+    judged = found.accuracy(made.inputs.target)
+    if judged is not None:
+        about |= {"accuracy": judged[0], "labelled_rows": judged[1]}
+    return _in_order(table, columns), {**about, "remarks": remarks}
+
+
+def _by_regression(model: Path, source: str, client: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    from fedscape.mixtures.regression import predictions
+
+    table = datasets.read(source, client=client, rows=ROW)
+    columns, about = predictions(model, table)
+    return _in_order(table, columns), about
+
+
+def _in_order(table: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """Client and row beside the columns, in the order of the file."""
+    import numpy as np
+
+    order = np.argsort(table[ROW], kind="stable")
+    made = {"client": table.ids[table.client_of_row], "row": table[ROW], **columns}
+    return {name: [v[i] for i in order] if isinstance(v, list) else v[order] for name, v in made.items()}
+
+
+def _write(columns: dict[str, Any], out: Path) -> None:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from fedscape.checkpoint import replace_file
+    from fedscape.formats.cells import without_formulas
+
+    def column(values: Any) -> Any:
+        if isinstance(values, list):
+            return pa.array(values, type=pa.string())
+        gaps = np.isnan(values) if values.dtype.kind == "f" else None
+        return pa.array(values, mask=gaps)
+
+    table = pa.table({name: column(values) for name, values in columns.items()})
+    if out.suffix == ".csv":
+        replace_file(out, lambda file: pyarrow.csv.write_csv(without_formulas(table), file))
+    else:
+        replace_file(out, lambda file: pyarrow.parquet.write_table(table, file))
+
+
+def _shown(about: dict[str, Any]) -> dict[str, Any]:
+    return {name: short(value) for name, value in flat(about).items() if name != "remarks"}

@@ -1,0 +1,277 @@
+"""What is odd about the data of a table: said before any result, the worst first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedscape.federation import Federation
+from fedscape.formats.kinds import BEYOND, ColumnKind, Overrules, as_codes, as_numbers, label_of, parse_numbers
+from fedscape.random import Array, Key
+
+LEAK = 0.97  # a column that alone predicts more of the held-out labels than this gives the label away
+_ROWS = 20_000  # rows that are looked at for leaks
+_LEAST_ROWS = 40
+_FAR = 100  # an outlier is so many times the middle 98% of the values away from their median
+_FILL = "a study takes the mean instead; train takes --fill"
+_ORDER = (
+    "leak", "text in numbers", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text", "date",
+    "of client", "constant", "duplicate", "missing", "clients", "dialect",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about the data that a person should know before any result.
+
+    Parameters
+    ----------
+    kind
+        leak, text in numbers, infinite, outlier, no label, empty, id, weight, code, text, date, of client, constant,
+        duplicate, missing, clients or dialect.
+    column
+        Where it is; "" where it is about the table.
+    line
+        What it is, in one line that names no row and no value of a row.
+    remedy
+        What was done about it, and how to have it otherwise.
+    row
+        The row of the file, the first one below the header being 1; None where it is about all rows.
+    value
+        The value there, as a text.
+
+    >>> str(Finding("infinite", "income", "'income' is infinite in 1 row", "taken as missing", 977, "inf"))
+    "'income' is infinite in 1 row (row 977: 'inf'): taken as missing"
+    """
+
+    kind: str
+    column: str
+    line: str
+    remedy: str = ""
+    row: int | None = None
+    value: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.row is None else f" (row {self.row:,}: {self.value!r})"
+        return f"{self.line}{where}: {self.remedy}" if self.remedy else f"{self.line}{where}"
+
+    def shared(self) -> dict[str, Any]:
+        """As plain values without row and value, for a report that others read."""
+        return asdict(replace(self, row=None, value=None)) | {"text": str(replace(self, row=None, value=None))}
+
+
+def find(
+    federation: Federation, columns: Sequence[ColumnKind], *, target: str | None = None, overrules: Overrules
+) -> list[Finding]:
+    """All findings, the worst first; `row` is the row of the Federation, from 0 on.
+
+    >>> fed = Federation({"a": [1.5, np.inf, 2.5], "b": [7, 7, 7]}, [0, 3])
+    >>> from fedscape.formats.kinds import kind_of
+    >>> kinds = [kind_of(name, fed[name]) for name in fed.columns]
+    >>> [(found.kind, found.column) for found in find(fed, kinds, overrules=Overrules())]
+    [('infinite', 'a'), ('constant', 'b'), ('missing', 'a')]
+    """
+    made = [found for kind in columns for found in _of_column(federation, kind, target, overrules)]
+    made += _duplicates(federation, columns, target)
+    made += _of_clients(federation, target, columns)
+    if target is not None:
+        known = next((kind for kind in columns if kind.name == target), None)
+        if known is not None:
+            made += _leaks(federation, columns, known, overrules)
+    return sorted(made, key=lambda found: _ORDER.index(found.kind))
+
+
+def _rows(number: int) -> str:
+    return f"{number:,} {'row' if number == 1 else 'rows'}"
+
+
+def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Overrules) -> Iterator[Finding]:
+    name, values, names = kind.name, fed[kind.name], fed.names.get(kind.name)
+    kept = " as --keep says" if name in said.keep else ""
+    if kind.kind == "array":
+        if kind.missing:
+            yield Finding("missing", name, f"{name!r} misses {kind.missing:,} numbers", _FILL)
+        return
+    if kind.kind in ("number", "weight") and names is not None:
+        yield from _texts(name, values, names)
+    elif names is None and values.dtype.kind == "f":
+        yield from _extremes(name, values)
+    left_out = "used" + kept if kept else "left out of the features"
+    if name == target:
+        if kind.missing:
+            line = f"{kind.missing:,} of {_rows(len(values))} have no {name!r}"
+            yield Finding("no label", name, line, "they are left out")
+        return
+    if kind.kind == "id":
+        line = f"{name!r} looks like an id ({kind.distinct:,} values in {_rows(len(values))}; {kind.why})"
+        how = f"--categorical {name}" if kind.low is None else f"--keep {name}"
+        yield Finding("id", name, line, f"{left_out}; {how} uses it")
+    elif kind.kind == "weight":
+        line = f"{name!r} looks like a survey weight, which says how many a row stands for ({kind.why})"
+        yield Finding("weight", name, line, f"{left_out}, and rows count once; --keep {name} uses it")
+    elif kind.code:
+        used = "an indicator for each" if kind.use else "too many values, left out of the features"
+        line = f"{name!r} looks like a code ({kind.distinct:,} whole numbers whose order means nothing)"
+        yield Finding("code", name, line, f"{used}; --numeric {name} takes it as a number")
+    elif kind.kind in ("text", "date"):
+        what = f"texts of {kind.distinct:,} values" if kind.kind == "text" else "dates"
+        yield Finding(kind.kind, name, f"{name!r} holds {what}", "left out of the features; make numbers of it first")
+    elif kind.kind == "class" and not kind.use:
+        line = f"{name!r} has {kind.distinct:,} classes"
+        yield Finding("text", name, line, "too many for an indicator each, left out of the features")
+    elif kind.kind == "constant":
+        yield Finding("constant", name, f"{name!r} has one value in all rows", "left out of the features")
+    elif kind.kind == "empty":
+        yield Finding("empty", name, f"{name!r} has no value in any row", "left out of the features")
+    if kind.missing and kind.use:
+        line = f"{name!r} has no value in {kind.missing:,} of {_rows(len(values))} ({kind.missing / len(values):.1%})"
+        yield Finding("missing", name, line, "no class of it is set" if kind.use == "indicators" else _FILL)
+
+
+def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
+    """Texts in a column of numbers: how many, and the first of them with its row."""
+    numbers, bad = parse_numbers(names)
+    wrong = np.append(bad, False)[values]  # -1, a missing text, takes the last entry
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        line = f"{name!r} is a number, but {_rows(int(wrong.sum()))} {'holds' if wrong.sum() == 1 else 'hold'} a text"
+        remedy = f"taken as missing; mend the cells, or --categorical {name} takes all as classes"
+        yield Finding("text in numbers", name, line, remedy, row, str(names[int(values[row])]))
+    if not wrong.all():
+        yield from _extremes(name, np.append(numbers, np.nan)[values])
+
+
+def _extremes(name: str, numbers: Array) -> Iterator[Finding]:
+    with np.errstate(invalid="ignore"):
+        huge = np.abs(numbers) > BEYOND  # infinities too
+    if huge.any():
+        row = int(np.argmax(huge))
+        line = f"{name!r} is infinite or beyond {BEYOND:g} in {_rows(int(huge.sum()))}"
+        yield Finding("infinite", name, line, "taken as missing; mend or drop them", row, label_of(numbers[row]))
+    known = np.flatnonzero(np.isfinite(numbers) & ~huge)
+    if len(known) < _LEAST_ROWS:
+        return
+    some = numbers[known[:: max(1, len(known) // 100_000)]]
+    low, middle, high = np.quantile(some, [0.01, 0.5, 0.99])
+    far = np.abs(numbers[known] - middle) > _FAR * (high - low)
+    if high > low and far.any() and far.sum() <= 0.001 * len(known) + 1:
+        row = int(known[np.argmax(far)])
+        line = f"{name!r} is more than {_FAR} times as far out as 98% of the values in {_rows(int(far.sum()))}"
+        yield Finding("outlier", name, line, "used as it is; mend or drop such rows", row, label_of(numbers[row]))
+
+
+def _duplicates(fed: Federation, columns: Sequence[ColumnKind], target: str | None) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for kind in columns:
+        if kind.kind in ("array", "constant", "empty") or kind.name == target:
+            continue
+        values, names = fed[kind.name], fed.names.get(kind.name)
+        plain = values.astype(np.int64) if values.dtype.kind in "mM" else values.astype(np.float64) + 0.0
+        digest = hashlib.sha256(plain.tobytes() + repr(names).encode()).hexdigest()
+        if digest in seen:
+            line = f"{kind.name!r} is the same as {seen[digest]!r} in all rows"
+            yield Finding("duplicate", kind.name, line, "left out of the features")
+        seen.setdefault(digest, kind.name)
+
+
+def _of_clients(fed: Federation, target: str | None, columns: Sequence[ColumnKind]) -> Iterator[Finding]:
+    """Clients that take no part, and columns that tell clients apart."""
+    sizes = fed.sizes
+    if target is not None and fed[target].ndim == 1:
+        sizes = fed.segment_sum(known_rows(fed, target).astype(np.int64))
+    none = (sizes == 0) & (fed.sizes > 0)
+    if none.any():
+        line = f"{int(none.sum()):,} of {len(fed):,} clients have no row with a {target!r}"
+        first = fed.ids[int(np.argmax(none))]
+        yield Finding("clients", "", line, "they take no part", int(fed.offsets[int(np.argmax(none))]), str(first))
+    empty = int((fed.sizes == 0).sum())
+    if empty:
+        yield Finding("clients", "", f"{empty:,} of {len(fed):,} clients have no rows", "they take no part")
+    single = int((sizes == 1).sum())
+    if single:
+        line = f"{single:,} of {len(fed):,} clients have one row"
+        yield Finding("clients", "", line, "nothing of them can be held out to test on")
+    for kind in columns:
+        if kind.name != target and kind.use and is_of_client(fed, kind.name):
+            line = f"{kind.name!r} has one value in all rows of each client, which tells clients apart as an id does"
+            yield Finding("of client", kind.name, line, f"left out of the features; --keep {kind.name} uses it")
+
+
+def known_rows(fed: Federation, column: str) -> Array:
+    """Which rows have a value in this column."""
+    values = fed[column]
+    if column in fed.names:
+        return np.asarray(values >= 0)
+    if values.dtype.kind in "mM":
+        return ~np.isnat(values)
+    return np.isfinite(values) if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)
+
+
+def is_of_client(fed: Federation, name: str) -> bool:
+    """Whether a column says something of the client, not of the row: one value in all rows of each, not of all."""
+    values = fed[name]
+    filled = int((fed.sizes > 0).sum())
+    if values.ndim != 1 or values.dtype.kind not in "biuf" or fed.n_rows < 2 * filled or filled < 2:
+        return False
+    first = values[fed.offsets[:-1][fed.sizes > 0]].repeat(fed.sizes[fed.sizes > 0])
+    same = values == first
+    if values.dtype.kind == "f":
+        same |= np.isnan(values) & np.isnan(first)
+    return bool(same.all()) and len(np.unique(first)) > 1
+
+
+# -- leaks -------------------------------------------------------------------------------------------------------------
+
+
+def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, said: Overrules) -> Iterator[Finding]:
+    """Columns that alone predict the label of held-out rows, by the most frequent label of each of their values."""
+    if fed[target.name].ndim != 1 or target.kind not in ("class", "ordered", "number"):
+        return
+    rows = Key(0, purpose="rows for leaks").generator().permutation(fed.n_rows)[:_ROWS]
+    label = _cells(fed, target, rows, few=target.kind == "number")
+    rows, label = rows[label >= 0], label[label >= 0]
+    if len(rows) < _LEAST_ROWS or len(np.unique(label)) < 2:
+        return
+    half = len(rows) // 2
+    base = np.bincount(label[:half]).argmax()
+    chance = float((label[half:] == base).mean())
+    for kind in columns:
+        if kind.name == target.name or kind.kind in ("array", "constant", "empty", "date", "id", "text"):
+            continue
+        cell = _cells(fed, kind, rows)
+        share = _predicted(cell[:half], label[:half], cell[half:], label[half:], int(base))
+        if share > LEAK and share - chance > 0.9 * (1 - chance):
+            line = f"{kind.name!r} alone predicts {target.name!r} in {share:.1%} of held-out rows"
+            used = "used as --keep says; without it nothing is given away"
+            left = f"it gives the label away and is left out of the features; --keep {kind.name} uses it"
+            yield Finding("leak", kind.name, line, used if kind.name in said.keep else left)
+
+
+def _cells(fed: Federation, kind: ColumnKind, rows: Array, *, few: bool = False) -> Array:
+    """The value of each row as a small whole number: classes as they are, numbers in 64 (or 5) bins; -1: missing."""
+    values, names = fed[kind.name][rows], fed.names.get(kind.name)
+    if kind.kind in ("class", "ordered"):
+        return as_codes(values, kind.values, names).astype(np.int64)
+    numbers = as_numbers(values, names)
+    known = ~np.isnan(numbers)
+    if not known.any():
+        return np.full(len(rows), -1)
+    cuts = np.unique(np.quantile(numbers[known], np.linspace(0, 1, 6 if few else 65)[1:-1]))
+    return np.where(known, np.searchsorted(cuts, np.where(known, numbers, 0), side="right"), -1)
+
+
+def _predicted(cell: Array, label: Array, other: Array, truth: Array, base: int) -> float:
+    """The share of the other rows whose label is the most frequent one of their cell."""
+    width = int(max(label.max(), truth.max())) + 1
+    pairs, often = np.unique((cell + 1) * width + label, return_counts=True)
+    order = np.lexsort((-often, pairs // width))
+    cells, first = np.unique(pairs[order] // width, return_index=True)
+    best = pairs[order][first] % width
+    place = np.searchsorted(cells, other + 1)
+    seen = (place < len(cells)) & (cells[np.minimum(place, len(cells) - 1)] == other + 1)
+    guess = np.where(seen, best[np.minimum(place, len(cells) - 1)], base)
+    return float((guess == truth).mean())

@@ -1,0 +1,204 @@
+"""The column that is modelled or predicted, as codes with names: the same classes in every command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
+from fedscape.random import Array
+
+BINS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """The class of each row.
+
+    Parameters
+    ----------
+    codes
+        [rows], -1 where a row has none.
+    names
+        What the classes are called.
+    ordered
+        Whether they are parts of a number, the least first.
+    remark
+        What was done to a number, or "".
+    """
+
+    codes: Array
+    names: tuple[str, ...]
+    ordered: bool = False
+    remark: str = ""
+
+
+def classes_of(
+    federation: Federation, column: str, *, kind: ColumnKind | None = None, overrules: Overrules | None = None
+) -> Classes:
+    """The classes of a column: its values, or, for a number, five parts of about as many rows each.
+
+    >>> made = classes_of(Federation({"stars": [5, 1, 3, 1]}, [0, 2, 4]), "stars")
+    >>> made.codes.tolist(), made.names
+    ([2, 0, 1, 0], ('1', '3', '5'))
+    """
+    said = overrules or Overrules()
+    values, names = federation[column], federation.names.get(column)
+    known = kind or kind_of(column, values, names if values.ndim == 1 else None, overrules=said)
+    if known.kind == "array":
+        raise DataError(
+            f"the column {column!r} must hold categories, numbers or ready counts, one a row, not "
+            f"{values.dtype}{list(values.shape[1:])}: name another with --column"
+        )
+    if known.kind == "empty":
+        raise DataError(f"the column {column!r} has no value in any row: name another with --column")
+    if known.kind in ("id", "date"):
+        what = "dates" if known.kind == "date" else f"an id ({known.why})"
+        raise DataError(
+            f"the column {column!r} holds {what}, no classes: name another with --column, or --categorical {column} "
+            "takes every value as a class"
+        )
+    if known.kind in ("number", "weight"):
+        return _cut(as_numbers(values, names), column)
+    labels = known.values or tuple(str(text) for text in names or ())
+    return Classes(as_codes(values, labels, names), renamed(labels, said.names, column), known.kind == "ordered")
+
+
+def with_classes(
+    federation: Federation, column: str, *, kind: ColumnKind | None = None, overrules: Overrules | None = None
+) -> tuple[Federation, Classes | None]:
+    """The rows that have a class, the column replaced by codes with names; ready counts stay as they are.
+
+    Whole numbers 0, 1, ... without a gap are codes already and stay.
+
+    >>> fed, classes = with_classes(Federation({"y": [True, False, True]}, [0, 1, 3]), "y")
+    >>> fed["y"].tolist(), fed.names["y"]
+    ([1, 0, 1], ('0', '1'))
+    """
+    values = federation[column]
+    if values.ndim == 2 and values.dtype.kind in "iu":
+        return federation, None
+    made = classes_of(federation, column, kind=kind, overrules=overrules)
+    plain = column not in federation.names and values.dtype.kind in "iu"
+    if plain and made.names == tuple(map(str, range(len(made.names)))):
+        return federation, made
+    known = made.codes >= 0
+    rows = federation if known.all() else federation.where(known)
+    return rows.with_column(column, made.codes[known].astype(np.int32), names=made.names), made
+
+
+def overruled(
+    federation: Federation, categorical: Sequence[str], numeric: Sequence[str], ignore: Sequence[str]
+) -> Federation:
+    """The columns as a person says: classes as codes with names (-1: missing), texts as numbers, some left out."""
+    said = Overrules(tuple(categorical), tuple(numeric), tuple(ignore))
+    said.check(list(federation.columns))
+    made = federation.select([name for name in federation.columns if name not in ignore]) if ignore else federation
+    for name in categorical:
+        classes = classes_of(made, name, overrules=said)
+        made = made.with_column(name, classes.codes, names=classes.names)
+    for name in numeric:
+        kind_of(name, made[name], made.names.get(name), overrules=said)  # refuses what holds no number
+        made = made.with_column(name, as_numbers(made[name], made.names.get(name)))
+    return made
+
+
+def with_same_classes(
+    federations: Sequence[Federation], column: str, *, overrules: Overrules | None = None
+) -> list[Federation]:
+    """Several Federations with the same classes in a column, those of the first and then those only others have.
+
+    A number is cut where the first is.
+
+    >>> a, b = Federation({"y": [1, 2]}, [0, 2]), Federation({"y": [2, 3]}, [0, 2])
+    >>> [fed["y"].tolist() for fed in with_same_classes([a, b], "y")]
+    [[0, 1], [1, 2]]
+    """
+    if any(fed[column].ndim > 1 for fed in federations):
+        return list(federations)
+    said = overrules or Overrules()
+    kinds = [kind_of(column, fed[column], fed.names.get(column), overrules=said) for fed in federations]
+    if kinds[0].kind in ("number", "weight"):
+        cuts = _edges(as_numbers(federations[0][column], federations[0].names.get(column)))
+        made = [_cut(as_numbers(fed[column], fed.names.get(column)), column, cuts) for fed in federations]
+    else:
+        made = [classes_of(fed, column, kind=kind) for fed, kind in zip(federations, kinds, strict=True)]
+    labels = list(dict.fromkeys(name for classes in made for name in classes.names))
+    if all(label.isdigit() for label in labels):
+        labels.sort(key=int)
+    names = renamed(labels, said.names, column)
+    out = []
+    for fed, classes in zip(federations, made, strict=True):
+        place = np.array([*(labels.index(name) for name in classes.names), -1], dtype=np.int32)
+        known = classes.codes >= 0
+        rows = fed if known.all() else fed.where(known)
+        out.append(rows.with_column(column, place[classes.codes[known]], names=names))
+    return out
+
+
+def sketchable(federation: Federation, kind: ColumnKind, family: str) -> Federation:
+    """The rows of a column that can be sketched: numbers that are known, or classes for minhash.
+
+    >>> fed = Federation({"a": [1.5, np.nan, 2.5]}, [0, 3])
+    >>> sketchable(fed, kind_of("a", fed["a"]), "srp")["a"].tolist()
+    [1.5, 2.5]
+    """
+    name = kind.name
+    if kind.kind == "array":
+        return federation
+    if family == "minhash":
+        if name in federation.names or kind.kind not in ("class", "ordered", "constant"):
+            return federation
+        return with_classes(federation, name, kind=kind)[0]
+    if kind.kind not in ("number", "weight") and (kind.low is None or kind.kind == "empty"):
+        return federation if name in federation.names else _refuse_sketch(kind)
+    numbers = as_numbers(federation[name], federation.names.get(name))
+    known = ~np.isnan(numbers)
+    return federation.where(known).with_column(name, numbers[known])
+
+
+def _refuse_sketch(kind: ColumnKind) -> Federation:
+    raise DataError(f"{kind.line.partition(';')[0]}: it cannot be sketched; name a column of numbers with --column")
+
+
+def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> tuple[str, ...]:
+    """What classes are called: one name each in their order, or the names of 0, 1, 2, ... where they are such codes.
+
+    >>> renamed(["0", "2"], ["ash", "oak", "yew"], "tree")
+    ('ash', 'yew')
+    """
+    if names is None:
+        return tuple(labels)
+    if len(names) == len(labels):
+        return tuple(names)
+    if all(label.isdigit() and int(label) < len(names) for label in labels):
+        return tuple(names[int(label)] for label in labels)
+    raise DataError(f"--names gives {len(names):,} names, but the column {column!r} has {len(labels):,} classes")
+
+
+def _edges(numbers: Array) -> Array:
+    known = numbers[~np.isnan(numbers)]
+    return np.unique(np.quantile(known, np.arange(1, BINS) / BINS)) if len(known) else np.zeros(1)
+
+
+def _cut(numbers: Array, column: str, inner: Array | None = None) -> Classes:
+    """Classes of a number between these edges; without any between its quantiles, empty classes left out."""
+    known = ~np.isnan(numbers)
+    cuts = _edges(numbers) if inner is None else inner
+    codes = np.where(known, np.searchsorted(cuts, np.where(known, numbers, 0), side="right"), -1)
+    shown = [f"{float(f'{end:.4g}'):,.10g}" for end in cuts]  # four digits, and no exponent where people count
+    labels = [f"{a} to {b}" for a, b in pairwise(shown)]
+    labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
+    used = np.unique(codes[known]) if inner is None else np.arange(len(labels))
+    place = np.full(len(labels) + 1, -1)
+    place[used] = np.arange(len(used))
+    remark = (
+        f"{column!r} is a number: it is cut at its quantiles into {len(used)} classes of about as many rows each; "
+        f"--categorical {column} takes every value as a class."
+    )
+    return Classes(np.where(known, place[codes], -1), tuple(labels[j] for j in used), True, remark)

@@ -1,0 +1,190 @@
+"""How a table was read: the kind of each column, what is odd about the data, and which columns are the features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.errors import DataError
+from fedscape.federation import Federation
+from fedscape.formats.findings import Finding, find
+from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
+from fedscape.random import Array
+
+__all__ = ["ColumnKind", "Finding", "Overrules", "Reading", "encode", "read_columns"]
+_LEAVE_OUT = ("leak", "duplicate", "of client")  # findings that keep a column from being a feature by default
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table became columns: kinds, findings and features, to be printed first and saved with a model.
+
+    Say `lines()` before any result. `encode` makes the same inputs of another table that has the same columns.
+
+    Parameters
+    ----------
+    columns
+        The kind of every column, in the order of the table.
+    findings
+        What is odd, the worst first.
+    target
+        The column that is predicted or modelled, where one is.
+    features
+        The columns that are used as features, in the order of the inputs.
+    fills
+        What stands in for a missing number of a feature.
+    """
+
+    columns: tuple[ColumnKind, ...]
+    findings: tuple[Finding, ...] = ()
+    target: str | None = None
+    features: tuple[str, ...] = ()
+    fills: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> ColumnKind:
+        for kind in self.columns:
+            if kind.name == name:
+                return kind
+        have = ", ".join(repr(kind.name) for kind in self.columns) or "none"
+        raise DataError(f"there is no column {name!r}; the columns are: {have}")
+
+    def lines(self) -> list[str]:
+        """What is said first: every finding, then the target, then the features."""
+        said = [str(finding) for finding in self.findings]
+        if self.target is not None:
+            said.append(self[self.target].line)
+        return [*said, f"features: {', '.join(self.features) or 'none'}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, which `from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any]) -> Reading:
+        """The Reading that `to_json` wrote.
+
+        >>> reading = Reading((ColumnKind("age", "number", "number"),), features=("age",), fills={"age": 40.0})
+        >>> Reading.from_json(reading.to_json()) == reading
+        True
+        """
+        try:
+            return cls(
+                tuple(ColumnKind(**{**kind, "values": tuple(kind["values"])}) for kind in about["columns"]),
+                tuple(Finding(**finding) for finding in about["findings"]),
+                about["target"],
+                tuple(about["features"]),
+                dict(about["fills"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"this is no saved reading of a table ({error}): train again to write a new one") from None
+
+
+def read_columns(
+    federation: Federation,
+    *,
+    target: str | None = None,
+    features: Sequence[str] | None = None,
+    overrules: Overrules | None = None,
+) -> Reading:
+    """Decide what every column is and which ones are features.
+
+    Parameters
+    ----------
+    federation
+        The rows.
+    target
+        The column that is predicted or modelled.
+    features
+        The columns to use, whatever they look like; by default all that can be one, or x where there is one.
+    overrules
+        What a person says about columns.
+
+    >>> fed = Federation({"age": [31.5, 44.2, 27.9], "y": [1, 2, 1]}, [0, 3])
+    >>> read_columns(fed, target="y").lines()
+    ['y: class, 2 values 1 to 2; --numeric y overrules', 'features: age']
+    """
+    said = overrules or Overrules()
+    said.check(list(federation.columns))
+    columns = tuple(
+        kind_of(name, values, federation.names.get(name) if values.ndim == 1 else None, overrules=said)
+        for name, values in federation.columns.items()
+        if name not in said.ignore
+    )
+    made = Reading(columns, target=target)
+    if target is not None:
+        made[target]  # there, or the error says what is
+    found = find(federation, columns, target=target, overrules=said)
+    if features is None:
+        odd = {each.column for each in found if each.kind in _LEAVE_OUT} - set(said.keep)
+        arrays = [kind.name for kind in columns if kind.kind == "array" and kind.name == "x" != target]
+        usable = [kind.name for kind in columns if kind.use and kind.name not in odd and kind.name != target]
+        features = arrays or usable
+    else:
+        found = [_asked_for(each) if each.column in features else each for each in found]
+    for name in features:
+        if name == target:
+            raise DataError(
+                f"--features are what is predicted from, and the target {name!r} is none of them: take it out"
+            )
+        if not made[name].use and made[name].kind not in ("id", "weight", "class"):
+            raise DataError(f"{made[name].line.partition(';')[0]}: it cannot be a feature")
+    used = tuple(_usable(kind) if kind.name in features else kind for kind in columns)
+    return replace(made, columns=used, findings=tuple(found), features=tuple(features))
+
+
+def _usable(kind: ColumnKind) -> ColumnKind:
+    """A column that is asked for as a feature, whatever it looks like."""
+    if kind.use:
+        return kind
+    if kind.kind == "class":
+        return replace(kind, use="indicators" if kind.low is None or kind.code else "number")
+    if kind.low is None:
+        raise DataError(
+            f"{kind.line.partition(';')[0]}: it cannot be a feature; --categorical {kind.name} makes classes"
+        )
+    return replace(kind, use="number")
+
+
+def _asked_for(found: Finding) -> Finding:
+    left_out = found.kind in (*_LEAVE_OUT, "id", "weight", "text")
+    return replace(found, remedy="used, as --features says") if left_out else found
+
+
+def encode(
+    federation: Federation, reading: Reading, *, dtype: npt.DTypeLike = np.float32
+) -> tuple[Array, tuple[str, ...]]:
+    """The features of a reading as one matrix [rows, inputs], and what each input is called.
+
+    A number is one input, a class an indicator of each of the classes that the reading knows (none for a new one), an
+    array its numbers in a row. A missing number becomes its fill, or stays NaN without one.
+
+    >>> fed = Federation({"age": [31.0, 44.5], "sex": ["f", "m"]}, [0, 1, 2])
+    >>> x, names = encode(fed, read_columns(fed, overrules=Overrules(categorical=("sex",))))
+    >>> x.tolist(), names
+    ([[31.0, 1.0, 0.0], [44.5, 0.0, 1.0]], ('age', 'sex=f', 'sex=m'))
+    """
+    parts: list[Array] = []
+    called: list[str] = []
+    for name in reading.features:
+        kind, values = reading[name], federation[name]
+        if values.ndim > 1:
+            flat = values.reshape(len(values), -1)
+            parts.append(flat / np.float32(255) if values.dtype == np.uint8 else flat)
+            called += [f"{name}[{j}]" for j in range(flat.shape[1])]
+        elif kind.use == "indicators":
+            codes = as_codes(values, kind.values, federation.names.get(name))
+            parts.append(codes[:, None] == np.arange(len(kind.values)))
+            called += [f"{name}={value}" for value in kind.values]
+        else:
+            numbers = as_numbers(values, federation.names.get(name))
+            fill = reading.fills.get(name)
+            parts.append((numbers if fill is None else np.where(np.isnan(numbers), fill, numbers))[:, None])
+            called.append(name)
+    if not parts:
+        return np.zeros((federation.n_rows, 0), dtype=dtype), ()
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return whole.astype(dtype, copy=False), tuple(called)
