@@ -46,8 +46,8 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     ),
     "fidelity": lambda table, at: ("fidelity", at / "sound.parquet", table, "--column", "label", *_WHOSE),
     "sketch build": lambda table, at: ("sketch", "build", table, "--column", "a", *_WHOSE, "--out", at / "out"),
-    "adapt": lambda table, at: ("adapt", at / "model" / "personal", table, *_WHOSE),
-    "novelty": lambda table, at: ("novelty", at / "model" / "personal", at / "sound.parquet", table, *_WHOSE),
+    "adapt": lambda table, at: ("adapt", at / "model", table, *_WHOSE),
+    "novelty": lambda table, at: ("novelty", at / "model", at / "sound.parquet", table, *_WHOSE),
     "data convert": lambda table, at: ("data", "convert", table, at / "out", *_WHOSE),
 }
 

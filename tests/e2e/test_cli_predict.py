@@ -179,8 +179,8 @@ CHANGES = {
         "column 'job' holds none of the categories that the model knows ('cook', 'nurse', 'pilot'); its first is '1'",
     ),
     "too large a number": (
-        lambda t: "\n".join([HEADER, "01,1,30,cook,1e300,ash", "01,1,31,cook,31000,oak"]) + "\n",
-        "column 'income' holds 1e+300 in row 0 of client '01/1', beyond what a model computes with",
+        lambda t: "\n".join([HEADER, "01,1,30,cook,1e60,ash", "01,1,31,cook,31000,oak"]) + "\n",
+        "column 'income' holds 1e+60 in row 0 of client '01/1', beyond what a model computes with",
     ),
     "no client": (lambda t: t.replace("street", "lane"), "has no column 'street'"),
 }
