@@ -101,7 +101,7 @@ class Program(nn.Module):  # type: ignore[misc]
         """Probabilities [rows, classes] of rows of columns, or of arrays."""
         if not self.as_stored:
             x = torch.where(torch.isnan(x), self.fill, x).index_select(1, self.source)
-            x = torch.where(self.code >= 0, (x == self.code).to(x.dtype), (x - self.mean) * self.factor)
+            x = torch.where(self.codes >= 0, (x == self.codes).to(x.dtype), (x - self.mean) * self.factor)
         elif self.unit != 1.0:
             x = x / self.unit
         if self.shape is not None:
@@ -125,7 +125,7 @@ def _tables(inputs: Inputs) -> dict[str, Array]:
         code += range(each.width) if each.kind == "category" else [-1.0] * width
         mean += list(each.mean or [0.0] * each.width)
         factor += [0.0 if s == 0 else 1 / s for s in each.scale] if each.scale else [1.0] * each.width
-    made = {"fill": fill, "code": code, "mean": mean, "factor": factor}
+    made = {"fill": fill, "codes": code, "mean": mean, "factor": factor}
     return {**{n: np.array(v, dtype=np.float32) for n, v in made.items()}, "source": np.array(source, dtype=np.int64)}
 
 
@@ -221,7 +221,9 @@ def _write_onnx(program: Program, x: torch.Tensor, about: str, file: IO[bytes]) 
 def _layers(trained: Trained, networks: list[tuple[float, Module]]) -> list[dict[str, Any]]:
     if len(networks) > 1 or trained.about["architecture"] not in ("linear", "mlp"):
         what = "a mixture of networks" if len(networks) > 1 else f"a {trained.about['architecture']}"
-        raise DataError(f"scikit-learn has no {what}: export to onnx or torch; a linear model or an mlp can be one")
+        raise DataError(
+            f"scikit-learn has no model that is {what}: export to onnx or torch; a linear model or an mlp can be one"
+        )
     arrays = [each.name for each in trained.inputs.features if each.kind == "array"]
     if arrays:
         raise DataError(

@@ -148,7 +148,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path):
     for call, message in (
         (lambda: export(path, tmp_path / "o", to="torch"), "fedgmm chooses its network row by row"),
         (lambda: export(path, tmp_path / "o", to="caffe"), "to must be one of onnx, torch, sklearn, not 'caffe'"),
-        (lambda: to_sklearn(run(tmp_path, "fedem")), "scikit-learn has no a mixture of networks"),
+        (lambda: to_sklearn(run(tmp_path, "fedem")), "scikit-learn has no model that is a mixture of networks"),
         (lambda: export(run(tmp_path, "ditto"), tmp_path / "o", to="torch", client="q"), "knows no client 'q'"),
         (lambda: to_sklearn(tmp_path / "none.json"), "cannot be read"),
     ):
