@@ -35,7 +35,7 @@ def check_categories(values: Array, n_categories: int, column: str) -> Array:
             where = tuple(int(i) for i in np.argwhere(bad)[0])
             raise DataError(
                 f"column {column!r} must hold whole numbers; {values[where]} in row {where[0]:,} is not one: "
-                "bin() turns numbers into categories"
+                "bin() turns numbers into categories, coded() values into classes"
             )
         values = values.astype(np.int64)
     if values.dtype.kind not in "biu" or values.ndim not in (1, 2):
@@ -48,6 +48,8 @@ def check_categories(values: Array, n_categories: int, column: str) -> Array:
         )
     if values.size == 0:
         return values.astype(np.int64)
+    if values.dtype.kind == "b":
+        return values.astype(np.uint8)
     low = 0 if values.dtype.kind in "bu" else int(values.min())
     if low < 0:
         what = "count" if values.ndim == 2 else "category"

@@ -8,18 +8,24 @@ import numpy as np
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.kinds import Overrules, kind_of
+from fedscape.formats.modelled import with_classes
 from fedscape.random import Array, Key
 
 
-def describe(federation: Federation, *, column: str | None = None, seed: int = 0) -> dict[str, Any]:
-    """Clients, sizes and columns; for a column of categories also its skew over the clients.
+def describe(
+    federation: Federation, *, column: str | None = None, overrules: Overrules | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Clients, sizes and columns with their kinds; for one column also its skew over the clients.
 
     Parameters
     ----------
     federation
         What to describe.
     column
-        A column of categories, or of ready counts.
+        A column of classes, of ready counts, or a number, which is cut into five classes.
+    overrules
+        What columns are, against what their values suggest.
     seed
         For the clients drawn as a reference.
 
@@ -27,17 +33,21 @@ def describe(federation: Federation, *, column: str | None = None, seed: int = 0
     >>> described["clients"], described["skew"]["distance"]
     (2, 0.5)
     """
+    said = overrules or Overrules()
     sizes = federation.sizes
     about: dict[str, Any] = {
         "clients": len(federation),
         "rows": federation.n_rows,
         "clients_without_rows": int((sizes == 0).sum()),
         "rows_per_client": _spread(sizes) if len(sizes) else {},
-        "columns": [_column(federation, name) for name in federation.columns],
+        "columns": [_column(federation, name, said) for name in federation.columns],
     }
     if column is not None:
-        about["skew"] = label_skew(federation.counts(column), seed=seed)
+        coded, classes = with_classes(federation, column, overrules=said)
+        about["skew"] = label_skew(coded.counts(column), seed=seed)
         about["skew"]["column"] = column
+        if classes is not None and classes.remark:
+            about["skew"]["remark"] = classes.remark
     return about
 
 
@@ -87,21 +97,22 @@ def _spread(values: Array) -> dict[str, float]:
     return {name: round(float(value), 3) for name, value in named.items()}
 
 
-def _column(federation: Federation, name: str) -> dict[str, Any]:
-    values = federation[name]
-    about: dict[str, Any] = {"name": name, "type": str(values.dtype), "shape": list(values.shape[1:])}
-    codes = name in federation.names
-    about["missing"] = int((values == -1).sum()) if codes and values.ndim == 1 else _missing(values)
-    if codes:
-        about["categories"] = len(federation.names[name])
-    elif values.size and values.dtype.kind in "biuf":
+def _column(federation: Federation, name: str, overrules: Overrules) -> dict[str, Any]:
+    values, names = federation[name], federation.names.get(name)
+    kind = kind_of(name, values, names if values.ndim == 1 else None, overrules=overrules)
+    about: dict[str, Any] = {
+        "name": name,
+        "kind": kind.kind,
+        "type": str(values.dtype),
+        "shape": list(values.shape[1:]),
+    }
+    about["missing"] = kind.missing
+    if names is not None and values.ndim > 1:
+        about["categories"] = len(names)
+    elif kind.kind in ("class", "ordered", "constant"):
+        about["categories"] = kind.distinct
+    if values.size and values.dtype.kind in "biuf" and (names is None or values.ndim > 1):
         known = values if values.dtype.kind != "f" else values[np.isfinite(values)]
         if known.size:
             about |= {"min": float(known.min()), "max": float(known.max()), "mean": round(float(known.mean()), 6)}
     return about
-
-
-def _missing(values: Array) -> int:
-    if values.dtype.kind == "f":
-        return int((~np.isfinite(values)).sum())
-    return int(np.isnat(values).sum()) if values.dtype.kind in "mM" else 0

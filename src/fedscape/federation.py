@@ -422,13 +422,41 @@ class Federation:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def categories(self, column: str) -> int:
-        """How many categories a column of codes has: its names, or one more than its largest code."""
+        """How many categories a column of codes has: its names, or one more than its largest code.
+
+        Values that are no codes 0, 1, 2, ... are refused: `coded` makes codes of them.
+        """
         if column in self.names:
             return len(self.names[column])
         values = self[column]
         if values.ndim == 2:
             return int(values.shape[1])
-        return int(values.max()) + 1 if len(values) else 0
+        if not len(values):
+            return 0
+        known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        if values.dtype.kind not in "biuf" or not len(known):
+            raise DataError(f"column {column!r} must hold categories, one a row, not {values.dtype}: see coded()")
+        high = int(known.max())
+        if high >= max(2**24, 16 * len(values)):
+            raise DataError(
+                f"column {column!r} holds {high:,}, and counts of 0 to {high:,} would fill the memory: its values as "
+                f"classes are coded({column!r})"
+            )
+        return high + 1
+
+    def coded(self, column: str) -> Federation:
+        """The rows with a value in this column, its values as codes 0, 1, 2, ... whose names are the values.
+
+        What a column is decides `formats.kinds.kind_of`, as for every command: whole numbers of few values, texts and
+        truth values are classes; a number is cut into five classes of about as many rows each.
+
+        >>> fed = Federation({"stars": [5, 1, 3, 1]}, [0, 2, 4]).coded("stars")
+        >>> fed["stars"].tolist(), fed.names["stars"]
+        ([2, 0, 1, 0], ('1', '3', '5'))
+        """
+        from fedscape.formats.modelled import with_classes
+
+        return with_classes(self, column)[0]
 
     def counts(self, column: str, n_categories: int | None = None) -> Array:
         """How often each client has each category: [clients, n_categories], int32.

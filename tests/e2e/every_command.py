@@ -19,6 +19,8 @@ from fedscape.cli import main
 _WHOSE = ("--client", "client")
 _QUICK = ("--model", "linear", "--rounds", 1, "--cohort", 0)
 _LEARN = ("--features", "a,b", "--column", "label")
+_FEATURE = ("--features", "a", "--column", "label")
+_REGRESS = ("--column", "b", "--features", "a", "--components", 1, "--rounds", 2)
 
 #: What a command is called with, given the table and a folder with what `prepare` made.
 COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
@@ -35,10 +37,7 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
         *("train", table, *_LEARN, *_QUICK, *_WHOSE, "--method", "fedgmm", "--out", at / "out"),
     ),
     "sweep": lambda table, _: ("sweep", table, *_LEARN, *_QUICK, *_WHOSE, "--lr", "0.1"),
-    "regress": lambda table, at: (
-        *("regress", table, "--column", "b", "--features", "a", "--components", 1, "--rounds", 2, *_WHOSE),
-        *("--out", at / "out"),
-    ),
+    "regress": lambda table, at: (*("regress", table, *_REGRESS, *_WHOSE, "--out", at / "out"),),
     "predict": lambda table, at: ("predict", at / "regression.json", table, *_WHOSE, "--out", at / "out"),
     "simulate": lambda table, at: (
         *("simulate", table, "--population", at / "population.json", "--column", "label", "--clients", 3, *_WHOSE),
@@ -46,10 +45,15 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     ),
     "fidelity": lambda table, at: ("fidelity", at / "sound.parquet", table, "--column", "label", *_WHOSE),
     "sketch build": lambda table, at: ("sketch", "build", table, "--column", "a", *_WHOSE, "--out", at / "out"),
-    "adapt": lambda table, at: ("adapt", at / "model", table, *_WHOSE),
-    "novelty": lambda table, at: ("novelty", at / "model", at / "sound.parquet", table, *_WHOSE),
+    "adapt": lambda table, at: ("adapt", _model(at), table, *_WHOSE),
+    "novelty": lambda table, at: ("novelty", _model(at), at / "sound.parquet", table, *_WHOSE),
     "data convert": lambda table, at: ("data", "convert", table, at / "out", *_WHOSE),
 }
+
+
+def _model(folder: Path) -> Path:
+    model = folder / "model"
+    return model / "personal" if (model / "personal").exists() else model
 
 
 class Answer(NamedTuple):
@@ -93,10 +97,8 @@ def prepare(folder: Path) -> None:
     pq.write_table(pa.table(_plain()), sound)
     for arguments in (
         ("fit", sound, "--column", "label", "--components", 1, *_WHOSE, "--out", folder / "population.json"),
-        ("regress", sound, "--column", "b", "--features", "a", "--components", 1, "--rounds", 2, *_WHOSE)
-        + ("--out", folder / "regression.json"),
-        ("train", sound, "--features", "a", "--column", "label", *_QUICK, *_WHOSE, "--method", "fedgmm")
-        + ("--out", folder / "model"),
+        ("regress", sound, *_REGRESS, *_WHOSE, "--out", folder / "regression.json"),
+        ("train", sound, *_FEATURE, *_QUICK, *_WHOSE, "--method", "fedgmm", "--out", folder / "model"),
     ):
         done = call(*arguments)
         assert done.code == 0, done.err

@@ -135,7 +135,7 @@ BAD = {
     "no population": (["sample", "{text}"], 2, "notes.txt"),
     "one client": (["study", "{one}"], 2, "needs at least two"),
     "a broken Parquet file": (["describe", "{broken}"], 2, "broken.parquet"),
-    "a file of another kind": (["describe", "{text}"], 2, "no data this version can read"),
+    "a file of another kind": (["describe", "{text}"], 2, "where it is a table, call it .csv"),
     "a folder that cannot be made": (["study", "{two}", "--quiet", "--out", "{text}/sub"], 2, "cannot be made"),
     "a damaged ledger": (["privacy", "show", "{text}"], 1, "damaged"),
 }

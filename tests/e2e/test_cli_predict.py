@@ -13,6 +13,7 @@ from shell import fedscape, ok, refused, started
 from fedscape import checkpoint, datasets, trained
 from fedscape.cli.checks import PERSONAL
 from fedscape.cli.temporal import TEMPORAL
+from fedscape.errors import FedscapeError
 from fedscape.learning.running import METHODS
 
 HEADER = "town,street,age,job,income,species"
@@ -124,14 +125,30 @@ def test_what_is_saved_judges_held_out_rows_as_training_did(method, runs, tables
 
 @pytest.mark.parametrize("method", PERSONAL)
 def test_new_clients_adapt_and_are_known_then(method, runs, tables, tmp_path):
-    run = runs(method)
-    about = json.loads(ok("adapt", run, tables[1], "--out", tmp_path / "more", "--json"))
-    assert about["method"] == method
-    assert about["clients"] == 8
+    new = datasets.read(tables[1], client="town,street")
+    adapted, about = trained.load(runs(method)).adapt(new)
+    assert (about["method"], about["clients"]) == (method, 8)
+    adapted.save(tmp_path / "more")
+    after = trained.load(tmp_path / "more").predict(new)
+    assert after.known.all()
+    np.testing.assert_array_equal(after.probabilities, adapted.predict(new).probabilities)
+    assert after.accuracy("species")[0] == pytest.approx(about["accuracy_after"])  # clients have as many rows each
+
+
+def test_adapt_writes_a_model_that_predict_reads(runs, tables, tmp_path):
+    about = json.loads(ok("adapt", runs("local"), tables[1], "--out", tmp_path / "more", "--json"))
     after = json.loads(ok("predict", tmp_path / "more", tables[1], "--json"))
-    assert after["rows_without_prediction"] == 0
-    assert (after["known_clients"], after["new_clients"]) == (8, 0)
-    assert after["accuracy"] == pytest.approx(about["accuracy_after"])  # clients have as many rows each
+    assert (after["known_clients"], after["new_clients"], after["rows_without_prediction"]) == (8, 0, 0)
+    assert after["accuracy"] == pytest.approx(about["accuracy_after"])
+
+
+def test_an_export_is_written_once(runs, tmp_path):
+    about = json.loads(ok("export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn", "--for", "01/1", "--json"))
+    assert (about["method"], about["client"], about["networks"]) == ("ditto", "01/1", 1)
+    assert "pass --force" in refused(2, "export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn")
+    said = refused(2, "export", runs("local"), tmp_path / "m.pt2", "--to", "torch")
+    assert "local has a model for each client alone: name one with --for" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedtkm"])
@@ -242,10 +259,14 @@ def test_damaged_and_foreign_models_are_one_line(runs, tables, tmp_path):
         "kept": "is not for its 7 clients",
         "nothing": "cannot be read: No such file",
     }.items():
-        for command in (["predict"], ["adapt"]):
-            said = refused(2, *command, tmp_path / name, tables[1])
-            assert message in said, name
-            assert said.count("\n") == 1
+        with pytest.raises(FedscapeError) as error:
+            trained.load(tmp_path / name)
+        assert message in str(error.value), name
+        assert "\n" not in str(error.value)
+    for command in ("predict", "adapt"):
+        said = refused(2, command, tmp_path / "torn", tables[1])
+        assert "is torn or damaged" in said
+        assert said.count("\n") == 1
 
 
 def test_out_is_csv_or_parquet_and_is_not_written_over(runs, tables, tmp_path):

@@ -33,6 +33,6 @@ def test_a_description_counts_missing_values_and_empty_clients():
 
 
 def test_a_federation_without_rows_has_no_skew():
-    with pytest.raises(DataError, match="no client has a row"):
+    with pytest.raises(DataError, match="no value in any row"):
         describe(Federation({"y": np.empty(0, dtype=int)}, [0, 0, 0]), column="y")
     assert describe(Federation({}, [0]))["clients"] == 0

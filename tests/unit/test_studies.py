@@ -13,6 +13,7 @@ from dp_accounting import pld
 
 import fedscape as fs
 from fedscape import DataError, Federation
+from fedscape.formats.kinds import Overrules
 from fedscape.studies import Study, compare, explain, learn, study
 from fedscape.studies.advise import advise, chosen, verdict
 from fedscape.studies.comparing import drift
@@ -507,7 +508,7 @@ def test_texts_are_features_where_they_are_few_and_left_out_where_they_are_many(
     )
     data = prepare(fed)
     assert data.features == ("city",)
-    assert any("'remark'" in note for note in data.notes)
+    assert [(found.kind, found.column) for found in data.reading.findings] == [("id", "remark")]
 
 
 def test_missing_values_are_said_and_rows_without_a_label_left_out():
@@ -556,7 +557,9 @@ def test_a_column_that_is_the_same_in_all_rows_of_a_client_is_a_feature_only_if_
     fed = Federation({"a": fed["x"][:, 0], "region": region, "y": fed["y"]}, fed.offsets)
     made = prepare(fed)
     assert made.features == ("a",)
-    assert any("tell clients apart as an id does: 'region'. Name them with --features" in note for note in made.notes)
+    said = {found.column: str(found) for found in made.reading.findings if found.kind == "of client"}
+    assert "tells clients apart as an id does" in said["region"]
+    assert prepare(fed, overrules=Overrules(keep=("region",))).features == ("a", "region")
     assert prepare(fed, features=["a", "region"]).features == ("a", "region")
     once = Federation({"a": np.arange(4.0), "y": [0, 1, 0, 1]}, [0, 1, 2, 3, 4])
     assert prepare(once).features == ("a",)  # one row each: nothing can be told of the client

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedscape.engine import Engine, Local
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.reading import Overrules, Reading
 
 if TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger
@@ -88,3 +91,56 @@ def numbers(text: str) -> list[int]:
     if not found or found[0] < 1:
         raise DataError(f"--components must be a number such as 3 or a range such as 1-6, not {text!r}")
     return found
+
+
+# -- what columns are --------------------------------------------------------------------------------------------------
+
+Categorical = Annotated[str | None, typer.Option("--categorical", help="Columns that are classes, commas between.")]
+Numeric = Annotated[str | None, typer.Option("--numeric", help="Columns that are numbers, commas between.")]
+Ignore = Annotated[str | None, typer.Option("--ignore", help="Columns not to read, commas between.")]
+Keep = Annotated[
+    str | None, typer.Option("--keep", help="Features to use although they look like ids, weights or leaks.")
+]
+Names = Annotated[
+    str | None, typer.Option("--names", help="What the classes are called: a list with commas, or a file of lines.")
+]
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """Names with commas between; one with a comma in it goes into double quotes.
+
+    >>> listed('age,"income, net"')
+    ('age', 'income, net')
+    """
+    return () if text is None else tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []))
+
+
+def overrules(
+    categorical: str | None = None,
+    numeric: str | None = None,
+    ignore: str | None = None,
+    keep: str | None = None,
+    names: str | None = None,
+) -> Overrules:
+    """What a person says about columns on the command line."""
+    called: tuple[str, ...] | None = None
+    if names is not None:
+        path = Path(names)
+        there = "," not in names and path.is_file()
+        called = tuple(path.read_text(encoding="utf8").splitlines()) if there else listed(names)
+    return Overrules(listed(categorical), listed(numeric), listed(ignore), listed(keep), called)
+
+
+def say_reading(reading: Reading, json_: bool, *, features: bool = True) -> None:
+    """Print what is odd about the data, what the target is and what the features are, before anything else."""
+    if json_:
+        return
+    for line in reading.lines() if features else reading.lines()[:-1]:
+        typer.echo(line)
+
+
+def reading_json(reading: Reading) -> dict[str, Any]:
+    """The same for programs."""
+    kinds = [{"name": kind.name, "kind": kind.kind, "line": kind.line} for kind in reading.columns]
+    findings = [{**asdict(found), "text": str(found)} for found in reading.findings]
+    return {"findings": findings, "kinds": kinds, "features": list(reading.features)}

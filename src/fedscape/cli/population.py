@@ -10,28 +10,47 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import (
     Address,
+    Categorical,
     Client,
     Column,
     EngineName,
     Force,
+    Ignore,
     Json,
+    Names,
+    Numeric,
     Quiet,
     Seed,
     Source,
     Workers,
     free,
     numbers,
+    overrules,
     placing,
+    reading_json,
+    say_reading,
 )
 from fedscape.cli.show import description, population_table, show
 
 
-def describe(source: Source, column: Column = None, client: Client = None, seed: Seed = 0, json_: Json = False) -> None:
-    """Clients, sizes, columns and missing values; with --column also how far clients are apart in it."""
+def describe(
+    source: Source,
+    column: Column = None,
+    client: Client = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    names: Names = None,
+    seed: Seed = 0,
+    json_: Json = False,
+) -> None:
+    """Findings, clients, sizes, columns and their kinds; with --column also how far clients are apart in it."""
     from fedscape.description import describe as described
 
-    about = described(datasets.read(source, client=client), column=column, seed=seed)
-    show(about, json_, description)
+    said = overrules(categorical, numeric, ignore, names=names)
+    fed, reading = datasets.read_table(source, client=client, target=column, overrules=said)
+    say_reading(reading, json_)
+    show(reading_json(reading) | described(fed, column=column, overrules=said, seed=seed), json_, description)
 
 
 def fit(
@@ -46,16 +65,26 @@ def fit(
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    names: Names = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
     """Model the population of clients as a mixture of Dirichlet-multinomials, and save it."""
+    from fedscape.formats.modelled import with_classes
     from fedscape.studies import population
 
     free(out, force)
-    fed = datasets.read(source, client=client)
+    said = overrules(categorical, numeric, ignore, names=names)
+    fed, reading = datasets.read_table(source, client=client, target=column, overrules=said)
+    say_reading(reading, json_, features=False)
+    fed, classes = with_classes(fed, column, kind=reading[column], overrules=said)
+    if classes is not None and classes.remark and not json_:
+        typer.echo(classes.remark)
     made, about = population(
         fed,
         column,
@@ -69,7 +98,7 @@ def fit(
     )
     if out is not None:
         made.save(out)
-    show(about, json_, population_table)
+    show(reading_json(reading) | about, json_, population_table)
 
 
 def sample(

@@ -83,8 +83,10 @@ def description(about: dict[str, Any]) -> None:
     """What `describe` found."""
     columns = about.pop("columns")
     skew = about.pop("skew", None)
+    for said_before in ("findings", "kinds", "features"):
+        about.pop(said_before, None)
     pairs("federation", flat(about))
-    names = ["name", "type", "shape", "missing", "categories", "min", "mean", "max"]
+    names = ["name", "kind", "type", "shape", "missing", "categories", "min", "mean", "max"]
     table("columns", names, [[column.get(name, "") for name in names] for column in columns])
     if skew is not None:
         pairs(f"skew of {skew.pop('column')}: mean distance to all clients together (0 to 1)", flat(skew))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Seed, free
+from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Names, Numeric, Seed, free, overrules
 from fedscape.cli.show import show, table
 
 Label = Annotated[str, typer.Option("--column", help="The column of categories that is modelled.")]
@@ -24,6 +24,10 @@ def simulate(
         str, typer.Option(help="Where a category has too few rows: refuse, replace, scale, or independent.")
     ] = "refuse",
     client: Client = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    names: Names = None,
     force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
@@ -32,7 +36,10 @@ def simulate(
     from fedscape.studies import simulated
 
     free(out, force)
-    fed, about = simulated(proxy, population, n_clients=clients, column=column, policy=policy, client=client, seed=seed)
+    said = overrules(categorical, numeric, ignore, names=names)
+    fed, about = simulated(
+        proxy, population, n_clients=clients, column=column, policy=policy, client=client, overrules=said, seed=seed
+    )
     if out is not None:
         datasets.write(fed, out, overwrite=force)
     show(about, json_, _clients_for_people)
@@ -44,13 +51,20 @@ def fidelity(
     column: Label = "y",
     features: Annotated[str | None, typer.Option(help="A column of numbers to compare by sketches as well.")] = None,
     client: Client = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    names: Names = None,
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
     """How alike true and simulated clients are: the size of the misfit with its interval, then a p-value."""
+    from fedscape.formats.modelled import with_same_classes
     from fedscape.simulate import fidelity as compared
 
-    both = [datasets.read(source, client=client) for source in (true, simulated)]
+    said = overrules(categorical, numeric, ignore, names=names)
+    both = [datasets.read_table(source, client=client, overrules=said)[0] for source in (true, simulated)]
+    both = with_same_classes(both, column, overrules=said)
     show(compared(both[0], both[1], column=column, features=features, seed=seed).table(), json_, fidelity_table)
 
 

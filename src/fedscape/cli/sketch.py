@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Seed, Source, free
+from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Numeric, Seed, Source, free, overrules
 from fedscape.cli.show import flat, pairs, show, table
 
 sketch = typer.Typer(help="Small summaries of clients' data: make, compare, search.", no_args_is_help=True)
@@ -38,16 +38,22 @@ def sketch_build(
     typical_size: Annotated[
         float | None, typer.Option(help="With --epsilon and no --rows: a client's rows, as far as is public.")
     ] = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
     force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
     """Sketch the data of every client in one pass."""
+    from fedscape.formats.modelled import sketchable
     from fedscape.sketches.files import build
 
     free(out, force)
     options = {"rows": rows, "bits": bits, "family": family, "column": column, "width": width, "shingle": shingle}
-    fed = datasets.read(source, client=client)
+    said = overrules(categorical, numeric, ignore)
+    fed, reading = datasets.read_table(source, client=client, overrules=said)
+    fed = sketchable(fed, reading[column], family)
     options |= {"centre": centre, "scale": scale, "seed": seed}
     done = build(fed, out, options, epsilon=epsilon, relation=relation, typical_size=typical_size)
     show(done, json_, lambda about: pairs(f"sketches in {out}", flat(about)))

@@ -11,9 +11,26 @@ from click import get_current_context
 
 from fedscape import datasets
 from fedscape.cli.command import as_typed
-from fedscape.cli.options import Client, Force, Json, Quiet, Seed, free_folder, ledger_beside
+from fedscape.cli.options import (
+    Categorical,
+    Client,
+    Force,
+    Ignore,
+    Json,
+    Keep,
+    Names,
+    Numeric,
+    Quiet,
+    Seed,
+    free_folder,
+    ledger_beside,
+    listed,
+    overrules,
+    say_reading,
+)
 from fedscape.cli.show import pairs, show, table
 from fedscape.errors import DataError, PrivacyError
+from fedscape.formats.kinds import LABELS
 
 if TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger
@@ -41,6 +58,11 @@ def study(
     show_clients: Annotated[
         bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
     ] = False,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
+    keep: Keep = None,
+    names: Names = None,
     force: Force = False,
     seed: Seed = 0,
     quiet: Quiet = False,
@@ -52,13 +74,18 @@ def study(
     free_folder(out, force)
     if ledger is not None and epsilon is None:
         raise DataError("--ledger goes with --epsilon, the budget of the private count")
-    fed = datasets.read(source, client=client)
+    said = overrules(categorical, numeric, ignore, keep, names)
+    wanted = None if features is None else listed(features)
+    fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
+    say_reading(reading, json_)
     book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
     try:
         made = studied(
             fed,
             column=column,
-            features=None if features is None else features.split(","),
+            features=wanted,
+            overrules=said,
+            reading=reading,
             rounds=rounds,
             seeds=seeds,
             epsilon=epsilon,

@@ -63,7 +63,7 @@ def read_table(
     source: str | os.PathLike[str],
     *,
     client: str | None = None,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     overrules: Overrules | None = None,
 ) -> tuple[Federation, Reading]:
@@ -74,7 +74,7 @@ def read_table(
     source, client
         As for `read`.
     target
-        The column that is predicted or modelled.
+        The column that is predicted or modelled; of several names the first that is there, if any.
     features
         The columns to use as features; by default all that can be one.
     overrules
@@ -93,6 +93,8 @@ def read_table(
         check_readable(source)
         federation, rows = open_rows(source, client=client or "client", ignore=said.ignore)
         said = replace(said, ignore=())
+    if target is not None and not isinstance(target, str):
+        target = next((name for name in target if name in federation), None)
     reading = read_columns(federation, target=target, features=features, overrules=said)
     found = list(reading.findings)
     if rows is not None and any(each.row is not None for each in found):

@@ -92,6 +92,64 @@ def with_classes(
     return rows.with_column(column, made.codes[known].astype(np.int32), names=made.names), made
 
 
+def with_same_classes(
+    federations: Sequence[Federation], column: str, *, overrules: Overrules | None = None
+) -> list[Federation]:
+    """Several Federations with the same classes in a column, those of the first and then those only others have.
+
+    A number is cut where the first is.
+
+    >>> a, b = Federation({"y": [1, 2]}, [0, 2]), Federation({"y": [2, 3]}, [0, 2])
+    >>> [fed["y"].tolist() for fed in with_same_classes([a, b], "y")]
+    [[0, 1], [1, 2]]
+    """
+    if any(fed[column].ndim > 1 for fed in federations):
+        return list(federations)
+    said = overrules or Overrules()
+    kinds = [kind_of(column, fed[column], fed.names.get(column), overrules=said) for fed in federations]
+    if kinds[0].kind in ("number", "weight"):
+        cuts = _edges(as_numbers(federations[0][column], federations[0].names.get(column)))
+        made = [_cut(as_numbers(fed[column], fed.names.get(column)), column, cuts) for fed in federations]
+    else:
+        made = [classes_of(fed, column, kind=kind) for fed, kind in zip(federations, kinds, strict=True)]
+    labels = list(dict.fromkeys(name for classes in made for name in classes.names))
+    if all(label.isdigit() for label in labels):
+        labels.sort(key=int)
+    names = renamed(labels, said.names, column)
+    out = []
+    for fed, classes in zip(federations, made, strict=True):
+        place = np.array([*(labels.index(name) for name in classes.names), -1], dtype=np.int32)
+        known = classes.codes >= 0
+        rows = fed if known.all() else fed.where(known)
+        out.append(rows.with_column(column, place[classes.codes[known]], names=names))
+    return out
+
+
+def sketchable(federation: Federation, kind: ColumnKind, family: str) -> Federation:
+    """The rows of a column that can be sketched: numbers that are known, or classes for minhash.
+
+    >>> fed = Federation({"a": [1.5, np.nan, 2.5]}, [0, 3])
+    >>> sketchable(fed, kind_of("a", fed["a"]), "srp")["a"].tolist()
+    [1.5, 2.5]
+    """
+    name = kind.name
+    if kind.kind == "array":
+        return federation
+    if family == "minhash":
+        if name in federation.names or kind.kind not in ("class", "ordered", "constant"):
+            return federation
+        return with_classes(federation, name, kind=kind)[0]
+    if kind.kind not in ("number", "weight") and (kind.low is None or kind.kind == "empty"):
+        return federation if name in federation.names else _refuse_sketch(kind)
+    numbers = as_numbers(federation[name], federation.names.get(name))
+    known = ~np.isnan(numbers)
+    return federation.where(known).with_column(name, numbers[known])
+
+
+def _refuse_sketch(kind: ColumnKind) -> Federation:
+    raise DataError(f"{kind.line.partition(';')[0]}: it cannot be sketched; name a column of numbers with --column")
+
+
 def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> tuple[str, ...]:
     """What classes are called: one name each in their order, or the names of 0, 1, 2, ... where they are such codes.
 
@@ -107,14 +165,20 @@ def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> 
     raise DataError(f"--names gives {len(names):,} names, but the column {column!r} has {len(labels):,} classes")
 
 
-def _cut(numbers: Array, column: str) -> Classes:
+def _edges(numbers: Array) -> Array:
+    known = numbers[~np.isnan(numbers)]
+    return np.unique(np.quantile(known, np.arange(1, BINS) / BINS)) if len(known) else np.zeros(1)
+
+
+def _cut(numbers: Array, column: str, inner: Array | None = None) -> Classes:
+    """Classes of a number between these edges; without any between its quantiles, empty classes left out."""
     known = ~np.isnan(numbers)
-    inner = np.unique(np.quantile(numbers[known], np.arange(1, BINS) / BINS))
-    codes = np.where(known, np.searchsorted(inner, np.where(known, numbers, 0), side="right"), -1)
-    shown = [f"{float(f'{end:.4g}'):,.10g}" for end in inner]  # four digits, and no exponent where people count
+    cuts = _edges(numbers) if inner is None else inner
+    codes = np.where(known, np.searchsorted(cuts, np.where(known, numbers, 0), side="right"), -1)
+    shown = [f"{float(f'{end:.4g}'):,.10g}" for end in cuts]  # four digits, and no exponent where people count
     labels = [f"{a} to {b}" for a, b in pairwise(shown)]
     labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
-    used = np.unique(codes[known])
+    used = np.unique(codes[known]) if inner is None else np.arange(len(labels))
     place = np.full(len(labels) + 1, -1)
     place[used] = np.arange(len(used))
     remark = (

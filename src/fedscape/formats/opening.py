@@ -21,7 +21,7 @@ from fedscape.formats.tables import csv_source
 from fedscape.random import Array
 
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
-_TEXTS = (".csv", ".tsv", ".txt", ".tab")
+_TEXTS = (".csv", ".tsv", ".tab")
 _LINES = (".jsonl", ".ndjson")
 _NOT_READ = {
     (".xlsx", ".xls", ".xlsm", ".ods"): "a spreadsheet: save the sheet as CSV (UTF-8), or in Python "
@@ -30,6 +30,7 @@ _NOT_READ = {
     (".pkl", ".pickle", ".joblib"): "a pickle, which can run any code when it is read: save it as Parquet or CSV",
     (".sav", ".dta", ".sas7bdat", ".xpt"): "a file of SPSS, Stata or SAS: in Python pandas.read_spss, read_stata or "
     "read_sas(...).to_parquet(...)",
+    (".txt", ".dat"): "a text file: where it is a table, call it .csv (the separator is found)",
     (".db", ".sqlite", ".sqlite3", ".duckdb"): "a data base: export the table as CSV or Parquet",
     (".h5", ".hdf5", ".feather", ".arrow", ".orc", ".avro"): "of a format that is not read: save it as Parquet",
 }

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedscape.errors import DataError
 from fedscape.federation import Federation
@@ -151,8 +152,10 @@ def _asked_for(found: Finding) -> Finding:
     return replace(found, remedy="used, as --features says") if left_out else found
 
 
-def encode(federation: Federation, reading: Reading) -> tuple[Array, tuple[str, ...]]:
-    """The features of a reading as one matrix, float32 [rows, inputs], and what each input is called.
+def encode(
+    federation: Federation, reading: Reading, *, dtype: npt.DTypeLike = np.float32
+) -> tuple[Array, tuple[str, ...]]:
+    """The features of a reading as one matrix [rows, inputs], and what each input is called.
 
     A number is one input, a class an indicator of each of the classes that the reading knows (none for a new one), an
     array its numbers in a row. A missing number becomes its fill, or stays NaN without one.
@@ -180,5 +183,6 @@ def encode(federation: Federation, reading: Reading) -> tuple[Array, tuple[str, 
             parts.append((numbers if fill is None else np.where(np.isnan(numbers), fill, numbers))[:, None])
             called.append(name)
     if not parts:
-        return np.zeros((federation.n_rows, 0), dtype=np.float32), ()
-    return np.concatenate([part.astype(np.float32) for part in parts], axis=1), tuple(called)
+        return np.zeros((federation.n_rows, 0), dtype=dtype), ()
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    return whole.astype(dtype, copy=False), tuple(called)

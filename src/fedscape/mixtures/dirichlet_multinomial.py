@@ -180,6 +180,12 @@ class MixtureOfDirichletMultinomials(Estimator):
     def _source(self, data: Data, column: str | None = None) -> Source:
         return Source.of(data, column or self.column, self.count, self.n_categories)
 
+    def _asked(self, data: Data, column: str | None = None) -> Source:
+        """The clients that a fitted mixture is asked about, their categories by the names it was fitted to."""
+        return Source.of(
+            data, column or self.column, self.count, self.n_categories, classes=getattr(self, "category_names_", None)
+        )
+
     def _starts(self, n_components: int) -> int:
         return 1 if n_components == 1 or self.warm_start is not None else self.n_init
 
@@ -314,7 +320,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         -1.099
         """
         self._check_fitted("weights_")
-        source = self._source(data, column)
+        source = self._asked(data, column)
         if isinstance(source.engine.clients, Federation):
             return float(self._score_clients(source, sizes).mean())
         kind = self.sizes if sizes and self.size_laws_ is not None else None
@@ -330,7 +336,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         [-1.099, 0.0]
         """
         self._check_fitted("weights_")
-        return self._score_clients(self._source(data, column), sizes)
+        return self._score_clients(self._asked(data, column), sizes)
 
     def _score_clients(self, source: Source, sizes: bool) -> Array:
         return np.concatenate([like for _, like in self._posterior(source, sizes)])
@@ -343,7 +349,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         array([[1.]])
         """
         self._check_fitted("weights_")
-        return np.concatenate([shares for shares, _ in self._posterior(self._source(data, column), sizes)])
+        return np.concatenate([shares for shares, _ in self._posterior(self._asked(data, column), sizes)])
 
     def predict(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
         """The component with the largest share of each client.
@@ -451,7 +457,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         ['concentrations', 'weights']
         """
         self._check_fitted("weights_")
-        source = self._source(data, column)
+        source = self._asked(data, column)
         sizes = self.sizes if self.size_laws_ is not None else None
         work = Information(len(self.weights_), self.reach_, sizes=sizes, column=source.column, count=source.times)
         done = next(rounds(work, source.engine, n_rounds=1, state=self._state(), seed=self.seed, measure=0))

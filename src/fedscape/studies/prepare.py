@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedscape.clustering import FederatedKMeans
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.kinds import LABELS, ColumnKind, Overrules
+from fedscape.formats.modelled import classes_of
+from fedscape.formats.reading import Reading, encode, read_columns
 from fedscape.random import Array, Key
 
-LABELS = ("y", "label", "labels", "target", "class")
 MOST_CATEGORIES = 100
 MOST_ROWS = 200_000
-MOST_INDICATORS = 30
-_BINS = 5
 _CONTEXT = 3  # characters of a text before the one to be guessed
 _CELLS = 8
 _OTHER = "(all other)"
@@ -41,6 +40,7 @@ class Prepared:
     labels: bool
     features: tuple[str, ...]
     notes: tuple[str, ...]
+    reading: Reading
     ordered: bool = False
 
     @property
@@ -55,6 +55,8 @@ def prepare(
     column: str | None = None,
     features: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
+    overrules: Overrules | None = None,
+    reading: Reading | None = None,
     least: int = 1,
     seed: int = 0,
 ) -> Prepared:
@@ -71,6 +73,10 @@ def prepare(
         The columns to learn from; by default x, or else all other columns that are numbers or have few categories.
     names
         What the categories are called, in the order of their codes.
+    overrules
+        What columns are, against what their values suggest.
+    reading
+        How the columns were read, where that is known already.
     least
         Categories that fewer clients have are put together.
 
@@ -83,30 +89,41 @@ def prepare(
     if federation.n_rows == 0:
         raise DataError("a study needs rows, and none of the clients has any")
     notes: list[str] = []
-    found = column or next((name for name in LABELS if name in federation), None)
+    said = overrules or Overrules()
+    if names is not None:
+        said = replace(said, names=tuple(names))
+    found = column or label_of_table(federation)
+    if reading is None:
+        reading = read_columns(federation, target=found, features=features, overrules=said)
+    federation = federation.select([kind.name for kind in reading.columns])
     if found is not None and federation[found].ndim == 2 and federation[found].dtype.kind in "biu":
         counts = federation.counts(found)
-        given = federation.names.get(found) or names or [str(j) for j in range(counts.shape[1])]
+        given = federation.names.get(found) or said.names or [str(j) for j in range(counts.shape[1])]
         counts, kept = _common(counts, list(given), notes)
         place, common = _seldom_together(counts, list(kept), least, notes)
         counts = _joined(counts, place, len(common))
         notes.append("Only ready counts are given: features and training are left out.")
-        return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes))
+        return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes), reading)
     if found is None:
-        return _without_labels(federation, features, notes, seed)
-    codes, labels, ordered = categories_of(federation, found, notes, names)
+        return _without_labels(federation, reading, notes, seed)
+    codes, labels, ordered = categories_of(federation, found, notes, reading[found], said)
     counts = federation.select([]).where(codes >= 0).with_column("y", codes[codes >= 0]).counts("y", len(labels))
     place, labels = _seldom_together(counts, labels, least, notes)
     codes, counts = np.where(codes >= 0, place[codes], -1), _joined(counts, place, len(labels))
     chosen = (codes >= 0) & some_rows(federation, notes, seed)
     rows, codes = federation.where(chosen), codes[chosen]
-    used, x = features_of(rows, found, codes, features, notes)
+    used, x = features_of(rows, found, reading, notes)
     made = Federation({"y": codes.astype(np.int32)}, rows.offsets, rows.ids, names={"y": labels})
     if x is not None:
         made = made.with_column("x", x)
     else:
         notes.append("There is no column of features: how features differ and training are left out.")
-    return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes), ordered)
+    return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes), reading, ordered)
+
+
+def label_of_table(federation: Federation) -> str | None:
+    """The column that is the label by its name; None where there is no such column."""
+    return next((name for name in LABELS if name in federation), None)
 
 
 def some_rows(federation: Federation, notes: list[str], seed: int) -> Array:
@@ -120,9 +137,9 @@ def some_rows(federation: Federation, notes: list[str], seed: int) -> Array:
     return np.asarray(Key(seed, purpose="rows of a study").uniform_rows(federation) < MOST_ROWS / federation.n_rows)
 
 
-def _without_labels(given: Federation, features: Sequence[str] | None, notes: list[str], seed: int) -> Prepared:
+def _without_labels(given: Federation, reading: Reading, notes: list[str], seed: int) -> Prepared:
     fed = given.where(some_rows(given, notes, seed))
-    used, x = features_of(fed, None, None, features, notes)
+    used, x = features_of(fed, None, reading, notes)
     if x is None:
         have = ", ".join(map(repr, fed.columns)) or "none"
         raise DataError(
@@ -139,65 +156,35 @@ def _without_labels(given: Federation, features: Sequence[str] | None, notes: li
         f"There is no column of labels: {cells} cells of the features (k-means by sums) stand in for categories, and "
         "training is left out. Name a column with --column to change that."
     )
-    return Prepared(given, made, made.counts("y"), tuple(names), "cells of the features", False, used, tuple(notes))
+    counts, called = made.counts("y"), tuple(names)
+    return Prepared(given, made, counts, called, "cells of the features", False, used, tuple(notes), reading)
 
 
 def categories_of(
-    federation: Federation, column: str, notes: list[str], names: Sequence[str] | None = None
+    federation: Federation, column: str, notes: list[str], kind: ColumnKind, overrules: Overrules | None = None
 ) -> tuple[Array, list[str], bool]:
-    """The category of each row, -1 where it is missing, what categories are called, and whether a number was cut.
+    """The category of each row, -1 where it is missing, what categories are called, and whether they have an order.
 
     >>> said = []
     >>> fed = Federation({"v": [0.5, 1.5, np.nan, 9.0, 2.5, 3.5]}, [0, 3, 6])
-    >>> categories_of(fed, "v", said)[0].tolist()
+    >>> categories_of(fed, "v", said, read_columns(fed)["v"])[0].tolist()
     [0, 1, -1, 4, 2, 3]
     """
-    values = federation[column]
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
-        raise DataError(
-            f"the column {column!r} must hold categories, numbers or ready counts, one a row, not "
-            f"{values.dtype}{list(values.shape[1:])}: name another with --column"
-        )
-    known = np.isfinite(values) if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)
-    text = column in federation.names
-    if text:
-        known = values >= 0
+    made = classes_of(federation, column, kind=kind, overrules=overrules)
+    known, labels, codes = made.codes >= 0, list(made.names), np.asarray(made.codes, dtype=np.int64)
     if not known.all():
-        notes.append(f"{int((~known).sum()):,} of {len(values):,} rows have no {column!r} and are left out.")
-    if not known.any():
-        raise DataError(f"the column {column!r} has no value in any row: name another with --column")
-    distinct, inverse = np.unique(values[known], return_inverse=True)
-    if not text and (len(distinct) > MOST_CATEGORIES or np.any(distinct != np.floor(distinct))):
-        return (*_binned(values, known, column, notes), True)
-    called = federation.names[column] if text else names
-    labels = [str(called[int(v)]) if called is not None and 0 <= v < len(called) else f"{v:g}" for v in distinct]
-    codes = np.full(len(values), -1, dtype=np.int64)
-    codes[known] = inverse
+        notes.append(f"{int((~known).sum()):,} of {len(known):,} rows have no {column!r} and are left out.")
+    if made.remark:
+        notes.append(f"{made.remark} Methods are compared by how often they hit the class.")
     if len(labels) > MOST_CATEGORIES:
-        often = np.bincount(inverse, minlength=len(labels))
+        often = np.bincount(codes[known], minlength=len(labels))
         place, labels = _rare_together(often, labels, notes)
-        codes[known] = place[inverse]
+        codes = np.where(known, place[codes], -1)
     if len(labels) < 2:
         raise DataError(
             f"the column {column!r} has the one value {labels[0]!r} in all rows: there is nothing to compare"
         )
-    return codes, labels, False
-
-
-def _binned(values: Array, known: Array, column: str, notes: list[str]) -> tuple[Array, list[str]]:
-    inner = np.unique(np.quantile(values[known], np.arange(1, _BINS) / _BINS))
-    codes = np.where(known, np.searchsorted(inner, np.where(known, values, 0), side="right"), -1)
-    shown = [f"{float(f'{end:.4g}'):,.10g}" for end in inner]  # four digits, and no exponent where people count
-    labels = [f"{a} to {b}" for a, b in pairwise(shown)]
-    labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
-    used = np.unique(codes[known])
-    place = np.full(len(labels) + 1, -1)
-    place[used] = np.arange(len(used))
-    notes.append(
-        f"{column!r} is a number: it is cut at its quantiles into {len(used)} classes of about as many rows each. "
-        "Methods are compared by how often they hit the class."
-    )
-    return np.where(codes >= 0, place[codes], -1), [labels[j] for j in used]
+    return codes, labels, made.ordered
 
 
 def _rare_together(often: Array, labels: list[str], notes: list[str]) -> tuple[Array, list[str]]:
@@ -257,88 +244,33 @@ def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[s
 
 
 def features_of(
-    fed: Federation, column: str | None, codes: Array | None, wanted: Sequence[str] | None, notes: list[str]
+    fed: Federation, column: str | None, reading: Reading, notes: list[str]
 ) -> tuple[tuple[str, ...], Array | None]:
     """The columns used, and all of them side by side as float32 [rows, d]: x alone, or one scaled number each.
 
-    >>> fed = Federation({"a": [1.0, 3.0], "c": ["u", "v"]}, [0, 1, 2])
-    >>> features_of(fed, None, None, None, [])[1].tolist()
+    >>> fed = Federation({"a": [1.5, 3.5], "c": ["u", "v"]}, [0, 1, 2])
+    >>> features_of(fed, None, read_columns(fed), [])[1].tolist()
     [[-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]
     """
-    if wanted is None and "x" in fed and column != "x" and "x" not in fed.names and fed["x"].dtype.kind in "biuf":
-        wanted = ["x"]
-    names = [n for n in (wanted or fed.columns) if n != column]
-    parts, used, dropped, fixed = [], [], [], []
-    for name in names:
-        if wanted is None and _is_of_client(fed, name):
-            fixed.append(name)
-            continue
-        made = _numbers(fed, name) if not _is_text(fed, name, column) else _last_characters(fed, name, column, notes)
-        if made is None or (wanted is None and codes is not None and _says_the_same(fed[name], codes)):
-            dropped.append(name)
-        else:
-            parts.append(made)
-            used.append(name)
-    if dropped:
-        what = "ids, dates, texts of many values, or the label in other words"
-        notes.append(f"Not used as features ({what}): {_listed(dropped)}.")
-    if fixed:
-        notes.append(
-            "Not used as features, because every client has one value in all its rows, which would tell clients apart "
-            f"as an id does: {_listed(fixed)}. Name them with --features to use them."
-        )
-    if not parts:
+    used = [name for name in reading.features if name != column]
+    texts = [name for name in used if _is_text(fed, name, column)]
+    parts = [_last_characters(fed, name, column, notes) for name in texts]
+    others = [name for name in used if name not in texts]
+    if others:
+        parts.append(encode(fed, replace(reading, features=tuple(others)), dtype=np.float64)[0])
+    if not parts or not sum(part.shape[1] for part in parts):
         return (), None
     x = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
     gaps = ~np.isfinite(x)
     if gaps.any():
         notes.append(f"{int(gaps.sum()):,} missing values in the features are replaced by the column's mean.")
-        with np.errstate(invalid="ignore"):
-            mean = (
-                np.nan_to_num(np.nanmean(np.where(gaps, np.nan, x), axis=0)) if not gaps.all() else np.zeros(x.shape[1])
-            )
+        known = (~gaps).sum(axis=0)
+        mean = np.where(gaps, 0.0, x).sum(axis=0) / np.maximum(known, 1)
         x = np.where(gaps, mean, x)
     if used != ["x"]:
         spread = x.std(axis=0)
         x = (x - x.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-    return tuple(used), x.astype(np.float32, copy=False)
-
-
-def _numbers(fed: Federation, name: str) -> Array | None:
-    """A column as numbers [rows, d]; None for what is no number: dates, texts of many values, ids."""
-    values = fed[name]
-    if name in fed.names and values.ndim == 1:
-        n = len(fed.names[name])
-        if n > MOST_INDICATORS:
-            return None
-        return np.asarray(values[:, None] == np.arange(n), dtype=np.float32)
-    if values.dtype.kind not in "biuf":
-        return None
-    if values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 50:
-        some = values[:: max(1, len(values) // 10_000)]
-        if len(np.unique(some)) > 0.95 * len(some):  # a number of its own in every row: an id
-            return None
-    if values.ndim == 1:
-        return np.asarray(values[:, None], dtype=np.float64)
-    made = np.asarray(values.reshape(len(values), -1), dtype=np.float32)
-    return made / np.float32(255) if values.dtype == np.uint8 else made
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:6])) + (", ..." if len(names) > 6 else "")
-
-
-def _is_of_client(fed: Federation, name: str) -> bool:
-    """Whether a column says something of the client, not of the row: one value in all rows of each, not of all."""
-    values = fed[name]
-    filled = int((fed.sizes > 0).sum())
-    if values.ndim != 1 or values.dtype.kind not in "biuf" or fed.n_rows < 2 * filled or filled < 2:
-        return False
-    first = values[fed.offsets[:-1][fed.sizes > 0]].repeat(fed.sizes[fed.sizes > 0])
-    same = values == first
-    if values.dtype.kind == "f":
-        same |= np.isnan(values) & np.isnan(first)
-    return bool(same.all()) and len(np.unique(first)) > 1
+    return (*texts, *others), x.astype(np.float32, copy=False)
 
 
 def _is_text(fed: Federation, name: str, column: str | None) -> bool:
@@ -361,15 +293,3 @@ def _last_characters(fed: Federation, name: str, column: str | None, notes: list
     notes.append(f"{name!r} is text: what is learned from and measured are its last {_CONTEXT} characters.")
     letters = np.arange(len(fed.names[str(column)]))
     return np.concatenate([last[:, [j]] == letters for j in range(_CONTEXT)], axis=1).astype(np.float32)
-
-
-def _says_the_same(values: Array, codes: Array) -> bool:
-    """Whether a column is the label in other words: every value goes with one category, and the other way round."""
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
-        return False
-    some = slice(0, 20_000)
-    here = np.nan_to_num(values[some].astype(float), nan=-1.5)
-    distinct = len(np.unique(here))
-    if not 2 <= distinct <= MOST_CATEGORIES:
-        return False
-    return len(np.unique(np.stack((here, codes[some])), axis=1).T) == distinct == len(np.unique(codes[some]))

@@ -16,6 +16,7 @@ from fedscape.description import describe
 from fedscape.engine import one_library_thread
 from fedscape.errors import DataError
 from fedscape.federation import Federation
+from fedscape.formats.reading import Overrules, Reading
 from fedscape.privacy.ledger import Ledger
 from fedscape.progress import Tell, working
 from fedscape.random import Array
@@ -41,6 +42,8 @@ def study(
     column: str | None = None,
     features: Sequence[str] | None = None,
     names: Sequence[str] | None = None,
+    overrules: Overrules | None = None,
+    reading: Reading | None = None,
     rounds: int = learning.ROUNDS,
     seeds: int = learning.SEEDS,
     epsilon: float | None = None,
@@ -64,6 +67,10 @@ def study(
         Columns to learn from; by default x, or all other columns of numbers and of few categories.
     names
         What the categories are called, in the order of their codes.
+    overrules
+        What columns are, against what their values suggest.
+    reading
+        How the columns were read, from `datasets.read_table`; by default they are read here.
     rounds, seeds
         Of the tournament: every method is trained for so many rounds, so many times.
     epsilon
@@ -91,9 +98,13 @@ def study(
     if rounds < 1 or seeds < 1:
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
     least = 1 if show_clients else FEW
-    data = prepare(federation, column=column, features=features, names=names, least=least, seed=seed)
+    data = prepare(
+        federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
+        seed=seed,
+    )  # fmt: skip
     notes = list(data.notes)
-    result: dict[str, Any] = {"format": FORMAT, "about": _about(data, source, seed, show_clients)}
+    result: dict[str, Any] = {"format": FORMAT, "findings": [found.shared() for found in data.reading.findings]}
+    result["about"] = _about(data, source, seed, show_clients)
     result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
     result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds}
     result["about"]["command"] = command

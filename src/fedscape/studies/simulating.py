@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,8 @@ import numpy as np
 from fedscape import datasets
 from fedscape.description import describe
 from fedscape.federation import Federation
+from fedscape.formats.kinds import Overrules
+from fedscape.formats.modelled import with_classes
 from fedscape.mixtures import MixtureOfDirichletMultinomials
 from fedscape.random import Array, Key
 from fedscape.simulate import FromMixture, FullyIID, Labels, Recipe, fidelity, plan
@@ -31,6 +34,7 @@ def simulated(
     column: str = "y",
     policy: str = "refuse",
     client: str | None = None,
+    overrules: Overrules | None = None,
     seed: int = 0,
 ) -> tuple[Federation, dict[str, Any]]:
     """Clients of a saved population cut from the rows of a name, file or folder: the clients, and what was done.
@@ -39,7 +43,10 @@ def simulated(
     """
     made = MixtureOfDirichletMultinomials.load(population)
     bare = Path(proxy).suffix == ".parquet" and client is None
+    said = overrules or Overrules()
     rows = as_proxy(proxy) if bare else datasets.read(proxy, client=client)
+    rows = rows.select([name for name in rows.columns if name not in said.ignore])
+    rows = _by_names(rows, column, made.category_names_, said)
     named = made.category_names_ is not None and column in rows.names
     modelled = Labels(column, None if named else made.concentrations_.shape[1])
     recipe = FromMixture(made)
@@ -47,6 +54,16 @@ def simulated(
     fed = cut.federation()
     about = describe(fed)
     return fed, {"feasibility": str(cut.feasibility), **about}
+
+
+def _by_names(rows: Federation, column: str, known: Sequence[str] | None, overrules: Overrules) -> Federation:
+    """The rows that have a class, as codes whose names are the population's, where that has names."""
+    if rows[column].ndim > 1:
+        return rows
+    coded, classes = with_classes(rows, column, overrules=overrules)
+    if classes is None or known is None or column in coded.names:
+        return coded
+    return coded.with_column(column, coded[column].astype(np.int32), names=classes.names)
 
 
 def simulating(data: Prepared, mixture: MixtureOfDirichletMultinomials, *, seed: int = 0) -> dict[str, Any]:
