@@ -107,7 +107,7 @@ def test_an_input_that_never_changed_becomes_zero_also_where_it_changes():
     ("labels", "names"),
     [
         ([5, 1, 1], ("1", "5")),
-        ([True, False, True], ("false", "true")),
+        ([True, False, True], ("0", "1")),
         (["oak", "ash", "oak"], ("ash", "oak")),
         ([2.0, np.nan, 1.0], ("1", "2")),
     ],
@@ -128,6 +128,21 @@ def test_a_class_that_the_model_does_not_know_is_no_class():
     assert applied.rows["y"].tolist() == [-1, 1]
     with pytest.raises(DataError, match="holds 'elm' in row 0 of client 'u', but the model knows 'ash', 'oak'"):
         made.check_labels(new, applied)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e300])
+def test_a_number_that_no_model_computes_with_is_a_gap_or_refused_never_an_infinite_input(bad):
+    fed = Federation({"a": [1.0, 3.0], "y": [0, 1]}, [0, 2])
+    new = Federation({"a": [bad, 3.0]}, [0, 2], ids=["u"])
+    for fill, standardise in ((None, False), (None, True), ("mean", False), ("mean", True)):
+        made = learn_inputs(fed, features=["a"], target="y", fill=fill, standardise=standardise)
+        try:
+            applied = made.apply(new)
+        except DataError as error:
+            assert "row 0 of client 'u'" in str(error)
+        else:
+            assert applied.filled == {"a": 1}
+            assert np.isfinite(applied.rows["a"]).all()
 
 
 def test_bytes_are_kept_and_other_numbers_are_not_taken_for_them():
