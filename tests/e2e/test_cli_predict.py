@@ -143,7 +143,9 @@ def test_adapt_writes_a_model_that_predict_reads(runs, tables, tmp_path):
 
 
 def test_an_export_is_written_once(runs, tmp_path):
-    about = json.loads(ok("export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn", "--for", "01/1", "--json"))
+    about = json.loads(
+        started("export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn", "--for", "01/1", "--json")
+    )
     assert (about["method"], about["client"], about["networks"]) == ("ditto", "01/1", 1)
     assert "pass --force" in refused(2, "export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn")
     said = refused(2, "export", runs("local"), tmp_path / "m.pt2", "--to", "torch")
@@ -310,6 +312,9 @@ def test_pixels_in_columns_become_images(tmp_path):
     ok("train", tmp_path / "pixels.csv", *call, "--shape", "12,12", "--out", tmp_path / "run")
     ok("predict", tmp_path / "run", tmp_path / "pixels.csv", "--out", tmp_path / "p.csv")
     assert {row["prediction"] for row in rows_of(tmp_path / "p.csv")} <= {"5", "6"}
+    flat = [*call[:-5], "--model", "linear", *call[-3:], "--method", "fedgmm"]  # wide: Gaussians of a projection
+    ok("train", tmp_path / "pixels.csv", *flat, "--standardise", "--out", tmp_path / "wide")
+    assert json.loads(ok("predict", tmp_path / "wide", tmp_path / "pixels.csv", "--json"))["known_clients"] == 3
     said = refused(2, "train", tmp_path / "pixels.csv", *call, "--shape", "11,12")
     assert "shape must hold the 144 numbers of a row, 11,12 holds 132" in said
     assert "--shape must be whole numbers" in refused(2, "train", tmp_path / "pixels.csv", *call, "--shape", "big")
