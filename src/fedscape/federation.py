@@ -174,31 +174,81 @@ class Federation:
         return cls(columns, offsets_of(sizes), ids, names=names)
 
     @classmethod
-    def from_frame(cls, frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        ids: npt.ArrayLike | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
         """Group the rows of a pandas DataFrame or an Arrow table by the column `client`.
 
         Texts and categories become integer codes with their names beside them; missing whole numbers become NaN; a
         missing text becomes the code -1.
+
+        Parameters
+        ----------
+        frame, client, ids
+            The table, the column that says whose a row is, and all clients where some have no rows.
+        categorical
+            Columns whose values are classes: they become codes 0, 1, ... with the values as names, -1 where missing.
+        numeric
+            Columns of texts that are numbers; a text that is none becomes NaN.
+        ignore
+            Columns to leave out.
+
+        >>> import pyarrow as pa
+        >>> table = pa.table({"who": [1, 1, 2], "stars": [5, 3, 5]})
+        >>> Federation.from_frame(table, client="who", categorical=["stars"]).names["stars"]
+        ('3', '5')
         """
         from fedscape.formats import from_frame
+        from fedscape.formats.modelled import overruled
 
-        return from_frame(frame, client=client, ids=ids)
+        return overruled(from_frame(frame, client=client, ids=ids), categorical, numeric, ignore)
 
     @classmethod
     def from_parquet(
-        cls, path: str | PathLike[str], *, client: str, columns: Sequence[str] | None = None
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
     ) -> Federation:
-        """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory."""
-        from fedscape.formats import from_parquet
+        """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
 
-        return from_parquet(path, client=client, columns=columns)
+        `categorical`, `numeric` and `ignore` are those of `from_frame`.
+        """
+        from fedscape.formats import from_parquet
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_parquet(path, client=client, columns=columns), categorical, numeric, ignore)
 
     @classmethod
-    def from_csv(cls, path: str | PathLike[str], *, client: str, columns: Sequence[str] | None = None) -> Federation:
-        """Group the rows of a CSV file by the column `client`."""
-        from fedscape.formats import from_csv
+    def from_csv(
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
+        """Group the rows of a CSV file by the column `client`.
 
-        return from_csv(path, client=client, columns=columns)
+        `categorical`, `numeric` and `ignore` are those of `from_frame`.
+        """
+        from fedscape.formats import from_csv
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_csv(path, client=client, columns=columns), categorical, numeric, ignore)
 
     @classmethod
     def concat(cls, parts: Sequence[Federation]) -> Federation:

@@ -10,16 +10,21 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import (
     Address,
+    Categorical,
     EngineName,
     Force,
+    Ignore,
     Json,
+    Numeric,
     Quiet,
     Seed,
     Source,
     Workers,
     free,
     numbers,
+    overrules,
     placing,
+    say_reading,
 )
 from fedscape.cli.show import pairs, short, show, table
 
@@ -44,6 +49,9 @@ def regress(
     beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
     learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    ignore: Ignore = None,
     force: Force = False,
     engine: EngineName = "local",
     address: Address = None,
@@ -57,7 +65,9 @@ def regress(
     from fedscape.mixtures.regression import regression
 
     free(out, force)
-    fed = datasets.read(source, client=agent)
+    said = overrules(categorical, numeric, ignore)
+    fed, reading = datasets.read_table(source, client=agent, overrules=said)
+    say_reading(reading, json_, features=False)
     made, about = regression(
         fed,
         target=target,

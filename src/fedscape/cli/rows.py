@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedscape import datasets
+from fedscape.cli.options import listed
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.kinds import Overrules
@@ -31,14 +32,6 @@ Fill = Annotated[
 ]
 Shape = Annotated[str | None, typer.Option(help="The shape of a row's features, such as 28,28 for an image.")]
 Test = Annotated[float, typer.Option(help="The share of each client's rows that is held out.")]
-Categorical = Annotated[str | None, typer.Option(help="Columns that are categories, with commas between.")]
-Numeric = Annotated[str | None, typer.Option(help="Columns that are numbers.")]
-Ignore = Annotated[str | None, typer.Option(help="Columns that are not read.")]
-
-
-def listed(text: str | None) -> tuple[str, ...]:
-    """a,b is ("a", "b")."""
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def read_rows(
@@ -146,11 +139,6 @@ def _shape(text: str | None) -> list[int] | None:
     if min(made) < 1:
         raise DataError(f"--shape must be whole numbers with commas between, such as 28,28, not {text!r}")
     return made
-
-
-def overruled(categorical: str | None, numeric: str | None, ignore: str | None) -> Overrules:
-    """What options say about columns."""
-    return Overrules(listed(categorical), listed(numeric), listed(ignore))
 
 
 def network_of(model: str, rows: Federation, inputs: Inputs, seed: int) -> tuple[Any, dict[str, Any]]:

@@ -20,30 +20,31 @@ from fedscape.cli.checks import (
 )
 from fedscape.cli.options import (
     Address,
+    Categorical,
     Client,
     EngineName,
     Force,
+    Ignore,
     Json,
+    Keep,
+    Numeric,
     Quiet,
     Seed,
     Source,
     Workers,
+    overrules,
     placing,
     say_revealed,
 )
 from fedscape.cli.results import finish, folder_for, say, sweep_table, write, write_tables
 from fedscape.cli.rows import (
-    Categorical,
     Features,
     Fill,
-    Ignore,
-    Numeric,
     Shape,
     Standardise,
     Target,
     Test,
     network_of,
-    overruled,
     read_rows,
     say_lines,
     split_rows,
@@ -88,6 +89,7 @@ def train(
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
+    keep: Keep = None,
     test: Test = 0.2,
     schedule: Annotated[
         str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
@@ -129,8 +131,8 @@ def train(
     check_method(method, rounds, every)
     check_schedule(method, schedule, modes, prior)
     check_private(epsilon, delta, clip, standardise, fill)
-    overrules = overruled(categorical, numeric, ignore)
-    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=overrules)
+    over = overrules(categorical, numeric, ignore, keep)
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)
@@ -203,6 +205,7 @@ def sweep(
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
+    keep: Keep = None,
     test: Test = 0.2,
     out: Annotated[Path | None, typer.Option(help="Folder for the table and what a stopped sweep needs.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that is in --out.")] = False,
@@ -225,8 +228,8 @@ def sweep(
     check_out(out, resume, force)
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
     whole = whole_numbers(seeds, "seeds")
-    overrules = overruled(categorical, numeric, ignore)
-    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=overrules)
+    over = overrules(categorical, numeric, ignore, keep)
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
         client=client,

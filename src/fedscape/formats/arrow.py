@@ -304,7 +304,10 @@ def check_type(name: str, kind: Any) -> None:
         if isinstance(inner, pa.BaseExtensionType):
             inner = inner.storage_type
         elif is_list(inner) and holds_texts(inner):
-            raise DataError(f"column {name!r} has the Arrow type {kind}: make it one text a row, or leave it out")
+            raise DataError(
+                f"column {name!r} has the Arrow type {kind}: make it one text a row, or leave it out with --ignore "
+                f"{name} (ignore=)"
+            )
         elif is_list(inner) or (pa.types.is_dictionary(inner) and not is_text(inner)):
             inner = inner.value_type
         else:
@@ -314,4 +317,7 @@ def check_type(name: str, kind: Any) -> None:
     if is_text(inner) or any(test(inner) for test in (*plain, *times)):
         return
     hint = next((hint for word, hint in _HINTS.items() if word in str(inner)), "turn it into numbers or texts")
-    raise DataError(f"column {name!r} has the Arrow type {kind}, which no column can hold: {hint}, or leave it out")
+    raise DataError(
+        f"column {name!r} has the Arrow type {kind}, which no column can hold: {hint}, or leave it out with --ignore "
+        f"{name} (ignore=)"
+    )

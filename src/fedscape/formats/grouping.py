@@ -227,7 +227,10 @@ def _check_client(source: Source, client: str) -> None:
     kind = source.schema.field(client).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (is_string(value) or pa.types.is_integer(value) or (pa.types.is_null(value) and source.n_rows == 0)):
-        raise DataError(f"the client column {client!r} must hold whole numbers or texts, not {kind}")
+        raise DataError(
+            f"the client column {client!r} must hold whole numbers or texts, not {kind}: make it one of them, or name "
+            "another with --client (client=)"
+        )
 
 
 def _miscounted(source: Source, seen: int) -> DataError:

@@ -92,6 +92,22 @@ def with_classes(
     return rows.with_column(column, made.codes[known].astype(np.int32), names=made.names), made
 
 
+def overruled(
+    federation: Federation, categorical: Sequence[str], numeric: Sequence[str], ignore: Sequence[str]
+) -> Federation:
+    """The columns as a person says: classes as codes with names (-1: missing), texts as numbers, some left out."""
+    said = Overrules(tuple(categorical), tuple(numeric), tuple(ignore))
+    said.check(list(federation.columns))
+    made = federation.select([name for name in federation.columns if name not in ignore]) if ignore else federation
+    for name in categorical:
+        classes = classes_of(made, name, overrules=said)
+        made = made.with_column(name, classes.codes, names=classes.names)
+    for name in numeric:
+        kind_of(name, made[name], made.names.get(name), overrules=said)  # refuses what holds no number
+        made = made.with_column(name, as_numbers(made[name], made.names.get(name)))
+    return made
+
+
 def with_same_classes(
     federations: Sequence[Federation], column: str, *, overrules: Overrules | None = None
 ) -> list[Federation]:

@@ -127,7 +127,9 @@ def read_columns(
         found = [_asked_for(each) if each.column in features else each for each in found]
     for name in features:
         if name == target:
-            raise DataError(f"{name!r} is the target and cannot be a feature: take it out of --features")
+            raise DataError(
+                f"--features are what is predicted from, and the target {name!r} is none of them: take it out"
+            )
         if not made[name].use and made[name].kind not in ("id", "weight", "class"):
             raise DataError(f"{made[name].line.partition(';')[0]}: it cannot be a feature")
     used = tuple(_usable(kind) if kind.name in features else kind for kind in columns)

@@ -78,7 +78,7 @@ def scatter(points: Sequence[Any], kinds: Sequence[int], tips: Sequence[str], *,
 def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> str:
     """How many clients have how many rows."""
     width, height, left, bottom = 460.0, 230.0, 34.0, 30.0
-    top = max(max(tally), 1)
+    top = max(*tally, 1)
     step = (width - left) / len(tally)
     bars, ticks = [], []
     for i, n in enumerate(tally):

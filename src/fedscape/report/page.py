@@ -70,11 +70,19 @@ def _top(result: About) -> str:
         if about["show_clients"]
         else ""
     )
+    odd = "".join(f"<li>{safe(found['text'])}</li>" for found in result.get("findings", []))
+    used = safe(", ".join(about["features"]) or "none")
+    findings = (
+        '<div class="card" id="findings"><h3>Findings in the data</h3><ul class="notes">'
+        f"{odd}<li>features: {used}</li></ul></div>"
+        if odd
+        else ""
+    )
     return (
         f'<header class="top"><p class="eyebrow">fedscape study</p><h1>{safe(about["source"])}: how its '
         "clients differ, "
         f'and what to do about it</h1><p class="lede">{safe(_lede(result))}</p>{shared}<div class="facts">'
-        f"{boxes}</div></header>"
+        f"{boxes}</div>{findings}</header>"
     )
 
 

@@ -215,6 +215,8 @@ def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
     fine = 1 if logs[1] - logs[0] > 8 else 2
     edges = np.arange(np.floor(fine * logs[0]), np.floor(fine * logs[1]) + 2) / fine
     edges = np.unique(np.floor(2**edges))
+    if len(edges) < 2:  # one row a client
+        edges = np.array([edges[0], edges[0] + 1])
     return edges.tolist(), np.histogram(known, edges)[0].tolist()
 
 
