@@ -123,7 +123,7 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--model", "char_lstm", "--standardise"], "char_lstm reads codes of characters"),
         (
             ["train", "acs-mini", "--features", "AGEP,race", "--target", "race"],
-            "'race' is the target and cannot be a feature",
+            "the target 'race' is none of them",
         ),
         (["train", "femnist-mini", "--ignore", "z"], "--ignore names 'z', which is no column"),
     ],
