@@ -214,9 +214,9 @@ def test_gaps_are_filled_and_new_categories_count_as_none_and_both_are_said(runs
     (tmp_path / "odd.csv").write_text("\n".join([HEADER, "01,1,,cook,1e300,ash", "01,1,31,baker,31000,elm"]) + "\n")
     done = fedscape("predict", runs("fedavg"), tmp_path / "odd.csv", "--json")
     assert done.returncode == 0, done.stderr
-    assert "1 missing values of 'age' are filled in" in done.stderr
-    assert "1 missing values of 'income' are filled in" in done.stderr  # no model computes with 1e300
-    assert "1 rows have a 'job' that the model does not know, such as 'baker': it counts as none" in done.stderr
+    assert "1 missing value of 'age' is filled in" in done.stderr
+    assert "1 missing value of 'income' is filled in" in done.stderr  # no model computes with 1e300
+    assert "1 row has a 'job' that the model does not know, such as 'baker': it counts as none" in done.stderr
     about = json.loads(done.stdout)
     assert about["labelled_rows"] == 2  # a class that the model does not know is never right
     said = refused(2, "adapt", runs("ditto"), tmp_path / "odd.csv")
