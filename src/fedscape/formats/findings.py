@@ -17,6 +17,7 @@ LEAK = 0.97  # a column that alone predicts more of the held-out labels than thi
 _ROWS = 20_000  # rows that are looked at for leaks
 _LEAST_ROWS = 40
 _FAR = 100  # an outlier is so many times the middle 98% of the values away from their median
+_FILL = "a study takes the mean instead; train takes --fill"
 _ORDER = (
     "leak", "text in numbers", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text", "date",
     "of client", "constant", "duplicate", "missing", "clients", "dialect",
@@ -93,7 +94,7 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Over
     kept = " as --keep says" if name in said.keep else ""
     if kind.kind == "array":
         if kind.missing:
-            yield Finding("missing", name, f"{name!r} misses {kind.missing:,} numbers", _missing_remedy(name))
+            yield Finding("missing", name, f"{name!r} misses {kind.missing:,} numbers", _FILL)
         return
     if kind.kind in ("number", "weight") and names is not None:
         yield from _texts(name, values, names)
@@ -126,13 +127,9 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Over
         yield Finding("constant", name, f"{name!r} has one value in all rows", "left out of the features")
     elif kind.kind == "empty":
         yield Finding("empty", name, f"{name!r} has no value in any row", "left out of the features")
-    if kind.missing and kind.kind not in ("empty",):
+    if kind.missing and kind.use:
         line = f"{name!r} has no value in {kind.missing:,} of {_rows(len(values))} ({kind.missing / len(values):.1%})"
-        yield Finding("missing", name, line, _missing_remedy(name))
-
-
-def _missing_remedy(name: str) -> str:
-    return "a study takes the mean instead; train takes --fill"
+        yield Finding("missing", name, line, "no class of it is set" if kind.use == "indicators" else _FILL)
 
 
 def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:

@@ -214,7 +214,8 @@ def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
         if len(new) and new.min() < 0:
             row = filled + int(np.argmin(new))
             raise DataError(
-                f"the client column {client!r} of {source.what} has no value in row {row:,}: every row needs a client"
+                f"the client column {client!r} of {source.what} has no value in row {row:,}: every row "
+                "needs a client, drop those that have none"
             )
         codes[filled : filled + len(new)] = new
         filled += len(new)

@@ -20,7 +20,11 @@ FEW = 20  # whole numbers of at most so many values are classes
 MOST_CODES = 300  # codes of more values are left out
 LABELS = ("y", "label", "labels", "target", "class")
 INDEXES = ("__index_level_0__", "Unnamed: 0", "index")
-_ID = re.compile(r"(^|[_\W])(id|ids|uuid|guid|key|ssn|serial(no)?|index)$|[a-z]I[dD]$|^(id|uuid|guid)([_\W]|$)", re.I)
+_ID = re.compile(
+    r"(^|[_\W])(ids?|uuid|guid|key|ssn|serial(no)?)$|[a-z]I[dD]$|^(id|uuid|guid)([_\W]|$)|"
+    r"^(invoice|order|ticket|transaction|customer|patient|account|phone|user|person|case|record)(_?(no|nr|num|number))?$",
+    re.IGNORECASE,
+)
 _WEIGHT = re.compile(
     r"(^|_)(survey_?weight|sample_?weight|person_?weight|weights?|wgt|wt|w?gtp)$|^(p|h)?wgtp?\d*$", re.I
 )
@@ -183,7 +187,8 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
         return _as_class(kind, labels, "class")
     numbers, bad = parse_numbers(labels)
     wrong = int(often[used][bad].sum())
-    if name in said.numeric or _nearly_numeric(labels, numbers, bad, wrong, n):
+    key = bool(_ID.search(name)) and d > FEW and name not in said.numeric
+    if name in said.numeric or (not key and _nearly_numeric(labels, numbers, bad, wrong, n)):
         if bad.all():
             raise DataError(f"--numeric names {name!r}, but none of its texts is a number: the first is {labels[0]!r}")
         fine = numbers[np.abs(numbers) <= BEYOND]
@@ -196,7 +201,7 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
     spaced = np.mean([" " in text.strip() and len(text) > 20 for text in labels[:1000]])
     if n >= 20 and d > 0.9 * n:
         return replace(kind, kind="text" if spaced > 0.5 else "id", why="a value of its own in nearly every row")
-    if _ID.search(name) and d > FEW:
+    if key:
         return replace(kind, kind="id", why="by its name")
     if d <= FEW or n >= 2 * d:
         return _as_class(kind, labels, "class")
@@ -255,7 +260,7 @@ def _is_code(name: str, distinct: Array, often: Array) -> bool:
     """Whether whole numbers look like codes: their name says so, or they have gaps and jump in frequency.
 
     The frequency of a quantity (an age, a count) changes little from one value to the next; that of a code jumps.
-    Rounded amounts jump too, at round numbers: where most values are round it is an amount.
+    Rounded amounts jump too, at round numbers, but over wider bins they have one hill, which codes have not.
     """
     d = len(distinct)
     if _CODE.search(name):
@@ -268,8 +273,9 @@ def _is_code(name: str, distinct: Array, often: Array) -> bool:
     jumps = np.abs(np.diff(often)).sum() / (2 * often.sum())
     digits = np.log10(np.maximum(distinct.astype(float), 1)).astype(int)
     same_length = np.average(digits == np.median(digits), weights=often)
-    rounded = np.average(distinct % 10 == 0, weights=often)
-    return bool(jumps > 0.25 and same_length > 0.6 and rounded < 0.8)
+    coarse = np.histogram(distinct.astype(float), bins=20, weights=often)[0]
+    peaks = np.abs(np.diff(coarse, prepend=0, append=0)).sum() / (2 * coarse.max())  # 1 where there is one hill
+    return bool(jumps > 0.25 and same_length > 0.6 and peaks > 2)
 
 
 def _is_even(distinct: Array) -> bool:

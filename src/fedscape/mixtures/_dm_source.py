@@ -72,7 +72,7 @@ class Source(NamedTuple):
 def _coded(federation: Federation, column: str, classes: Sequence[str] | None) -> Federation:
     """The column as codes with names, unless it holds codes 0, 1, 2, ... or ready counts."""
     values, names = federation[column], federation.names.get(column)
-    if values.ndim != 1 or not len(values) or names == classes or (classes is None and names is not None):
+    if values.ndim != 1 or not len(values) or (names is not None and classes in (None, names)):
         return federation
     if classes is None:
         dense = values.dtype.kind in "iu" and values.min() == 0 and int(values.max()) < max(100, 4 * len(values))
