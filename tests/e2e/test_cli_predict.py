@@ -13,6 +13,7 @@ from shell import fedscape, ok, refused, started
 from fedscape import checkpoint, datasets, trained
 from fedscape.cli.checks import PERSONAL
 from fedscape.cli.temporal import TEMPORAL
+from fedscape.errors import FedscapeError
 from fedscape.learning.running import METHODS
 
 HEADER = "town,street,age,job,income,species"
@@ -124,14 +125,32 @@ def test_what_is_saved_judges_held_out_rows_as_training_did(method, runs, tables
 
 @pytest.mark.parametrize("method", PERSONAL)
 def test_new_clients_adapt_and_are_known_then(method, runs, tables, tmp_path):
-    run = runs(method)
-    about = json.loads(ok("adapt", run, tables[1], "--out", tmp_path / "more", "--json"))
-    assert about["method"] == method
-    assert about["clients"] == 8
+    new = datasets.read(tables[1], client="town,street")
+    adapted, about = trained.load(runs(method)).adapt(new)
+    assert (about["method"], about["clients"]) == (method, 8)
+    adapted.save(tmp_path / "more")
+    after = trained.load(tmp_path / "more").predict(new)
+    assert after.known.all()
+    np.testing.assert_array_equal(after.probabilities, adapted.predict(new).probabilities)
+    assert after.accuracy("species")[0] == pytest.approx(about["accuracy_after"])  # clients have as many rows each
+
+
+def test_adapt_writes_a_model_that_predict_reads(runs, tables, tmp_path):
+    about = json.loads(ok("adapt", runs("local"), tables[1], "--out", tmp_path / "more", "--json"))
     after = json.loads(ok("predict", tmp_path / "more", tables[1], "--json"))
-    assert after["rows_without_prediction"] == 0
-    assert (after["known_clients"], after["new_clients"]) == (8, 0)
-    assert after["accuracy"] == pytest.approx(about["accuracy_after"])  # clients have as many rows each
+    assert (after["known_clients"], after["new_clients"], after["rows_without_prediction"]) == (8, 0, 0)
+    assert after["accuracy"] == pytest.approx(about["accuracy_after"])
+
+
+def test_an_export_is_written_once(runs, tmp_path):
+    about = json.loads(
+        started("export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn", "--for", "01/1", "--json")
+    )
+    assert (about["method"], about["client"], about["networks"]) == ("ditto", "01/1", 1)
+    assert "pass --force" in refused(2, "export", runs("ditto"), tmp_path / "m.json", "--to", "sklearn")
+    said = refused(2, "export", runs("local"), tmp_path / "m.pt2", "--to", "torch")
+    assert "local has a model for each client alone: name one with --for" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedtkm"])
@@ -192,11 +211,12 @@ def test_a_table_that_does_not_fit_is_one_line(what, runs, tables, tmp_path):
 
 
 def test_gaps_are_filled_and_new_categories_count_as_none_and_both_are_said(runs, tmp_path):
-    (tmp_path / "odd.csv").write_text("\n".join([HEADER, "01,1,,cook,30000,ash", "01,1,31,baker,31000,elm"]) + "\n")
+    (tmp_path / "odd.csv").write_text("\n".join([HEADER, "01,1,,cook,1e300,ash", "01,1,31,baker,31000,elm"]) + "\n")
     done = fedscape("predict", runs("fedavg"), tmp_path / "odd.csv", "--json")
     assert done.returncode == 0, done.stderr
-    assert "1 missing values of 'age' are filled in" in done.stderr
-    assert "1 rows have a 'job' that the model does not know, such as 'baker': it counts as none" in done.stderr
+    assert "1 missing value of 'age' is filled in" in done.stderr
+    assert "1 missing value of 'income' is filled in" in done.stderr  # no model computes with 1e300
+    assert "1 row has a 'job' that the model does not know, such as 'baker': it counts as none" in done.stderr
     about = json.loads(done.stdout)
     assert about["labelled_rows"] == 2  # a class that the model does not know is never right
     said = refused(2, "adapt", runs("ditto"), tmp_path / "odd.csv")
@@ -238,10 +258,14 @@ def test_damaged_and_foreign_models_are_one_line(runs, tables, tmp_path):
         "kept": "is not for its 7 clients",
         "nothing": "cannot be read: No such file",
     }.items():
-        for command in (["predict"], ["adapt"]):
-            said = refused(2, *command, tmp_path / name, tables[1])
-            assert message in said, name
-            assert said.count("\n") == 1
+        with pytest.raises(FedscapeError) as error:
+            trained.load(tmp_path / name)
+        assert message in str(error.value), name
+        assert "\n" not in str(error.value)
+    for command in ("predict", "adapt"):
+        said = refused(2, command, tmp_path / "torn", tables[1])
+        assert "is torn or damaged" in said
+        assert said.count("\n") == 1
 
 
 def test_out_is_csv_or_parquet_and_is_not_written_over(runs, tables, tmp_path):
@@ -253,12 +277,12 @@ def test_out_is_csv_or_parquet_and_is_not_written_over(runs, tables, tmp_path):
     assert (tmp_path / "p.csv").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("fill", ["mean", "median"])
-def test_fills_from_data_are_refused_under_privacy_and_declared_ones_are_not(fill, tables):
-    call = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") :], "--epsilon", 50]
-    assert "which --epsilon does not cover: declare a number" in refused(2, "train", tables[0], *call, "--fill", fill)
-    ok("train", tables[0], *call, "--fill", 40)
-    ok("train", tables[0], *call, "--fill", "drop")
+def test_fills_from_data_are_refused_under_privacy_and_declared_ones_are_not(tables):
+    call = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") + 2 :], "--rounds", 1, "--epsilon", 50]
+    for fill in ("mean", "median"):
+        said = refused(2, "train", tables[0], *call, "--fill", fill)
+        assert f"--fill {fill} takes an exact {fill} of all rows, which --epsilon does not cover" in said
+    assert "epsilon" in json.loads(ok("train", tables[0], *call, "--fill", 40, "--json"))
 
 
 def test_dropped_rows_have_no_prediction(tables, tmp_path):
@@ -288,6 +312,9 @@ def test_pixels_in_columns_become_images(tmp_path):
     ok("train", tmp_path / "pixels.csv", *call, "--shape", "12,12", "--out", tmp_path / "run")
     ok("predict", tmp_path / "run", tmp_path / "pixels.csv", "--out", tmp_path / "p.csv")
     assert {row["prediction"] for row in rows_of(tmp_path / "p.csv")} <= {"5", "6"}
+    flat = [*call[:-5], "--model", "linear", *call[-3:], "--method", "fedgmm"]  # wide: Gaussians of a projection
+    ok("train", tmp_path / "pixels.csv", *flat, "--standardise", "--out", tmp_path / "wide")
+    assert json.loads(ok("predict", tmp_path / "wide", tmp_path / "pixels.csv", "--json"))["known_clients"] == 3
     said = refused(2, "train", tmp_path / "pixels.csv", *call, "--shape", "11,12")
     assert "shape must hold the 144 numbers of a row, 11,12 holds 132" in said
     assert "--shape must be whole numbers" in refused(2, "train", tmp_path / "pixels.csv", *call, "--shape", "big")

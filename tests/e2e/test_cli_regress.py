@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from shell import ok, refused, started
 
@@ -70,10 +72,20 @@ def test_a_kept_regression_predicts_in_another_process(tmp_path):
     assert "agree" not in shown
     assert "is there already: pass --force" in refused(2, "regress", *FLIGHTS, *kept)
     about = json.loads(started("predict", model, "flights-mini", "--out", predicted, "--json"))
-    assert {"predicted", "deviation"} <= {column["name"] for column in about["columns"]}
-    fed = datasets.read(str(predicted), client=None)
-    error = fed["arr_delay"] - fed["predicted"]
+    made = pq.read_table(predicted)
+    assert made.column_names == ["client", "row", "prediction", "deviation"]
+    fed = datasets.load("flights-mini")
+    error = fed["arr_delay"] - made["prediction"].to_numpy()
+    assert made["client"].to_pylist() == fed.ids[fed.client_of_row].tolist()
     assert 1 - error.var() / fed["arr_delay"].var() > 0.7
+    assert about["RMSE"] == pytest.approx(np.sqrt((error**2).mean()))
+    (tmp_path / "gap.csv").write_text("who,tailnum,dep_delay\nAA,N1,5\nAA,N1,\n")
+    about = json.loads(
+        ok("predict", model, tmp_path / "gap.csv", "--client", "who", "--out", tmp_path / "g.csv", "--json")
+    )
+    assert about["rows_without_prediction"] == 1
+    assert (tmp_path / "g.csv").read_text().splitlines()[2] == '"AA",1,,'
+    assert "--probabilities goes with classes" in refused(2, "predict", model, "flights-mini", "--probabilities")
     assert "cannot be read" in refused(2, "predict", tmp_path / "none.json", "flights-mini")
 
 

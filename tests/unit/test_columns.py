@@ -258,6 +258,16 @@ def test_dialects_are_found_and_said(tmp_path):
     assert read_table(tmp_path / "t.tsv.gz", client="who")[0]["länge"][:2].tolist() == [0.5, 3.5]
 
 
+def test_ids_beyond_64_bits_stay_apart(tmp_path):
+    lines = ["who,key,v,label"] + [f"c{i % 3},{10**25 + i},{'1e300' if i == 5 else i / 7},{i % 2}" for i in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    fed, reading = read_table(tmp_path / "t.csv", client="who", target="label")
+    assert len(set(fed.names["key"])) == 90
+    assert reading["key"].kind == "id"
+    assert fed["v"].dtype.kind == "f"  # 1e300 is a number, however large
+    assert reading.features == ("v",)
+
+
 def test_a_comma_in_quotes_and_semicolons_in_texts_leave_a_comma_file_alone(tmp_path):
     (tmp_path / "t.csv").write_text('who,v,text\n1,2.5,"a; b; c"\n1,3.5,"d, e; f"\n')
     assert find_dialect(tmp_path / "t.csv").separator == ","

@@ -17,7 +17,7 @@ from fedscape.cli.helping import mend
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
 from fedscape.cli.population import describe, fit, sample
-from fedscape.cli.predicting import predict
+from fedscape.cli.predicting import export, predict
 from fedscape.cli.privacy import privacy
 from fedscape.cli.regress import regress
 from fedscape.cli.show import flat, pairs, show
@@ -46,6 +46,7 @@ for command in (
     sweep,
     regress,
     predict,
+    export,
     simulate,
     fidelity,
     adapt,

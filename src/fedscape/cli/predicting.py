@@ -132,3 +132,19 @@ def _write(columns: dict[str, Any], out: Path) -> None:
 
 def _shown(about: dict[str, Any]) -> dict[str, Any]:
     return {name: short(value) for name, value in flat(about).items() if name != "remarks"}
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="The --out folder of 'fedscape train', or a file of 'adapt --out'.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    to: Annotated[str, typer.Option(help="torch (a .pt2 program), onnx, or sklearn (JSON).")],
+    whose: Annotated[str | None, typer.Option("--for", help="Whose model; by default what a new client gets.")] = None,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Write a saved model with its preprocessing for another program: torch, ONNX or scikit-learn."""
+    require("torch", extra="learn")
+    from fedscape.exporting import export as exported
+
+    free(out, force)
+    show(exported(model, out, to=to, client=whose), json_, lambda made: pairs("exported", _shown(made)))

@@ -55,11 +55,7 @@ def read_rows(
     if found[target].ndim != 1:
         return found, reading, lines
     known = ~missing_in(found, target)
-    left_out = int((~known).sum())
-    if left_out and known.any():
-        lines.append(f"{left_out:,} of {found.n_rows:,} rows have no {target!r} and are left out")
-        found = found.where(known)
-    return found, reading, lines
+    return (found if known.all() or not known.any() else found.where(known)), reading, lines
 
 
 def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:

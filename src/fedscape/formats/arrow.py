@@ -309,7 +309,7 @@ def check_type(name: str, kind: Any) -> None:
         elif is_list(inner) and holds_texts(inner):
             raise DataError(
                 f"column {name!r} has the Arrow type {kind}: make it one text a row, or leave it out with --ignore "
-                f"{name} (ignore=)"
+                "(ignore=)"
             )
         elif is_list(inner) or (pa.types.is_dictionary(inner) and not is_text(inner)):
             inner = inner.value_type
@@ -322,5 +322,5 @@ def check_type(name: str, kind: Any) -> None:
     hint = next((hint for word, hint in _HINTS.items() if word in str(inner)), "turn it into numbers or texts")
     raise DataError(
         f"column {name!r} has the Arrow type {kind}, which no column can hold: {hint}, or leave it out with --ignore "
-        f"{name} (ignore=)"
+        "(ignore=)"
     )

@@ -131,7 +131,7 @@ def read_columns(
                 f"--features are what is predicted from, and the target {name!r} is none of them: take it out"
             )
         if not made[name].use and made[name].kind not in ("id", "weight", "class"):
-            raise DataError(f"{made[name].line.partition(';')[0]}: it cannot be a feature")
+            raise DataError(f"{made[name].line.partition(';')[0]}: it cannot be a feature, take it out of --features")
     used = tuple(_usable(kind) if kind.name in features else kind for kind in columns)
     return replace(made, columns=used, findings=tuple(found), features=tuple(features))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fedscape.checks import as_array, plain_array
 from fedscape.errors import DataError
@@ -262,6 +263,9 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
             wanted = [*own, *(name for name in columns if name not in own)]
         table = table if wanted is None or not set(wanted) <= set(table.column_names) else table.select(wanted)
         texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+        if len(set(table.column_names)) == table.num_columns:
+            large = [field.name for field in table.schema if _is_large(table.column(field.name))]
+            texts += large
         if len(set(table.column_names)) < table.num_columns or not texts:
             return table
         # A second look at the texts, where "NA" is a text and only an empty cell without quotes is missing.
@@ -273,8 +277,21 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
             quoted_strings_can_be_null=False,
         )
         for name in texts:
-            table = table.set_column(table.schema.get_field_index(name), name, again.column(name))
+            if name not in large or _are_digits(again.column(name)):
+                table = table.set_column(table.schema.get_field_index(name), name, again.column(name))
         return table
+
+
+def _is_large(column: Any) -> bool:
+    """Whether numbers were read as float64 that may be whole numbers beyond 64 bits: ids, which it cannot hold."""
+    if not pa.types.is_float64(column.type):
+        return False
+    values = column.to_numpy()
+    return bool((np.abs(values[np.isfinite(values)]) >= 2.0**63).any())
+
+
+def _are_digits(column: Any) -> bool:
+    return bool(pc.all(pc.match_substring_regex(column, r"^\s*[-+]?\d+\s*$")).as_py())
 
 
 def _plain_ids(column: Any) -> Any:

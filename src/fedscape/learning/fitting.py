@@ -137,7 +137,7 @@ def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | 
         if not 0 < len(seen) <= MOST_CATEGORIES:
             what = f"{len(seen):,} different values" if len(seen) else "no value in any row"
             raise DataError(f"column {name!r} has {what}: that is no category, leave it out of the features")
-        return Feature(name, "category", seen)
+        return Feature(name, "category", seen, dtype="str" if is_text(rows, name) else values.dtype.name)
     shape = tuple(int(n) for n in values.shape[1:]) if kind == "array" else (1,)
     made = Feature(name, kind, shape=shape, dtype=values.dtype.name)
     if fill is None and not standardise:

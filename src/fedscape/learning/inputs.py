@@ -76,11 +76,13 @@ class Applied:
 
     def remarks(self) -> list[str]:
         """What was filled, not known and left out, a line each."""
-        made = [f"{n:,} missing values of {name!r} are filled in" for name, n in self.filled.items()]
+        made = []
+        for name, n in self.filled.items():
+            said = "1 missing value of {} is" if n == 1 else f"{n:,} missing values of {{}} are"
+            made.append(f"{said.format(repr(name))} filled in")
         for name, (n, first) in self.unseen.items():
-            made.append(
-                f"{n:,} rows have a {name!r} that the model does not know, such as {first!r}: it counts as none"
-            )
+            said = "1 row has" if n == 1 else f"{n:,} rows have"
+            made.append(f"{said} a {name!r} that the model does not know, such as {first!r}: it counts as none")
         left_out = int((~self.used).sum())
         if left_out:
             made.append(f"{left_out:,} of {len(self.used):,} rows lack a value and are left out")

@@ -54,20 +54,6 @@ def with_features(federation: Federation, names: Sequence[str]) -> Federation:
     return federation.with_column("x" if len(names) > 1 else names[0], made)
 
 
-def with_labels(federation: Federation, target: str) -> tuple[Federation, int]:
-    """The rows that have a label, and how many have none: a missing text, or an empty cell, is no class of its own.
-
-    >>> fed = Federation({"y": [0, -1, 1]}, [0, 2, 3], names={"y": ["ash", "oak"]})
-    >>> with_labels(fed, "y")
-    (Federation(2 clients, 2 rows, y int64), 1)
-    """
-    if target not in federation.names or federation[target].ndim != 1:
-        return federation, 0
-    known = federation[target] >= 0
-    left_out = int((~known).sum())
-    return (federation.where(known) if left_out else federation), left_out
-
-
 def held_out(federation: Federation, *, test: float, seed: int = 0) -> tuple[Federation, Federation]:
     """Rows to train on and rows to test on, inside each client; there must be some to test on.
 

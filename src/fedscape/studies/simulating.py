@@ -61,8 +61,8 @@ def _by_names(rows: Federation, column: str, known: Sequence[str] | None, overru
     if rows[column].ndim > 1:
         return rows
     coded, classes = with_classes(rows, column, overrules=overrules)
-    if classes is None or known is None or column in coded.names:
-        return coded
+    if classes is None or known is None or column in coded.names or not set(classes.names) <= set(known):
+        return coded  # codes 0, 1, ... without names are those of the population by number
     return coded.with_column(column, coded[column].astype(np.int32), names=classes.names)
 
 
