@@ -147,6 +147,8 @@ class Inputs:
         """The rows of a table as inputs; columns that are missing or of another kind are refused."""
         for each in self.features:
             _check_column(table, each)
+        if table.n_rows == 0:
+            raise DataError("the table has no rows, and a model needs some: name another file")
         filled: dict[str, int] = {}
         unseen: dict[str, tuple[int, str]] = {}
         used = np.ones(table.n_rows, dtype=bool)
