@@ -134,17 +134,29 @@ def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
 def declared_counts(federation: Federation, column: str | None, names: Sequence[str] | None) -> Array:
     """The counts [clients, C] of categories that were declared; rows of any other are left out.
 
-    Categories, bins or cells that follow from the rows would tell what rows there are.
+    Categories, bins or cells that follow from the rows would tell what rows there are. Names of numbers without names
+    are the numbers themselves where all are whole numbers ("1", "2"), else what the codes 0, 1, ... are called.
     """
     found = column or next((name for name in LABELS if name in federation), None)
     if found is not None and names is not None and federation[found].ndim == 1:
-        federation = federation.declare(found, names)
+        federation = _declared(federation, found, tuple(names))
     if found is None or not federation.is_declared(found):
         what = "there is no column of labels" if found is None else f"the categories of {found!r} follow from the rows"
         raise PrivacyError(f"{what}, and a private count needs declared ones: name them with names= (--names a,b,c)")
     number = federation.categories(found)
     valid = valid_categories(federation[found], number)
     return (federation if valid is None else federation.where(valid)).counts(found, number)
+
+
+def _declared(federation: Federation, column: str, names: tuple[str, ...]) -> Federation:
+    numbers = [int(name) for name in names if name.lstrip("-").isdigit()]
+    if column in federation.names or len(numbers) < len(names):
+        return federation.declare(column, names)
+    values = federation[column]
+    codes = np.full(len(values), -1, dtype=np.int32)
+    for code, number in enumerate(numbers):
+        codes[values == number] = code
+    return federation.with_column(column, codes, names=names)
 
 
 def census(

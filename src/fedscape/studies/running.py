@@ -26,7 +26,7 @@ from fedscape.studies import learn as learning
 from fedscape.studies.advise import DEVICE, advise
 from fedscape.studies.explain import watched
 from fedscape.studies.measure import measure
-from fedscape.studies.model import census, model
+from fedscape.studies.model import census, declared_counts, model
 from fedscape.studies.numbers import FEW, mean_interval, plain
 from fedscape.studies.prepare import Prepared, prepare
 from fedscape.studies.result import FORMAT, Study
@@ -101,6 +101,8 @@ def study(
         raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
+        called = names if names is not None or overrules is None else overrules.names
+        declared = declared_counts(federation, column, called)
     least = 1 if show_clients else FEW
     data = prepare(
         federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
@@ -113,7 +115,7 @@ def study(
     result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds}
     result["about"]["command"] = command
     # before the long work: a budget that does not allow it is known at once
-    counted = None if epsilon is None else census(data.counts, epsilon=epsilon, ledger=ledger)
+    counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
     with working("study", total=sum(_STAGES.values()), unit="%", progress=progress) as tell:
         stages = _Stages(tell)
         _fill(result, data, notes, stages, counted, show_clients)
