@@ -175,3 +175,22 @@ def test_a_private_count_of_a_study_is_one_of_declared_categories():
         counts = declared_counts(fed, None, NAMES).sum(axis=0)
         assert counts.tolist() == table(rare=False)["y"].value_counts()[NAMES].tolist()
     assert said[0] == said[1]
+
+
+def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(tmp_path):
+    """The file of a model would name a class, or a category of a feature, that one client alone has."""
+    from shell import ok, refused
+
+    rows = ["who,dose,ward,illness"]
+    rows += [f"{i % 12},{i % 7},{'ab'[i % 5 % 2]},{['flu', 'cold'][i % 3 % 2]}" for i in range(240)]
+    rows += ["11,3,b,rare-disease"]
+    table = tmp_path / "clinic.csv"
+    table.write_text("\n".join(rows) + "\n")
+    call = ["train", table, "--client", "who", "--column", "illness", "--rounds", 1, "--cohort", 4, "--model", "linear"]
+    private = [*call, "--epsilon", 8, "--delta", 1e-3, "--quiet"]
+    assert "the classes of 'illness' follow from the rows" in refused(2, *private, "--ignore", "ward")
+    assert "the categories of ward follow from the rows" in refused(2, *private, "--names", "flu,cold")
+    said = ok(*private, "--ignore", "ward", "--names", "flu,cold", "--out", tmp_path / "out", "--json")
+    everything = said.encode() + b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
+    assert b"rare-disease" not in everything
+    assert "--names goes with --epsilon" in refused(2, *call, "--names", "flu,cold")

@@ -14,6 +14,7 @@ from fedscape.cli.options import listed
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.kinds import Overrules
+from fedscape.formats.modelled import declare_classes
 from fedscape.formats.reading import Reading
 
 if TYPE_CHECKING:
@@ -56,6 +57,27 @@ def read_rows(
         return found, reading, lines
     known = ~missing_in(found, target)
     return (found if known.all() or not known.any() else found.where(known)), reading, lines
+
+
+def declared_rows(fed: Federation, reading: Reading, target: str, names: tuple[str, ...] | None) -> Federation:
+    """The rows of a private training: classes and categories that follow from the rows would tell of clients."""
+    from fedscape.learning.fitting import feature_kinds
+
+    if names is not None:
+        fed = declare_classes(fed, target, names)
+    if not fed.is_declared(target):
+        raise DataError(
+            f"the classes of {target!r} follow from the rows, and which there are --epsilon does not cover: name them "
+            "with --names a,b,c"
+        )
+    kinds = feature_kinds(reading)
+    learned = [name for name in reading.features if kinds[name] == "category" and not fed.is_declared(name)]
+    if learned:
+        raise DataError(
+            f"the categories of {', '.join(learned)} follow from the rows, and which there are --epsilon does not "
+            f"cover: leave them out with --ignore {','.join(learned)}"
+        )
+    return fed.where(fed[target] >= 0)
 
 
 def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ from fedscape.cli.rows import (
     Standardise,
     Target,
     Test,
+    declared_rows,
     network_of,
     read_rows,
     say_lines,
@@ -90,6 +91,12 @@ def train(
     numeric: Numeric = None,
     ignore: Ignore = None,
     keep: Keep = None,
+    names: Annotated[
+        str | None,
+        typer.Option(
+            help="With --epsilon: which classes there are, a list with commas or a file; others are left out."
+        ),
+    ] = None,
     test: Test = 0.2,
     schedule: Annotated[
         str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
@@ -133,6 +140,10 @@ def train(
     check_private(epsilon, delta, clip, standardise, fill)
     over = overrules(categorical, numeric, ignore, keep)
     fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
+    if epsilon is not None:
+        fed = declared_rows(fed, reading, target, overrules(names=names).names)
+    elif names is not None:
+        raise DataError("--names goes with --epsilon; without it the classes are those of the rows")
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)

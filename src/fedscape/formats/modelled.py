@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from fedscape.checks import Collected
 from fedscape.errors import DataError
 from fedscape.federation import Federation
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
@@ -89,7 +90,14 @@ def with_classes(
         return federation, made
     known = made.codes >= 0
     rows = federation if known.all() else federation.where(known)
-    return rows.with_column(column, made.codes[known].astype(np.int32), names=made.names), made
+    names = made.names if overrules is not None and overrules.names is not None else _as_known(federation, column, made)
+    return rows.with_column(column, made.codes[known].astype(np.int32), names=names), made
+
+
+def _as_known(federation: Federation, column: str, classes: Classes) -> tuple[str, ...]:
+    """The names of classes, marked as collected from the rows unless the column's own were declared."""
+    declared = column in federation.names and federation.is_declared(column)
+    return classes.names if declared else Collected(classes.names)
 
 
 def overruled(
@@ -101,7 +109,7 @@ def overruled(
     made = federation.select([name for name in federation.columns if name not in ignore]) if ignore else federation
     for name in categorical:
         classes = classes_of(made, name, overrules=said)
-        made = made.with_column(name, classes.codes, names=classes.names)
+        made = made.with_column(name, classes.codes, names=_as_known(made, name, classes))
     for name in numeric:
         kind_of(name, made[name], made.names.get(name), overrules=said)  # refuses what holds no number
         made = made.with_column(name, as_numbers(made[name], made.names.get(name)))
@@ -202,3 +210,22 @@ def _cut(numbers: Array, column: str, inner: Array | None = None) -> Classes:
         f"--categorical {column} takes every value as a class."
     )
     return Classes(np.where(known, place[codes], -1), tuple(labels[j] for j in used), True, remark)
+
+
+def declare_classes(federation: Federation, column: str, names: Sequence[str]) -> Federation:
+    """The same rows with the classes that someone names, whatever rows there are; rows of any other have the code -1.
+
+    Names of a column of texts are those texts. Of whole numbers they are the numbers themselves, where all names are
+    whole numbers, or else what the codes 0, 1, ... are called.
+
+    >>> declare_classes(Federation({"stars": [5, 1, 3]}, [0, 3]), "stars", ["1", "5"])["stars"].tolist()
+    [1, 0, -1]
+    """
+    numbers = [int(name) for name in names if name.lstrip("-").isdigit()]
+    if column in federation.names or len(numbers) < len(names):
+        return federation.declare(column, names)
+    values = federation[column]
+    codes = np.full(len(values), -1, dtype=np.int32)
+    for code, number in enumerate(numbers):
+        codes[values == number] = code
+    return federation.with_column(column, codes, names=tuple(names))

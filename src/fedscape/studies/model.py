@@ -14,6 +14,7 @@ from fedscape.engine import Engine, Local
 from fedscape.errors import DataError, PrivacyError
 from fedscape.federation import Federation
 from fedscape.formats.kinds import LABELS
+from fedscape.formats.modelled import declare_classes
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures._dm_rounds import Solver
 from fedscape.privacy.accounting import calibrate
@@ -134,29 +135,17 @@ def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
 def declared_counts(federation: Federation, column: str | None, names: Sequence[str] | None) -> Array:
     """The counts [clients, C] of categories that were declared; rows of any other are left out.
 
-    Categories, bins or cells that follow from the rows would tell what rows there are. Names of numbers without names
-    are the numbers themselves where all are whole numbers ("1", "2"), else what the codes 0, 1, ... are called.
+    Categories, bins or cells that follow from the rows would tell what rows there are.
     """
     found = column or next((name for name in LABELS if name in federation), None)
     if found is not None and names is not None and federation[found].ndim == 1:
-        federation = _declared(federation, found, tuple(names))
+        federation = declare_classes(federation, found, names)
     if found is None or not federation.is_declared(found):
         what = "there is no column of labels" if found is None else f"the categories of {found!r} follow from the rows"
         raise PrivacyError(f"{what}, and a private count needs declared ones: name them with names= (--names a,b,c)")
     number = federation.categories(found)
     valid = valid_categories(federation[found], number)
     return (federation if valid is None else federation.where(valid)).counts(found, number)
-
-
-def _declared(federation: Federation, column: str, names: tuple[str, ...]) -> Federation:
-    numbers = [int(name) for name in names if name.lstrip("-").isdigit()]
-    if column in federation.names or len(numbers) < len(names):
-        return federation.declare(column, names)
-    values = federation[column]
-    codes = np.full(len(values), -1, dtype=np.int32)
-    for code, number in enumerate(numbers):
-        codes[values == number] = code
-    return federation.with_column(column, codes, names=names)
 
 
 def census(
