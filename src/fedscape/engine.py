@@ -423,7 +423,11 @@ def emptied(clients: Federation) -> Federation:
 
 
 def nobody(federation: Federation, task: Task, sent: Arrays) -> Answer:
-    """The answer of an empty cohort: that of one client without rows, which keeps nothing."""
+    """The answer of an empty cohort: that of one client without rows, which keeps nothing; under a release, zeros.
+
+    What a client without rows sends need not be zero. Then one client more than none would take that away and add its
+    own, and move the sum further than the clip.
+    """
     columns = {name: values[:0] for name, values in federation.columns.items()}
     none = Federation(columns, [0, 0], names=federation.names)
     state = task.computation.prepare(sent)
@@ -431,6 +435,9 @@ def nobody(federation: Federation, task: Task, sent: Arrays) -> Answer:
         state = own_rows(state, np.array([-1]))
     answer = answer_of(task, state, none, slice(0, 1))
     answer.kept, answer.revealed = [], {name: [rows[0][:0]] for name, rows in answer.revealed.items()}
+    if task.release is not None:
+        answer.sent = {name: np.zeros_like(values) for name, values in answer.sent.items()}
+        answer.metrics = {name: np.zeros_like(values) for name, values in answer.metrics.items()}
     return answer
 
 
