@@ -18,6 +18,7 @@ import numpy as np
 from fedscape.errors import PrivacyError
 from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.noise import Stream, discrete_gaussian
+from fedscape.privacy.ranges import LENGTH, check_positive
 from fedscape.random import Array, HasKeys
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
@@ -28,6 +29,7 @@ _COUNT_STEPS = (
     2.0**16
 )  # grid steps in the noise on a count, which is whole: a coarser lattice costs more than is booked
 _LARGEST = 2.0**62  # grid steps of a client's sum of rows, which nothing else bounds
+_LONGEST = 1e150  # a longer row shrinks to nothing: the factor to the clip would have too few digits
 
 
 @dataclass
@@ -59,6 +61,7 @@ class Release:
     inside: float | None = None
 
     def __post_init__(self) -> None:
+        check_positive("clip", self.clip, LENGTH)  # a server may name any
         self.check_rows(self.row_bound)
         self._grids: dict[str, float] = {}
 
@@ -181,6 +184,7 @@ class Release:
                 length += np.abs(rows).sum(axis=1) / self._scale(name)
         if self.privacy.norm == 2:
             length = np.sqrt(length)
+        length[length > _LONGEST] = np.inf
         within = (length <= self.clip).astype(np.int64)
         if self.privacy.unit == "row":
             return None, within
