@@ -358,7 +358,7 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
     release.check_rows(computation.row_bound(state, release.privacy.norm, clients))
     if task.measure:
         measured, _ = _sheltered(
-            lambda some: (_checked(computation, computation.measure(state, some), some), {}),
+            lambda mine, some: (_checked(computation, computation.measure(mine, some), some), {}),
             computation,
             state,
             clients,
@@ -366,7 +366,7 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
         if task.measure_release is not None and measured:
             measured = task.measure_release.on_clients(measured, clients)
         metrics = _summed(measured)
-    sent, kept = _sheltered(lambda some: _step(computation, state, some, task.key), computation, state, clients)
+    sent, kept = _sheltered(lambda mine, some: _step(computation, mine, some, task.key), computation, state, clients)
     up = _bytes_each(sent)
     if sent:
         sent = release.on_clients(sent, clients)  # before anything is revealed
@@ -384,33 +384,40 @@ def _step(computation: Computation, state: Arrays, clients: Federation, key: Key
     return _checked(computation, result[0], clients), result[1]
 
 
-def _sheltered(
-    work: Callable[[Federation], tuple[Arrays, Kept]], computation: Computation, state: Arrays, clients: Federation
-) -> tuple[Arrays, Kept]:
+Work = Callable[[Arrays, Federation], tuple[Arrays, Kept]]
+
+
+def _sheltered(work: Work, computation: Computation, state: Arrays, clients: Federation) -> tuple[Arrays, Kept]:
     """What these clients send and keep, whatever is in their rows.
 
     Rows outside the computation's domain are left out. Where the work still fails, each client does it alone, and one
     that fails gives what a client without rows gives. An error that remains does not depend on rows.
     """
 
-    def attempt(some: Federation) -> tuple[Arrays, Kept]:
-        valid = computation.valid_rows(state, some)
-        return work(some if valid is None or valid.all() else some.where(valid))
+    def attempt(mine: Arrays, some: Federation) -> tuple[Arrays, Kept]:
+        valid = computation.valid_rows(mine, some)
+        return work(mine, some if valid is None or valid.all() else some.where(valid))
 
     with np.errstate(all="ignore"):  # a warning would tell
         try:
-            return attempt(clients)
+            return attempt(state, clients)
         except Exception:  # of whatever kind: it may depend on the rows
-            parts = [_attempt_alone(attempt, clients.borrow(slice(i, i + 1))) for i in range(len(clients))]
+            each = (slice(i, i + 1) for i in range(len(clients)))
+            parts = [_attempt_alone(attempt, _own_state(state, one), clients.borrow(one)) for one in each]
     sent = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
     return sent, joined([(1, as_ragged(part[1], 1)) for part in parts])
 
 
-def _attempt_alone(attempt: Callable[[Federation], tuple[Arrays, Kept]], client: Federation) -> tuple[Arrays, Kept]:
+def _attempt_alone(attempt: Work, state: Arrays, client: Federation) -> tuple[Arrays, Kept]:
     try:
-        return attempt(client)
+        return attempt(state, client)
     except Exception:
-        return attempt(emptied(client))
+        return attempt(state, emptied(client))
+
+
+def _own_state(state: Arrays, one: slice) -> Arrays:
+    """The state of a block as one of its clients gets it."""
+    return {name: values[one] if name.startswith("of_client.") else values for name, values in state.items()}
 
 
 def emptied(clients: Federation) -> Federation:

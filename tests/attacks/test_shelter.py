@@ -1,0 +1,36 @@
+"""A step that fails on some rows, in every way a step can be run: nothing of it is seen outside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedscape import Computation, Federation, Gaussian, rounds
+
+
+class Near(Computation):
+    """The distance of each client from a number of its own that the server sends; fails for large ones."""
+
+    reveals = ("x",)
+
+    def start(self, seed):
+        return {"of_client.ids": np.arange(4), "of_client.near": np.arange(4.0)[:, None], "x": np.zeros((0, 1))}
+
+    def step(self, state, clients, key):
+        sums = clients.segment_sum(clients["y"])[:, None]
+        if (sums > 100).any():
+            raise ValueError(f"a client earns {sums.max()}")
+        return {"x": sums - state["of_client.near"]}, {}
+
+    def update(self, state, total):
+        return {**state, "x": total["x"]}
+
+
+@pytest.mark.parametrize("value", [1.0, 1000.0])
+def test_a_client_that_fails_does_not_show_where_clients_have_a_state_of_their_own(value):
+    """The others took the step again with the rows of all of them, which failed with an error for all to see."""
+    fed = Federation({"y": np.array([1.0, value, 3.0, 2.0])}, np.arange(5))
+    privacy = Gaussian(clip=100.0, multiplier=1e-6, place="local", noise_seed=1)
+    done = next(rounds(Near(), fed, n_rounds=1, allow=("x",), privacy=privacy))
+    own = value - 1 if value < 100 else -1  # that of a client without rows
+    assert done.state["x"][:, 0] == pytest.approx([1, own, 1, -1], abs=0.01)
