@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -366,7 +366,13 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
         if task.measure_release is not None and measured:
             measured = task.measure_release.on_clients(measured, clients)
         metrics = _summed(measured)
-    sent, kept = _sheltered(lambda mine, some: _step(computation, mine, some, task.key), computation, state, clients)
+    sent, kept = _sheltered(
+        lambda mine, some: _step(computation, mine, some, task.key),
+        computation,
+        state,
+        clients,
+        by_row=release.privacy.unit == "row",
+    )
     up = _bytes_each(sent)
     if sent:
         sent = release.on_clients(sent, clients)  # before anything is revealed
@@ -387,11 +393,14 @@ def _step(computation: Computation, state: Arrays, clients: Federation, key: Key
 Work = Callable[[Arrays, Federation], tuple[Arrays, Kept]]
 
 
-def _sheltered(work: Work, computation: Computation, state: Arrays, clients: Federation) -> tuple[Arrays, Kept]:
+def _sheltered(
+    work: Work, computation: Computation, state: Arrays, clients: Federation, *, by_row: bool = False
+) -> tuple[Arrays, Kept]:
     """What these clients send and keep, whatever is in their rows.
 
     Rows outside the computation's domain are left out. Where the work still fails, each client does it alone, and one
-    that fails gives what a client without rows gives. An error that remains does not depend on rows.
+    that fails gives what a client without rows gives. An error that remains does not depend on rows. With `by_row` one
+    row is protected, which must not take the client's other rows with it: it is left out if it fails alone.
     """
 
     def attempt(mine: Arrays, some: Federation) -> tuple[Arrays, Kept]:
@@ -403,16 +412,27 @@ def _sheltered(work: Work, computation: Computation, state: Arrays, clients: Fed
             return attempt(state, clients)
         except Exception:  # of whatever kind: it may depend on the rows
             each = (slice(i, i + 1) for i in range(len(clients)))
-            parts = [_attempt_alone(attempt, _own_state(state, one), clients.borrow(one)) for one in each]
+            parts = [_attempt_alone(attempt, _own_state(state, one), clients.borrow(one), by_row) for one in each]
     sent = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
     return sent, joined([(1, as_ragged(part[1], 1)) for part in parts])
 
 
-def _attempt_alone(attempt: Work, state: Arrays, client: Federation) -> tuple[Arrays, Kept]:
-    try:
+def _attempt_alone(attempt: Work, state: Arrays, client: Federation, by_row: bool) -> tuple[Arrays, Kept]:
+    with suppress(Exception):
         return attempt(state, client)
-    except Exception:
-        return attempt(state, emptied(client))
+    if by_row:
+        passing = np.array([_passes(attempt, state, client, row) for row in range(client.n_rows)], dtype=bool)
+        with suppress(Exception):
+            return attempt(state, client.where(passing))
+    return attempt(state, emptied(client))
+
+
+def _passes(attempt: Work, state: Arrays, client: Federation, row: int) -> bool:
+    alone = client.where(np.arange(client.n_rows) == row)
+    with suppress(Exception):
+        attempt(state, alone)
+        return True
+    return False
 
 
 def _own_state(state: Arrays, one: slice) -> Arrays:

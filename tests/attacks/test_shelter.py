@@ -34,3 +34,32 @@ def test_a_client_that_fails_does_not_show_where_clients_have_a_state_of_their_o
     done = next(rounds(Near(), fed, n_rounds=1, allow=("x",), privacy=privacy))
     own = value - 1 if value < 100 else -1  # that of a client without rows
     assert done.state["x"][:, 0] == pytest.approx([1, own, 1, -1], abs=0.01)
+
+
+class Logarithms(Computation):
+    """A sum of logarithms, each of size one at most: infinite for a row of zero, an error for a negative one."""
+
+    def start(self, seed):
+        return {"sum": np.zeros(())}
+
+    def step(self, state, clients, key):
+        if (clients["y"] < 0).any():
+            raise ValueError("negative")
+        return {"sum": clients.segment_sum(np.minimum(np.log(clients["y"]), 1.0))}, {}
+
+    def update(self, state, total):
+        return {"sum": total["sum"]}
+
+    def row_bound(self, state, norm, clients=None):
+        return 1.0
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_row_that_fails_does_not_take_the_other_rows_of_its_client_with_it(value):
+    """One row more moved the sum by all 1,000 rows of its client, where the ledger counts one."""
+    privacy = Gaussian(clip=1.0, multiplier=1e-6, unit="row", noise_seed=1)
+    sums = []
+    for rows in (np.full(1000, 9.0), np.append(np.full(1000, 9.0), value)):
+        done = next(rounds(Logarithms(), Federation({"y": rows}, [0, len(rows)]), n_rounds=1, privacy=privacy))
+        sums.append(float(done.state["sum"]))
+    assert sums == pytest.approx([1000.0, 1000.0], abs=0.01)
