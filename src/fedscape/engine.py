@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -162,7 +163,7 @@ class Local:
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
         ]
         answer = Answer() if parts else nobody(self.federation, task, sent)
-        with one_library_thread():
+        with one_library_thread(), without_warnings(release):
             site = Site(self.federation, task, sent, known=self._known(cohort) if len(parts) == 1 else None)
             for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
                 answer.add(part)
@@ -230,6 +231,20 @@ def one_library_thread() -> AbstractContextManager[Any]:
     """Within it BLAS uses one thread: a block is the work of one thread, and the threads are ours."""
     found = _libraries(len(sys.modules))
     return nullcontext() if found is None else found.limit(limits=1)
+
+
+@contextmanager
+def without_warnings(release: Release | None) -> Iterator[None]:
+    """Within it nothing warns where there is a release: a warning may depend on rows, and where it goes is not known.
+
+    Filters are those of the process: enter it before blocks are handed to threads.
+    """
+    if release is None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def as_engine(data: Engine | Federation) -> Engine:

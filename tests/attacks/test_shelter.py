@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, rounds
+from fedscape import Computation, Federation, Gaussian, Local, rounds
 
 
 class Near(Computation):
@@ -63,3 +65,33 @@ def test_a_row_that_fails_does_not_take_the_other_rows_of_its_client_with_it(val
         done = next(rounds(Logarithms(), Federation({"y": rows}, [0, len(rows)]), n_rounds=1, privacy=privacy))
         sums.append(float(done.state["sum"]))
     assert sums == pytest.approx([1000.0, 1000.0], abs=0.01)
+
+
+class Warns(Computation):
+    """Warns of rows, as libraries do: of an empty mean, of a fit that did not converge."""
+
+    def start(self, seed):
+        return {"n": np.zeros(())}
+
+    def step(self, state, clients, key):
+        for value in clients["y"][clients["y"] > 100]:
+            warnings.warn(f"a row is {value}", stacklevel=1)
+        return {"n": clients.sizes}, {}
+
+    def measure(self, state, clients):
+        return self.step(state, clients, None)[0]
+
+    def update(self, state, total):
+        return {"n": total["n"]}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_warning_tells_of_a_row(threads):
+    fed, privacy = Federation({"y": np.arange(2000.0)}, np.arange(2001)), Gaussian(clip=1.0, multiplier=1e-3)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        done = next(rounds(Warns(), Local(fed, threads=threads), n_rounds=1, privacy=privacy, measure_privacy=privacy))
+        assert not said
+        next(rounds(Warns(), Local(fed, threads=threads), n_rounds=1))
+        assert said  # without a release they are told
+    assert done.state["n"] == pytest.approx(2000, abs=1)
