@@ -110,7 +110,8 @@ class Guard:
         if computation.reveals and self.privacy.place != "local":
             raise PrivacyError(f"{type(computation).__name__} reveals rows, which only place='local' protects")
         own = self.measure_privacy if measure else None
-        about = [repr(self.privacy), self.clip, repr(own), computation.digest(), index]
+        parts = self.engine.min_clients if self.privacy.place == "distributed" else 1  # it scales the noise
+        about = [repr(self.privacy), self.clip, repr(own), computation.digest(), index, parts]
         who = np.sort(self.engine.clients.keys[cohort])
         context = self._digest(json.dumps(about).encode(), digest_of(state), who.tobytes())
         bound = None
