@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -162,7 +163,7 @@ class Local:
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
         ]
         answer = Answer() if parts else nobody(self.federation, task, sent)
-        with one_library_thread():
+        with one_library_thread(), without_warnings(release):
             site = Site(self.federation, task, sent, known=self._known(cohort) if len(parts) == 1 else None)
             for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
                 answer.add(part)
@@ -232,6 +233,20 @@ def one_library_thread() -> AbstractContextManager[Any]:
     """Within it BLAS uses one thread: a block is the work of one thread, and the threads are ours."""
     found = _libraries(len(sys.modules))
     return nullcontext() if found is None else found.limit(limits=1)
+
+
+@contextmanager
+def without_warnings(release: Release | None) -> Iterator[None]:
+    """Within it nothing warns where there is a release: a warning may depend on rows, and where it goes is not known.
+
+    Filters are those of the process: enter it before blocks are handed to threads.
+    """
+    if release is None:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def as_engine(data: Engine | Federation) -> Engine:
@@ -360,7 +375,7 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
     release.check_rows(computation.row_bound(state, release.privacy.norm, clients))
     if task.measure:
         measured, _ = _sheltered(
-            lambda some: (_checked(computation, computation.measure(state, some), some), {}),
+            lambda mine, some: (_checked(computation, computation.measure(mine, some), some), {}),
             computation,
             state,
             clients,
@@ -368,7 +383,13 @@ def _private_answer(task: Task, release: Release, state: Arrays, clients: Federa
         if task.measure_release is not None and measured:
             measured = task.measure_release.on_clients(measured, clients)
         metrics = _summed(measured)
-    sent, kept = _sheltered(lambda some: _step(computation, state, some, task.key), computation, state, clients)
+    sent, kept = _sheltered(
+        lambda mine, some: _step(computation, mine, some, task.key),
+        computation,
+        state,
+        clients,
+        by_row=release.privacy.unit == "row",
+    )
     up = _bytes_each(sent)
     if sent:
         sent = release.on_clients(sent, clients)  # before anything is revealed
@@ -381,33 +402,54 @@ def _step(computation: Computation, state: Arrays, clients: Federation, key: Key
     return _checked(computation, sent, clients), kept
 
 
+Work = Callable[[Arrays, Federation], tuple[Arrays, Kept]]
+
+
 def _sheltered(
-    work: Callable[[Federation], tuple[Arrays, Kept]], computation: Computation, state: Arrays, clients: Federation
+    work: Work, computation: Computation, state: Arrays, clients: Federation, *, by_row: bool = False
 ) -> tuple[Arrays, Kept]:
     """What these clients send and keep, whatever is in their rows.
 
     Rows outside the computation's domain are left out. Where the work still fails, each client does it alone, and one
-    that fails gives what a client without rows gives. An error that remains does not depend on rows.
+    that fails gives what a client without rows gives. An error that remains does not depend on rows. With `by_row` one
+    row is protected, which must not take the client's other rows with it: it is left out if it fails alone.
     """
 
-    def attempt(some: Federation) -> tuple[Arrays, Kept]:
-        valid = computation.valid_rows(state, some)
-        return work(some if valid is None or valid.all() else some.where(valid))
+    def attempt(mine: Arrays, some: Federation) -> tuple[Arrays, Kept]:
+        valid = computation.valid_rows(mine, some)
+        return work(mine, some if valid is None or valid.all() else some.where(valid))
 
     with np.errstate(all="ignore"):  # a warning would tell
         try:
-            return attempt(clients)
+            return attempt(state, clients)
         except Exception:  # of whatever kind: it may depend on the rows
-            parts = [_attempt_alone(attempt, clients.borrow(slice(i, i + 1))) for i in range(len(clients))]
+            each = (slice(i, i + 1) for i in range(len(clients)))
+            parts = [_attempt_alone(attempt, _own_state(state, one), clients.borrow(one), by_row) for one in each]
     sent = {name: np.concatenate([part[0][name] for part in parts]) for name in parts[0][0]}
     return sent, joined([(1, as_ragged(part[1], 1)) for part in parts])
 
 
-def _attempt_alone(attempt: Callable[[Federation], tuple[Arrays, Kept]], client: Federation) -> tuple[Arrays, Kept]:
-    try:
-        return attempt(client)
-    except Exception:
-        return attempt(emptied(client))
+def _attempt_alone(attempt: Work, state: Arrays, client: Federation, by_row: bool) -> tuple[Arrays, Kept]:
+    with suppress(Exception):
+        return attempt(state, client)
+    if by_row:
+        passing = np.array([_passes(attempt, state, client, row) for row in range(client.n_rows)], dtype=bool)
+        with suppress(Exception):
+            return attempt(state, client.where(passing))
+    return attempt(state, emptied(client))
+
+
+def _passes(attempt: Work, state: Arrays, client: Federation, row: int) -> bool:
+    alone = client.where(np.arange(client.n_rows) == row)
+    with suppress(Exception):
+        attempt(state, alone)
+        return True
+    return False
+
+
+def _own_state(state: Arrays, one: slice) -> Arrays:
+    """The state of a block as one of its clients gets it."""
+    return {name: values[one] if name.startswith("of_client.") else values for name, values in state.items()}
 
 
 def emptied(clients: Federation) -> Federation:
@@ -420,7 +462,11 @@ def emptied(clients: Federation) -> Federation:
 
 
 def nobody(federation: Federation, task: Task, sent: Arrays) -> Answer:
-    """The answer of an empty cohort: that of one client without rows, which keeps nothing."""
+    """The answer of an empty cohort: that of one client without rows, which keeps nothing; under a release, zeros.
+
+    What a client without rows sends need not be zero. Then one client more than none would take that away and add its
+    own, and move the sum further than the clip.
+    """
     columns = {name: values[:0] for name, values in federation.columns.items()}
     none = Federation(columns, [0, 0], names=federation.names)
     state = task.computation.prepare(sent)
@@ -428,6 +474,9 @@ def nobody(federation: Federation, task: Task, sent: Arrays) -> Answer:
         state = own_rows(state, np.array([-1]))
     answer = answer_of(task, state, none, slice(0, 1))
     answer.kept, answer.revealed = [], {name: [rows[0][:0]] for name, rows in answer.revealed.items()}
+    if task.release is not None:
+        answer.sent = {name: np.zeros_like(values) for name, values in answer.sent.items()}
+        answer.metrics = {name: np.zeros_like(values) for name, values in answer.metrics.items()}
     return answer
 
 

@@ -170,7 +170,8 @@ class Estimator(Computation):
             before = r.state
         loop.close()
         made = list(self.history_)[begin:]
-        if needed and made and all(row["abandoned"] for row in made) and len(engine.clients.keys):
+        anyone = how.privacy is not None or len(engine.clients.keys)  # under privacy their number is a secret
+        if needed and made and all(row["abandoned"] for row in made) and anyone:
             raise TooFewClients(
                 f"too few clients reported in every round of {type(computation).__name__} "
                 f"(min_clients is {engine.min_clients}), so that nothing was counted: lower min_clients, or have more "

@@ -227,7 +227,7 @@ def test_the_server_takes_it_for_a_node_that_is_away_and_does_not_ask_again(tmp_
         return fed.take(np.arange(context.node_id - 1, 12, 3))
 
     grid = Counting(client_app(load, folder=lambda context: tmp_path / str(context.node_id)), [{}] * 3)
-    engine = Flower(grid, min_clients=2, poll=0.001, timeout=0.05, attempts=3)
+    engine = Flower(grid, min_clients=1, poll=0.001, timeout=0.05, attempts=3)
     broken[0], grid.asked = True, 0
     done = list(rounds(Histogram(3), engine, n_rounds=2, privacy=Gaussian(clip=3.0, multiplier=1.0)))
     assert [dict(r.faults) for r in done] == [{"missing": 1}] * 2

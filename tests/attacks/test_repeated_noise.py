@@ -98,3 +98,14 @@ def test_the_ledger_does_not_tell_who_took_part(tmp_path):
         next(rounds(Histogram(4), people(0), n_rounds=1, privacy=Gaussian(clip=1.0, multiplier=3.0), ledger=ledger))
         ledgers.append([line["digest"] for line in ledger.entries() if line["kind"] == "release"])
     assert ledgers[0] != ledgers[1]  # of the same computation, cohort, state and round, under two secrets
+
+
+def test_noise_in_other_parts_is_other_noise(tmp_path):
+    """The same draws at another scale are mostly the same noise: two releases, and no accountant expects them equal."""
+    privacy, ledger, equal = Gaussian(clip=1.0, multiplier=3.0, place="distributed"), Ledger(), 0
+    fed = Federation({"y": np.arange(6) % 4}, np.arange(7))
+    for i in range(20):
+        seen = [run(fed, tmp_path / str(i), ledger, privacy, Local(fed, min_clients=parts))[0] for parts in (5, 6)]
+        equal += seen[0] == seen[1]
+    assert equal == 0
+    assert releases(ledger) == 40

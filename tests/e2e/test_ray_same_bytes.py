@@ -95,7 +95,7 @@ def test_every_computation_gives_the_bytes_of_local(held, processes_used_again, 
     assert len(tried) >= 60
 
 
-@pytest.mark.parametrize("example", ["GaussianRounds-1", "GaussianRounds-3"])
+@pytest.mark.parametrize("example", ["gm-em-1", "gm-em-3"])
 def test_private_rounds_of_floats_give_the_bytes_of_local_and_so_does_what_clients_keep(
     held, processes_used_again, small_blocks, example
 ):

@@ -576,7 +576,7 @@ def test_another_set_of_reporters_gets_other_noise_and_another_entry(tmp_path):
     privacy = Gaussian(clip=3.0, multiplier=5.0, noise_seed=1)
     sums, digests = [], []
     for down in ((), (2,), (3,)):
-        engine = engine_of(fed, tmp_path / str(down), attempts=1)
+        engine = engine_of(fed, tmp_path / str(down), attempts=1, min_clients=1)
         engine.grid.down = set(down)
         ledger = Ledger()
         with rounds(Histogram(3), engine, n_rounds=1, privacy=privacy, ledger=ledger) as loop:
@@ -608,7 +608,7 @@ def test_a_grid_of_one_nodes_own_does_not_change_the_others(tmp_path):
 
 def test_a_sum_that_no_clipped_clients_can_have_is_left_out(tmp_path):
     grid = grid_with(with_counts(lambda v: v * 1000 + 2**60), at=0)
-    engine = engine_of(federation(), tmp_path, grid=grid)
+    engine = engine_of(federation(), tmp_path, grid=grid, min_clients=1)
     privacy = Gaussian(clip=3.0, multiplier=1.0)
     done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=privacy))
     assert dict(done.faults) == {"corrupt": 1}
@@ -801,7 +801,7 @@ def test_error_texts_carry_no_data(tmp_path):
 def test_a_node_writes_down_what_leaves_and_refuses_beyond_the_owners_budget(tmp_path):
     fed = federation()
     budget = Terms(epsilon=3.0, delta=1e-6)
-    engine = engine_of(fed, tmp_path, terms=budget, attempts=1)
+    engine = engine_of(fed, tmp_path, terms=budget, attempts=1, min_clients=1)
     privacy = Laplace(clip=5.0, epsilon=1.0)
     loop = rounds(Histogram(3), engine, n_rounds=4, privacy=privacy)
     assert [next(loop).abandoned for _ in range(3)] == [False] * 3

@@ -253,7 +253,7 @@ def spoiled(change):
 )
 def test_whatever_one_node_answers_the_run_goes_on(change, private, tmp_path):
     fed = nodes.federation()
-    engine = nodes.engine_of(fed, tmp_path, grid=spoiled(change))
+    engine = nodes.engine_of(fed, tmp_path, grid=spoiled(change), min_clients=1)
     privacy = Gaussian(clip=3.0, multiplier=1.0) if private else None
     done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=privacy))
     assert dict(done.faults) in ({"corrupt": 1}, {})
@@ -266,7 +266,7 @@ def test_whatever_one_node_answers_the_run_goes_on(change, private, tmp_path):
 
 def test_answers_under_a_release_are_whole_numbers_of_one_kind(tmp_path):
     grid = spoiled(lambda a, h: ({**a, "total/counts": np.abs(a["total/counts"]).astype(np.uint64)}, h))
-    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=grid)
+    engine = nodes.engine_of(nodes.federation(), tmp_path, grid=grid, min_clients=1)
     done = next(rounds(Histogram(3), engine, n_rounds=1, privacy=Gaussian(clip=3.0, multiplier=1.0)))
     assert dict(done.faults) == {"corrupt": 1}
 

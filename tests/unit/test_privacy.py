@@ -123,9 +123,10 @@ def test_laplace_noise_has_the_promised_size():
     assert abs(np.abs(draws).mean() / scale - 1) < 5 / np.sqrt(draws.size)
 
 
-def test_counts_stay_whole_numbers():
-    seen = Histogram(5).fit(people(), privacy=Gaussian(clip=1.0, multiplier=9.0, unit="row")).counts_
+def test_counts_of_rows_lie_on_a_lattice_that_is_fine_beside_the_noise():
+    seen = Histogram(5).fit(people(), privacy=Gaussian(clip=1.0, multiplier=9.0, unit="row")).counts_ * 2**13
     assert (seen == np.round(seen)).all()
+    assert (seen % 64).any()
 
 
 def test_counts_that_are_clipped_are_not_cut_to_zero():

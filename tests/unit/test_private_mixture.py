@@ -252,7 +252,7 @@ def test_parameters_are_valid_whatever_the_noise(noise, k, clients, sizes, seed)
     [
         Gaussian(clip=1.5, multiplier=2.0, place="local"),
         Gaussian(clip=1.5, multiplier=0.3, place="distributed"),
-        Laplace(clip=4.0, epsilon=1.0),
+        Laplace(clip=4.0, epsilon=1.0, count_share=0.5),  # of 50 clients 30 are counted but for one in 20,000
         Laplace(clip=4.0, epsilon=1.0, place="local"),
         Gaussian(clip=2.5, multiplier=0.3, unit="row"),
         Laplace(clip=30.0, epsilon=10.0, unit="row"),

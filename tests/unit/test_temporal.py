@@ -380,7 +380,7 @@ def test_controllers_find_the_quantile_that_a_steady_prior_asks_for(kind):
         total = {n: v.sum(axis=0) for n, v in method.look_back(state, x, offsets).items()}
         shares.append(total["near"][0] / total["near"].sum())
         follow = "factors" if kind is FedTKM else "thresholds"
-        state = {**state, follow: method.learn(state, total)[follow]}
+        state = {**state, follow: method.learn(state, total, Key(0))[follow]}
     assert np.mean(shares[-50:]) == pytest.approx(0.8, abs=0.03)
 
 
@@ -522,7 +522,7 @@ def test_a_mode_without_clients_does_not_follow_the_noise(kind, noise):
     for _ in range(100):
         total = {n: rng.normal(0, noise, (2, d)) for n in ("away", "first", "second")}
         total |= {n: np.array([50.0, 0.0]) + rng.normal(0, noise, 2) for n in ("near", "likely")}
-        state = {**state, **method.learn(state, {**total, "round": np.asarray(0)})}
+        state = {**state, **method.learn(state, total, Key(0))}
     assert np.linalg.norm(state[name][1] - before) < 3  # without noise=: 26 and more
     if kind is FedTEMBySums:
         assert state["variances"][1].min() > 0.1
@@ -533,10 +533,10 @@ def test_a_noisy_centre_moves_no_farther_than_the_centres_lie_apart():
     method = FedTKM(training(), None, weighting="equal", noise=1.0)
     state = {**method.modes(0), "centres": np.array([[0.0] * 4, [2.0, 0, 0, 0]])}
     total = {"near": np.array([5.0, 5.0]), "away": np.array([[50.0, 0, 0, 0], [0, 5.0, 0, 0]])}
-    moved = method.learn(state, total)["centres"] - state["centres"]
+    moved = method.learn(state, total, Key(0))["centres"] - state["centres"]
     np.testing.assert_allclose(moved, [[2.0, 0, 0, 0], [0, 1.0, 0, 0]])
     free = FedTKM(training(), None, weighting="equal")
-    np.testing.assert_allclose(free.learn(state, total)["centres"][0], [10.0, 0, 0, 0])
+    np.testing.assert_allclose(free.learn(state, total, Key(0))["centres"][0], [10.0, 0, 0, 0])
     for kind in (FedTKM, FedTEMBySums):
         with pytest.raises(DataError, match="rate and noise must be at least 0"):
             kind(training(), noise=-1.0)

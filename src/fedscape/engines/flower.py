@@ -151,7 +151,8 @@ class Flower:
         measure_release: Release | None = None,
     ) -> Reply:
         _wire.check_sendable(computation)
-        self._enough(len(cohort), key.round, {})
+        least = 1 if release is not None and release.counted else self.min_clients  # a secret number has no noise yet
+        self._enough(len(cohort), least, key.round, {})
         sent = broadcast(state)
         header = {
             "format": _wire.FORMAT,
@@ -181,7 +182,7 @@ class Flower:
         seen = {name: number for name, number in faults.items() if number}
         self._note_refusals(asked, key.round)
         reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
-        self._enough(len(reported), key.round, seen)
+        self._enough(len(reported), least, key.round, seen)
         reply = self._sum(there, reported, cohort, sent, seen, reveals, (release, measure_release))
         for one in there:
             if one.answer is not None and one.answer.keeps:
@@ -347,8 +348,8 @@ class Flower:
         up = max(answer.bytes_up for answer in answers)
         return Reply(total, metrics, len(reported), bytes_down(sent), up, absent, faults)
 
-    def _enough(self, number: int, index: int, faults: Mapping[str, int]) -> None:
-        if number < self.min_clients:
+    def _enough(self, number: int, least: int, index: int, faults: Mapping[str, int]) -> None:
+        if number < least:
             why = f" ({', '.join(f'{n} {name}' for name, n in faults.items())})" if faults else ""
             raise TooFewClients(
                 f"round {index}: {number} clients reported, min_clients is {self.min_clients}{why}", faults=faults

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedscape.computation import Arrays, Computation
-from fedscape.engine import Answer, Block, Site, Task, as_slice, in_order, on_host, one_library_thread
+from fedscape.engine import Answer, Block, Site, Task, as_slice, in_order, on_host, one_library_thread, without_warnings
 from fedscape.engines._memory import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.federation import Federation
@@ -128,7 +128,7 @@ class Shard:
     def run(self, part: Part, *lent: tuple[int, Kept]) -> tuple[Outcome | FedscapeError, list[Place]]:
         """Run sections of the cohort; clients at the end may be another shard's, who lent what they keep."""
         try:
-            with one_library_thread():
+            with one_library_thread(), without_warnings(self._site.task.release):
                 work = self._work(part, lent)
                 answers = list(in_order(work, part.sections, self._pool, self.threads))
         except FedscapeError as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedscape.computation import Computation, rounds
-from fedscape.errors import DataError
+from fedscape.errors import DataError, TooFewClients
 from fedscape.estimator import Fit
 from fedscape.history import History
 from fedscape.mixtures._dm_judge import Compare
@@ -126,6 +126,11 @@ def choose_components(
         )
     )
     work.history_.add(final)
+    if final.abandoned:
+        raise TooFewClients(
+            f"too few clients to compare {len(tried)} candidates on (min_clients is {held_out.engine.min_clients}): "
+            + (f"raise test={test:g}, or have more clients" if validation is None else "give more clients to validate")
+        )
     scores = final.state["log_likelihood"]
     leader = int(np.argmax(scores))
     behind, errors = scores[leader] - scores, final.state["errors"][leader]

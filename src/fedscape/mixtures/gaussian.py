@@ -183,7 +183,7 @@ class GaussianMixture(Estimator):
 
     def _first(self, engine: Engine, column: str, how: Fit, starts: int) -> GaussianRounds:
         """The rounds of EM from their first state; what is not given is drawn from the moments of all rows."""
-        k, d = self.n_components, self._features(engine, column)
+        k, d = self.n_components, self._features(engine, column, how)
         weights = np.full((starts, k), 1 / k) if self.weights_init is None else self._given_weights()[None]
         means = None if self.means_init is None else self._given_means(d)[None]
         covariances = None
@@ -227,10 +227,10 @@ class GaussianMixture(Estimator):
         state = self._run(one, engine, how.phase(".moments"), n_rounds=number, seed=self.seed, measure=0)
         return state["means"][0, 0], form.matrices(state["covariances"][0], 1, d)[0]
 
-    def _features(self, engine: Engine, column: str) -> int:
+    def _features(self, engine: Engine, column: str, how: Fit) -> int:
         clients = engine.clients
         if isinstance(clients, Federation):
-            if clients.n_rows == 0:
+            if clients.n_rows == 0 and how.privacy is None:  # under privacy their number is a secret
                 raise DataError("the clients must have rows to fit a mixture to, there are none")
             return int(np.prod(clients[column].shape[1:]))
         if self.means_init is not None:

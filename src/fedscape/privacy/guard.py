@@ -83,11 +83,7 @@ class Guard:
     @property
     def _released_on_clients(self) -> bool:
         """Whether noisy answers reach the server before it can write them down: they are entered before it asks."""
-        return self.privacy.place != "central" and self._remote
-
-    @property
-    def _remote(self) -> bool:
-        return bool(getattr(self.engine, "remote", False))
+        return self.privacy.place != "central" and bool(getattr(self.engine, "remote", False))
 
     def cohort_key(self, key: Key) -> Key:
         """Who takes part is drawn with the secret, not with the seed."""
@@ -114,7 +110,8 @@ class Guard:
         if computation.reveals and self.privacy.place != "local":
             raise PrivacyError(f"{type(computation).__name__} reveals rows, which only place='local' protects")
         own = self.measure_privacy if measure else None
-        about = [repr(self.privacy), self.clip, repr(own), computation.digest(), index]
+        parts = self.engine.min_clients if self.privacy.place == "distributed" else 1  # it scales the noise
+        about = [repr(self.privacy), self.clip, repr(own), computation.digest(), index, parts]
         who = np.sort(self.engine.clients.keys[cohort])
         context = self._digest(json.dumps(about).encode(), digest_of(state), who.tobytes())
         bound = None
@@ -166,8 +163,8 @@ class Guard:
         return Released(total, metrics, round(float(total["clients"])))
 
     def _too_few(self, opened: Opened, clients: float) -> bool:
-        """Whether to abandon the round; where the number is no secret, or clients are elsewhere, the engine did."""
-        return opened.sum.counted and not self._remote and clients < self.engine.min_clients
+        """Whether to abandon the round; where the number is no secret, the engine did."""
+        return opened.sum.counted and clients < self.engine.min_clients
 
     def _write(self, opened: Opened, digest: bytes) -> None:
         for mechanism in self._entries(opened.metrics is not None):

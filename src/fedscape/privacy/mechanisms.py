@@ -64,8 +64,9 @@ class AdaptiveClip:
         check_positive("multiplier", self.multiplier, NOISE)
 
     def next(self, clip: float, *, share: float) -> float:
-        """The clip of the next round, where this share of clients was within the last one."""
-        return float(clip * np.exp(-self.rate * (min(max(share, 0.0), 1.0) - self.quantile)))
+        """The clip of the next round, where this share of clients was within the last one; no clip is beyond LENGTH."""
+        step = np.clip(self.rate * (min(max(share, 0.0), 1.0) - self.quantile), -60, 60)  # from end to end
+        return float(np.clip(clip * np.exp(-step), *LENGTH))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ import numpy as np
 from fedscape.errors import PrivacyError
 from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.noise import Stream, discrete_gaussian
+from fedscape.privacy.ranges import LENGTH, check_positive
 from fedscape.random import Array, HasKeys
 from fedscape.sampling import All, Sampler
 
@@ -25,7 +26,11 @@ INSIDE = "privacy.inside"  # how many clients were within the clip, where the cl
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
 _STEPS = 2.0**32  # grid steps in a clip, at most: no sum of a billion clients overflows, so none is refused for it
 _ROW_STEPS = 2.0**38  # the same for sums of rows: cutting 2**18 numbers moves a sum by 2**-20 of the clip at most
+_COUNT_STEPS = (
+    2.0**16
+)  # grid steps in the noise on a count, which is whole: a coarser lattice costs more than is booked
 _LARGEST = 2.0**62  # grid steps of a client's sum of rows, which nothing else bounds
+_LONGEST = 1e150  # a longer row shrinks to nothing: the factor to the clip would have too few digits
 
 
 @dataclass
@@ -57,6 +62,7 @@ class Release:
     inside: float | None = None
 
     def __post_init__(self) -> None:
+        check_positive("clip", self.clip, LENGTH)  # a server may name any
         self.check_rows(self.row_bound)
         self._grids: dict[str, float] = {}
 
@@ -144,7 +150,9 @@ class Release:
             out[name] = cells * self._grids[name]
         out["clients"] = np.asarray(self._number_of_clients(reported))
         if INSIDE in total and isinstance(self.privacy.clip, AdaptiveClip):
-            noise = discrete_gaussian(self._stream("clip bit"), self.privacy.clip.multiplier, 1)[0]
+            spread = self.privacy.clip.multiplier
+            grid = _count_grid(spread)
+            noise = discrete_gaussian(self._stream("clip bit"), spread / grid, 1)[0] * grid
             self.inside = float(total[INSIDE] + noise) / max(float(out["clients"]), 1.0)
         return out
 
@@ -163,8 +171,9 @@ class Release:
         if not self.counted:
             return float(reported)
         part = self.privacy.count_share ** (1 / self.privacy.norm)  # of the sensitivity, in its norm
-        noise = self.privacy.draw(self._stream("clients"), self.privacy.spread() / part, 1)
-        return max(1.0, float(reported + noise[0]))
+        spread = self.privacy.spread() / part
+        grid = _count_grid(spread)
+        return max(1.0, float(reported + self.privacy.draw(self._stream("clients"), spread / grid, 1)[0] * grid))
 
     def _factors(self, flat: Arrays) -> tuple[Array | None, Array]:
         """By how much each row must shrink, and whether it was within the clip."""
@@ -176,6 +185,7 @@ class Release:
                 length += np.abs(rows).sum(axis=1) / self._scale(name)
         if self.privacy.norm == 2:
             length = np.sqrt(length)
+        length[length > _LONGEST] = np.inf
         within = (length <= self.clip).astype(np.int64)
         if self.privacy.unit == "row":
             return None, within
@@ -183,13 +193,13 @@ class Release:
         return np.where(within, 1.0, self.clip * (1 - 2.0**-40) / np.maximum(length, 1e-300)), within
 
     def _grid(self, name: str, whole: bool) -> float:
-        """A power of two, fine beside the noise; for counts that no clip shrinks one, unless the noise is below two."""
+        """A power of two, fine beside the noise; for counts that no clip shrinks, at most one."""
         spread = self.privacy.spread() * self.sensitivity * self._scale(name)
         if self.privacy.place == "distributed":
             spread /= np.sqrt(self.min_clients)
         cell = float(2.0 ** np.floor(np.log2(spread / 2)))
         if self.privacy.unit == "row":
-            return min(1.0, cell) if whole else float(2.0 ** np.floor(np.log2(self.clip / _ROW_STEPS)))
+            return _count_grid(spread) if whole else float(2.0 ** np.floor(np.log2(self.clip / _ROW_STEPS)))
         coarse = float(2.0 ** np.ceil(np.log2(self.clip * self._scale(name) / _STEPS)))
         return max(cell * 2 * _FINE, coarse)
 
@@ -208,6 +218,11 @@ class Release:
 
     def _stream(self, *purpose: str) -> Stream:
         return Stream(hmac.digest(self.key, json.dumps(purpose).encode(), "sha256"))
+
+
+def _count_grid(spread: float) -> float:
+    """A power of two on whose lattice whole numbers lie, and noise is as good as continuous."""
+    return float(min(1.0, 2.0 ** np.floor(np.log2(spread / _COUNT_STEPS))))
 
 
 def noise_sd(
