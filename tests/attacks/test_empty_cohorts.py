@@ -47,7 +47,7 @@ def test_an_empty_round_shows_no_client():
         def step(self, state, clients, key):
             return {"n": np.ones((len(clients), 1))}, {}
 
-        def update(self, state, total):
+        def update(self, state, total, key):
             return {"n": total["n"]}
 
     fed, privacy = Federation({"y": np.arange(6)}, np.arange(7)), Gaussian(clip=1.0, multiplier=1e-3, noise_seed=1)

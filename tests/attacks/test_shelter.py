@@ -24,7 +24,7 @@ class Near(Computation):
             raise ValueError(f"a client earns {sums.max()}")
         return {"x": sums - state["of_client.near"]}, {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {**state, "x": total["x"]}
 
 
@@ -49,7 +49,7 @@ class Logarithms(Computation):
             raise ValueError("negative")
         return {"sum": clients.segment_sum(np.minimum(np.log(clients["y"]), 1.0))}, {}
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"sum": total["sum"]}
 
     def row_bound(self, state, norm, clients=None):
@@ -81,7 +81,7 @@ class Warns(Computation):
     def measure(self, state, clients):
         return self.step(state, clients, None)[0]
 
-    def update(self, state, total):
+    def update(self, state, total, key):
         return {"n": total["n"]}
 
 
