@@ -26,8 +26,8 @@ from fedscape import (
     personal,
     rounds,
 )
-from fedscape.computation import frozen
-from fedscape.engine import broadcast
+from fedscape.core.computation import frozen
+from fedscape.core.engine import broadcast
 from fedscape.mixtures import Diagonal, Full
 from table import arguments, report
 

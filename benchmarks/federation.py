@@ -64,7 +64,7 @@ def make(folder: Path, n_rows: int, seed: int) -> dict[str, Any]:
 def load(folder: Path) -> dict[str, Any]:
     """from_parquet, then the sum of a column per client, to compare with pandas."""
     import fedscape.formats.parquet  # noqa: F401  (importing is not what is timed)
-    from fedscape.federation import Federation
+    from fedscape.core.federation import Federation
 
     begin = time.perf_counter()
     fed = Federation.from_parquet(folder / "rows.parquet", client="client")
@@ -81,7 +81,7 @@ def group(folder: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     import fedscape.formats.tables  # noqa: F401
-    from fedscape.federation import Federation
+    from fedscape.core.federation import Federation
 
     table = pq.read_table(folder / "rows.parquet")
     begin = time.perf_counter()
@@ -118,7 +118,7 @@ def pandas(folder: Path) -> dict[str, Any]:
 def take(folder: Path) -> dict[str, Any]:
     """1,000 clients of the saved folder, whose files were first put out of the system's cache."""
     import fedscape.formats.folder  # noqa: F401
-    from fedscape.federation import Federation
+    from fedscape.core.federation import Federation
 
     for file in (folder / "saved").iterdir():
         handle = os.open(file, os.O_RDONLY)

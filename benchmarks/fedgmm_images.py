@@ -32,14 +32,15 @@ from torch import nn
 
 from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedscape import Federation, FixedSize, GaussianMixture, Local, Moments, rounds
-from fedscape.computation import frozen
-from fedscape.engine import as_ragged
-from fedscape.learning import LocalSGD, cross_entropy, models, program
+from fedscape.core.computation import frozen
+from fedscape.core.engine import as_ragged
+from fedscape.core.random import Key
+from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.learning.fast import program
 from fedscape.learning.layers import Standardise, drawing
 from fedscape.learning.models import _Image as Image
 from fedscape.personal import FedGMM, LocalOnly, Personalised, with_embedding, with_projection
 from fedscape.personal.methods import METHODS
-from fedscape.random import Key
 from table import RESULTS, arguments, report
 
 SHAPES = {"femnist": (1, 28, 28), "cifar10": (3, 32, 32)}

@@ -20,10 +20,10 @@ import numpy as np
 
 from cells import Row, check_time, percent, read, run_cells
 from fedscape import Federation, FixedSize, Local, rounds
+from fedscape.core.arrays import segment_sum_twin
 from fedscape.learning import CosineDecay, LocalSGD, cross_entropy, models
 from fedscape.personal import LocalOnly, Personalised, make_fedgmm
 from fedscape.personal.methods import METHODS
-from fedscape.ragged import segment_sum_twin
 from table import RESULTS, arguments, half_width, report
 
 D, M = 32, 3

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from fedscape import Computation, FederatedKMeans, Federation, Flower, Histogram, Local, Moments, rounds
-from fedscape.engines import _wire
-from fedscape.engines.flower import LocalGrid, client_app
-from fedscape.mixtures._dm_private import Ascend, Differ, Outline, public_reach
-from fedscape.mixtures._dm_rounds import Maximise
-from fedscape.mixtures._gm_covariances import Full
-from fedscape.mixtures._gm_rounds import GaussianRounds
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.server import LocalGrid, client_app
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline, public_reach
+from fedscape.mixtures.gaussian.covariances import Full
+from fedscape.mixtures.gaussian.em import GaussianRounds
 from fedscape.sketches import DistributionSketch
 from table import arguments, report
 
@@ -88,8 +88,8 @@ class Counting(LocalGrid):
 
     def deliver(self, message: Any) -> list[Any]:
         replies = super().deliver(message)
-        Counting.bytes_down += len(_wire.disclose(message.content, 2**40))
-        Counting.bytes_up += len(_wire.disclose(replies[0].content, 2**40))
+        Counting.bytes_down += len(wire.disclose(message.content, 2**40))
+        Counting.bytes_up += len(wire.disclose(replies[0].content, 2**40))
         return replies
 
 
@@ -179,8 +179,8 @@ import fedscape.engines.flower
 times.append(time.process_time())
 import numpy as np
 from fedscape import Federation, Key, Local
-from fedscape.kernel import uncompiled
-from fedscape.mixtures._dm_rounds import Maximise
+from fedscape.core.kernel import uncompiled
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 times.append(time.process_time())
 fed = Federation({"y": np.arange(400) % 10}, np.arange(0, 401, 20))
 work = Maximise((3,), np.append(np.full(10, 16), 64))

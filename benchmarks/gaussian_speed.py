@@ -14,9 +14,9 @@ import numpy as np
 from sklearn.mixture import GaussianMixture as Central
 
 from fedscape import Federation, Key, Local
-from fedscape.computation import frozen
+from fedscape.core.computation import frozen
 from fedscape.mixtures import Full
-from fedscape.mixtures._gm_rounds import GaussianRounds
+from fedscape.mixtures.gaussian.em import GaussianRounds
 from mdm_speed import Peak, anonymous
 from table import arguments, report
 

@@ -13,10 +13,10 @@ import time
 import numpy as np
 
 from fedscape import Federation, Local, rounds
-from fedscape.mixtures._lcr_classes import classes_of, opened
-from fedscape.mixtures._lcr_kernels import triangle, unpacked
-from fedscape.mixtures._lcr_rounds import Assign
-from fedscape.mixtures._lcr_rows import Table, groups_of, sums_of
+from fedscape.mixtures.latent_class.classes import classes_of, opened
+from fedscape.mixtures.latent_class.kernels import triangle, unpacked
+from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.table import Table, groups_of, sums_of
 from table import arguments, report
 
 

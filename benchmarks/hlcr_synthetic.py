@@ -12,7 +12,7 @@ import numpy as np
 
 from fedscape import LatentClassRegression, Poisson
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_rounds import Assign
+from fedscape.mixtures.latent_class.rounds import Assign
 from table import arguments, report
 
 MODEL = {"alpha": 16.0, "beta": 4.0, "delta": 1.0, "intercept": False, "standardise": False}

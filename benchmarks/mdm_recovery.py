@@ -15,8 +15,8 @@ from scipy.optimize import linear_sum_assignment
 from fedscape import rounds
 from fedscape.datasets.generators.counts import TABLE_1, mdm_a2, mdm_table1
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
-from fedscape.mixtures._dm_rounds import Maximise
-from fedscape.mixtures._dm_start import Initialise, Survey, matched, with_broad
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.start import Initialise, Survey, matched, with_broad
 from table import RESULTS, arguments, report
 
 SHOWN = (1, 3, 10, 30, 100)

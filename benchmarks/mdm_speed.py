@@ -16,9 +16,9 @@ import numpy as np
 from scipy.special import gammaln, logsumexp, psi
 
 from fedscape import Federation, Key, Local
-from fedscape.computation import frozen
-from fedscape.mixtures._dm_rounds import Maximise
-from fedscape.mixtures._dm_start import Survey
+from fedscape.core.computation import frozen
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.start import Survey
 from table import arguments, report
 
 C, K, N = 62, 3, 500

@@ -35,6 +35,7 @@ import torch
 from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedgmm_images import two_convolutions
 from fedscape import Federation, GaussianMixture, Local, Moments, rounds
+from fedscape.core.arrays import segment_sum_twin
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.export import module_of
 from fedscape.personal import (
@@ -49,7 +50,6 @@ from fedscape.personal import (
     with_projection,
 )
 from fedscape.personal.methods import METHODS
-from fedscape.ragged import segment_sum_twin
 from table import RESULTS, arguments, report
 
 SCORES = ("log_prob_x", "typicality", "confidence")

@@ -15,16 +15,7 @@ from scipy import stats
 
 from fedscape import Federation, Key, MixtureOfDirichletMultinomials
 from fedscape.datasets.generators import dirichlet_multinomial
-from fedscape.simulate import (
-    ConditionallyIID,
-    Dirichlet,
-    FromMixture,
-    FullyIID,
-    Pathological,
-    Quantity,
-    Shards,
-    plan,
-)
+from fedscape.simulate import ConditionallyIID, Dirichlet, FromMixture, FullyIID, Pathological, Quantity, Shards, plan
 from table import arguments, report
 
 

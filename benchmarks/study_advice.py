@@ -12,7 +12,8 @@ import time
 import numpy as np
 
 from fedscape import Federation
-from fedscape.studies import learn, prepare
+from fedscape.studies import prepare
+from fedscape.studies import tournament as learn
 from fedscape.studies.advise import chosen, verdict
 from table import arguments, report
 

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from fedscape import datasets
-from fedscape.clustering import FederatedKMeans
-from fedscape.computation import Computation, rounds
-from fedscape.engine import Engine, Local
+from fedscape.core.computation import Computation, rounds
+from fedscape.core.engine import Engine, Local
+from fedscape.core.estimator import Estimator
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.core.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError, require
-from fedscape.estimator import Estimator
-from fedscape.federation import Federation
 from fedscape.privacy.accounting import calibrate
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
-from fedscape.random import Key
-from fedscape.sampling import All, FixedSize, Poisson, Sampler
-from fedscape.statistics import Histogram, Moments
+from fedscape.statistics.histogram import Histogram
+from fedscape.statistics.kmeans import FederatedKMeans
+from fedscape.statistics.moments import Moments
 
 if _TYPE_CHECKING:
     from fedscape import learning, mixtures, personal, simulate, sketches, temporal
-    from fedscape.engines.flower import Flower
-    from fedscape.engines.ray import Ray
+    from fedscape.engines.flower.server import Flower
+    from fedscape.engines.ray.engine import Ray
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,

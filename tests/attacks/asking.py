@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedscape import checkpoint
-from fedscape.engines import _wire
-from fedscape.engines._flwr import Message
-from fedscape.engines._node import log_entries
-from fedscape.engines.flower import LocalGrid, client_app
+from fedscape.core import checkpoint
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.library import Message
+from fedscape.engines.flower.node_store import log_entries
+from fedscape.engines.flower.server import LocalGrid, client_app
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.release import Release
 
@@ -23,15 +23,15 @@ class Asker:
         self.number += 1
         release = None if privacy is None else Release(privacy, privacy.clip, b"", False, 1, row_bound(privacy))
         about = {
-            "format": _wire.FORMAT,
+            "format": wire.FORMAT,
             "op": "run",
             "run": run,
             "number": self.number,
             "closed": -1,
-            "computation": _wire.described(computation),
+            "computation": wire.described(computation),
             "key": [0, self.number, "step"],
             "measure": False,
-            "release": _wire.release_written(release),
+            "release": wire.release_written(release),
             "measure_release": None,
             **header,
         }
@@ -41,12 +41,12 @@ class Asker:
         return self.send(checkpoint.pack(arrays, about))
 
     def send(self, blob):
-        order = _wire.Order(0, "0" * 16, self.number)
-        message = Message(_wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
+        order = wire.Order(0, "0" * 16, self.number)
+        message = Message(wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
         self.grid.push_messages([message])
-        self.bytes = _wire.disclose(self.grid.deliver(message)[0].content, 2**30)
-        arrays, about = _wire.read(self.bytes)
-        assert about.pop("request") == _wire.digest(blob)
+        self.bytes = wire.disclose(self.grid.deliver(message)[0].content, 2**30)
+        arrays, about = wire.read(self.bytes)
+        assert about.pop("request") == wire.digest(blob)
         return arrays, about
 
     @property

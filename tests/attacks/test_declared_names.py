@@ -12,7 +12,7 @@ import fedscape as fs
 from fedscape import Federation, Gaussian, Ledger, PrivacyError
 from fedscape.formats import from_csv, from_frame, from_huggingface, from_parquet, to_csv, to_parquet
 from fedscape.learning import cross_entropy
-from fedscape.studies.model import declared_counts
+from fedscape.studies.kinds import declared_counts
 
 RARE = "rare-disease"
 NAMES = ["cold", "flu", "ulcer"]

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Gaussian, Laplace, Local, Poisson, rounds
-from fedscape.engine import Task, broadcast, nobody
-from fedscape.mixtures._dm_private import Outline
+from fedscape.core.engine import Task, broadcast, nobody
+from fedscape.core.random import Key
+from fedscape.mixtures.dirichlet_multinomial.private import Outline
 from fedscape.privacy.release import Release
-from fedscape.random import Key
 
 CASES = [pytest.param(c, f, id=name) for name, c, f in found.examples() if not c.reveals]
 

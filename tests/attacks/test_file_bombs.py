@@ -18,7 +18,7 @@ import pytest
 from fedscape import DataError, MixtureOfDirichletMultinomials, datasets
 from fedscape.errors import CheckpointError
 from fedscape.formats.npz import read_npz
-from fedscape.mixtures._dm_files import _checksum
+from fedscape.mixtures.dirichlet_multinomial.files import _checksum
 
 MIB = 2**20
 

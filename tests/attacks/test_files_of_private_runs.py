@@ -23,10 +23,10 @@ from fedscape import (
     rounds,
     study,
 )
+from fedscape.core.history import History
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.engines._deploy_files import SERVER
-from fedscape.engines.flower import LocalGrid, Terms, client_app
-from fedscape.history import History
+from fedscape.deploy.files import SERVER
+from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.sketches import files as sketches
 from fedscape.studies import Study
 

@@ -13,8 +13,8 @@ import pytest
 from asking import Asker
 
 from fedscape import Computation, Federation, Flower, Gaussian, Histogram, rounds
-from fedscape.engines._node import FAILURES
-from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.engines.flower.node_store import FAILURES
+from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 
 STRICT = Terms(epsilon=0.01, unnoised=0, places=("local",))
 LOCAL = Gaussian(clip=1.0, multiplier=1e5, place="local")
@@ -158,7 +158,7 @@ def test_refusals_are_no_failures(tmp_path):
 
 def test_categories_that_only_some_nodes_have_do_not_show_in_the_rehearsal(tmp_path):
     """The rehearsal knows names and types of columns, not the texts that occur in them."""
-    from fedscape.engines._rehearsal import nobody_like
+    from fedscape.engines.flower.rehearsal import nobody_like
 
     here = Federation({"t": np.array(["Annabel", "b"])}, [0, 2], ids=["a"])
     empty = Federation({"t": np.array(["Annabel", "b"])}, [0, 2], ids=["a"]).where(np.array([False, False]))

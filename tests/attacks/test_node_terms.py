@@ -9,9 +9,9 @@ import pytest
 from asking import Asker
 
 from fedscape import DataError, Federation, Gaussian, Histogram, Laplace, Ledger, Moments
-from fedscape.engines import _terms
-from fedscape.engines._booking import groups_of, spent_in_all
-from fedscape.engines.flower import Terms
+from fedscape.engines.flower import terms as owner_terms
+from fedscape.engines.flower.booking import groups_of, spent_in_all
+from fedscape.engines.flower.server import Terms
 from fedscape.privacy.accounting import epsilon_of
 from fedscape.sketches import DistributionSketch
 from fedscape.sketches.distribution import ClientSketches
@@ -50,7 +50,7 @@ REFUSED = {
 def test_what_a_term_forbids_is_refused_and_logged(name, where, tmp_path):
     terms, work, privacy, text = REFUSED[name]
     if where == "the file":
-        _terms.write_terms(tmp_path, terms)
+        owner_terms.write_terms(tmp_path, terms)
     asked = node(tmp_path, None if where == "the file" else terms)
     state = {"counts": np.ones(3)} if name == "largest" else None
     assert text in asked.ask(work, state=state, privacy=privacy)[1]["refused"]
@@ -133,11 +133,11 @@ def test_each_group_gets_its_share_of_delta():
 
 
 def test_an_owner_may_change_a_budget(tmp_path):
-    _terms.write_terms(tmp_path, Terms(epsilon=0.15))
+    owner_terms.write_terms(tmp_path, Terms(epsilon=0.15))
     asked = node(tmp_path)
     assert ["refused" in asked.ask(Histogram(3), privacy=ROWS)[1] for _ in range(2)] == [False, True]
     assert "beyond the owner's epsilon = 0.15" in asked.log[-1]["why"]
-    _terms.write_terms(tmp_path, Terms(epsilon=0.25))
+    owner_terms.write_terms(tmp_path, Terms(epsilon=0.25))
     assert ["refused" in asked.ask(Histogram(3), privacy=ROWS)[1] for _ in range(2)] == [False, True]
 
 
@@ -145,7 +145,7 @@ def test_an_owner_may_change_a_budget(tmp_path):
 
 
 def test_an_app_can_only_be_stricter_than_the_owners_file(tmp_path):
-    _terms.write_terms(tmp_path, Terms(unnoised=0, places=("local",), columns=("y",)))
+    owner_terms.write_terms(tmp_path, Terms(unnoised=0, places=("local",), columns=("y",)))
     loose = node(tmp_path, Terms())
     assert "without noise" in loose.ask(Histogram(3))[1]["refused"]
     assert "on the column 'salary'" in loose.ask(Histogram(9, column="salary"), privacy=LOCAL)[1]["refused"]
@@ -159,14 +159,16 @@ def test_each_field_of_two_terms_is_the_stricter_one():
     one = Terms(epsilon=1.0, delta=1e-6, unnoised=3, parts=5, numbers=10, largest=2.0, units=("client",))
     two = Terms(total_epsilon=2.0, delta=1e-7, unnoised=1, parts=9, numbers=20, largest=1.0, computations=("moments",))
     for a, b in ((one, two), (two, one)):
-        both = _terms.stricter(a, b)
+        both = owner_terms.stricter(a, b)
         wanted = Terms(epsilon=1.0, total_epsilon=2.0, delta=1e-7, unnoised=1, parts=5, numbers=10, largest=1.0)
         assert (both.epsilon, both.total_epsilon, both.delta, both.unnoised) == (1.0, 2.0, 1e-7, 1)
         assert (both.parts, both.numbers, both.largest) == (wanted.parts, wanted.numbers, wanted.largest)
         assert (both.units, both.computations) == (("client",), ("moments",))
     many, few = Terms(computations=("histogram", "moments")), Terms(computations=("histogram",))
-    assert _terms.stricter(many, few).computations == _terms.stricter(few, many).computations == ("histogram",)
-    assert _terms.stricter(Terms(reveals=("a", "b")), Terms(reveals=("b",))).reveals == ("b",)
+    assert (
+        owner_terms.stricter(many, few).computations == owner_terms.stricter(few, many).computations == ("histogram",)
+    )
+    assert owner_terms.stricter(Terms(reveals=("a", "b")), Terms(reveals=("b",))).reveals == ("b",)
 
 
 def test_the_file_says_all_that_terms_say_and_is_the_owners_alone(tmp_path):
@@ -185,12 +187,12 @@ def test_the_file_says_all_that_terms_say_and_is_the_owners_alone(tmp_path):
         numbers=12,
         largest=1e300,
     )
-    path = _terms.write_terms(tmp_path / "new", terms)
-    assert _terms.read_terms(tmp_path / "new") == terms
+    path = owner_terms.write_terms(tmp_path / "new", terms)
+    assert owner_terms.read_terms(tmp_path / "new") == terms
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    _terms.write_terms(tmp_path / "new", Terms())
-    assert _terms.read_terms(tmp_path / "new") == Terms()
-    assert _terms.read_terms(tmp_path) is None
+    owner_terms.write_terms(tmp_path / "new", Terms())
+    assert owner_terms.read_terms(tmp_path / "new") == Terms()
+    assert owner_terms.read_terms(tmp_path) is None
 
 
 DAMAGED = {
@@ -222,7 +224,7 @@ def test_a_damaged_file_refuses_everything_and_the_log_says_why(text, tmp_path):
         )
     assert DAMAGED[text] in asked.log[-1]["terms"]
     with pytest.raises(DataError) as error:
-        _terms.read_terms(tmp_path)
+        owner_terms.read_terms(tmp_path)
     assert "\n" not in str(error.value)
 
 
@@ -234,7 +236,7 @@ def test_a_message_that_is_too_large_is_refused_as_itself(tmp_path):
 def test_a_node_may_demand_the_file(tmp_path):
     asked = node(tmp_path, Terms(), config={"terms": "required"})
     assert "for a node that has no terms.toml yet" in asked.ask(Histogram(3))[1]["refused"]
-    _terms.write_terms(tmp_path, Terms())
+    owner_terms.write_terms(tmp_path, Terms())
     assert "total/counts" in asked.ask(Histogram(3))[0]
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedscape import Federation, Gaussian, GaussianMixture, Histogram, Local, MixtureOfDirichletMultinomials, Poisson
-from fedscape.computation import rounds
+from fedscape.core.computation import rounds
+from fedscape.core.sampling import All, Side
 from fedscape.errors import TooFewClients
 from fedscape.mixtures import choose_components
-from fedscape.sampling import All, Side
 
 PRIVATE = Gaussian(clip=1.0, multiplier=1e3)
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Gaussian, Histogram, Key, PrivacyError, rounds
-from fedscape.computation import frozen
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import frozen
 from fedscape.errors import DataError
-from fedscape.mixtures._dm_private import Ascend, Differ, Outline
-from fedscape.mixtures._dm_rounds import Maximise
-from fedscape.ragged import offsets_of
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline
 
 SCALES = np.array([0.0, 1e-300, 1e-160, 1e-3, 1.0, 1e3, 1e160, 1e300])
 CLIENTS, GENERATIONS, POOL = 96, 5, 64

@@ -14,7 +14,7 @@ from fedscape import Computation, Estimator, Federation
 
 def computations() -> Iterator[type[Computation]]:
     for info in pkgutil.walk_packages(fedscape.__path__, "fedscape."):
-        if info.name.endswith(("__main__", "._gpu_kernels")):  # the latter can be imported where there is Triton only
+        if info.name.endswith(("__main__", ".fast.triton")):  # the latter can be imported where there is Triton only
             continue
         module = importlib.import_module(info.name)
         for _, found in inspect.getmembers(module, inspect.isclass):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
-from fedscape.computation import frozen
-from fedscape.engine import Reply, broadcast
-from fedscape.engines._wire import KNOWN
+from fedscape.core.computation import frozen
+from fedscape.core.engine import Reply, broadcast
+from fedscape.engines.flower.wire import KNOWN
 from fedscape.errors import TooFewClients
 from fedscape.privacy.release import Release
 

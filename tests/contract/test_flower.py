@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Flower, Gaussian, Local, rounds
-from fedscape.engines import _wire
-from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 
 CASES = {}
 for _name, _computation, _fed in found.examples():
@@ -23,7 +23,7 @@ NODES = 3
 
 
 def flower(computation: Computation, fed: Federation, folder: Path, **how) -> Flower:
-    known = not _wire.described(computation)["theirs"] and in_list(computation)
+    known = not wire.described(computation)["theirs"] and in_list(computation)
     app = client_app(
         lambda context: fed.take(np.arange(context.node_config["part"], len(fed), NODES)),
         folder=lambda context: folder / str(context.node_id),
@@ -34,7 +34,7 @@ def flower(computation: Computation, fed: Federation, folder: Path, **how) -> Fl
 
 
 def in_list(computation: Computation) -> bool:
-    return _wire.name_of(computation) in _wire.KNOWN
+    return wire.name_of(computation) in wire.KNOWN
 
 
 def assert_close(a: dict, b: dict) -> None:
@@ -74,6 +74,6 @@ def test_what_needs_no_code_is_on_the_list():
     loose = {
         type(c).__module__
         for _, c, _ in found.examples()
-        if not _wire.described(c)["theirs"] and not in_list(c) and "torch" not in type(c).__module__
+        if not wire.described(c)["theirs"] and not in_list(c) and "torch" not in type(c).__module__
     }
     assert not {module for module in loose if module.split(".")[1] not in ("learning", "personal", "temporal")}

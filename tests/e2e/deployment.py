@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedscape import Federation
-from fedscape.engines.deploy import init
+from fedscape.deploy.init import init
 
 
 def population(n: int = 60, seed: int = 0) -> Federation:

@@ -61,7 +61,7 @@ def answer(message: Message, context: Context) -> Message:
     if folder.name != "1" or header(message).get("op") != "run":
         return reply
     index = int(message.metadata.group_id)
-    blob = _wire.disclose(reply.content, 2**30)
+    blob = wire.disclose(reply.content, 2**30)
     (folder / f"{index}.reply").write_bytes(blob)
     first = not (folder / f"{index}.asked").exists()
     (folder / f"{index}.asked").touch()
@@ -83,15 +83,15 @@ def answer(message: Message, context: Context) -> Message:
         time.sleep(22)
     elif what == "lost" or (what == "lost once" and first):  # dead when it arrives: the SuperLink throws it away
         return Message(reply.content, reply_to=message, ttl=0.001)
-    return Message(_wire.enclose(blob), reply_to=message)
+    return Message(wire.enclose(blob), reply_to=message)
 
 
 def header(message):
-    return _wire.read(_wire.disclose(message.content, 2**30))[1]
+    return wire.read(wire.disclose(message.content, 2**30))[1]
 
 
 def changed(blob, change):
-    arrays, about = _wire.read(blob)
+    arrays, about = wire.read(blob)
     return checkpoint.pack({**arrays, "total/sum": change(arrays["total/sum"])}, about)
 
 

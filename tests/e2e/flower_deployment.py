@@ -13,7 +13,7 @@ import pytest
 from deployment import Deployment
 
 from fedscape import Ledger, MixtureOfDirichletMultinomials, datasets
-from fedscape.engines.deploy import _write_certificates, _write_keys, check
+from fedscape.deploy.init import _write_certificates, _write_keys, check
 
 
 @pytest.fixture(scope="module")

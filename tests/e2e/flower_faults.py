@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 from deployment import Deployment, until
 
-from fedscape import Federation, Local, checkpoint, rounds
-from fedscape.engines import deploy
-from fedscape.engines._deploy_node import change_terms
-from fedscape.random import Array
+from fedscape import Federation, Local, rounds
+from fedscape.core import checkpoint
+from fedscape.core.random import Array
+from fedscape.deploy import init as deploy
+from fedscape.deploy.node import change_terms
 
 WORK = """
 import numpy as np
 
 from fedscape import Computation
-from fedscape.ragged import Ragged
+from fedscape.core.arrays import Ragged
 
 
 class Remember(Computation):

@@ -9,8 +9,8 @@ import time
 import numpy as np
 
 from fedscape import Federation, Gaussian, Histogram, Ledger, Local, Poisson, rounds
-from fedscape.ragged import Ragged
-from fedscape.random import Key
+from fedscape.core.arrays import Ragged
+from fedscape.core.random import Key
 
 
 class Walk(Histogram):

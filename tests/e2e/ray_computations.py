@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedscape import Computation, DataError, Federation, FixedSize, Ray, rounds
-from fedscape.ragged import Ragged
+from fedscape.core.arrays import Ragged
 
 
 class Diary(Computation):

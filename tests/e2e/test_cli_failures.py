@@ -21,10 +21,10 @@ BROKEN = """
 import sys
 import tempfile
 tempfile.tempdir = {folder!r}
-import fedscape.description
+import fedscape.statistics.description
 def fail(*_, **__):
     {what}
-fedscape.description.describe = fail
+fedscape.statistics.description.describe = fail
 sys.argv = ["fedscape", {before}"describe", "acs-race"{after}]
 from fedscape.cli import main
 main()

@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from shell import fedscape, ok, refused, started
 
-from fedscape import checkpoint, datasets, trained
-from fedscape.cli.checks import PERSONAL
+from fedscape import datasets
 from fedscape.cli.temporal import TEMPORAL
+from fedscape.cli.validate import PERSONAL
+from fedscape.core import checkpoint
 from fedscape.errors import FedscapeError
-from fedscape.learning.running import METHODS
+from fedscape.learning.run import METHODS
+from fedscape.trained import model as trained
 
 HEADER = "town,street,age,job,income,species"
 

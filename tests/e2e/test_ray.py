@@ -18,8 +18,8 @@ import ray
 from ray_computations import Diary, digest, people
 
 from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
-from fedscape.engines import crew
-from fedscape.engines.cluster import Cluster, surroundings
+from fedscape.engines.ray import workers as crew
+from fedscape.engines.ray.cluster import Cluster, surroundings
 
 SCRIPT = Path(__file__).with_name("ray_computations.py")
 
@@ -240,9 +240,9 @@ def test_a_cluster_that_an_engine_has_started_is_not_the_one_that_runs_on_this_m
         cluster_resources=lambda: {"CPU": 4},
         exceptions=types.SimpleNamespace(RayError=RuntimeError),
     )
-    monkeypatch.setattr("fedscape.engines.cluster.require", lambda *_, **__: fake)
-    monkeypatch.setattr("fedscape.engines.cluster._ENGINES", {"users": 0, "ours": 0})
-    monkeypatch.setattr("fedscape.engines.cluster._JOINED", {})
+    monkeypatch.setattr("fedscape.engines.ray.cluster.require", lambda *_, **__: fake)
+    monkeypatch.setattr("fedscape.engines.ray.cluster._ENGINES", {"users": 0, "ours": 0})
+    monkeypatch.setattr("fedscape.engines.ray.cluster._JOINED", {})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of the test")
     first = Cluster(None, 1, 1, 0.0, None)

@@ -6,11 +6,11 @@ import computations as found
 import numpy as np
 import pytest
 
-import fedscape.engine
+import fedscape.core.engine
 from fedscape import FixedSize, Gaussian, Ray, rounds
-from fedscape.engines.cluster import Cluster
-from fedscape.engines.crew import Crew
-from fedscape.engines.shard import Shard
+from fedscape.engines.ray.cluster import Cluster
+from fedscape.engines.ray.shard import Shard
+from fedscape.engines.ray.workers import Crew
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def processes_used_again(monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Examples are small: five blocks or so, so that every shard has one, and some belong to two shards."""
-    cut = fedscape.engine.cut
+    cut = fedscape.core.engine.cut
     few = lambda sizes, clients, rows: cut(sizes, min(clients, max(2, len(sizes) // 5)), rows)  # noqa: E731
-    monkeypatch.setattr(fedscape.engine, "cut", few)
+    monkeypatch.setattr(fedscape.core.engine, "cut", few)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedscape.federation import Federation
+from fedscape.core.federation import Federation
 from fedscape.formats import (
     from_csv,
     from_frame,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedscape import FedEM, Federation, FedGMM, GaussianMixture
+from fedscape.core.kept import kept_rows
 from fedscape.datasets.generators import fedgmm_synthetic
-from fedscape.kept import kept_rows
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models
 from fedscape.personal import train
 

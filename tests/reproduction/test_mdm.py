@@ -8,7 +8,7 @@ import pytest
 from fedscape import Federation, datasets, rounds
 from fedscape.datasets.generators.counts import mdm_a2, mdm_table1
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
-from fedscape.mixtures._dm_rounds import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 
 
 def truth_as_mixture(truth, like):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedscape import Federation, Histogram, rounds
-from fedscape.checkpoint import read, replace_file, write
+from fedscape.core.checkpoint import read, replace_file, write
 from fedscape.errors import CheckpointError
 
 FUZZ = int(os.environ.get("FEDSCAPE_FUZZ", "500"))
@@ -136,7 +136,7 @@ def test_a_write_that_the_system_cuts_off_leaves_the_old_file(tmp_path):
     code = (
         "import resource, signal, sys, numpy as np\n"
         "from fedscape.errors import CheckpointError\n"
-        "from fedscape.checkpoint import write\n"
+        "from fedscape.core.checkpoint import write\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, {resource.RLIM_INFINITY}))\n"
         "try: write(sys.argv[1], {'x': np.zeros(1_000_000)}, {})\n"
@@ -162,7 +162,7 @@ def test_a_read_only_folder_is_said_in_one_line_and_nothing_is_left(tmp_path, mo
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(
-        "fedscape.checkpoint.tempfile.mkstemp", refuse
+        "fedscape.core.checkpoint.tempfile.mkstemp", refuse
     )  # root may write anywhere: the system's answer is made
     with pytest.raises(CheckpointError, match="cannot be written: Read-only file system; what was there is unchanged"):
         write(tmp_path / "c", {}, {})

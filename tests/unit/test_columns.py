@@ -12,11 +12,11 @@ import pytest
 import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.datasets import read_table
-from fedscape.description import describe
 from fedscape.formats.dialect import find_dialect
 from fedscape.formats.kinds import Overrules, kind_of
 from fedscape.formats.modelled import classes_of, with_same_classes
 from fedscape.formats.reading import Reading, encode, read_columns
+from fedscape.statistics.description import describe
 from fedscape.studies.prepare import prepare
 
 RNG = np.random.default_rng(0)

@@ -13,9 +13,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.learning import convolutions, folded, models, trails
+from fedscape.learning import models
+from fedscape.learning.fast import conv as convolutions
+from fedscape.learning.fast import folded
+from fedscape.learning.fast import lowrank as trails
+from fedscape.learning.fast.pooling import RectifiedPool
 from fedscape.learning.layers import trainable_copy
-from fedscape.learning.pooling import RectifiedPool
 
 CASES = [  # clients, batch, height, width, channels, out, kernel, padding
     (2, 3, 7, 6, 3, 5, (3, 3), (0, 0)),
@@ -162,7 +165,7 @@ def test_other_maxima_stay_torchs(layer):
 def test_the_kernels_give_what_the_plain_operation_gives():
     script = f"""
     import torch
-    from fedscape.learning import _gpu_kernels as kernels, convolutions, trails
+    from fedscape.learning import gpu_kernels as kernels, convolutions, trails
     for clients, batch, height, width, channels, out, kernel, padding in {CASES!r}:
         torch.manual_seed(0)
         x, weight = torch.randn(clients * batch, height, width, channels), torch.randn(clients, out, *kernel, channels)
@@ -207,8 +210,8 @@ def test_a_bias_that_is_one_for_all_clients_reaches_the_kernel_as_one_for_each(m
     class OnGpu(torch.Tensor):
         is_cuda = True
 
-    monkeypatch.setitem(sys.modules, "fedscape.learning._gpu_kernels", Kernels)
-    monkeypatch.setattr("fedscape.learning._gpu_kernels", Kernels, raising=False)
+    monkeypatch.setitem(sys.modules, "fedscape.learning.fast.triton", Kernels)
+    monkeypatch.setattr("fedscape.learning.fast.triton", Kernels, raising=False)
     x = torch.randn(2, 4, 5, 3).permute(0, 3, 1, 2).as_subclass(OnGpu)
     weight = torch.randn(2, 3, 3, 5, 1).transpose(3, 4)
     convolutions._convolve._init_fn(x, weight, torch.randn(3).expand(2, 3), 0, 0)

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedscape import datasets
+from fedscape.core.federation import Federation
 from fedscape.datasets.catalogue import CATALOGUE
 from fedscape.datasets.loading import EMBEDDED
 from fedscape.errors import DataError, MissingExtraError
-from fedscape.federation import Federation
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = os.environ.get("FEDSCAPE_DATA")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedscape import DataError, Federation, datasets
-from fedscape.description import describe, label_skew
+from fedscape.statistics.description import describe, label_skew
 
 
 def test_skew_of_real_data_is_what_was_measured_before():

@@ -12,15 +12,16 @@ from scipy.special import gammaln, logsumexp, polygamma, psi
 from scipy.stats import dirichlet_multinomial, multinomial
 
 from fedscape import DataError, Federation, FixedSize, Key, Local, NotFittedError, rounds
-from fedscape.computation import frozen
+from fedscape.core.computation import frozen
 from fedscape.errors import CheckpointError
-from fedscape.mixtures import MixtureOfDirichletMultinomials, SizeLaws, _dm_solvers, choose_components
-from fedscape.mixtures import _dm_kernels as kernels
-from fedscape.mixtures._dm_posterior import joint, shares_and_likelihood, tables_of
-from fedscape.mixtures._dm_rounds import Maximise
-from fedscape.mixtures._dm_solvers import Tail, maximise
-from fedscape.mixtures._dm_start import Initialise, Survey, matched
-from fedscape.mixtures._dm_tables import COUNTS, TOTALS, Cells, Points, Tables, edges, rising
+from fedscape.mixtures import MixtureOfDirichletMultinomials, SizeLaws, choose_components
+from fedscape.mixtures.dirichlet_multinomial import kernels as kernels
+from fedscape.mixtures.dirichlet_multinomial import solvers as _dm_solvers
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.likelihood import COUNTS, TOTALS, Cells, Points, Tables, edges, rising
+from fedscape.mixtures.dirichlet_multinomial.posterior import joint, shares_and_likelihood, tables_of
+from fedscape.mixtures.dirichlet_multinomial.solvers import Tail, maximise
+from fedscape.mixtures.dirichlet_multinomial.start import Initialise, Survey, matched
 
 ALPHA = np.array([[0.3, 1.5, 0.7, 2.0], [6.0, 0.5, 3.0, 0.5], [0.05, 0.1, 0.2, 0.1]])
 TAU = np.array([0.5, 0.3, 0.2])

@@ -10,14 +10,14 @@ import sys
 import numpy as np
 import pytest
 
-import fedscape.engine
+import fedscape.core.engine
 from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Key, Local
-from fedscape.engine import Site, Task, sections
-from fedscape.engines.ray import Ray, _bounds
-from fedscape.engines.shard import Broadcast, Outcome, Part, Shard, Source, seal_of, software
+from fedscape.core.arrays import Ragged
+from fedscape.core.engine import Site, Task, sections
+from fedscape.engines.ray.engine import Ray, _bounds
+from fedscape.engines.ray.shard import Broadcast, Outcome, Part, Shard, Source, seal_of, software
 from fedscape.formats import to_parquet
 from fedscape.privacy.release import Release
-from fedscape.ragged import Ragged
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ class Add(Computation):
 
 
 def test_sections_give_the_same_bytes_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(fedscape.engine, "SECTIONS", 5)
+    monkeypatch.setattr(fedscape.core.engine, "SECTIONS", 5)
     values = np.random.default_rng(0).normal(size=(60, 8))
     fed = Federation({"x": values}, np.arange(61))
     blocks = values.reshape(5, 6, 2, 8).sum(axis=2)  # five sections of six blocks of two clients
@@ -131,7 +131,7 @@ def test_grids_come_back_and_the_key_of_central_noise_never_leaves(saved):
     here = Release(Gaussian(clip=2.0, multiplier=1.0), 2.0, b"secret", True, 1)
     site = Site(fed, Task(Histogram(3), Key(0), False, here, None), {})
     order = np.argsort(fed.ids)
-    expected = here.on_total(site.run([fedscape.engine.Block(order, order)], lambda _: {}).sent, 20)
+    expected = here.on_total(site.run([fedscape.core.engine.Block(order, order)], lambda _: {}).sent, 20)
     assert release.on_total(outcome.answers[0].sent, 20)["counts"].tolist() == expected["counts"].tolist()
 
 

@@ -12,11 +12,11 @@ import torch
 
 from fedscape import DataError, Federation
 from fedscape.errors import MissingExtraError
-from fedscape.exporting import Program, columns_for, export, networks_of, to_sklearn
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.fitting import learn_inputs
 from fedscape.personal import train
-from fedscape.trained import load, trained
+from fedscape.trained.export import Program, columns_for, export, networks_of, to_sklearn
+from fedscape.trained.model import load, trained
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedscape import DataError, Federation
-from fedscape.ragged import Ragged, group_rows, segment_count, segment_count_twin, segment_sum, segment_sum_twin
+from fedscape.core.arrays import Ragged, group_rows, segment_count, segment_count_twin, segment_sum, segment_sum_twin
 
 
 def random_federation(seed: int = 0, n: int = 40) -> Federation:

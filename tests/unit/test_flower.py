@@ -36,16 +36,16 @@ from fedscape import (
     MixtureOfDirichletMultinomials,
     Moments,
     Poisson,
-    checkpoint,
     rounds,
 )
-from fedscape.computation import Computation
-from fedscape.engine import sum_type
-from fedscape.engines import _wire
-from fedscape.engines._flwr import Message, RecordDict
-from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.core import checkpoint
+from fedscape.core.computation import Computation
+from fedscape.core.engine import sum_type
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.library import Message, RecordDict
+from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.errors import CheckpointError, TooFewClients
-from fedscape.mixtures._dm_private import Differ
+from fedscape.mixtures.dirichlet_multinomial.private import Differ
 from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.privacy.release import Release
 from fedscape.sketches import DistributionSketch
@@ -75,15 +75,15 @@ class Faulty(LocalGrid):
 
 
 def _header(message):
-    return _wire.read(_wire.disclose(message.content, 2**30))[1]
+    return wire.read(wire.disclose(message.content, 2**30))[1]
 
 
 def answered(message, blob: bytes):
-    return Message(_wire.enclose(blob), reply_to=message)
+    return Message(wire.enclose(blob), reply_to=message)
 
 
 def changed(reply, message, change):
-    arrays, header = _wire.read(_wire.disclose(reply.content, 2**30))
+    arrays, header = wire.read(wire.disclose(reply.content, 2**30))
     return answered(message, checkpoint.pack(*change(arrays, header)))
 
 
@@ -105,7 +105,7 @@ FAULTS = {
     "random bytes": ("corrupt", lambda grid, message, reply: [answered(message, os.urandom(500))]),
     "damaged bytes": (
         "corrupt",
-        lambda grid, message, reply: [answered(message, _wire.disclose(reply.content, 2**30)[:-40] + bytes(40))],
+        lambda grid, message, reply: [answered(message, wire.disclose(reply.content, 2**30)[:-40] + bytes(40))],
     ),
     "no content of ours": ("corrupt", lambda grid, message, reply: [Message(RecordDict({}), reply_to=message)]),
     "last round's reply": (
@@ -226,7 +226,7 @@ def test_a_node_of_one_client_sends_numbers_in_their_own_type_and_one_of_several
     class Seen(LocalGrid):
         def deliver(self, message):
             replies = super().deliver(message)
-            arrays, header = _wire.read(_wire.disclose(replies[0].content, 2**30))
+            arrays, header = wire.read(wire.disclose(replies[0].content, 2**30))
             if "clients" in header:
                 sent[header["clients"]] = {n: v.dtype for n, v in arrays.items()}
             return replies
@@ -414,7 +414,7 @@ def test_asking_twice_gives_the_same_reply_from_the_disk(tmp_path):
     class Spy(LocalGrid):
         def deliver(self, message):
             replies = [super(Spy, self).deliver(message)[0] for _ in range(2)]
-            seen.append([_wire.disclose(r.content, 2**30) for r in replies])
+            seen.append([wire.disclose(r.content, 2**30) for r in replies])
             return replies[:1]
 
     list(rounds(Remember(), Flower(Spy(app, [{}]), min_clients=2, poll=0.001), n_rounds=3))
@@ -438,7 +438,7 @@ def test_a_request_that_was_under_way_too_long_undoes_nothing(tmp_path):
     loop = rounds(Remember(), engine, n_rounds=5)
     for _ in range(4):
         next(loop)
-    stale = _wire.read(_wire.disclose(LocalGrid.deliver(grid, first[0])[0].content, 2**30))[1]
+    stale = wire.read(wire.disclose(LocalGrid.deliver(grid, first[0])[0].content, 2**30))[1]
     assert "older than one that was answered before" in stale["refused"]
     assert next(loop).state["past"] == pytest.approx(
         float([r.state["past"] for r in rounds(Remember(), fed, n_rounds=5)][-1])
@@ -480,7 +480,7 @@ def test_a_request_of_a_server_that_was_replaced_undoes_nothing(tmp_path):
     old, loop = sent[-1], server(resume=path)
     for _ in range(3):
         next(loop)
-    stale = _wire.read(_wire.disclose(LocalGrid.deliver(loop.engine.grid, old)[0].content, 2**30))[1]
+    stale = wire.read(wire.disclose(LocalGrid.deliver(loop.engine.grid, old)[0].content, 2**30))[1]
     assert "older than one that was answered before" in stale["refused"]
     assert float(next(loop).state["past"]) == pytest.approx(float(whole), rel=1e-12)
 
@@ -556,7 +556,7 @@ def test_rows_are_protected_where_they_are(tmp_path):
     privacy = Laplace(clip=1.0, epsilon=1.0, unit="row")
     there = Histogram(3).fit(engine_of(fed, tmp_path), privacy=privacy)
     assert np.abs(there.counts_ - fed.counts("y", 3).sum(axis=0)).max() < 40
-    lower = _wire.release_written(Release(privacy, 1.0, b"", False, 2, 1.0))
+    lower = wire.release_written(Release(privacy, 1.0, b"", False, 2, 1.0))
     lower["privacy"]["clip"] = lower["clip"] = 0.5  # a server that claims a row moves the sums by less than it does
     said = ask(tmp_path / "2", computation=Histogram(3), release=lower)
     assert "not a release this node can make" in said
@@ -624,13 +624,13 @@ def ask(tmp_path, *, terms=None, own=(), change=None, state=None, computation=No
 
     class Changed(LocalGrid):
         def deliver(self, message):
-            arrays, about = _wire.read(_wire.disclose(message.content, 2**30))
+            arrays, about = wire.read(wire.disclose(message.content, 2**30))
             if about["op"] == "run":
                 new = change(arrays, {**about, **header}) if change else (arrays, {**about, **header})
                 blob = checkpoint.pack(*new)
-                message.content = _wire.enclose(blob, _wire.order_of(message.content))
+                message.content = wire.enclose(blob, wire.order_of(message.content))
                 reply = super().deliver(message)[0]
-                said.append(_wire.read(_wire.disclose(reply.content, 2**30))[1].get("refused"))
+                said.append(wire.read(wire.disclose(reply.content, 2**30))[1].get("refused"))
                 return [reply]
             return super().deliver(message)
 
@@ -679,7 +679,7 @@ def test_what_the_server_sends_is_checked_before_any_work(tmp_path):
 
 
 def test_a_state_of_wrong_shape_or_that_lacks_an_array_is_found_before_any_row_is_read(tmp_path):
-    from fedscape.mixtures._dm_rounds import Maximise
+    from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 
     work = Maximise((2,), np.array([8, 8, 8, 32]))
     good = work.start(0)
@@ -755,7 +755,7 @@ def test_where_and_how_fast_a_node_trains_is_its_own():
     from fedscape.learning import LocalSGD
 
     own = trained(strategy="sequential", lr=0.05)
-    assert _wire.rebuilt(_wire.described(trained()), (trained(lr=0.1), own)) is own
+    assert wire.rebuilt(wire.described(trained()), (trained(lr=0.1), own)) is own
     apart = set(own.local.settings()) ^ {f.name for f in fields(LocalSGD) if f.init}
     assert apart == {"parameters", "strategy", "precision", "device"}
 
@@ -833,7 +833,7 @@ import sys
 import numpy as np
 from fedscape import Federation, Flower, rounds
 from fedscape.engines.flower import LocalGrid, client_app
-from fedscape.mixtures._dm_rounds import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 fed = Federation({{"y": np.arange(40) % 3}}, np.arange(0, 41, 4))
 engine = Flower(LocalGrid(client_app(lambda context: fed, folder={str(tmp_path)!r}), [{{}}]), poll=0.001)
 work = Maximise((2,), np.array([8, 8, 8, 32]))
@@ -851,17 +851,15 @@ def test_random_bytes_and_changed_bytes_never_break_a_node(tmp_path):
     rng = np.random.default_rng(0)
     work = Histogram(3)
     about = {
-        "format": _wire.FORMAT,
+        "format": wire.FORMAT,
         "op": "run",
         "run": "0" * 32,
         "number": 0,
         "closed": -1,
-        "computation": _wire.described(work),
+        "computation": wire.described(work),
         "key": [0, 0, "step"],
         "measure": False,
-        "release": _wire.release_written(
-            Release(Gaussian(clip=1.0, multiplier=1.0, place="local"), 1.0, b"", False, 1)
-        ),
+        "release": wire.release_written(Release(Gaussian(clip=1.0, multiplier=1.0, place="local"), 1.0, b"", False, 1)),
         "measure_release": None,
     }
     good = checkpoint.pack({"state/counts": work.start(0)["counts"], "cohort": np.array(["c00"])}, about)
@@ -874,12 +872,12 @@ def test_random_bytes_and_changed_bytes_never_break_a_node(tmp_path):
             digit = 48 <= body[where] < 58 and rng.random() < 0.5  # another number is read more often than other bytes
             body[where] = int(rng.integers(48, 58)) if digit else int(rng.integers(32, 127))
         blob = bytes(body) + hashlib.sha256(body).digest()
-        with contextlib.suppress(_wire.Unreadable):
-            past += bool(_wire.read(blob))
-        order = _wire.Order(0, "0" * 16, number)
-        message = Message(_wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
+        with contextlib.suppress(wire.Unreadable):
+            past += bool(wire.read(blob))
+        order = wire.Order(0, "0" * 16, number)
+        message = Message(wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
         grid.push_messages([message])
-        heard.append(_wire.read(_wire.disclose(grid.deliver(message)[0].content, 2**30))[1].get("refused", "answered"))
+        heard.append(wire.read(wire.disclose(grid.deliver(message)[0].content, 2**30))[1].get("refused", "answered"))
     assert all(said.startswith(("refused", "failed", "answered")) for said in heard)
     assert past > 60
     assert len(set(heard)) > 8  # they fail in many places
@@ -892,7 +890,7 @@ def test_what_crosses_is_narrow_only_where_nothing_is_lost(dtype):
     given = [np.array([v, w], dtype) for v in large for w in (-3, 0, v)] + [np.zeros((0, 2), dtype)]
     given += [rng.normal(size=5).astype(dtype), np.array([1e300, 0.1], dtype=np.float64)]
     for values in given:
-        back = _wire.narrow(values).astype(sum_type(values))
+        back = wire.narrow(values).astype(sum_type(values))
         assert back.tobytes() == values.tobytes()
         assert back.dtype == values.dtype
 

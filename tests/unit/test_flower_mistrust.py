@@ -19,16 +19,16 @@ from fedscape import (
     Ledger,
     MixtureOfDirichletMultinomials,
     Moments,
-    checkpoint,
     rounds,
 )
-from fedscape.engines import _wire
-from fedscape.engines._flwr import Message
-from fedscape.engines.flower import LocalGrid, Terms, client_app
+from fedscape.core import checkpoint
+from fedscape.core.kernel import kernel, uncompiled
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.library import Message
+from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.errors import EngineError, TooFewClients
-from fedscape.kernel import kernel, uncompiled
-from fedscape.mixtures._dm_rounds import Maximise
-from fedscape.mixtures._dm_start import Initialise
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.start import Initialise
 from fedscape.privacy.release import Release
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
@@ -37,7 +37,7 @@ _spec.loader.exec_module(nodes)
 
 
 def unpacked(message):
-    return _wire.read(_wire.disclose(message.content, 2**30))
+    return wire.read(wire.disclose(message.content, 2**30))
 
 
 class Node:
@@ -51,15 +51,15 @@ class Node:
     def ask(self, computation, state=None, *, number=0, closed=-1, privacy=None, parts=1, cohort=None, **header):
         release = None if privacy is None else Release(privacy, privacy.clip, b"", False, parts)
         about = {
-            "format": _wire.FORMAT,
+            "format": wire.FORMAT,
             "op": "run",
             "run": "0" * 32,
             "number": number,
             "closed": closed,
-            "computation": _wire.described(computation),
+            "computation": wire.described(computation),
             "key": [0, number, "step"],
             "measure": False,
-            "release": _wire.release_written(release),
+            "release": wire.release_written(release),
             "measure_release": None,
             **header,
         }
@@ -69,8 +69,8 @@ class Node:
 
     def send(self, blob):
         self.asked += 1
-        order = self.order or _wire.Order(0, "0" * 16, self.asked)
-        message = Message(_wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
+        order = self.order or wire.Order(0, "0" * 16, self.asked)
+        message = Message(wire.enclose(blob, order), dst_node_id=1, message_type="query.fedscape")
         self.grid.push_messages([message])
         return unpacked(self.grid.deliver(message)[0])
 
@@ -215,7 +215,7 @@ def test_of_two_servers_that_took_up_one_run_the_first_is_heard_no_more(tmp_path
             ((2, second, 0), True),
         )
     ):
-        node.order = _wire.Order(*order)
+        node.order = wire.Order(*order)
         said = node.ask(Histogram(3), number=number)[1].get("refused", "")
         assert said == ("" if answered else "refused: it is older than one that was answered before")
 
@@ -232,7 +232,7 @@ class Spoiling(LocalGrid):
         reply = super().deliver(message)[0]
         if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2:
             return [reply]
-        return [Message(_wire.enclose(checkpoint.pack(*self.change(*unpacked(reply)))), reply_to=message)]
+        return [Message(wire.enclose(checkpoint.pack(*self.change(*unpacked(reply)))), reply_to=message)]
 
 
 def spoiled(change):
@@ -277,7 +277,7 @@ def test_an_error_in_reading_an_answer_is_a_corrupt_answer(tmp_path, monkeypatch
     def read(one, *_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fedscape.engines.flower.read_answer", read)
+    monkeypatch.setattr("fedscape.engines.flower.server.read_answer", read)
     done = next(rounds(Histogram(3), engine, n_rounds=1))
     assert done.abandoned
     assert dict(done.faults) == {"corrupt": 3}
@@ -300,7 +300,7 @@ def test_a_torn_answer_is_waited_for_when_it_is_asked_for_again(tmp_path):
             if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2 or self.torn:
                 return [reply]
             self.torn = True
-            return [Message(_wire.enclose(b"torn"), reply_to=message)]
+            return [Message(wire.enclose(b"torn"), reply_to=message)]
 
     engine = nodes.engine_of(nodes.federation(), tmp_path, grid=Slow, timeout=20.0)
     done = list(rounds(Histogram(3), engine, n_rounds=2))
@@ -353,9 +353,9 @@ class Refusing(LocalGrid):
         about = unpacked(message)[1]
         if about["op"] != "run" or message.metadata.dst_node_id not in self.nodes:
             return super().deliver(message)
-        request = _wire.digest(_wire.disclose(message.content, 2**30))
-        said = {"format": _wire.FORMAT, "request": request, "refused": "no\nround 9, node 3: forged \u202e" + "!" * 999}
-        return [Message(_wire.enclose(checkpoint.pack({}, said)), reply_to=message)]
+        request = wire.digest(wire.disclose(message.content, 2**30))
+        said = {"format": wire.FORMAT, "request": request, "refused": "no\nround 9, node 3: forged \u202e" + "!" * 999}
+        return [Message(wire.enclose(checkpoint.pack({}, said)), reply_to=message)]
 
 
 class Alone:

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 from fedscape import Federation, FixedSize, Key, Local, rounds
-from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, program
-from fedscape.learning.feed import work_of
-from fedscape.learning.folded import agree, folded
+from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models
+from fedscape.learning.batches import work_of
+from fedscape.learning.fast import program
+from fedscape.learning.fast.folded import agree, folded
+from fedscape.learning.fast.lowrank import Factors
 from fedscape.learning.gradients import by_client, in_one_batch, once_used
 from fedscape.learning.layers import initialised, trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
-from fedscape.learning.trails import Factors
-from fedscape.personal.learners import trained_alone
+from fedscape.personal.shared import trained_alone
 
 CLIENTS, BATCH = 3, 4
 
@@ -424,7 +425,7 @@ class Replayed:
 @pytest.fixture
 def replayed(monkeypatch, uncompiled):
     monkeypatch.setattr(program, "Recorded", Replayed)
-    for place in (program, sys.modules["fedscape.learning.training"]):
+    for place in (program, sys.modules["fedscape.learning.loop"]):
         monkeypatch.setattr(place, "records", lambda local: True)
 
 

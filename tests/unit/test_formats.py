@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedscape import formats
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError, MissingExtraError
-from fedscape.federation import Federation
 from fedscape.formats import (
     from_csv,
     from_flower,

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats import from_csv, from_leaf, from_parquet, load_folder, save_folder, to_csv, to_leaf, to_parquet
 from fedscape.formats.parquet import ALWAYS_ALLOWED
 

@@ -13,10 +13,10 @@ from threadpoolctl import threadpool_limits
 
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, Key, PrivacyError
-from fedscape.kernel import uncompiled
+from fedscape.core.kernel import uncompiled
 from fedscape.mixtures import Diagonal, Full, Spherical, Tied
-from fedscape.mixtures._gm_kernels import add_moments, add_moments_twin, squares, squares_twin
-from fedscape.mixtures._gm_rounds import GaussianRounds
+from fedscape.mixtures.gaussian.em import GaussianRounds
+from fedscape.mixtures.gaussian.kernels import add_moments, add_moments_twin, squares, squares_twin
 
 FORMS = {"full": Full(), "diag": Diagonal(), "spherical": Spherical(), "tied": Tied()}
 PRECISIONS = {

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key, dirichlet
 from fedscape.datasets.generators import (
     dirichlet_multinomial,
     fedgmm_bayes,
@@ -23,8 +25,6 @@ from fedscape.datasets.generators import (
 from fedscape.datasets.generators.counts import BLOCK, TABLE_1
 from fedscape.datasets.generators.draws import pick
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import Key, dirichlet
 
 Made = tuple[Federation, dict[str, np.ndarray]]
 RARE = 5.7e-7  # the two-sided probability of 5 standard errors

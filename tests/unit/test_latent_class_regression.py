@@ -19,10 +19,10 @@ from fedscape import (
     rounds,
 )
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_central import Chain
-from fedscape.mixtures._lcr_classes import Sums, classes_of, learned, opened
-from fedscape.mixtures._lcr_em import Share
-from fedscape.mixtures._lcr_kernels import (
+from fedscape.mixtures.latent_class.central import Chain
+from fedscape.mixtures.latent_class.classes import Sums, classes_of, learned, opened
+from fedscape.mixtures.latent_class.em import Share
+from fedscape.mixtures.latent_class.kernels import (
     add_by_class,
     add_by_class_twin,
     add_events,
@@ -33,8 +33,8 @@ from fedscape.mixtures._lcr_kernels import (
     unpacked,
     width,
 )
-from fedscape.mixtures._lcr_rounds import Assign, densities, example
-from fedscape.mixtures._lcr_rows import Table, groups_of, sums_of
+from fedscape.mixtures.latent_class.rounds import Assign, densities, example
+from fedscape.mixtures.latent_class.table import Table, groups_of, sums_of
 
 
 def sums_row(x, y):

@@ -9,10 +9,10 @@ from scipy import stats
 from fedscape import DataError, LatentClassRegression, Poisson
 from fedscape.cli.regress import FEWEST_DRAWS
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_chains import Trace, agreement, log_evidence, nearest_others, split_r_hat
-from fedscape.mixtures._lcr_links import Probit
-from fedscape.mixtures._lcr_rounds import Assign
-from fedscape.mixtures._lcr_rows import Table
+from fedscape.mixtures.latent_class.chains import Trace, agreement, log_evidence, nearest_others, split_r_hat
+from fedscape.mixtures.latent_class.links import Probit
+from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.table import Table
 
 
 def test_r_hat_is_one_where_chains_agree_and_large_where_they_do_not():

@@ -10,7 +10,7 @@ import pytest
 from fedscape import Gaussian, LatentClassRegression, Ledger, MixtureOfDirichletMultinomials, NotFittedError, datasets
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.errors import CheckpointError
-from fedscape.mixtures._dm_files import read_population, write_population
+from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
 
 
 def data():

@@ -9,8 +9,8 @@ from scipy.special import expit, log_expit, log_ndtr, ndtr, xlogy
 
 from fedscape import DataError, Federation, LatentClassRegression, Poisson
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_links import LEAST, Logistic, Probit
-from fedscape.mixtures._lcr_rows import Table
+from fedscape.mixtures.latent_class.links import LEAST, Logistic, Probit
+from fedscape.mixtures.latent_class.table import Table
 
 LINKS = {"logistic": (log_expit, expit, Logistic), "probit": (log_ndtr, ndtr, Probit)}
 

@@ -9,7 +9,7 @@ from scipy.special import gammaln
 
 from fedscape import LatentClassRegression, Poisson
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_prior import RATE, learned_prior, tables_of
+from fedscape.mixtures.latent_class.prior import RATE, learned_prior, tables_of
 
 
 def labels_of(counts):

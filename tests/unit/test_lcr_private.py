@@ -18,9 +18,9 @@ from fedscape import (
     PrivacyError,
 )
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures._lcr_private import share_of
-from fedscape.mixtures._lcr_rounds import Assign
-from fedscape.mixtures._lcr_rows import Table
+from fedscape.mixtures.latent_class.private import share_of
+from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.table import Table
 from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.temporal.availability import Dropping
 

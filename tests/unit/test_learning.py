@@ -32,14 +32,14 @@ from fedscape.learning import (
     initialised,
     logistic,
     models,
-    program,
     squared_error,
 )
 from fedscape.learning.evaluation import Evaluation
+from fedscape.learning.fast import program
 from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
+from fedscape.learning.loop import one_thread, weighted_sum
 from fedscape.learning.memory import Held
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
-from fedscape.learning.training import one_thread, weighted_sum
 
 
 def federation(sizes, shape, n_classes, *, seed=0, codes=0) -> Federation:

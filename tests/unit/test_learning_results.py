@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedscape import DataError, Federation, FixedSize, Gaussian, rounds
+from fedscape.core.sampling import marked
 from fedscape.learning import (
     Adam,
     ClientAccuracy,
@@ -29,7 +30,6 @@ from fedscape.learning import (
     sweep,
 )
 from fedscape.learning.sweeps import _Later
-from fedscape.sampling import marked
 from fedscape.sketches.selection import KeyedCoin
 
 

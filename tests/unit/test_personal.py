@@ -12,8 +12,9 @@ from scipy.stats import multivariate_normal
 from torch import nn
 
 import fedscape as fs
-from fedscape import DataError, Federation, GaussianMixture, Key, Local, checkpoint
-from fedscape.engine import as_ragged
+from fedscape import DataError, Federation, GaussianMixture, Key, Local
+from fedscape.core import checkpoint
+from fedscape.core.engine import as_ragged
 from fedscape.errors import CheckpointError
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models, squared_error
 from fedscape.mixtures import Diagonal
@@ -36,7 +37,7 @@ from fedscape.personal import (
     with_projection,
 )
 from fedscape.personal.clustered import halves
-from fedscape.trained import load
+from fedscape.trained.model import load
 
 D, C = 3, 2
 

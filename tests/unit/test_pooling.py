@@ -8,8 +8,9 @@ import torch
 from torch.func import vmap
 from torch.nn import functional
 
-from fedscape.learning import models, pooling
-from fedscape.learning.pooling import pool
+from fedscape.learning import models
+from fedscape.learning.fast import pooling
+from fedscape.learning.fast.pooling import pool
 
 
 def images(*shape: int) -> torch.Tensor:

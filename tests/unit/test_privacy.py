@@ -21,10 +21,10 @@ from fedscape import (
     PrivacyError,
     rounds,
 )
+from fedscape.core.sampling import Side
 from fedscape.privacy.accounting import calibrate
 from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.privacy.release import Release
-from fedscape.sampling import Side
 from fedscape.sketches.selection import KeyedCoin
 
 

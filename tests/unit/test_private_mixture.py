@@ -28,11 +28,20 @@ from fedscape import (
     calibrate,
     rounds,
 )
-from fedscape.computation import frozen
+from fedscape.core.computation import frozen
 from fedscape.errors import TooFewClients
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
-from fedscape.mixtures._dm_judge import Contrast
-from fedscape.mixtures._dm_private import SHARES, Ascend, Differ, Outline, drawn_scores, laws, shortened, starts
+from fedscape.mixtures.dirichlet_multinomial.compare import Contrast
+from fedscape.mixtures.dirichlet_multinomial.private import (
+    SHARES,
+    Ascend,
+    Differ,
+    Outline,
+    drawn_scores,
+    laws,
+    shortened,
+    starts,
+)
 from fedscape.mixtures.size_laws import size_edges
 from fedscape.privacy.mechanisms import AdaptiveClip
 

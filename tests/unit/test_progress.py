@@ -4,7 +4,7 @@ import sys
 import threading
 
 from fedscape import Federation, Histogram, Local, rounds
-from fedscape.progress import Work, duration, shown, working
+from fedscape.core.progress import Work, duration, shown, working
 
 FED = Federation({"y": [0, 1, 1]}, [0, 1, 3])
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedscape import DataError, Federation, Key, random
-from fedscape.kernel import uncompiled
-from fedscape.random import client_keys
+from fedscape import DataError, Federation, Key
+from fedscape.core import random
+from fedscape.core.kernel import uncompiled
+from fedscape.core.random import client_keys
 
 
 def clients(n: int) -> Federation:

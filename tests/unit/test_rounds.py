@@ -19,12 +19,12 @@ from fedscape import (
     Poisson,
     rounds,
 )
-from fedscape.engine import _libraries, cut, in_order
+from fedscape.core.arrays import Ragged
+from fedscape.core.engine import _libraries, cut, in_order
+from fedscape.core.history import History
+from fedscape.core.kernel import kernel
+from fedscape.core.random import Key
 from fedscape.errors import CheckpointError
-from fedscape.history import History
-from fedscape.kernel import kernel
-from fedscape.ragged import Ragged
-from fedscape.random import Key
 
 
 def people(n: int = 40, seed: int = 0) -> Federation:
@@ -416,7 +416,7 @@ def test_loops_run_uncompiled_where_there_is_no_numba(monkeypatch):
 
 
 def test_a_checkpoint_of_an_older_format_is_refused_in_one_line(tmp_path):
-    from fedscape import checkpoint
+    from fedscape.core import checkpoint
 
     path, fed = tmp_path / "run.ckpt", Federation({"y": [0, 1, 1]}, [0, 1, 3])
     next(rounds(Histogram(2), fed, n_rounds=2)).save(path)

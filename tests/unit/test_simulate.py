@@ -34,8 +34,8 @@ from fedscape.simulate import (
     plan,
     with_codes,
 )
-from fedscape.simulate._deal import deal, deal_twin, shuffle_groups, shuffle_groups_twin, words
 from fedscape.simulate.columns import codes_of
+from fedscape.simulate.deal import deal, deal_twin, shuffle_groups, shuffle_groups_twin, words
 from fedscape.simulate.recipes import _lifted, _rounded
 from fedscape.simulate.shifted import turned
 

@@ -19,7 +19,8 @@ from fedscape import (
     PrivacyError,
 )
 from fedscape.errors import TooFewClients
-from fedscape.sketches import _kernels, choose_rows, noise_variance, query, tvd
+from fedscape.sketches import choose_rows, noise_variance, query, tvd
+from fedscape.sketches import kernels as _kernels
 from fedscape.sketches.distances import sizes
 
 RNG = np.random.default_rng(0)

@@ -12,16 +12,16 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape import DataError, Federation, Key, Local, rounds
-from fedscape.engine import Answer
+from fedscape.core.engine import Answer
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, logistic, models, squared_error, standardising, sweep
-from fedscape.learning import stacks as under_test
+from fedscape.learning.batches import work_of
 from fedscape.learning.evaluation import tensors_of
-from fedscape.learning.feed import work_of
+from fedscape.learning.fast import stacks as under_test
+from fedscape.learning.fast.stacks import checked_stack, stack_of
 from fedscape.learning.layers import initialised
+from fedscape.learning.loop import train
 from fedscape.learning.optimisers import Rates
-from fedscape.learning.stacks import checked_stack, stack_of
 from fedscape.learning.sweeps import grid
-from fedscape.learning.training import train
 
 SIZES = [7, 2, 0, 11, 1, 4, 10, 8, 3]
 

@@ -5,8 +5,8 @@ import pytest
 from sklearn.cluster import KMeans
 
 from fedscape import DataError, FederatedKMeans, Federation, FixedSize, Histogram, Local, Moments, NotFittedError
-from fedscape.clustering import add_by_label, add_by_label_twin
-from fedscape.estimator import Fit
+from fedscape.core.estimator import Fit
+from fedscape.statistics.kmeans import add_by_label, add_by_label_twin
 
 
 def shifted(seed: int = 0, n: int = 60, far: float = 0.0) -> Federation:

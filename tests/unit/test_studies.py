@@ -14,12 +14,13 @@ from dp_accounting import pld
 import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.formats.kinds import Overrules
-from fedscape.studies import Study, compare, explain, learn, study
+from fedscape.studies import Study, compare, explain, study
+from fedscape.studies import tournament as learn
 from fedscape.studies.advise import advise, chosen, verdict
-from fedscape.studies.comparing import drift
+from fedscape.studies.compare import drift
 from fedscape.studies.explain import names
-from fedscape.studies.model import census, price
-from fedscape.studies.numbers import bootstrap_interval, gini, mean_interval, plain
+from fedscape.studies.intervals import bootstrap_interval, gini, mean_interval, plain
+from fedscape.studies.kinds import census, price
 from fedscape.studies.prepare import MOST_CATEGORIES, prepare
 
 
@@ -129,7 +130,7 @@ def test_the_worst_tenth_of_clients_served_equally_is_what_chance_alone_gives():
 
 
 def test_federation_is_compared_as_the_best_of_five():
-    from fedscape.studies.running import _beside
+    from fedscape.studies.study import _beside
 
     rng = np.random.default_rng(7)
     found = {m: rng.normal(0.5 + 0.1 * (m == "fedem"), 0.05, size=(2, 40)) for m in learn.METHODS}
@@ -274,7 +275,7 @@ def test_feature_skew_beyond_labels_is_told_from_what_labels_explain():
 
 def test_no_simulated_client_is_tested_on_a_row_that_anyone_trained_on():
     from fedscape.simulate import FullyIID
-    from fedscape.studies.simulating import clients_of
+    from fedscape.studies.fidelity import clients_of
 
     rows = Federation({"x": np.zeros((40, 1)), "y": np.zeros(40, dtype=int)}, [0, 40], names={"y": ["a"]})
     drawn = clients_of(rows, FullyIID(30), 5, seed=0)  # 150 rows of 40
@@ -322,7 +323,7 @@ def of_shares(shares: np.ndarray) -> dict:
 
 
 def test_drift_of_few_clients_is_seldom_found_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(sys.modules["fedscape.studies.comparing"], "_DRAWS", 500)
+    monkeypatch.setattr(sys.modules["fedscape.studies.compare"], "_DRAWS", 500)
     rng = np.random.default_rng(0)
     for n in (3, 5):
         found = [
@@ -335,7 +336,7 @@ def test_drift_of_few_clients_is_seldom_found_where_there_is_none(monkeypatch):
 
 
 def test_the_interval_of_a_small_drift_covers_it(monkeypatch):
-    monkeypatch.setattr(sys.modules["fedscape.studies.comparing"], "_DRAWS", 500)
+    monkeypatch.setattr(sys.modules["fedscape.studies.compare"], "_DRAWS", 500)
     rng = np.random.default_rng(0)
     apart = 1.5 * np.sqrt(2 / 12 / 400)  # in standard errors of the difference
     covered = []
@@ -371,7 +372,7 @@ def test_every_method_is_explained_and_reveals_are_named(method):
 def test_every_method_of_the_command_line_is_explained():
     from fedscape.cli.temporal import TEMPORAL
     from fedscape.cli.train import PERSONAL
-    from fedscape.learning.running import METHODS
+    from fedscape.learning.run import METHODS
 
     assert {*METHODS, *PERSONAL, *TEMPORAL} <= set(names())
 
@@ -392,7 +393,7 @@ def test_a_result_is_made_to_be_shared():
 def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
     from types import SimpleNamespace
 
-    from fedscape.studies.running import _name_clients
+    from fedscape.studies.study import _name_clients
 
     rng = np.random.default_rng(3)
     counts, shares = rng.integers(1, 40, size=(30, 3)), rng.dirichlet([1, 1], size=30)
@@ -435,7 +436,7 @@ def test_what_fewer_than_five_clients_have_is_not_in_a_shared_result():
 def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
     from types import SimpleNamespace
 
-    from fedscape.studies.running import _described
+    from fedscape.studies.study import _described
 
     sizes = np.append(np.full(19, 10), 777)
     fed = Federation({"y": np.arange(sizes.sum()) % 2}, np.concatenate(([0], np.cumsum(sizes))))
@@ -599,7 +600,7 @@ def test_of_texts_the_last_characters_are_learned_from():
 def test_a_mixture_of_joined_categories_is_as_likely_as_brute_force_says():
     """A Dirichlet-multinomial of sums is one whose concentrations are summed: the law of two of three is a sum."""
     from fedscape import MixtureOfDirichletMultinomials
-    from fedscape.studies.model import joined
+    from fedscape.studies.kinds import joined
 
     counts = np.random.default_rng(0).multinomial(4, [0.5, 0.3, 0.2], 60)
     whole = MixtureOfDirichletMultinomials(1, sizes=None, rounds=5).fit(counts)

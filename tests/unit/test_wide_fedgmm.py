@@ -10,7 +10,7 @@ from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.mixtures import GaussianMixture
 from fedscape.personal import FedGMM, load_personal, make_fedgmm, save_personal, train, with_projection
 from fedscape.personal.methods import DIRECTIONS, WIDE
-from fedscape.statistics import Moments
+from fedscape.statistics.moments import Moments
 
 WIDTH = WIDE + 1
 

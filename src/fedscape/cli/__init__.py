@@ -93,6 +93,6 @@ def _root(
 @app.command(cls=Command)
 def doctor(json_: Json = False) -> None:
     """Python, packages, extras, GPU and data folder: what is here and what is missing."""
-    from fedscape.doctor import examine
+    from fedscape.cli.doctor import examine
 
     show(examine(), json_, lambda found: pairs("fedscape doctor", flat(found)))

@@ -12,8 +12,8 @@ from typing import Any
 import click
 import typer.core
 
+from fedscape.core.progress import working
 from fedscape.errors import FedscapeError
-from fedscape.progress import working
 
 _QUIET = "fedscape.quiet"
 

@@ -34,7 +34,7 @@ def init(
     json_: Json = False,
 ) -> None:
     """Write a ready Flower app, certificates, node keys and terms (mode 600) and scripts into a new folder."""
-    from fedscape.engines import deploy as engine
+    from fedscape.deploy import init as engine
 
     hosts = tuple(host) if host else ("127.0.0.1", "localhost")
     how = {"plain": plain_text_on_loopback, "strict": strict}
@@ -45,7 +45,7 @@ def init(
 @deploy.command()
 def check(folder: Folder, json_: Json = False) -> None:
     """Look for known gaps: telemetry, installations, permissions, expiry, plain text, what Flower leaves open."""
-    from fedscape.engines import deploy as engine
+    from fedscape.deploy import init as engine
 
     found = [asdict(finding) for finding in engine.check(folder)]
     rows = [[finding["level"], finding["what"], finding["remedy"]] for finding in found]
@@ -76,7 +76,7 @@ def terms(
     json_: Json = False,
 ) -> None:
     """Show a node's terms and what is spent; with options, write them to its terms.toml (mode 600) first."""
-    from fedscape.engines import _deploy_node as node
+    from fedscape.deploy import node as node
 
     lists = {"places": place, "units": unit, "relations": relation, "columns": column}
     lists |= {"computations": computation, "reveals": reveal}
@@ -110,7 +110,7 @@ def log(
     json_: Json = False,
 ) -> None:
     """Show what was asked of a node, by name and column, and whether it was answered, refused or failed."""
-    from fedscape.engines import _deploy_node as node
+    from fedscape.deploy import node as node
 
     names = ["time", "outcome", "asked", "columns", "why"]
     lines = node.log_of(folder, last=last)

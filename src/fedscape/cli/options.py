@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedscape.engine import Engine, Local
+from fedscape.core.engine import Engine, Local
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError, plural
-from fedscape.federation import Federation
 from fedscape.formats.reading import Overrules, Reading
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def ledger_beside(source: str, path: Path | None, *, epsilon: float, delta: floa
 def placing(engine: str, address: str | None, workers: int | None) -> Callable[[Federation], Engine]:
     """What makes the engine for a Federation; it is closed when the command ends."""
     if engine == "ray":
-        from fedscape.engines.ray import Ray
+        from fedscape.engines.ray.engine import Ray
 
         def join(federation: Federation) -> Engine:
             made = Ray(federation, address=address, workers=workers)

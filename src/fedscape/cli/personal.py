@@ -28,7 +28,7 @@ def adapt(
     accuracy_before and accuracy_after are of these same rows, those adapted to: rows kept apart tell how new ones fare.
     """
     require("torch", extra="learn")
-    from fedscape.trained import load
+    from fedscape.trained.model import load
 
     free(out, force)
     made = load(model)
@@ -52,7 +52,7 @@ def novelty(
 ) -> None:
     """Say which rows and clients are new to a personalised model, at a stated rate of false alarms."""
     require("torch", extra="learn")
-    from fedscape.trained import load
+    from fedscape.trained.model import load
 
     made = load(model)
     read = [datasets.read(which, client=client or made.inputs.client) for which in (known, source)]

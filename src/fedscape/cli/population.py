@@ -45,7 +45,7 @@ def describe(
     json_: Json = False,
 ) -> None:
     """Findings, clients, sizes, columns and their kinds; with --column also how far clients are apart in it."""
-    from fedscape.description import describe as described
+    from fedscape.statistics.description import describe as described
 
     said = overrules(categorical, numeric, ignore, names=names)
     fed, reading = datasets.read_table(source, client=client, target=column, overrules=said)
@@ -79,7 +79,7 @@ def fit(
     """Model the population of clients as a mixture of Dirichlet-multinomials, and save it."""
     from fedscape.formats.modelled import with_classes
     from fedscape.studies import population
-    from fedscape.studies.model import candidates_for
+    from fedscape.studies.kinds import candidates_for
 
     free(out, force)
     said = overrules(categorical, numeric, ignore, names=names)
@@ -113,7 +113,7 @@ def sample(
     json_: Json = False,
 ) -> None:
     """Draw new clients from a fitted population: their counts, one row a client."""
-    from fedscape.description import describe as described
+    from fedscape.statistics.description import describe as described
     from fedscape.studies import draw
 
     fed = draw(population, clients, seed=seed)

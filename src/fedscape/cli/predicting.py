@@ -53,7 +53,7 @@ def _by_network(model: Path, source: str, client: str | None, every: bool) -> tu
     require("torch", extra="learn")
     import numpy as np
 
-    from fedscape.trained import load
+    from fedscape.trained.model import load
 
     made = load(model)
     table = datasets.read(source, client=client or made.inputs.client, rows=ROW)
@@ -92,7 +92,7 @@ def _by_network(model: Path, source: str, client: str | None, every: bool) -> tu
 
 
 def _by_regression(model: Path, source: str, client: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    from fedscape.mixtures.regression import predictions
+    from fedscape.mixtures.latent_class.baselines import predictions
 
     table = datasets.read(source, client=client, rows=ROW)
     columns, about = predictions(model, table)
@@ -114,7 +114,7 @@ def _write(columns: dict[str, Any], out: Path) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    from fedscape.checkpoint import replace_file
+    from fedscape.core.checkpoint import replace_file
     from fedscape.formats.cells import without_formulas
 
     def column(values: Any) -> Any:
@@ -144,7 +144,7 @@ def export(
 ) -> None:
     """Write a saved model with its preprocessing for another program: torch, ONNX or scikit-learn."""
     require("torch", extra="learn")
-    from fedscape.exporting import export as exported
+    from fedscape.trained.export import export as exported
 
     free(out, force)
     show(exported(model, out, to=to, client=whose), json_, lambda made: pairs("exported", _shown(made)))

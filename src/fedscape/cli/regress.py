@@ -62,8 +62,8 @@ def regress(
     json_: Json = False,
 ) -> None:
     """Sort the entities of agents into classes, each with a regression of its own; a fifth of the rows test it."""
-    from fedscape.mixtures.latent_class_regression import Link, Method
-    from fedscape.mixtures.regression import regression
+    from fedscape.mixtures.latent_class.baselines import regression
+    from fedscape.mixtures.latent_class.model import Link, Method
 
     free(out, force)
     said = overrules(categorical, numeric, ignore)

@@ -45,7 +45,7 @@ def write(
     from fedscape.personal import Personalised
     from fedscape.personal.methods import Common
     from fedscape.temporal.branched import Branched
-    from fedscape.trained import MODEL, trained
+    from fedscape.trained.model import MODEL, trained
 
     weights = {n: v for n, v in state.items() if not n.startswith("server.")}
     serving = method if isinstance(method, Branched) else Common(method.local)
@@ -61,7 +61,7 @@ def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]], *, privat
     import pyarrow as pa
     import pyarrow.csv
 
-    from fedscape.checkpoint import replace_file
+    from fedscape.core.checkpoint import replace_file
     from fedscape.formats.cells import without_formulas
 
     clients, text = without_formulas(pa.table(found.table())), as_text(rows, indent=1) + "\n"

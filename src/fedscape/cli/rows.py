@@ -11,8 +11,8 @@ import typer
 
 from fedscape import datasets
 from fedscape.cli.options import listed
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.kinds import Overrules
 from fedscape.formats.modelled import declare_classes
 from fedscape.formats.reading import Reading
@@ -106,7 +106,7 @@ def split_rows(
 ) -> tuple[Federation, Federation, Inputs, list[str]]:
     """Inputs to train on, inputs to test on, what made them of the table, and what is to be said about that."""
     from fedscape.learning.fitting import class_names, feature_kinds, learn_inputs
-    from fedscape.learning.running import held_out
+    from fedscape.learning.run import held_out
 
     learners, rest = held_out(fed, test=test, seed=seed)
     inputs = learn_inputs(
@@ -162,7 +162,7 @@ def _shape(text: str | None) -> list[int] | None:
 def network_of(model: str, rows: Federation, inputs: Inputs, seed: int) -> tuple[Any, dict[str, Any]]:
     """The network that fits these inputs, and the arguments it was made with."""
     from fedscape.learning import models
-    from fedscape.learning.running import arguments_for
+    from fedscape.learning.run import arguments_for
 
     if model == "char_lstm" and not inputs.as_stored:
         raise DataError("char_lstm reads codes of characters as they are: no --standardise, --fill or joined columns")

@@ -107,7 +107,7 @@ def study(
 
 def _ledger(source: str, path: Path | None, epsilon: float, quiet: bool) -> Ledger:
     from fedscape.privacy.ranges import NOISE, check_positive
-    from fedscape.studies.model import CENSUS_DELTA
+    from fedscape.studies.kinds import CENSUS_DELTA
 
     check_positive("--epsilon", epsilon, NOISE, error=DataError)
     return ledger_beside(source, path, epsilon=epsilon, delta=CENSUS_DELTA, quiet=quiet)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedscape.cli.options import say_revealed
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 
 if TYPE_CHECKING:
+    from fedscape.core.random import Array
     from fedscape.learning import FedAvg, LocalSGD
-    from fedscape.random import Array
 
 TEMPORAL = ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")
 WITH_PRIOR = ("fedtem", "fedtem-sums", "fedtkm", "scsgd")

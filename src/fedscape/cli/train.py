@@ -9,15 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from fedscape.cli.checks import (
-    PERSONAL,
-    check_method,
-    check_out,
-    check_private,
-    check_schedule,
-    fractions,
-    whole_numbers,
-)
 from fedscape.cli.options import (
     Address,
     Categorical,
@@ -52,9 +43,18 @@ from fedscape.cli.rows import (
 )
 from fedscape.cli.show import as_text, show
 from fedscape.cli.temporal import TEMPORAL, of_modes, sampler_for, temporal_method
-from fedscape.engine import Engine
+from fedscape.cli.validate import (
+    PERSONAL,
+    check_method,
+    check_out,
+    check_private,
+    check_schedule,
+    fractions,
+    whole_numbers,
+)
+from fedscape.core.engine import Engine
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError, require
-from fedscape.federation import Federation
 
 if TYPE_CHECKING:
     from fedscape.learning import FedAvg, LocalSGD
@@ -130,7 +130,7 @@ def train(
 ) -> None:
     """Train a network over cohorts of clients and evaluate every client; a run that was stopped can go on."""
     require("torch", extra="learn")
-    from fedscape.learning.running import training
+    from fedscape.learning.run import training
     from fedscape.learning.tracking import Board
 
     check_out(out, resume, force)
@@ -278,7 +278,7 @@ def _computation(
     seed: int,
 ) -> tuple[FedAvg, Any]:
     """What clients are to train, and how a state of it is judged where that is not by its model alone."""
-    from fedscape.learning.running import method_for
+    from fedscape.learning.run import method_for
 
     weighting = "equal" if private else "samples"
     if method not in TEMPORAL:
@@ -330,7 +330,7 @@ def _personal(
 ) -> dict[str, Any]:
     from fedscape.personal import train as train_personal
     from fedscape.personal.methods import DIRECTIONS, is_wide
-    from fedscape.trained import MODEL, trained
+    from fedscape.trained.model import MODEL, trained
 
     if method == "fedgmm" and how["progress"] is None and is_wide(held_out, local.features):
         width = int(np.prod(held_out[local.features].shape[1:]))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedscape.core.federation import Federation
 from fedscape.datasets import readers
-from fedscape.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from fedscape.core.federation import Federation
 from fedscape.datasets.catalogue import CATALOGUE, Entry
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 
 VARIABLE = "FEDSCAPE_DATA"
 EMBEDDED = Path(__file__).parent / "data"

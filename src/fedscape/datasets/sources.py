@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedscape import formats
+from fedscape.core.federation import Federation
 from fedscape.datasets.loading import load, names
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.findings import Finding
 from fedscape.formats.kinds import Overrules
 from fedscape.formats.reading import Reading, read_columns

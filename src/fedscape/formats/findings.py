@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.federation import Federation
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.formats.kinds import BEYOND, ColumnKind, Overrules, as_codes, as_numbers, label_of, parse_numbers
-from fedscape.random import Array, Key
 
 LEAK = 0.97  # a column that alone predicts more of the held-out labels than this gives the label away
 _ROWS = 20_000  # rows that are looked at for leaks

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.checks import Collected
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import Collected
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.files import Name, new_folder, reading
-from fedscape.random import Array
 
 FORMAT, VERSION = "fedscape federation", 1
 INDEX = "federation.json"

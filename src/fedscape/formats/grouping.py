@@ -16,12 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedscape.checks import checked_ids
+from fedscape.core.arrays import offsets_of
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import checked_ids
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.arrow import Codes, Column, check_type, is_list, is_string, recode
-from fedscape.ragged import offsets_of
-from fedscape.random import Array
 
 CLIENT_ROWS = 2**19  # rows in a batch of the first pass, where looking up the clients of a batch costs most
 ROWS = 2**16  # and of the second, where working space a row costs most

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.random import Array
 
 Kind = Literal["class", "ordered", "number", "text", "date", "id", "weight", "constant", "empty", "array"]
 Use = Literal["number", "indicators", "array", ""]  # what a column becomes as a feature; "": it is left out

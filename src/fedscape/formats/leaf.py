@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.core.arrays import offsets_of
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.files import Name, files_in, new_file, reading
 from fedscape.formats.grouping import id_array
 from fedscape.formats.outgoing import check_codes, coded
 from fedscape.formats.tables import stack_clients
-from fedscape.ragged import offsets_of
 
 
 def from_leaf(path: Name) -> Federation:

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from fedscape.checks import Collected
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import Collected
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
-from fedscape.random import Array
 
 BINS = 5
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedscape.checks import Collected
+from fedscape.core.federation import Federation
+from fedscape.core.validate import Collected
 from fedscape.errors import DataError, FedscapeError
-from fedscape.federation import Federation
 from fedscape.formats.arrow import has_width, holds_strings, is_string, width
 from fedscape.formats.files import Name, files_in, new_file, reading
 from fedscape.formats.grouping import Source, choose_columns, group, keyed

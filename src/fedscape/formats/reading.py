@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.findings import Finding, find
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
-from fedscape.random import Array
 
 __all__ = ["ColumnKind", "Finding", "Overrules", "Reading", "encode", "read_columns"]
 _LEAVE_OUT = ("leak", "duplicate", "of client")  # findings that keep a column from being a feature by default

@@ -10,7 +10,7 @@ from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy, logistic, squared_error
-from fedscape.learning.running import method_for, model_for, standardising, training, with_features
+from fedscape.learning.run import method_for, model_for, standardising, training, with_features
 from fedscape.learning.schedules import CosineDecay, StepDecay
 from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
 from fedscape.learning.strategies import measure_strategies

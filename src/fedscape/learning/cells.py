@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.kinds import as_numbers, label_of
-from fedscape.random import Array
 
 
 def is_text(table: Federation, name: str) -> bool:

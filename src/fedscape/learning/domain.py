@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedscape.checks import all_valid
-from fedscape.federation import Federation
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import all_valid
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
-from fedscape.random import Array
 
 
 def valid_rows(local: LocalSGD, clients: Federation) -> Array | None:

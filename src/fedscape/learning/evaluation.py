@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedscape.computation import Arrays, Computation, Kept
-from fedscape.engine import cores, cut
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.engine import cores, cut
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError, plural
-from fedscape.federation import Federation
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import known_classes, one_thread
 from fedscape.learning.losses import Tensor, checked_loss, correct, cross_entropy
-from fedscape.learning.training import known_classes, one_thread
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 
 _BATCH = 1024  # rows of one forward pass
 _BLOCK = 2**14  # rows on one thread

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedscape.checkpoint import replace_file
+from fedscape.core.checkpoint import replace_file
+from fedscape.core.random import Array
 from fedscape.errors import DataError, require
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import Module
-from fedscape.random import Array
 
 
 def module_of(model: Module, state: Mapping[str, Array]) -> Module:

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedscape.computation import Arrays, Kept
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays, sums_of_clients
 from fedscape.learning.fedavg import FedAvg, rows_of_moves
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Mean, Momentum, Rule
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 
 _MEAN = Mean()
 _LEAST = 1e-10  # of a loss: for q < 1 the formula divides by a power of it

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
+from fedscape.learning.batches import foresee
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
-from fedscape.learning.feed import foresee
 from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
+from fedscape.learning.loop import deltas, weighted_sum
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
-from fedscape.learning.training import deltas, weighted_sum
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 
 WEIGHTINGS = ("samples", "equal")
 _MEAN = Mean()

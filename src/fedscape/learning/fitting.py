@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.kinds import kind_of, label_of
 from fedscape.formats.reading import Reading
 from fedscape.learning.cells import is_text, missing_in, numbers_in

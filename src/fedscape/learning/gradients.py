@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedscape.learning.folded import FoldedLinear
+from fedscape.learning.fast.folded import FoldedLinear
+from fedscape.learning.fast.lowrank import Factors, Trail
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, checked_loss
-from fedscape.learning.trails import Factors, Trail
 
 Tensors = dict[str, Tensor]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.checks import all_finite
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import all_finite
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.formats.kinds import as_codes
 from fedscape.learning.cells import first_texts, is_text, missing_in, numbers_in, place_of, text_at
-from fedscape.random import Array
 
 KINDS = ("number", "category", "array")
 _MISSING = ("refuse", "fill", "drop")

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedscape.core.random import Array, HasKeys, Key
 from fedscape.errors import DataError
 from fedscape.learning.losses import Tensor
-from fedscape.random import Array, HasKeys, Key
 
 Module = Any
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedscape.checks import check_whole
+from fedscape.core.arrays import Gathered
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.federation import Federation
+from fedscape.learning.fast.stacks import Stack, checked_stack
 from fedscape.learning.layers import Module, check_module, drawing, keyed_layers, trainable_copy
 from fedscape.learning.losses import Loss, Tensor, cross_entropy
 from fedscape.learning.memory import Held, is_same_memory, resident, shared
 from fedscape.learning.plan import Timing
-from fedscape.learning.stacks import Stack, checked_stack
-from fedscape.ragged import Gathered
-from fedscape.random import Array
 
 STRATEGIES = ("auto", "sequential", "vmap", "compiled", "scripted")
 PRECISIONS = ("exact", "tf32", "bf16")

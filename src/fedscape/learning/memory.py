@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fedscape.core.random import Array
 from fedscape.learning.losses import Tensor
-from fedscape.random import Array
 
 
 class Held(NamedTuple):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.kernel import kernel
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
+from fedscape.core.arrays import offsets_of
+from fedscape.core.kernel import kernel
+from fedscape.core.random import Array, Key
 
 
 class Rows(NamedTuple):

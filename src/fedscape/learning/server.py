@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from fedscape.computation import Arrays
+from fedscape.core.computation import Arrays
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.random import Array
 
 
 class Rule(Protocol):

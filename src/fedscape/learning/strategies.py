@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.evaluation import tensors_of
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.training import deltas
-from fedscape.random import Key
+from fedscape.learning.loop import deltas
 
 
 def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3) -> dict[str, float]:

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedscape.computation import Arrays, Computation, Kept, rounds
-from fedscape.engine import Engine
+from fedscape.core.computation import Arrays, Computation, Kept, rounds
+from fedscape.core.engine import Engine
+from fedscape.core.federation import Federation
+from fedscape.core.progress import shown
+from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
-from fedscape.federation import Federation
+from fedscape.learning.batches import Work, work_of
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_sums
-from fedscape.learning.feed import Work, work_of
 from fedscape.learning.gradients import Tensors
 from fedscape.learning.local import Data, LocalSGD
+from fedscape.learning.loop import one_thread, train
 from fedscape.learning.losses import Tensor
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.training import one_thread, train
-from fedscape.progress import shown
-from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import All, Sampler
 
 _MEAN = Mean()
 

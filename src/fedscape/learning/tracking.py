@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any, Self
 
-from fedscape.computation import Round
+from fedscape.core.computation import Round
+from fedscape.core.federation import Federation
+from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError, require
-from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.sweeps import Setting, Trial, sweep
-from fedscape.sampling import Sampler
 
 _MEAN = Mean()
 

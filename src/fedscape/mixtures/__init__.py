@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedscape.mixtures._gm_covariances import Diagonal, Full, Spherical, Tied
-from fedscape.mixtures.choose import Choice, choose_components
-from fedscape.mixtures.dirichlet_multinomial import MixtureOfDirichletMultinomials
-from fedscape.mixtures.gaussian import GaussianMixture
-from fedscape.mixtures.latent_class_regression import LatentClassRegression
+from fedscape.mixtures.dirichlet_multinomial.choose import Choice, choose_components
+from fedscape.mixtures.dirichlet_multinomial.model import MixtureOfDirichletMultinomials
+from fedscape.mixtures.gaussian.covariances import Diagonal, Full, Spherical, Tied
+from fedscape.mixtures.gaussian.model import GaussianMixture
+from fedscape.mixtures.latent_class.model import LatentClassRegression
 from fedscape.mixtures.size_laws import SizeLaws
 
 __all__ = [

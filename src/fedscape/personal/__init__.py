@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
 from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.features import principal_directions, with_embedding, with_projection
 from fedscape.personal.fedem import IFCA, FedEM
@@ -11,6 +10,7 @@ from fedscape.personal.fedrep import FedRep
 from fedscape.personal.files import load_personal, save_personal
 from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
 from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
+from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
 
 __all__ = [

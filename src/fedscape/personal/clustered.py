@@ -7,15 +7,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedscape.checks import check_number, check_whole
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.personal.fedem import small_example
-from fedscape.personal.learners import (
+from fedscape.personal.shared import (
     each_model,
     each_own_log_probs,
     forward,
@@ -28,7 +29,6 @@ from fedscape.personal.learners import (
     weighted,
     weighted_sums,
 )
-from fedscape.random import Array, Key
 
 
 class ClusteredFL(Computation):

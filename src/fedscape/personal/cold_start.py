@@ -9,13 +9,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.clustering import FederatedKMeans
+from fedscape.core.arrays import offsets_of
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError, NotFittedError
-from fedscape.federation import Federation
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 from fedscape.sketches.distances import normalise, pairwise, sizes
 from fedscape.sketches.distribution import DistributionSketch
+from fedscape.statistics.kmeans import FederatedKMeans
 
 M = TypeVar("M")
 

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.export import module_of
 from fedscape.learning.gradients import precise
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.training import one_thread
-from fedscape.random import Array
-from fedscape.statistics import Moments
+from fedscape.learning.loop import one_thread
+from fedscape.statistics.moments import Moments
 
 _BATCH = 2048
 

@@ -9,17 +9,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedscape.checks import check_whole
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.kept import kept_rows
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.losses import cross_entropy
-from fedscape.personal.learners import (
+from fedscape.personal.shared import (
     each_model,
     forward,
     measured,
@@ -29,8 +31,6 @@ from fedscape.personal.learners import (
     sums_over_rows,
     trained,
 )
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 
 
 class Expectation(NamedTuple):

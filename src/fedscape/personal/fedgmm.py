@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedscape.checks import check_whole
-from fedscape.computation import Arrays, Kept
+from fedscape.core.computation import Arrays, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.kept import kept_rows
 from fedscape.learning.local import LocalSGD
-from fedscape.mixtures._gm_covariances import Full
-from fedscape.mixtures._gm_rounds import GaussianRounds, Part, add_moments, log_densities, parts
-from fedscape.mixtures.gaussian import GaussianMixture
+from fedscape.mixtures.gaussian.covariances import Full
+from fedscape.mixtures.gaussian.em import GaussianRounds, Part, add_moments, log_densities, parts
+from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.features import projected
 from fedscape.personal.fedem import Expectation, FedEM, log_sum, logs, normalised, proportions, small_example
-from fedscape.personal.learners import each_model, forward, moved_models, stacked, start_models, sums_over_rows
-from fedscape.random import Array, Key
+from fedscape.personal.shared import each_model, forward, moved_models, stacked, start_models, sums_over_rows
 
 _GAUSSIAN = ("means", "covariances")
 _PROJECTION = ("projection.mean", "projection.directions")

@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.kept import kept_rows
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.personal.fedem import small_example
-from fedscape.personal.learners import each_own_log_probs, measured, trained_alone, weighted, weighted_sums
-from fedscape.random import Array, Key
+from fedscape.personal.shared import each_own_log_probs, measured, trained_alone, weighted, weighted_sums
 
 
 class FedRep(Computation):

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from fedscape import checkpoint
+from fedscape.core import checkpoint
+from fedscape.core.random import Array
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 from fedscape.learning import losses, models
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.inputs import Inputs, as_it_is
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.running import MODELS
-from fedscape.mixtures import _gm_covariances as forms
-from fedscape.mixtures.gaussian import GaussianMixture
-from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
+from fedscape.learning.run import MODELS
+from fedscape.mixtures.gaussian import covariances as forms
+from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
 from fedscape.personal.methods import Common
+from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
-from fedscape.random import Array
 
 #: How a method is made again: from how a client trains, its settings as a file has them, and the arrays of its state.
 Maker = Callable[[LocalSGD, Mapping[str, Any], Mapping[str, Array]], Any]
@@ -75,7 +75,7 @@ def save_personal(
         What the method is called, such as "fedavg+", where the class alone does not say it.
 
     >>> import tempfile
-    >>> from fedscape.federation import Federation
+    >>> from fedscape.core.federation import Federation
     >>> from fedscape.learning import cross_entropy
     >>> from fedscape.personal import train
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])

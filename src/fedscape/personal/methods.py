@@ -8,27 +8,27 @@ from typing import cast
 
 import numpy as np
 
-from fedscape.checks import check_whole
-from fedscape.computation import Computation, rounds
-from fedscape.engine import Engine, as_engine
+from fedscape.core.computation import Computation, rounds
+from fedscape.core.engine import Engine, as_engine
+from fedscape.core.federation import Federation
+from fedscape.core.progress import shown
+from fedscape.core.random import Array
+from fedscape.core.sampling import Sampler
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.local import LocalSGD, check_local
-from fedscape.mixtures.gaussian import GaussianMixture
-from fedscape.personal.alone import Ditto, LocalOnly, PFedMe
+from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.features import principal_directions, projected
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
-from fedscape.personal.learners import class_column, forward, stacked, with_kept_of
+from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
-from fedscape.progress import shown
-from fedscape.random import Array
-from fedscape.sampling import Sampler
-from fedscape.statistics import Moments
+from fedscape.personal.shared import class_column, forward, stacked, with_kept_of
+from fedscape.statistics.moments import Moments
 
 WIDE = 128  # features, above which FedGMM's Gaussians are of their leading directions
 DIRECTIONS = 32

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.personal.learners import sums_over_rows
 from fedscape.personal.personalised import Personalised
-from fedscape.random import Array
+from fedscape.personal.shared import sums_over_rows
 
 SCORES = ("log_prob_x", "log_prob_y_given_x", "log_prob_joint", "typicality", "confidence")
 

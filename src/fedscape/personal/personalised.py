@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedscape import checkpoint
-from fedscape.checks import all_finite, check_finite, check_whole, codes_by_name
-from fedscape.computation import Arrays, frozen
-from fedscape.engine import as_ragged
+from fedscape.core import checkpoint
+from fedscape.core.arrays import Ragged
+from fedscape.core.computation import Arrays, frozen
+from fedscape.core.engine import as_ragged
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import all_finite, check_finite, check_whole, codes_by_name
 from fedscape.errors import CheckpointError, DataError
-from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation
 from fedscape.personal.fedgmm import FedGMM
-from fedscape.personal.learners import check_classes, evaluation, log_probs_of, with_kept_of
-from fedscape.ragged import Ragged
-from fedscape.random import Array, Key
+from fedscape.personal.shared import check_classes, evaluation, log_probs_of, with_kept_of
 
 Rows = Federation | npt.ArrayLike
 

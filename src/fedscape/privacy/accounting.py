@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.checks import check_whole
+from fedscape.core.sampling import FixedSize, Sampler
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.privacy.mechanisms import Gaussian
 from fedscape.privacy.ranges import NOISE, check_positive, check_share
-from fedscape.sampling import FixedSize, Sampler
 
 Entry = Mapping[str, Any]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedscape.core.random import Array, Key
 from fedscape.privacy.bounds import Booked, upper_limit
-from fedscape.random import Array, Key
 
 _TAIL = np.array([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05])
 _SHARES = np.concatenate([_TAIL, np.linspace(0.1, 0.9, 17), 1 - _TAIL[::-1]])

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedscape.checks import check_whole
+from fedscape.core.random import Array, Key
+from fedscape.core.sampling import All, FixedSize, Poisson, Sampler, marked
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.attack import Sample, attacked, power_of
 from fedscape.privacy.bounds import Booked, epsilon_of_mu, epsilon_of_rates, epsilon_one_run, mu_one_run
 from fedscape.privacy.canaries import Canaries, Sight, Watch, worst_row
 from fedscape.privacy.ledger import Group, Ledger
 from fedscape.privacy.mechanisms import Arrays, Privacy
-from fedscape.random import Array, Key
-from fedscape.sampling import All, FixedSize, Poisson, Sampler, marked
 
 if TYPE_CHECKING:
-    from fedscape.computation import Computation
-    from fedscape.engine import Engine
-    from fedscape.federation import Federation
+    from fedscape.core.computation import Computation
+    from fedscape.core.engine import Engine
+    from fedscape.core.federation import Federation
 
 METHODS = ("repeats", "one-run", "resume")
 DISTRIBUTED = 16  # clients that make up distributed noise in an audit
@@ -219,7 +219,7 @@ class Scene:
         method: str,
     ) -> Scene:
         """Set the scene: what the ledger books says which unit and relation to attack."""
-        from fedscape.computation import Computation, frozen
+        from fedscape.core.computation import Computation, frozen
 
         if not len(federation):
             raise DataError("an audit needs at least one client")
@@ -355,13 +355,13 @@ class Scene:
         return {n: (units[n] != 0) * (size if n == real[0] else 0.0) for n in units}
 
     def _engine(self, federation: Federation) -> Engine:
-        from fedscape.engine import Local
+        from fedscape.core.engine import Local
 
         least = len(federation) if self.privacy.place == "distributed" and isinstance(self.sampler, All) else 1
         return Local(federation, threads=1, min_clients=least)
 
     def _loop(self, engine: Any, ledger: Ledger, resume: Path | None = None) -> Any:
-        from fedscape.computation import rounds
+        from fedscape.core.computation import rounds
 
         return rounds(
             cast(Any, self.stand),
@@ -388,7 +388,7 @@ class _Found(Exception):
 
 def first_phase(estimator: Any, federation: Federation, privacy: Privacy) -> tuple[Computation, Arrays]:
     """The first computation that a fit runs, and its state."""
-    from fedscape.engine import Local
+    from fedscape.core.engine import Local
 
     found: list[tuple[Computation, Arrays]] = []
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
 from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.release import INSIDE, Release
-from fedscape.random import Array, Key
 
 if TYPE_CHECKING:
-    from fedscape.computation import Computation
-    from fedscape.engine import Engine, Reply
-    from fedscape.federation import Federation
+    from fedscape.core.computation import Computation
+    from fedscape.core.engine import Engine, Reply
+    from fedscape.core.federation import Federation
 
 BEYOND = 1000.0  # how many clips long a canary is: a clip that is left out shows
 _TABLE = 2**24  # numbers of all clients' rows that are worth keeping from one repeat to the next
@@ -158,8 +158,8 @@ class Canaries:
 
     def learn(self, federation: Federation, state: Arrays) -> None:
         """Take the step once with everyone: every repeat of the first round has the same rows."""
-        from fedscape.computation import rounds
-        from fedscape.engine import Local
+        from fedscape.core.computation import rounds
+        from fedscape.core.engine import Local
 
         few = federation.take(slice(len(federation) - min(len(federation), 2), None))
         rows = _steps(self.inner, few, state)
@@ -182,7 +182,7 @@ class Canaries:
         if self._table and all(int(k) in self._of_key for k in clients.keys):
             where = [self._of_key[int(k)] for k in clients.keys]
             return {n: v[where] for n, v in self._table.items()}, {}
-        from fedscape.engine import on_host
+        from fedscape.core.engine import on_host
 
         sent, kept = self.inner.step(state, clients, key)
         whole = self.unit == "row"  # there the grid of whole numbers is another
@@ -191,7 +191,7 @@ class Canaries:
 
 def _steps(inner: Computation, clients: Federation, state: Arrays) -> Arrays:
     """What these clients really send."""
-    from fedscape.engine import broadcast, on_host, own_row_numbers, own_rows
+    from fedscape.core.engine import broadcast, on_host, own_row_numbers, own_rows
 
     ready = inner.prepare(broadcast(state))
     own = own_row_numbers(ready, clients)
@@ -211,7 +211,7 @@ def worst_row(inner: Computation, clients: Federation, state: Arrays, norm: int)
 
     Candidates are real rows, and the same times -1000, 1000 and 1e6: rows a computation refuses are passed over.
     """
-    from fedscape.federation import Federation
+    from fedscape.core.federation import Federation
 
     last = clients.take(slice(len(clients) - 1, None))
     before = {n: np.asarray(v[0]) for n, v in _steps(inner, last, state).items()}

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedscape.core.random import Array, Key
+from fedscape.core.sampling import Sampler, marked
 from fedscape.errors import PrivacyError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.release import Release, digest_of
-from fedscape.random import Array, Key
-from fedscape.sampling import Sampler, marked
 
 if TYPE_CHECKING:
-    from fedscape.computation import Computation
-    from fedscape.engine import Engine, Reply
+    from fedscape.core.computation import Computation
+    from fedscape.core.engine import Engine, Reply
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedscape.core.random import Array
+from fedscape.core.sampling import FixedSize, Poisson, Sampler, marked
 from fedscape.errors import PrivacyError
 from fedscape.privacy.noise import Stream, discrete_gaussian, discrete_laplace
 from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
-from fedscape.random import Array
-from fedscape.sampling import FixedSize, Poisson, Sampler, marked
 
 Arrays = dict[str, Array]
 

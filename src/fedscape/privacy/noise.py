@@ -11,7 +11,7 @@ import hashlib
 
 import numpy as np
 
-from fedscape.random import Array
+from fedscape.core.random import Array
 
 _CHUNK = 2**20
 

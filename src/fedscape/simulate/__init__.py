@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedscape.errors import require
 from fedscape.simulate.columns import Binned, Cells, Labels, SignCodes, with_codes
 from fedscape.simulate.fidelity import Fidelity, Measure, fidelity
-from fedscape.simulate.plan import Feasibility, Plan, clients, feasibility, plan
+from fedscape.simulate.partition import Feasibility, Plan, clients, feasibility, plan
 from fedscape.simulate.recipes import (
     ConditionallyIID,
     Dirichlet,
@@ -23,7 +23,7 @@ from fedscape.simulate.shifted import Shifted
 from fedscape.simulate.training import TrainingFidelity, compare_training, training_fidelity
 
 if TYPE_CHECKING:
-    from fedscape.simulate.partitioner import PopulationPartitioner
+    from fedscape.simulate.flwr_partitioner import PopulationPartitioner
 
 __all__ = [
     "Binned",
@@ -61,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "PopulationPartitioner":  # flwr_datasets is optional and slow to import
         require("flwr_datasets", extra="dev")
-        from fedscape.simulate.partitioner import PopulationPartitioner
+        from fedscape.simulate.flwr_partitioner import PopulationPartitioner
 
         return PopulationPartitioner
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

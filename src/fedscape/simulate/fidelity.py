@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import Array, Key
 from fedscape.simulate.classifier import classify
 from fedscape.simulate.columns import Column, codes_of, with_codes
 from fedscape.sketches import DistributionSketch

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.random import Array, Key, dirichlet
 from fedscape.errors import DataError
-from fedscape.random import Array, Key, dirichlet
 
 BLOCK = 4096  # clients that share a generator; always drawn whole, so that none depends on how many follow
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedscape.checks import check_categories
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import check_categories
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import Array, Key
 from fedscape.simulate.columns import Column, Labels
 from fedscape.simulate.recipes import Recipe
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
+from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError, require
-from fedscape.federation import Federation
-from fedscape.random import Array, Key
-from fedscape.sampling import Sampler
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD, Setting

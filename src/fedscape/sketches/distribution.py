@@ -8,19 +8,19 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.computation import Arrays, Computation, Kept, rounds
-from fedscape.engine import Engine, as_engine
+from fedscape.core.arrays import Ragged, offsets_of
+from fedscape.core.computation import Arrays, Computation, Kept, rounds
+from fedscape.core.engine import Engine, as_engine
+from fedscape.core.estimator import Estimator, Fit, reading
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
-from fedscape.estimator import Estimator, Fit, reading
-from fedscape.federation import Federation
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
-from fedscape.ragged import Ragged, offsets_of
-from fedscape.random import Array, Key
-from fedscape.sketches._kernels import count_codes
 from fedscape.sketches.distances import normalise
 from fedscape.sketches.families import HadamardProjections, MinHashes, SignProjections, StableProjections
 from fedscape.sketches.features import Features, Spread
+from fedscape.sketches.kernels import count_codes
 from fedscape.sketches.private import noise_variance
 from fedscape.sketches.tokens import token_sets, valid_tokens
 

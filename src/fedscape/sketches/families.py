@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fedscape.core.arrays import Ragged
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.ragged import Ragged
-from fedscape.random import Array, Key
-from fedscape.sketches._kernels import hadamard_signs, hash_sets, pack_buckets, pack_signs
+from fedscape.sketches.kernels import hadamard_signs, hash_sets, pack_buckets, pack_signs
 
 # Products are made of whole tiles, padded with zeros: a BLAS may round the product of another shape otherwise, and a
 # bit must not depend on how many rows are hashed together. So the height is a function of the sketch alone: tall where

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedscape.checks import check_finite, valid_numbers
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import check_finite, valid_numbers
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 
 _TILE = 4096  # rows that are looked at together
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from fedscape import checkpoint
+from fedscape.core import checkpoint
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Laplace
 from fedscape.privacy.ranges import NOISE, check_positive
-from fedscape.random import Array
 from fedscape.sketches.distances import distance, heterogeneity, neighbours, normalise, own_bias, sizes, tvd_lower_bound
 from fedscape.sketches.distribution import DistributionSketch
 from fedscape.sketches.private import choose_rows, noise_variance

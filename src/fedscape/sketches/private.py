@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import noise_sd
-from fedscape.sampling import Sampler
 
 
 def noise_variance(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import Array
 from fedscape.sketches.distribution import DistributionSketch
 
 RULES = ("mean", "median-of-means", "median")

@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.arrays import Ragged
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, HasKeys, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.ragged import Ragged
-from fedscape.random import Array, HasKeys, Key
 from fedscape.sketches.distances import normalise
 from fedscape.sketches.distribution import DistributionSketch
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedscape.core.arrays import Ragged, offsets_of, rows_of
+from fedscape.core.random import Array
 from fedscape.errors import DataError
-from fedscape.ragged import Ragged, offsets_of, rows_of
-from fedscape.random import Array
-from fedscape.sketches._kernels import mix
+from fedscape.sketches.kernels import mix
 
 
 def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ...] | None = None) -> Ragged:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fedscape.studies.comparing import compare
+from fedscape.studies.compare import compare
 from fedscape.studies.explain import explain
-from fedscape.studies.model import draw, population
+from fedscape.studies.fidelity import simulated
+from fedscape.studies.kinds import draw, population
 from fedscape.studies.prepare import prepare
 from fedscape.studies.result import Study
-from fedscape.studies.running import study
-from fedscape.studies.simulating import simulated
+from fedscape.studies.study import study
 
 __all__ = ["Study", "compare", "draw", "explain", "population", "prepare", "simulated", "study"]

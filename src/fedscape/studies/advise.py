@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedscape.studies.numbers import FEW
+from fedscape.studies.intervals import FEW
 
 WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
 CLOSE = 0.005  # of two methods this close the simpler is advised

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.clustering import FederatedKMeans
-from fedscape.computation import Arrays, Computation, rounds
-from fedscape.engine import Engine, Local
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Computation, rounds
+from fedscape.core.engine import Engine, Local
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError, require
-from fedscape.federation import Federation
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
-from fedscape.statistics import Histogram, Moments
+from fedscape.statistics.histogram import Histogram
+from fedscape.statistics.kmeans import FederatedKMeans
+from fedscape.statistics.moments import Moments
 
 _CLASSES, _FEATURES, _HIDDEN = 10, 16, 8
 _UNITS = (
@@ -160,7 +161,7 @@ def _personal(method: str) -> Callable[[Engine], object]:
 def _kin(method: str) -> Callable[[Engine], object]:
     def run(engine: Engine) -> object:
         local = _step(proximal=0.1 if method == "fedprox" else 0.0)
-        from fedscape.learning.running import method_for
+        from fedscape.learning.run import method_for
 
         return list(rounds(method_for(method, local), engine, n_rounds=2))
 

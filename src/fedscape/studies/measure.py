@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.description import label_skew
-from fedscape.federation import Federation
-from fedscape.random import Array, Key
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.simulate import ConditionallyIID, Labels, plan
 from fedscape.sketches import DistributionSketch, heterogeneity, pairwise
-from fedscape.studies.numbers import bootstrap_interval, gini, plain
+from fedscape.statistics.description import label_skew
+from fedscape.studies.intervals import bootstrap_interval, gini, plain
 from fedscape.studies.prepare import Prepared
 
 _CELLS = 2**25

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.clustering import FederatedKMeans
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError, plural
-from fedscape.federation import Federation
 from fedscape.formats.kinds import LABELS, ColumnKind, Overrules
 from fedscape.formats.modelled import classes_of
 from fedscape.formats.reading import Reading, encode, read_columns
-from fedscape.random import Array, Key
+from fedscape.statistics.kmeans import FederatedKMeans
 
 MOST_CATEGORIES = 100
 MOST_ROWS = 200_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedscape.checkpoint import replace_file
+from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError
 
 FORMAT = 1

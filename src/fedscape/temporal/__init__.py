@@ -5,8 +5,8 @@ from __future__ import annotations
 from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
 from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
 from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
-from fedscape.temporal.clock import Cycle, read_clock
 from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
+from fedscape.temporal.cycle import Cycle, read_clock
 from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM
 from fedscape.temporal.methods import METHODS, collect_centres, evaluate, method_for

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import Array, HasKeys, Key
-from fedscape.sampling import Sampler
 from fedscape.temporal.curves import Curve
 
 _DAY = 24 * 60.0

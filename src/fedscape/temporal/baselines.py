@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 from torch.nn import functional
 
-from fedscape.checks import valid_numbers
-from fedscape.computation import Arrays, Computation, Kept
+from fedscape.core.arrays import segment_sum_twin
+from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import valid_numbers
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.kept import kept_rows
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor
 from fedscape.learning.server import Adam, Rule
 from fedscape.personal.fedem import logs, normalised
-from fedscape.ragged import segment_sum_twin
-from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Curve, Linear
 from fedscape.temporal.fedtem import small_example

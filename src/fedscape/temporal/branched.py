@@ -11,24 +11,24 @@ import torch
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fedscape.computation import Arrays, Kept
-from fedscape.engine import add_up
+from fedscape.core.arrays import offsets_of, rows_of, segment_sum_twin
+from fedscape.core.computation import Arrays, Kept
+from fedscape.core.engine import add_up
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
+from fedscape.learning.batches import work_of
 from fedscape.learning.evaluation import model_arrays, tensors_of
 from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
-from fedscape.learning.feed import work_of
 from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import one_thread, train
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.memory import shared
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import groups
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.training import one_thread, train
-from fedscape.personal.learners import log_probs_of
-from fedscape.ragged import offsets_of, rows_of, segment_sum_twin
-from fedscape.random import Array, Key
+from fedscape.personal.shared import log_probs_of
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 

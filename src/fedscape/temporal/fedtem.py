@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.computation import Arrays, Kept
+from fedscape.core.arrays import offsets_of
+from fedscape.core.computation import Arrays, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor, cross_entropy
 from fedscape.learning.server import Adam, Rule
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.branches import MultiBranch
 from fedscape.temporal.curves import Linear, Zones

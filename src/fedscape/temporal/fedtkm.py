@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedscape.computation import Arrays, Kept
+from fedscape.core.computation import Arrays, Kept
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import Tensor
 from fedscape.learning.server import Adam, Rule
-from fedscape.random import Array, Key
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import held, small_example, three_branches, told

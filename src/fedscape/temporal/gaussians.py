@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
+from fedscape.core.random import Array
 from fedscape.learning.losses import Tensor
-from fedscape.random import Array
 
 
 def log_densities(features: Tensor, means: Tensor, variances: Tensor) -> Tensor:

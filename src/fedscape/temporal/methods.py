@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.computation import Arrays, rounds
-from fedscape.engine import Engine, as_engine, cut
+from fedscape.core.computation import Arrays, rounds
+from fedscape.core.engine import Engine, as_engine, cut
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
-from fedscape.federation import Federation
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.evaluation import evaluate as evaluate_model
 from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Rule
-from fedscape.random import Array
-from fedscape.sampling import Sampler
 from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
 from fedscape.temporal.branched import MEAN, Branched
 from fedscape.temporal.branches import MeanOfBranches, MultiBranch

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedscape.computation import Arrays
+from fedscape.core.computation import Arrays
+from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.random import Array, Key
 from fedscape.temporal.curves import Cosine, Curve, Linear, parse_curve
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.checks import check_whole
+from fedscape.core.federation import Federation
+from fedscape.core.random import TINIEST, Array, Key, dirichlet
+from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_sizes, pick
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import TINIEST, Array, Key, dirichlet
 
 BLOCK = 1024  # clients that share a generator; always drawn whole, so that none depends on how many follow
 

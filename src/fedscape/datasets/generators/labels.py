@@ -8,12 +8,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.checks import check_whole
+from fedscape.core.arrays import offsets_of
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive, check_sizes, pick
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.ragged import offsets_of
-from fedscape.random import Array, Key, dirichlet
 
 LAWS = ("gaussian", "laplace", "beta")
 _PURPOSE = "fedgmm synthetic"

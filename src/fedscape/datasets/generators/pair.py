@@ -7,10 +7,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-from fedscape.checks import check_whole
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.federation import Federation
-from fedscape.random import Array, Key
 
 
 def gaussian_pair(

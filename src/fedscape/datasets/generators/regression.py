@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedscape.checks import check_whole
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive, pick
-from fedscape.federation import Federation
-from fedscape.random import Array, Key, dirichlet
 
 
 def hlcr_synthetic(

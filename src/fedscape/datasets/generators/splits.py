@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.checks import check_whole
+from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive
 from fedscape.errors import DataError
-from fedscape.random import Array, Key, dirichlet
 
 _TRIES = 1000
 

@@ -1,0 +1,77 @@
+"""Is this machine fit for fedscape, and what is missing?"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fedscape
+from fedscape.core.engine import cores
+from fedscape.datasets import info, names
+
+EXTRAS = {
+    "learn": ("torch", "safetensors"),
+    "ray": ("ray",),
+    "flower": ("flwr",),
+    "report": ("jinja2", "matplotlib"),
+    "tune": ("optuna",),
+    "log": ("tensorboard",),
+}
+
+
+def examine() -> dict[str, Any]:
+    """Versions, extras, GPU, data and where compiled kernels are kept; nothing is downloaded and nothing installed.
+
+    >>> sorted(examine())
+    ['cores', 'data', 'extras', 'fedscape', 'gpu', 'kernels', 'packages', 'python']
+    """
+    needed = ("numpy", "scipy", "numba", "pyarrow", "typer", "rich", "dp-accounting", "threadpoolctl")
+    return {
+        "fedscape": fedscape.__version__,
+        "python": platform.python_version(),
+        "cores": cores(),
+        "packages": {name: importlib.metadata.version(name) for name in needed},
+        "extras": {extra: _extra(extra, modules) for extra, modules in EXTRAS.items()},
+        "gpu": _gpu(),
+        "data": _data(),
+        "kernels": _kernels(),
+    }
+
+
+def _extra(extra: str, modules: tuple[str, ...]) -> str:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"missing {', '.join(missing)}: pip install 'fedscape[{extra}]'" if missing else "installed"
+
+
+def _gpu() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "not looked for: torch is not installed"
+    torch = importlib.import_module("torch")  # by name: this module is not to need it
+    return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else "none: torch runs on the CPU"
+
+
+def _data() -> dict[str, Any]:
+    folder = os.environ.get("FEDSCAPE_DATA")
+    there = [name for name in names() if not info(name)["embedded"] and info(name)["size"] is not None]
+    return {
+        "FEDSCAPE_DATA": folder if folder else "not set: only the embedded data can be loaded",
+        "embedded": [name for name in names() if info(name)["embedded"]],
+        "found": there,
+    }
+
+
+def _kernels() -> str:
+    """Where compiled kernels are kept between processes; nowhere is no error, only slower."""
+    folder = os.environ.get("NUMBA_CACHE_DIR") or str(Path(__file__).parent / "__pycache__")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return "kept in NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "kept beside the package"
+    except OSError:
+        return "compiled anew in each process: no folder for them can be written (set NUMBA_CACHE_DIR)"

@@ -1,0 +1,84 @@
+"""What a training is refused for, or told, before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedscape.cli.options import free
+from fedscape.cli.temporal import TEMPORAL, WITH_PRIOR
+from fedscape.errors import DataError
+
+PERSONAL = ("local", "fedavg+", "clustered", "ifca", "pfedme", "fedem", "fedgmm", "ditto", "fedrep")
+
+
+def check_method(method: str, rounds: int, every: int) -> None:
+    """Refuse a method that there is not, and no rounds."""
+    from fedscape.learning.run import METHODS
+
+    known = (*METHODS, *PERSONAL, *TEMPORAL)
+    if method not in known:
+        raise DataError(f"method must be one of {', '.join(known)}, not {method!r}")
+    for name, value in (("rounds", rounds), ("every", every)):
+        if value < 1:
+            raise DataError(f"--{name} must be at least 1, not {value}")
+
+
+def check_private(
+    epsilon: float | None, delta: float | None, clip: float | None, standardise: bool, fill: str | None
+) -> None:
+    """Refuse what a private training cannot keep, and parts of a budget without one."""
+    if epsilon is None:
+        for name, value in (("delta", delta), ("clip", clip)):
+            if value is not None:
+                raise DataError(f"--{name} goes with --epsilon, the budget to train within")
+        return
+    if standardise:
+        raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
+    if fill in ("mean", "median"):
+        raise DataError(
+            f"--fill {fill} takes an exact {fill} of all rows, which --epsilon does not cover: declare a number, such "
+            "as --fill 0, or --fill drop"
+        )
+    from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
+
+    check_positive("--epsilon", epsilon, NOISE, error=DataError)
+    if clip is not None:
+        check_positive("--clip", clip, LENGTH, error=DataError)
+    if delta is not None:
+        check_share("--delta", delta, error=DataError)
+
+
+def check_schedule(method: str, schedule: str | None, modes: str | None, prior: str | None) -> None:
+    """Refuse a schedule, or what goes with one, where the other is missing."""
+    if prior is not None and method not in WITH_PRIOR:
+        raise DataError(f"--prior goes with --schedule and {', '.join(WITH_PRIOR)}, not {method}")
+    if schedule is not None:
+        return
+    if method in TEMPORAL:
+        raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
+    if modes is not None:
+        raise DataError("--modes goes with --schedule")
+
+
+def check_out(out: Path | None, resume: bool, force: bool) -> None:
+    """Refuse to write over a run, or to go on with one that has no folder."""
+    if not resume:
+        free(out, force)
+    elif out is None:
+        raise DataError("--resume goes with --out, the folder of the run to go on with")
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """0,1 is [0, 1]."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise DataError(f"--{name} must be whole numbers with commas between, such as 0,1, not {text!r}") from None
+
+
+def fractions(text: str, name: str) -> list[float]:
+    """0.01,0.1 is [0.01, 0.1]."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise DataError(f"--{name} must be numbers with commas between, such as 0.01,0.1, not {text!r}") from None

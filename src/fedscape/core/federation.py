@@ -1,0 +1,607 @@
+"""The clients and their rows: flat columns, offsets, and ids that never change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from os import PathLike
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.core.arrays import Gathered, Ragged, group_rows, offsets_of, rows_of, segment_count, segment_sum
+from fedscape.core.random import Array, Key, client_keys
+from fedscape.core.validate import (
+    Collected,
+    check_categories,
+    check_share,
+    checked_columns,
+    checked_ids,
+    codes_by_name,
+    factorise,
+    is_rising,
+    is_sorted,
+    positions,
+    read_only,
+)
+from fedscape.errors import DataError, plural
+
+
+class Federation:
+    """Clients and their rows, immutable.
+
+    The rows of client i are `offsets[i]:offsets[i + 1]` of every column. Clients without rows are normal. A cohort, one
+    client, a split, a time window and a simulated population are all Federations.
+
+    Parameters
+    ----------
+    columns
+        Arrays of equal length, one row per record: numbers of any trailing shape, or texts (stored as integer codes,
+        their names in `names`).
+    offsets
+        Where each client's rows begin and end, clients + 1 numbers.
+    ids
+        One integer or text per client, all different.
+    names
+        For a column of codes the name of each code; for ready counts the name of each category, its last axis. For a
+        column of texts the names that count: any other text has the code -1, as a missing one. Names that are not
+        given are collected from the rows, which a private fit refuses (see `declare`).
+
+    >>> fed = Federation.from_arrays({"y": [0, 1, 1, 2]}, clients=["a", "b", "a", "a"])
+    >>> fed
+    Federation(2 clients, 4 rows, y int64)
+    >>> fed.counts("y", n_categories=3).tolist()
+    [[1, 1, 1], [0, 1, 0]]
+    """
+
+    columns: Mapping[str, Array]
+    offsets: Array
+    ids: Array
+    names: Mapping[str, tuple[str, ...]]
+    kept: Mapping[str, Ragged]
+
+    def __init__(
+        self,
+        columns: Mapping[str, npt.ArrayLike],
+        offsets: npt.ArrayLike,
+        ids: npt.ArrayLike | None = None,
+        *,
+        names: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        ends = np.asarray(offsets)
+        if ends.ndim != 1 or len(ends) == 0 or ends.dtype.kind not in "iu" or ends[0] != 0 or np.any(np.diff(ends) < 0):
+            raise DataError(
+                "offsets must be whole numbers that start at 0 and never fall, one more than there are clients"
+            )
+        ends = ends.astype(np.int64, copy=False)
+        stored, known = checked_columns(columns, dict(names or {}))
+        for name, values in stored.items():
+            if len(values) != ends[-1]:
+                raise DataError(f"column {name!r} has {len(values):,} rows, but the offsets end at {ends[-1]:,}")
+        who = np.arange(len(ends) - 1) if ids is None else checked_ids(ids)
+        if len(who) != len(ends) - 1:
+            raise DataError(f"there are {len(who):,} ids, but the offsets describe {len(ends) - 1:,} clients")
+        self._set(stored, ends, who, known, {})
+
+    def _set(
+        self,
+        columns: Mapping[str, Array],
+        offsets: Array,
+        ids: Array,
+        names: Mapping[str, tuple[str, ...]],
+        kept: Mapping[str, Ragged],
+    ) -> None:
+        put = object.__setattr__
+        put(self, "columns", MappingProxyType(columns) if isinstance(columns, dict) else columns)
+        put(self, "offsets", read_only(offsets))
+        put(self, "ids", read_only(ids))
+        put(self, "names", names)
+        put(self, "kept", kept)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Federation is immutable: {name!r} cannot be set; with_column() makes a new one")
+
+    def _derive(
+        self,
+        columns: Mapping[str, Array] | None = None,
+        offsets: Array | None = None,
+        ids: Array | None = None,
+        *,
+        names: Mapping[str, tuple[str, ...]] | None = None,
+        kept: Mapping[str, Ragged] | None = None,
+    ) -> Federation:
+        """A Federation from parts that are known to be sound."""
+        fed = object.__new__(Federation)
+        fed._set(
+            self.columns if columns is None else columns,
+            self.offsets if offsets is None else offsets,
+            self.ids if ids is None else ids,
+            self.names if names is None else names,
+            {} if kept is None else kept,
+        )
+        return fed
+
+    # -- ways in -------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_arrays(
+        cls,
+        columns: Mapping[str, npt.ArrayLike],
+        clients: npt.ArrayLike,
+        *,
+        ids: npt.ArrayLike | None = None,
+        names: Mapping[str, Sequence[str]] | None = None,
+    ) -> Federation:
+        """Group rows by client.
+
+        Rows that already lie together are not moved, and their clients keep their order; other rows are grouped in one
+        pass, and the clients come in the order of their ids. Rows of one client keep their order.
+
+        Parameters
+        ----------
+        columns
+            Arrays of equal length.
+        clients
+            The client of each row: integers or texts.
+        ids
+            All clients, where some have no rows; the order of the result.
+        names
+            Names of the codes of a column.
+
+        >>> Federation.from_arrays({"x": [1.0, 2.0]}, clients=[7, 7], ids=[7, 8]).sizes
+        array([2, 0])
+        """
+        stored, known = checked_columns(columns, dict(names or {}))
+        codes, who = factorise(clients, None if ids is None else checked_ids(ids))
+        for name, values in stored.items():
+            if len(values) != len(codes):
+                raise DataError(f"column {name!r} has {len(values):,} rows, but `clients` has {len(codes):,}")
+        offsets = offsets_of(np.bincount(codes, minlength=len(who)))
+        if not is_sorted(codes):
+            order = group_rows(codes, offsets[:-1].copy())
+            stored = {name: values[order] for name, values in stored.items()}
+        return cls(stored, offsets, who, names=known)
+
+    @classmethod
+    def from_clients(cls, clients: Sequence[Any], *, ids: npt.ArrayLike | None = None) -> Federation:
+        """One table per client: each a mapping of arrays, a pandas DataFrame, an Arrow table, or an array (column x).
+
+        >>> Federation.from_clients([{"y": [1, 2]}, {"y": []}, {"y": [3]}]).sizes
+        array([2, 0, 1])
+        """
+        from fedscape.formats import stack_clients
+
+        columns, sizes, names = stack_clients(clients)
+        return cls(columns, offsets_of(sizes), ids, names=names)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        *,
+        client: str,
+        ids: npt.ArrayLike | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
+        """Group the rows of a pandas DataFrame or an Arrow table by the column `client`.
+
+        Texts and categories become integer codes with their names beside them; missing whole numbers become NaN; a
+        missing text becomes the code -1.
+
+        Parameters
+        ----------
+        frame, client, ids
+            The table, the column that says whose a row is, and all clients where some have no rows.
+        categorical
+            Columns whose values are classes: they become codes 0, 1, ... with the values as names, -1 where missing.
+        numeric
+            Columns of texts that are numbers; a text that is none becomes NaN.
+        ignore
+            Columns to leave out.
+
+        >>> import pyarrow as pa
+        >>> table = pa.table({"who": [1, 1, 2], "stars": [5, 3, 5]})
+        >>> Federation.from_frame(table, client="who", categorical=["stars"]).names["stars"]
+        ('3', '5')
+        """
+        from fedscape.formats import from_frame
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_frame(frame, client=client, ids=ids), categorical, numeric, ignore)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
+        """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
+
+        `categorical`, `numeric` and `ignore` are those of `from_frame`.
+        """
+        from fedscape.formats import from_parquet
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_parquet(path, client=client, columns=columns), categorical, numeric, ignore)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | PathLike[str],
+        *,
+        client: str,
+        columns: Sequence[str] | None = None,
+        categorical: Sequence[str] = (),
+        numeric: Sequence[str] = (),
+        ignore: Sequence[str] = (),
+    ) -> Federation:
+        """Group the rows of a CSV file by the column `client`.
+
+        `categorical`, `numeric` and `ignore` are those of `from_frame`.
+        """
+        from fedscape.formats import from_csv
+        from fedscape.formats.modelled import overruled
+
+        return overruled(from_csv(path, client=client, columns=columns), categorical, numeric, ignore)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Federation]) -> Federation:
+        """The clients of several Federations, one after the other; ids must differ and columns agree.
+
+        >>> a = Federation({"y": [1]}, [0, 1], ids=["a"])
+        >>> Federation.concat([a, Federation({"y": [2]}, [0, 1], ids=["b"])]).ids.tolist()
+        ['a', 'b']
+        """
+        if not parts:
+            raise DataError("concat needs at least one Federation, got none")
+        first = parts[0]
+        for part in parts[1:]:
+            if set(part.columns) != set(first.columns) or dict(part.names) != dict(first.names):
+                raise DataError(f"concat needs the same columns and names in all parts: {first!r} and {part!r} differ")
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in first.columns}
+        sizes = np.concatenate([part.sizes for part in parts])
+        ids = np.concatenate([part.ids for part in parts])
+        collected = {n: v for part in parts for n, v in part.names.items() if isinstance(v, Collected)}
+        return cls(columns, offsets_of(sizes), ids, names={**first.names, **collected})
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], *, verify: bool = True) -> Federation:
+        """Open a folder written by `save`; columns are memory-mapped; `verify` checks every byte."""
+        from fedscape.formats import load_folder
+
+        return load_folder(path, verify=verify)
+
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write a folder of `.npy` columns and one JSON file, whole or not at all."""
+        from fedscape.formats import save_folder
+
+        save_folder(self, path, overwrite=overwrite)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, column: str) -> Array:
+        try:
+            return self.columns[column]
+        except KeyError:
+            have = ", ".join(map(repr, self.columns)) or "none"
+            raise DataError(f"there is no column {column!r}; the columns are: {have}") from None
+
+    def __contains__(self, column: object) -> bool:
+        return column in self.columns
+
+    def __repr__(self) -> str:
+        shapes = [f"{n} {v.dtype}{list(v.shape[1:]) if v.ndim > 1 else ''}" for n, v in self.columns.items()]
+        listed = [plural(len(self), "client"), plural(self.n_rows, "row"), *(shapes or ["no columns"])]
+        return f"Federation({', '.join(listed)})"
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows of all clients together."""
+        return int(self.offsets[-1])
+
+    @property
+    def sizes(self) -> Array:
+        """The number of rows of each client."""
+        return np.diff(self.offsets)
+
+    @property
+    def client_of_row(self) -> Array:
+        """The position of the client that owns each row."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    @property
+    def keys(self) -> Array:
+        """The 64-bit key of each client, from its id."""
+        keys: Array = self._once("keys", lambda: client_keys(self.ids))
+        return keys
+
+    @property
+    def order(self) -> Array | None:
+        """The positions of the clients in the order of their ids; None where they lie in that order already."""
+        order: Array | None = self._once("order", lambda: None if is_rising(self.ids) else np.argsort(self.ids))
+        return order
+
+    def _once(self, name: str, make: Any) -> Any:
+        store = self.__dict__.setdefault("_store", {})
+        if name not in store:
+            store[name] = make()
+        return store[name]
+
+    def positions(self, ids: npt.ArrayLike) -> Array:
+        """The positions of these ids; an unknown id is refused.
+
+        >>> Federation({}, [0, 0, 0], ids=["a", "b"]).positions(["b"])
+        array([1])
+        """
+        wanted = np.atleast_1d(np.asarray(ids))
+        known: dict[Any, int] = self._once("index", lambda: {v: i for i, v in enumerate(self.ids.tolist())})
+        try:
+            return np.array([known[v] for v in wanted.tolist()], dtype=np.int64)
+        except KeyError as error:
+            raise DataError(f"there is no client {error.args[0]!r} among the {len(self):,} ids") from None
+
+    def fingerprint(self) -> str:
+        """A digest of who the clients are and how many rows of what shape they have (not of the values)."""
+        digest = hashlib.sha256()
+        digest.update(repr([(n, str(v.dtype), v.shape[1:]) for n, v in self.columns.items()]).encode())
+        digest.update(self.offsets.tobytes())
+        digest.update(self.keys.tobytes())
+        return digest.hexdigest()
+
+    # -- cutting -------------------------------------------------------------------------------------------------------
+
+    def take(self, clients: npt.ArrayLike | slice) -> Federation:
+        """These clients, by position, mask or slice; other clients' rows are not touched.
+
+        >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).take([1])["y"].tolist()
+        [2, 3]
+        """
+        part = self.borrow(clients)
+        object.__setattr__(part, "columns", MappingProxyType({name: part[name] for name in self.columns}))
+        return part
+
+    def borrow(self, clients: npt.ArrayLike | slice) -> Federation:
+        """The same as `take`, but a column is read when it is first asked for: until then these rows stay here.
+
+        >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).borrow([1])["y"].tolist()
+        [2, 3]
+        """
+        where = clients if isinstance(clients, slice) else positions(clients, len(self))
+        rows, offsets = rows_of(self.offsets, where)
+        columns = Gathered(self.columns, rows)
+        kept = {name: arrays.take(where) for name, arrays in self.kept.items()}
+        part = self._derive(columns, offsets, self.ids[where], kept=kept)
+        if "keys" in self.__dict__.get("_store", {}):
+            part.__dict__["_store"] = {"keys": self.keys[where]}
+        return part
+
+    def client(self, id: Any) -> Federation:  # noqa: A002
+        """The Federation of this one client."""
+        return self.take(self.positions([id]))
+
+    def where(self, rows: npt.ArrayLike) -> Federation:
+        """The same clients with only the rows where this mask holds.
+
+        >>> fed = Federation({"t": [1, 5, 9]}, [0, 2, 3])
+        >>> fed.where(fed["t"] < 5).sizes
+        array([1, 0])
+        """
+        mask = np.asarray(rows)
+        if mask.dtype != bool or mask.shape != (self.n_rows,):
+            raise DataError(
+                f"where() needs one True or False for each of the {self.n_rows:,} rows, got {mask.dtype}{mask.shape}"
+            )
+        passed = np.concatenate(([0], np.cumsum(mask)))
+        columns = {name: values[mask] for name, values in self.columns.items()}
+        return self._derive(columns, passed[self.offsets].astype(np.int64), kept=self.kept)
+
+    def select(self, columns: Sequence[str]) -> Federation:
+        """Only these columns."""
+        return self._derive(
+            {name: self[name] for name in columns},
+            names={name: value for name, value in self.names.items() if name in columns},
+            kept=self.kept,
+        )
+
+    def with_column(self, name: str, values: npt.ArrayLike, *, names: Sequence[str] | None = None) -> Federation:
+        """The same rows with one column added or replaced.
+
+        >>> Federation({"y": [1, 2]}, [0, 2]).with_column("z", [0.5, 0.5])
+        Federation(1 client, 2 rows, y int64, z float64)
+        """
+        stored, known = checked_columns({name: values}, {} if names is None else {name: names})
+        if len(stored[name]) != self.n_rows:
+            raise DataError(f"column {name!r} has {len(stored[name]):,} rows, the Federation has {self.n_rows:,}")
+        others = {n: v for n, v in self.names.items() if n != name}
+        return self._derive({**self.columns, **stored}, names={**others, **known}, kept=self.kept)
+
+    def declare(self, column: str, names: Sequence[str]) -> Federation:
+        """The same rows with these categories, in this order, whatever rows there are.
+
+        A row of any other category gets the code -1, as if it had none: under privacy such rows are left out, without
+        it they are refused, and `where` drops them. Codes without names get these names in their order.
+
+        >>> fed = Federation.from_arrays({"y": ["flu", "rare", "cold"]}, clients=[0, 0, 1])
+        >>> fed = fed.declare("y", ["cold", "flu"])
+        >>> fed["y"].tolist(), fed.names["y"]
+        ([1, -1, 0], ('cold', 'flu'))
+        """
+        if isinstance(names, str) or len(set(names)) < len(names) or not names:
+            raise DataError(f"names must be a list of different texts, at least one, not {names!r}")
+        values = self[column]
+        if values.ndim > 1:
+            return self.with_column(column, values, names=tuple(names))
+        if values.dtype.kind not in "biu":
+            raise DataError(f"column {column!r} must hold categories to be declared, not {values.dtype}")
+        old = self.names.get(column, names)
+        return self.with_column(column, codes_by_name(values, old, names).astype(np.int32), names=tuple(names))
+
+    def is_declared(self, column: str) -> bool:
+        """Whether the categories of a column were given, as names or as the width of ready counts, not collected.
+
+        >>> fed = Federation.from_arrays({"y": ["flu", "cold"]}, clients=[0, 1])
+        >>> fed.is_declared("y"), fed.declare("y", ["cold", "flu"]).is_declared("y")
+        (False, True)
+        """
+        names = self.names.get(column)
+        return not isinstance(names, Collected) and (names is not None or self[column].ndim > 1)
+
+    def with_kept(self, kept: Mapping[str, Ragged]) -> Federation:
+        """The same clients, holding what they kept in an earlier round."""
+        return self._derive(kept=kept)
+
+    def split(self, *, test: float = 0.2, seed: int = 0) -> tuple[Federation, Federation]:
+        """Split the rows inside each client into train and test.
+
+        A client of n rows gives round(n * test) of them to the test set, but never its only row. Which ones depends
+        on (seed, client) alone.
+
+        >>> train, test = Federation({"y": range(10)}, [0, 9, 10]).split(test=0.3)
+        >>> train.sizes, test.sizes
+        (array([6, 1]), array([3, 0]))
+        """
+        check_share(test)
+        wanted = np.minimum(np.floor(self.sizes * test + 0.5).astype(np.int64), np.maximum(self.sizes - 1, 0))
+        client = self.client_of_row
+        order = np.argsort(client + Key(seed, purpose="split rows").uniform_rows(self), kind="stable")
+        chosen = np.zeros(self.n_rows, dtype=bool)
+        chosen[order[np.arange(self.n_rows) - self.offsets[client] < wanted[client]]] = True
+        return self.where(~chosen), self.where(chosen)
+
+    def split_clients(self, *, test: float = 0.2, seed: int = 0) -> tuple[Federation, Federation]:
+        """Split the clients into train and test: round(clients * test) of them, at least one on each side.
+
+        >>> train, test = Federation({"y": range(4)}, [0, 1, 2, 3, 4]).split_clients(test=0.25)
+        >>> len(train), len(test)
+        (3, 1)
+        """
+        check_share(test)
+        if len(self) < 2:
+            raise DataError(f"split_clients() needs at least two clients, there is {len(self)}")
+        n_test = min(max(int(len(self) * test + 0.5), 1), len(self) - 1)
+        chosen = np.zeros(len(self), dtype=bool)
+        chosen[np.argsort(Key(seed, purpose="split clients").uniform(self), kind="stable")[:n_test]] = True
+        return self.take(~chosen), self.take(chosen)
+
+    def batches(self, clients: int = 512) -> Iterator[Federation]:
+        """Consecutive groups of this many clients.
+
+        >>> [len(part) for part in Federation({}, [0] * 6).batches(2)]
+        [2, 2, 1]
+        """
+        if clients < 1:
+            raise DataError(f"batches() needs at least one client a batch, not {clients}")
+        return (self.take(slice(begin, begin + clients)) for begin in range(0, len(self), clients))
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def categories(self, column: str) -> int:
+        """How many categories a column of codes has: its names, or one more than its largest code.
+
+        Values that are no codes 0, 1, 2, ... are refused: `coded` makes codes of them.
+        """
+        if column in self.names:
+            return len(self.names[column])
+        values = self[column]
+        if values.ndim == 2:
+            return int(values.shape[1])
+        if not len(values):
+            return 0
+        known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        if values.dtype.kind not in "biuf" or not len(known):
+            raise DataError(f"column {column!r} must hold categories, one a row, not {values.dtype}: see coded()")
+        high = int(known.max())
+        if high >= max(2**24, 16 * len(values)):
+            raise DataError(
+                f"column {column!r} holds {high:,}, and counts of 0 to {high:,} would fill the memory: its values as "
+                f"classes are coded({column!r})"
+            )
+        return high + 1
+
+    def coded(self, column: str) -> Federation:
+        """The rows with a value in this column, its values as codes 0, 1, 2, ... whose names are the values.
+
+        What a column is decides `formats.kinds.kind_of`, as for every command: whole numbers of few values, texts and
+        truth values are classes; a number is cut into five classes of about as many rows each.
+
+        >>> fed = Federation({"stars": [5, 1, 3, 1]}, [0, 2, 4]).coded("stars")
+        >>> fed["stars"].tolist(), fed.names["stars"]
+        ([2, 0, 1, 0], ('1', '3', '5'))
+        """
+        from fedscape.formats.modelled import with_classes
+
+        return with_classes(self, column)[0]
+
+    def counts(self, column: str, n_categories: int | None = None) -> Array:
+        """How often each client has each category: [clients, n_categories], int32.
+
+        A column of whole numbers holds one category a row; a two-dimensional one holds ready counts, which are added.
+
+        >>> Federation({"y": [0, 2, 2]}, [0, 1, 3]).counts("y").tolist()
+        [[1, 0, 0], [0, 0, 2]]
+        """
+        n = self.categories(column) if n_categories is None else n_categories
+        values = check_categories(self[column], n, column)
+        if values.ndim == 2:
+            made = self.segment_sum(values)
+            if made.size and made.max() > np.iinfo(np.int32).max:
+                raise DataError(f"column {column!r} has a count of {int(made.max()):,}: the largest is 2**31 - 1")
+            return made.astype(np.int32)
+        return segment_count(values, self.offsets, n)
+
+    def bin(self, column: str, edges: npt.ArrayLike, *, name: str | None = None) -> Federation:
+        """Turn numbers into codes: code k where edges[k] <= value < edges[k + 1].
+
+        Parameters
+        ----------
+        column
+            The column of numbers.
+        edges
+            Rising numbers; -inf and inf are allowed at the ends. A value outside them is refused.
+        name
+            Where the codes go; by default they replace the column.
+
+        >>> Federation({"income": [10.0, 70.0]}, [0, 2]).bin("income", [0, 50, np.inf])["income"].tolist()
+        [0, 1]
+        """
+        cuts, values = np.asarray(edges, dtype=float), self[column]
+        if cuts.ndim != 1 or len(cuts) < 2 or not np.all(np.diff(cuts) > 0):
+            raise DataError(f"edges must be at least two rising numbers, got {np.array2string(cuts, threshold=8)}")
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            raise DataError(
+                f"bin() needs a column of single numbers; {column!r} is {values.dtype}{list(values.shape[1:])}"
+            )
+        codes = np.searchsorted(cuts, values, side="right") - 1
+        outside = (codes < 0) | (codes >= len(cuts) - 1) | np.isnan(values)
+        if outside.any():
+            row = int(np.argmax(outside))
+            raise DataError(
+                f"{int(outside.sum()):,} values of {column!r} lie outside the edges, the first is {values[row]} "
+                f"in row {row:,}: widen the edges (-inf and inf are allowed) or drop those rows with where()"
+            )
+        labels = [f"[{low:g}, {high:g})" for low, high in pairwise(cuts)]
+        return self.with_column(name or column, codes.astype(np.int32), names=labels)
+
+    def segment_sum(self, values: str | Array) -> Array:
+        """Sum over each client's rows: [clients, ...]; whole numbers stay whole, the rest is float64.
+
+        >>> Federation({"x": [1.0, 2.0, 4.0]}, [0, 2, 2, 3]).segment_sum("x")
+        array([3., 0., 4.])
+        """
+        rows = self[values] if isinstance(values, str) else np.asarray(values)
+        if len(rows) != self.n_rows:
+            raise DataError(f"segment_sum() needs one value for each of the {self.n_rows:,} rows, got {len(rows):,}")
+        return segment_sum(rows, self.offsets)

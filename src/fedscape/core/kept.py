@@ -1,0 +1,83 @@
+"""What clients keep between rounds, held for them by an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedscape.core.arrays import Ragged, offsets_of, rows_of
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.errors import CheckpointError
+
+
+class Store:
+    """Arrays of any length for each of n clients, by name; a client that never kept anything has none.
+
+    >>> store = Store(3)
+    >>> store.put([(np.array([2]), {"z": Ragged(np.array([7, 8]), np.array([0, 2]))})])
+    >>> store.arrays["z"].lengths
+    array([0, 0, 2])
+    """
+
+    def __init__(self, n_clients: int) -> None:
+        self.n_clients = n_clients
+        self.arrays: dict[str, Ragged] = {}
+
+    def restore(self, kept: Mapping[str, Ragged]) -> None:
+        """Take over what a checkpoint holds."""
+        for name, (flat, offsets) in kept.items():
+            if len(offsets) != self.n_clients + 1 or offsets[0] != 0 or offsets[-1] != len(flat):
+                raise CheckpointError(f"kept {name!r} is not for {self.n_clients} clients")
+        self.arrays = dict(kept)
+
+    def put(self, parts: Sequence[tuple[Array | slice, Mapping[str, Ragged]]]) -> None:
+        """Replace what these clients keep; the others' stays."""
+        for name in sorted({name for _, kept in parts for name in kept}):
+            whose = [where for where, kept in parts if name in kept]
+            clients = np.concatenate([np.arange(self.n_clients)[where] for where in whose])
+            flats = [kept[name].flat for _, kept in parts if name in kept]
+            flat = flats[0] if len(flats) == 1 else np.concatenate(flats)  # it may be a model of each client
+            lengths = np.concatenate([kept[name].lengths for _, kept in parts if name in kept])
+            self.arrays[name] = self._merged(self.arrays.get(name), clients, flat, lengths)
+
+    def _merged(self, old: Ragged | None, clients: Array, flat: Array, lengths: Array) -> Ragged:
+        if old is None or old.flat.shape[1:] != flat.shape[1:] or old.flat.dtype != flat.dtype:
+            old = Ragged(np.empty((0, *flat.shape[1:]), flat.dtype), np.zeros(self.n_clients + 1, dtype=np.int64))
+        if np.array_equal(old.lengths[clients], lengths):
+            old.flat[rows_of(old.offsets, clients)[0]] = flat  # the usual case: as long as before, in place
+            return old
+        new_lengths = old.lengths.copy()
+        new_lengths[clients] = lengths
+        offsets = offsets_of(new_lengths)
+        merged = np.empty((offsets[-1], *flat.shape[1:]), flat.dtype)
+        others = np.setdiff1d(np.arange(self.n_clients), clients, assume_unique=True)
+        merged[rows_of(offsets, others)[0]] = old.flat[rows_of(old.offsets, others)[0]]
+        merged[rows_of(offsets, clients)[0]] = flat
+        return Ragged(merged, offsets)
+
+
+def kept_rows(clients: Federation, name: str, otherwise: Array) -> Array:
+    """What each client keeps under this name, one row each; a client that keeps nothing gets `otherwise`."""
+    out = np.broadcast_to(otherwise, (len(clients), *otherwise.shape)).copy()
+    if name in clients.kept:
+        kept = clients.kept[name]
+        out[kept.lengths > 0] = kept.flat
+    return out
+
+
+def joined(parts: Sequence[tuple[int, Mapping[str, Ragged]]]) -> dict[str, Ragged]:
+    """What several groups of clients keep, one group after the other; each part says how many clients it has.
+
+    >>> one = {"z": Ragged(np.array([7, 8]), np.array([0, 2]))}
+    >>> joined([(1, one), (2, {})])["z"].lengths
+    array([2, 0, 0])
+    """
+    together = {}
+    for name in sorted({name for _, kept in parts for name in kept}):
+        have = [kept[name] for _, kept in parts if name in kept]
+        lengths = [kept[name].lengths if name in kept else np.zeros(n, dtype=np.int64) for n, kept in parts]
+        ends = offsets_of(np.concatenate(lengths))
+        together[name] = Ragged(np.concatenate([arrays.flat for arrays in have]), ends)
+    return together

@@ -1,0 +1,1 @@
+"""Write a deployment over Flower, check it, and look after its nodes."""

@@ -1,0 +1,400 @@
+"""A deployment over Flower that works on the first try: its files, and a look for known gaps."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedscape.deploy import files as files
+from fedscape.deploy import node as node
+from fedscape.deploy import read as read
+from fedscape.errors import DataError, require
+
+_SWITCHES = ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1")
+_NO_INSTALLS = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+_SCRIPTS = ("environment.sh", "superlink.sh", "register.sh", "supernode.sh", "run.sh")
+_TABLES = ("app/pyproject.toml", "flower/config.toml")
+_SOON = 30
+Options = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that `check` found: an error, a warning, or a note of what no file can change."""
+
+    level: str
+    what: str
+    remedy: str
+
+
+def init(
+    folder: str | os.PathLike[str],
+    *,
+    nodes: int = 3,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+    port: int = 8000,
+    days: int = 365,
+    plain: bool = False,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """Write a ready Flower app with certificates, node keys, nodes' terms and scripts into a new folder.
+
+    Parameters
+    ----------
+    folder
+        The folder, which must not exist or be empty.
+    nodes
+        How many node keys to make.
+    hosts
+        Names and addresses under which nodes reach the server, the one they use first.
+    port
+        The SuperLink's port.
+    days
+        How long the certificates hold.
+    plain
+        Plain text instead of TLS, and so no node authentication: only where the first host is this machine.
+    strict
+        Terms that believe no server: nodes answer only where they add all of the noise themselves.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     init(folder, nodes=2)["nodes"]
+    2
+    """
+    target = Path(folder)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise DataError(f"{target} exists and is not an empty folder: choose another")
+    if nodes < 1 or not 1 <= days <= 36500 or not 0 < port < 65536 or not hosts:
+        raise DataError(
+            "nodes must be at least 1, days 1 to 36500, port 1 to 65535 and hosts not empty, "
+            f"got {nodes}, {days}, {port} and {list(hosts)}"
+        )
+    for host in hosts:
+        read.check_host(host)
+    if plain and not read.is_loopback(hosts[0]):
+        raise DataError(f"plain text is for this machine alone, not for {hosts[0]}: leave it out and TLS is used")
+    if not plain:
+        require("cryptography", extra="flower")  # before anything is written
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target.chmod(0o700)  # it may have been there
+    for name in ("certificates", "keys", "nodes"):
+        (target / name).mkdir(mode=0o700)
+        (target / name / ".gitignore").write_text(files.GITIGNORE)
+    if not plain:
+        _write_certificates(target / "certificates", hosts, days)
+        _write_keys(target / "keys", nodes)
+    node.write_first_terms(target, nodes, strict=strict)
+    _write_texts(target.resolve(), hosts[0], port, nodes=nodes, plain=plain)
+    about = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
+    (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
+    return {"folder": str(target), **about}
+
+
+def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool) -> None:
+    here, everywhere = ("::1", "::") if ":" in host else ("127.0.0.1", "0.0.0.0")
+    known = {
+        "ADDRESS": read.address_of(host, port),
+        "BIND": here if read.is_loopback(host) else everywhere,
+        "PORT": str(port),
+        "NODES": str(nodes),
+    }
+    authority = json.dumps(str(target / "certificates" / "ca.crt"))  # quoted as TOML has it, too
+    secure = {
+        "superlink.sh": "--insecure" if plain else files.SUPERLINK_TLS,
+        "supernode.sh": "--insecure" if plain else files.SUPERNODE_TLS,
+        "flower/config.toml": "insecure = true" if plain else f"root-certificates = {authority}",
+    }
+    texts = {
+        "environment.sh": files.ENVIRONMENT,
+        "superlink.sh": files.SUPERLINK,
+        "register.sh": files.REGISTER,
+        "supernode.sh": files.SUPERNODE,
+        "run.sh": files.RUN,
+        "flower/config.toml": files.CONFIG,
+        "app/pyproject.toml": files.PYPROJECT,
+        "app/deployed/__init__.py": "",
+        "app/deployed/server.py": files.SERVER,
+        "app/deployed/client.py": files.CLIENT,
+        "README.md": files.README,
+    }
+    for name, text in texts.items():
+        text = text.replace("@SECURITY@", secure.get(name, ""))
+        for word, value in known.items():
+            text = text.replace(f"@{word}@", value)
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        if path.suffix == ".sh":
+            path.chmod(0o755)
+
+
+# -- certificates and keys ---------------------------------------------------------------------------------------------
+
+
+def _write_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
+    require("cryptography", extra="flower")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    def named(text: str) -> Any:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    now = datetime.datetime.now(datetime.UTC)
+    span = now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=days)  # clocks differ a little
+
+    def begun(subject: Any, key: Any, issuer: Any) -> Any:
+        builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), *span)
+        return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+
+    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    ca = (
+        begun(named("fedscape deployment CA"), authority, named("fedscape deployment CA"))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signs, critical=True)
+        .sign(authority, hashes.SHA256())
+    )
+    certificate = (
+        begun(named("fedscape deployment server"), server, ca.subject)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    _write_certificate(folder / "ca.crt", ca)
+    _write_certificate(folder / "server.pem", certificate)
+    _write_secret(folder / "ca.key", authority, openssh=False)
+    _write_secret(folder / "server.key", server, openssh=False)
+
+
+def _alternative(host: str) -> Any:
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write_certificate(path: Path, certificate: Any) -> None:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    path.write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def _write_keys(folder: Path, nodes: int) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    for number in range(nodes):
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write_secret(folder / f"node-{number}", key, openssh=True)
+        kind = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        (folder / f"node-{number}.pub").write_bytes(key.public_key().public_bytes(*kind) + b"\n")
+
+
+def _write_secret(path: Path, key: Any, *, openssh: bool) -> None:
+    from cryptography.hazmat.primitives import serialization as made
+
+    form = made.PrivateFormat.OpenSSH if openssh else made.PrivateFormat.PKCS8
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(key.private_bytes(made.Encoding.PEM, form, made.NoEncryption()))
+
+
+# -- checking ----------------------------------------------------------------------------------------------------------
+
+
+def check(folder: str | os.PathLike[str]) -> list[Finding]:
+    """Look a deployment over for known gaps: errors first, then warnings, then what no file can change.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = init(folder)
+    ...     [finding.level for finding in check(folder)]
+    ['warning', 'note', 'note', 'note']
+    """
+    target = Path(folder)
+    if not (target / "deployment.json").is_file():
+        raise DataError(f"{target} is not a deployment: fedscape deploy init {target} makes one")
+    about = _about(target / "deployment.json")
+    found = [*_files(target), *_switches(target, about), *_readable(target)]
+    if not about["plain_text"]:
+        found += [*_secrets(target), *_certificates(target, about), *_keys(target)]
+    found += _gaps(target, about)
+    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        read.check_host(read.host_of(about["address"]))
+        if not isinstance(about["plain_text"], bool):
+            raise DataError(f"plain_text must be true or false, not {about['plain_text']!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{path} is damaged ({said}): make the deployment anew with fedscape deploy init") from None
+    return dict(about)
+
+
+def _files(target: Path) -> Iterator[Finding]:
+    for name in (*_SCRIPTS, *_TABLES):
+        if not (target / name).is_file():
+            yield Finding("error", f"{name} is missing", "make the deployment anew with fedscape deploy init")
+        elif (read.shell if name in _SCRIPTS else read.toml)(target / name) is None:
+            yield Finding("error", f"{name} cannot be read", "a quotation without an end? deploy init shows how it was")
+
+
+def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
+    scripts = {name: read.shell(target / name) or [] for name in _SCRIPTS}
+    app, config = (read.toml(target / name) or {} for name in _TABLES)
+    links = list(read.calls(scripts["superlink.sh"], "flower-superlink"))
+    nodes = list(read.calls(scripts["supernode.sh"], "flower-supernode"))
+    found = {f"{name}={value}" for name, value in read.exports(scripts["environment.sh"]).items()}
+    for name in _SCRIPTS[1:]:
+        if not any(c[0] in (".", "source") and c[-1].endswith("environment.sh") for c in scripts[name]):
+            yield Finding("error", f"{name} does not read environment.sh", "put '. \"$here/environment.sh\"' into it")
+    for name, program, started in (("superlink.sh", "superlink", links), ("supernode.sh", "supernode", nodes)):
+        if not started:
+            yield Finding("error", f"{name} starts no flower-{program}", "deploy init shows how it was")
+    for switch in _SWITCHES:
+        if switch not in found:
+            yield Finding("error", "telemetry or update checks are on", f"put 'export {switch}' into environment.sh")
+    if _NO_INSTALLS not in found or not all("--disable-runtime-dependency-installation" in link for link in links):
+        remedy = f"'export {_NO_INSTALLS}' and flower-superlink --disable-runtime-dependency-installation"
+        yield Finding("error", "packages would be installed whenever a run starts", remedy)
+    if read.setting(app, "project", "dependencies") != []:
+        yield Finding("warning", "the app names dependencies", "install them on every host, and leave the list empty")
+    places = [("superlink.sh", links), ("supernode.sh", nodes)]
+    plain = [name for name, calls in places if any("--insecure" in call for call in calls)]
+    if read.setting(config, "superlink", "deployment", "insecure"):
+        plain.append(_TABLES[1])
+    if about["plain_text"]:
+        yield from _leaks(about, config, links, nodes)
+        return
+    for name in plain:
+        yield Finding("error", f"{name} asks for plain text", "give it the certificates, as deploy init does")
+    if not all("--enable-supernode-auth" in link for link in links):
+        yield Finding("error", "any node is served", "start flower-superlink with --enable-supernode-auth")
+
+
+def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: Sequence[Options]) -> Iterator[Finding]:
+    """Where plain text would leave this machine."""
+    configured = read.setting(config, "superlink", "deployment", "address")
+    hosts = [("the address in deployment.json", read.host_of(about["address"]))]
+    hosts += [("the address in flower/config.toml", read.host_of(str(configured)))]
+    hosts += [("--host in superlink.sh", link.get("--host", "")) for link in links]
+    hosts += [("--superlink in supernode.sh", read.host_of(node.get("--superlink", ""))) for node in nodes]
+    for where, host in hosts:
+        if not read.is_loopback(host):
+            said = f"plain text, and {where} is {host or 'not given'}, which is not this machine alone"
+            yield Finding("error", said, "use 127.0.0.1, or TLS: deploy init without --plain-text-on-loopback")
+
+
+def _readable(target: Path) -> Iterator[Finding]:
+    """What others on this machine could read, now or once it is written; and what nodes cannot."""
+    secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if p.suffix != ".pub")]
+    for path in [target, *secret, *target.glob("superlink.db*"), *target.glob("nodes/*/terms.toml")]:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            where = "the folder" if path == target else path.relative_to(target)
+            remedy = f"chmod {'700' if path == target else '600'} {path}"
+            yield Finding("error", f"{where} can be read by others (mode {mode:o})", remedy)
+    for said in node.damaged_terms(target):
+        yield Finding("error", said, "the node refuses everything: mend it, or use fedscape deploy terms")
+    masks = [c[-1] for c in read.shell(target / "environment.sh") or [] if c[0] == "umask"]
+    if masks[-1:] not in (["077"], ["0077"]):
+        said = "what Flower writes, its database among it, could be read by others"
+        yield Finding("error", said, "put 'umask 077' into environment.sh")
+
+
+def _secrets(target: Path) -> Iterator[Finding]:
+    for name in ("certificates", "keys", "nodes"):
+        ignored = target / name / ".gitignore"
+        if not ignored.is_file() or "*" not in ignored.read_text().split():
+            yield Finding("error", f"{name}/ could end up in a repository", f"put '*' into {name}/.gitignore")
+    if (target / "certificates" / "ca.key").exists():
+        yield Finding("warning", "certificates/ca.key is here", "take it off this machine: running needs it no more")
+
+
+def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
+    require("cryptography", extra="flower")
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    found = {}
+    for name in ("ca.crt", "server.pem"):
+        try:
+            found[name] = x509.load_pem_x509_certificate((target / "certificates" / name).read_bytes())
+        except (OSError, ValueError):
+            yield Finding("error", f"certificates/{name} cannot be read", "make the deployment anew")
+    for name, certificate in found.items():
+        left = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+        if left < _SOON:
+            level, what = ("error", "has expired") if left < 0 else ("warning", f"expires in {left} days")
+            yield Finding(level, f"certificates/{name} {what}", "make new certificates and restart the SuperLink")
+    if len(found) < 2:
+        return
+    try:
+        found["server.pem"].verify_directly_issued_by(found["ca.crt"])
+    except (InvalidSignature, ValueError, TypeError):
+        yield Finding("error", "certificates/server.pem is not of this CA", "nodes would refuse it: make both anew")
+    host = read.host_of(about["address"])
+    try:
+        names = list(found["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except (x509.ExtensionNotFound, ValueError):
+        names = []
+    if _alternative(host) not in names:
+        yield Finding("error", f"the certificate is not for {host}", "deploy init with --host for every name nodes use")
+
+
+def _keys(target: Path) -> Iterator[Finding]:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    for path in sorted(p for p in target.glob("keys/node-*") if p.suffix != ".pub"):
+        try:
+            sound = isinstance(load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey)
+        except (OSError, ValueError, TypeError):
+            sound = False
+        if not sound:
+            remedy = "ssh-keygen -t ecdsa -b 384 without a passphrase"
+            yield Finding("error", f"keys/{path.name} is not an EC key in OpenSSH form", remedy)
+
+
+def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
+    links = read.calls(read.shell(target / "superlink.sh") or [], "flower-superlink")
+    hosts = [read.host_of(about["address"]), *(link.get("--host", "") for link in links)]
+    if about["plain_text"]:
+        yield Finding(
+            "warning", "plain text and no node authentication, on this machine alone", "for anything else: TLS"
+        )
+    elif not all(map(read.is_loopback, hosts)):
+        remedy = "let only the nodes and the operator reach it: a firewall, or a proxy that passes /v1/fleet/* alone"
+        yield Finding("warning", "the SuperLink listens to the network", remedy)
+    yield Finding(
+        "note",
+        "node authentication covers the Fleet calls only: who reaches the port can register keys and start runs",
+        "a firewall is part of the deployment",
+    )
+    yield Finding(
+        "note",
+        "a run carries its app with it: who starts a run chooses the code that nodes execute; terms.toml binds an app "
+        "that asks client_app, and no other",
+        "let only the operator reach the port, and read app/deployed/client.py before a run",
+    )
+    yield Finding(
+        "note",
+        "sums are not masked: the server sees what each node sends",
+        "put several clients on a node, or use place='local' or 'distributed'",
+    )

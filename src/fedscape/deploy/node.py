@@ -1,0 +1,108 @@
+"""What the owner of a node does with its folder: read and write its terms, read its log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedscape.engines.flower.booking import groups_of, spent_by_group, spent_in_all, unnoised
+from fedscape.engines.flower.node_store import FAILURES, failures, log_entries
+from fedscape.engines.flower.terms import FILE, Terms, read_terms, write_terms
+from fedscape.errors import DataError
+from fedscape.privacy.ledger import Ledger
+
+# What `init` writes for each node: two budgets, and nothing leaves to which no noise is promised.
+_FIRST_TERMS = Terms(epsilon=8.0, total_epsilon=8.0, unnoised=0)
+# The same for an owner who does not believe that the server adds noise.
+_STRICT_TERMS = replace(_FIRST_TERMS, places=("local",), units=("client",))
+
+
+def write_first_terms(deployment: Path, nodes: int, *, strict: bool) -> None:
+    """Terms for each node of a new deployment."""
+    for number in range(nodes):
+        write_terms(deployment / "nodes" / str(number), _STRICT_TERMS if strict else _FIRST_TERMS)
+
+
+def damaged_terms(deployment: Path) -> list[str]:
+    """What is wrong with the terms of nodes, as far as they are here."""
+    said = []
+    for path in sorted(deployment.glob(f"nodes/*/{FILE}")):
+        try:
+            read_terms(path.parent)
+        except DataError as error:
+            said.append(str(error))
+    return said
+
+
+def terms_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The terms in force on a node, and what is spent of them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     change_terms(folder, {"epsilon": 2.0})
+    ...     terms_of(folder)["terms"]["epsilon"]
+    2.0
+    """
+    path = _node_folder(folder)
+    owners = read_terms(path)
+    terms = owners or Terms()
+    about: dict[str, Any] = {
+        "folder": str(path),
+        "in_force": FILE if owners is not None else "the app's",
+        "terms": asdict(terms),
+        "spent": [],
+        "spent_in_all": 0.0,
+        "unnoised": 0,
+        "failed_runs": len(failures(path)),
+        "failed_runs_allowed": FAILURES,
+    }
+    if (path / "ledger.jsonl").is_file():
+        ledger = Ledger(path / "ledger.jsonl")
+        groups = groups_of(ledger)
+        names = ("unit", "relation", "place")
+        spent = spent_by_group(terms, groups)
+        about["spent"] = [{**dict(zip(names, group, strict=True)), "epsilon": e} for group, e in spent.items()]
+        about["spent_in_all"], about["unnoised"] = spent_in_all(terms, groups), unnoised(ledger)
+    return about
+
+
+def change_terms(folder: str | os.PathLike[str], changes: Mapping[str, Any], *, clear: Sequence[str] = ()) -> None:
+    """Write a node's terms with these changed, and those to clear as they are by default; others stay.
+
+    Parameters
+    ----------
+    folder
+        The folder of the node, made where it does not exist.
+    changes
+        New values by name.
+    clear
+        Names of terms that get their default, which for most is no limit.
+    """
+    known = [field.name for field in fields(Terms)]
+    if unknown := [name for name in (*changes, *clear) if name not in known]:
+        raise DataError(f"there is no term {unknown[0]!r}; terms are {', '.join(known)}")
+    defaults = asdict(Terms())
+    now = read_terms(folder) or Terms()
+    write_terms(folder, replace(now, **{**{name: defaults[name] for name in clear}, **changes}))
+
+
+def log_of(folder: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
+    """What was asked of a node and what came of it, oldest first; the last so many."""
+    if last is not None and last < 1:
+        raise DataError(f"last must be at least 1, not {last}")
+    lines = log_entries(_node_folder(folder))
+    return lines if last is None else lines[-last:]
+
+
+def _node_folder(folder: str | os.PathLike[str]) -> Path:
+    path = Path(folder)
+    if not path.is_dir():
+        raise DataError(
+            f"there is no folder {path}: it is nodes/NUMBER of a deployment, or what folder= of an app says"
+        )
+    if (path / "deployment.json").is_file():
+        raise DataError(f"{path} is a deployment; terms and logs are its nodes': {path / 'nodes' / '0'} and so on")
+    return path

@@ -1,0 +1,125 @@
+"""What leaves a node, entered in its ledger before any row is read, and what all of it costs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedscape.core.sampling import All
+from fedscape.engines.flower.terms import Terms
+from fedscape.engines.flower.wire import Unreadable
+from fedscape.errors import PrivacyError
+from fedscape.privacy.accounting import Entry, epsilon_of
+from fedscape.privacy.ledger import Group, Ledger
+from fedscape.privacy.release import Release
+
+#: How a node's ledger calls a contribution that leaves without noise of its own.
+UNNOISED = "protected only by the server"
+
+Groups = dict[Group, list[tuple[Entry, int]]]
+
+
+class Book:
+    """The node's ledger, held to the owner's terms, which may change: the file itself has no budget."""
+
+    def __init__(self, ledger: Ledger, terms: Terms) -> None:
+        self.ledger, self.terms = ledger, terms
+
+    def enter(
+        self,
+        *,
+        run: str,
+        index: int,
+        asked: str,
+        digest: str,
+        releases: Mapping[str, Release | None],
+        plain: bool,
+    ) -> None:
+        """Enter an answer that is about to be computed, or refuse it; one that is lost counts all the same."""
+        entries = {
+            (kind, name): _entry(release, entry, asked)
+            for kind, release in releases.items()
+            if release is not None
+            for name, entry in release.privacy.entries(All(), 1).items()
+        }
+        groups = groups_of(self.ledger)
+        for entry in entries.values():
+            groups.setdefault(_group(entry), []).append((entry, 1))
+        if entries:
+            check_budget(self.terms, groups)
+        if plain:
+            self._count_unnoised()
+            self.ledger.note(f"no noise: {UNNOISED}: {asked}", run=run, round_=index, digest=digest)
+        for (kind, name), entry in entries.items():
+            about = json.dumps([kind, name, entry], sort_keys=True)
+            own = hashlib.sha256(f"{run} {about}".encode()).hexdigest()[:16]
+            self.ledger.reserve(own, {f"{kind} {name}": entry}, 1, begin=index)
+            self.ledger.release(own, index, f"{kind} {name}", digest)
+
+    def _count_unnoised(self) -> None:
+        if self.terms.unnoised is not None and unnoised(self.ledger) >= self.terms.unnoised:
+            raise Unreadable("one more answer without noise than the owner allows")
+
+
+def unnoised(ledger: Ledger) -> int:
+    """How many answers left to which nobody promised any noise."""
+    return sum(line["kind"] == "note" for line in ledger.entries())
+
+
+def groups_of(ledger: Ledger) -> Groups:
+    """What was entered so far, by (unit, relation, place)."""
+    entered: dict[tuple[str, str], tuple[Entry, int]] = {}
+    for line in ledger.entries():
+        if line["kind"] in ("reserve", "return"):
+            key = line["run"], line["mechanism"]
+            entry, number = entered.get(key, (line.get("entry", {}), 0))
+            entered[key] = entry, number + (line["count"] if line["kind"] == "reserve" else -line["count"])
+    groups: Groups = {}
+    for entry, number in entered.values():
+        if number:
+            groups.setdefault(_group(entry), []).append((entry, number))
+    return groups
+
+
+def spent_by_group(terms: Terms, groups: Groups) -> dict[Group, float]:
+    """Epsilon of each group at the terms' delta."""
+    return {group: epsilon_of(members, terms.delta) for group, members in sorted(groups.items())}
+
+
+def spent_in_all(terms: Terms, groups: Groups) -> float:
+    """One epsilon for everything, at the terms' delta: the sum over groups, of which each gets its share of delta."""
+    return sum(epsilon_of(members, terms.delta / len(groups)) for members in groups.values())
+
+
+def check_budget(terms: Terms, groups: Groups) -> None:
+    """Refuse where these releases would go beyond the owner's budgets."""
+    if terms.epsilon is not None:
+        for group, spent in spent_by_group(terms, groups).items():
+            if spent > terms.epsilon:
+                raise PrivacyError(
+                    f"{' / '.join(group)} would reach epsilon {spent:.4g} at delta {terms.delta:g}, beyond the "
+                    f"owner's epsilon = {terms.epsilon:g}"
+                )
+    if terms.total_epsilon is not None:
+        total = spent_in_all(terms, groups)
+        if total > terms.total_epsilon:
+            raise PrivacyError(
+                f"all groups together would reach epsilon {total:.4g} at delta {terms.delta:g}, beyond the owner's "
+                f"total_epsilon = {terms.total_epsilon:g}"
+            )
+
+
+def _entry(release: Release, entry: Mapping[str, Any], asked: str) -> dict[str, Any]:
+    """An entry with what was asked for, and on whose word its noise rests."""
+    note = {}
+    if release.privacy.place == "central":
+        note["note"] = UNNOISED
+    elif release.privacy.place == "distributed":  # that there are so many is the server's word
+        note["note"] = f"protected if {release.min_clients} clients add their part of the noise"
+    return {**entry, **note, "asked": asked}
+
+
+def _group(entry: Entry) -> Group:
+    return entry["unit"], entry["relation"], entry["place"]

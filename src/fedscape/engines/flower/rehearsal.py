@@ -1,0 +1,130 @@
+"""What is asked of a node, tried on a client with one row of zeros before any row is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.computation import Arrays, Computation
+from fedscape.core.engine import Local, Reply, broadcast, own_row_numbers, own_rows
+from fedscape.core.federation import Federation
+from fedscape.core.kernel import uncompiled
+from fedscape.core.random import Key
+from fedscape.engines.flower.terms import Terms
+from fedscape.engines.flower.wire import Unreadable
+from fedscape.errors import DataError, PrivacyError
+from fedscape.privacy.release import Release
+
+_FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that was read and checked."""
+
+    digest: str
+    header: dict[str, Any]
+    state: Arrays
+    cohort: Any
+    computation: Computation
+
+    @property
+    def run(self) -> str:
+        return str(self.header["run"])
+
+    @property
+    def number(self) -> int:
+        return int(self.header["number"])
+
+
+def ask(node: Local, request: Request, where: Any, key: Key, release: Release | None, metrics: Release | None) -> Reply:
+    """Let these clients of the node take the step."""
+    return node.run(
+        request.computation,
+        request.state,
+        where,
+        key,
+        measure=bool(request.header["measure"]),
+        release=release,
+        measure_release=metrics,
+    )
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The form of an answer, as a client with one row of zeros gives it: under a release every answer has it."""
+
+    forms: tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]
+    grids: tuple[dict[str, float], dict[str, float]]
+    keeps: bool
+
+    def check(self, reply: Reply, computation: Computation, release: Release | None, metrics: Release | None) -> None:
+        forms = _forms(reply, computation)
+        for i, made in enumerate((release, metrics)):
+            if made is None:
+                continue
+            grids = dict(made.grids) if made.privacy.place != "distributed" else dict(self.grids[i])
+            if forms[i] != self.forms[i] or grids != self.grids[i]:
+                raise DataError(f"the answer has the form {forms[i]}, not {self.forms[i]}, which would tell about rows")
+
+
+def _forms(reply: Reply, computation: Computation) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    rows = {*computation.reveals, "ids"}
+    total = {n: np.shape(v)[1:] if n in rows else np.shape(v) for n, v in reply.total.items()}
+    return total, {n: np.shape(v) for n, v in reply.metrics.items()}
+
+
+def rehearse(
+    request: Request, nobody: Local, release: Release | None, metrics: Release | None, terms: Terms
+) -> Rehearsed:
+    """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
+
+    In plain Python, which looks where it reads: compiled loops would read and write beyond the end of an array.
+    """
+    silent = _without_noise(release), _without_noise(metrics)
+    try:
+        with uncompiled():
+            _step_unsheltered(request, nobody.federation)
+            reply = ask(nobody, request, np.arange(1), Key(0), *silent)
+    except (PrivacyError, MemoryError):
+        raise
+    except Exception as error:
+        raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
+    if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > terms.numbers:
+        raise Unreadable("a computation that sends more than the owner allows")
+    grids = tuple({} if made is None else dict(made.grids) for made in silent)
+    return Rehearsed(_forms(reply, request.computation), (grids[0], grids[1]), bool(nobody.kept()))
+
+
+def _step_unsheltered(request: Request, nobody: Federation) -> None:
+    """Take the step where errors show: under a release an engine hides them, a read beyond an array's end as well."""
+    computation, sent = request.computation, broadcast(request.state)
+    state, own = computation.prepare(sent), own_row_numbers(sent, nobody)
+    valid = computation.valid_rows(state, nobody)
+    clients = nobody if valid is None else nobody.where(valid)
+    mine = state if own is None else own_rows(state, own)
+    computation.step(mine, clients, Key(0))
+    if request.header["measure"]:
+        computation.measure(mine, clients)
+
+
+def nobody_like(fed: Federation) -> Federation:
+    """A client with one row of zeros: of the data it has the names and types of columns, and no value."""
+    zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
+    names = {name: known if fed[name].ndim > 1 else ("nobody",) for name, known in fed.names.items()}
+    return Federation(zeros, [0, 1], ids=["nobody"], names=names)
+
+
+def is_few(computation: Computation, fed: Federation, cohort: Any) -> bool:
+    """Whether so few numbers are read that loading the compiler takes longer than doing without it."""
+    column = getattr(computation, "column", None)
+    columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
+    width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
+    return width * int(fed.sizes[cohort].sum()) <= _FEW
+
+
+def _without_noise(release: Release | None) -> Release | None:
+    """The same clipping; where the noise is central, clients add none."""
+    return None if release is None else replace(release, privacy=replace(release.privacy, place="central"))

@@ -1,0 +1,177 @@
+"""What nodes answered: read, compared, added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.computation import Arrays
+from fedscape.core.engine import sum_type
+from fedscape.core.random import Array, client_keys
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.wire import Away, Unreadable, one_line
+from fedscape.errors import EngineError
+from fedscape.privacy.release import INSIDE, Release
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Which clients there are, and which node holds each: clients in the order of their ids."""
+
+    ids: Array
+    nodes: Array  # [clients]: the place in `node_ids`
+    node_ids: tuple[int, ...]  # in the order of their first clients
+    keys: Array
+
+    @classmethod
+    def of(cls, found: Mapping[int, Array]) -> Roster:
+        """From what each node says."""
+        holding = {node: ids for node, ids in found.items() if len(ids)}
+        if not holding:
+            raise EngineError("no node holds a client")
+        if len({ids.dtype.kind in "iu" for ids in holding.values()}) > 1:
+            raise EngineError("some nodes name their clients by numbers and some by texts: agree on one")
+        order = sorted(holding, key=lambda node: min(holding[node].tolist()))
+        ids = np.concatenate([holding[node] for node in order])
+        nodes = np.repeat(np.arange(len(order)), [len(holding[node]) for node in order])
+        rank = np.argsort(ids, kind="stable")
+        twice = ids[rank][1:] == ids[rank][:-1]
+        if twice.any():
+            whom = one_line(ids[rank][1:][twice][0])
+            raise EngineError(f"two nodes say that they hold the client {whom}: ids must differ")
+        return cls(ids[rank], nodes[rank], tuple(order), client_keys(ids[rank]))
+
+
+@dataclass
+class Asked:
+    """One node's part in a round."""
+
+    place: int  # among the roster's nodes
+    clients: Array  # positions
+    blob: bytes
+    answer: Answer | None = None
+    fault: str = "missing"
+    said: str = ""
+    away: bool = False  # it said so itself: not to be asked again in this round
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply that was read and checked."""
+
+    total: Arrays
+    metrics: Arrays
+    ids: Array | None
+    keeps: bool
+    grids: dict[str, float]
+    measure_grids: dict[str, float]
+    bytes_up: int
+
+
+class Refused(Exception):
+    """The node says no."""
+
+
+def header_of(one: Asked, blob: bytes) -> tuple[Arrays, dict[str, Any]]:
+    """What a node sent, if it answers this request and is no refusal."""
+    arrays, header = wire.read(blob)
+    if header.get("request") != wire.digest(one.blob):
+        raise Unreadable("to another request")
+    if "away" in header:
+        raise Away("it cannot answer in this run, its own log says why")
+    if "refused" in header:
+        raise Refused(one_line(header["refused"]))
+    return arrays, header
+
+
+def read_answer(
+    one: Asked,
+    ids_asked: Array,
+    blob: bytes,
+    reveals: frozenset[str],
+    release: Release | None,
+    metrics: Release | None,
+) -> Answer:
+    """An answer, if it is one to this request from these clients in finite numbers, and clipped where it must be."""
+    arrays, header = header_of(one, blob)
+    total, measured = wire.prefixed(arrays, "total/"), wire.prefixed(arrays, "metrics/")
+    ids = total.pop("ids", None)
+    if header.get("clients") != len(one.clients):
+        raise Unreadable("from another number of clients than asked")
+    _check_ids(ids, ids_asked, reveals)
+    if not reveals <= set(total):
+        raise Unreadable("without a row for each client")
+    for name, values in (*total.items(), *measured.items()):
+        if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
+            raise Unreadable("not made of finite numbers")
+        if name in reveals and (values.ndim < 1 or len(values) != len(one.clients)):
+            raise Unreadable("without a row for each client")
+    grids: list[dict[str, float]] = []
+    for made, name, numbers in ((release, "grids", total), (metrics, "measure_grids", measured)):
+        known = header.get(name, {}) if made is not None else {}
+        if made is not None:
+            whole = all(v.dtype == np.int64 for v in numbers.values())
+            if not whole or not isinstance(known, dict) or set(known) != set(numbers) - {INSIDE}:
+                raise Unreadable("not clipped")
+            made.take_grids(known)
+            made.check_sum(numbers, len(one.clients))
+        grids.append(known)
+    up = sum(values.nbytes for values in (*total.values(), *measured.values()))
+    total = {name: values.astype(sum_type(values), copy=False) for name, values in total.items()}
+    return Answer(total, measured, ids, bool(header.get("keeps")), grids[0], grids[1], up)
+
+
+def _check_ids(ids: Array | None, asked: Array, reveals: frozenset[str]) -> None:
+    if not reveals and ids is not None:
+        raise Unreadable("with ids where nothing is shown client by client")
+    if reveals and (ids is None or ids.ndim != 1 or ids.dtype.kind not in "iuU"):
+        raise Unreadable("without ids")
+    if ids is not None and not np.array_equal(np.sort(ids), asked):
+        raise Unreadable("from other clients than asked")
+
+
+def agree(asked: Iterable[Asked], reveals: frozenset[str]) -> None:
+    """Answers must be alike in names, kinds and shapes; those unlike most of the others are left out."""
+    forms: dict[Any, list[Asked]] = {}
+    for one in asked:
+        if one.answer is not None:
+            forms.setdefault(_form(one.answer, reveals), []).append(one)
+    if len(forms) < 2:
+        return
+    most, second = sorted(forms.values(), key=len, reverse=True)[:2]
+    if len(most) == len(second):
+        raise EngineError(
+            f"{len(most)} nodes answer in one form and {len(second)} in another: which is right cannot be told; "
+            "do their data have the same columns and categories?"
+        )
+    for others in forms.values():
+        if others is not most:
+            for one in others:
+                one.answer, one.fault, one.said = None, "corrupt", "its answer has other arrays than the other nodes'"
+
+
+def _form(answer: Answer, reveals: frozenset[str]) -> Any:
+    shapes = {name: v.shape[1:] if name in reveals else v.shape for name, v in answer.total.items()}
+    total = [(name, v.dtype.kind in "biu", shapes[name]) for name, v in sorted(answer.total.items())]
+    metrics = [(name, v.shape) for name, v in sorted(answer.metrics.items())]
+    return repr((total, metrics, sorted(answer.grids.items())))
+
+
+def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, Arrays]:
+    """The sums of totals and metrics in this order; what is revealed in rows, in the order of ids."""
+    total: Arrays = {}
+    metrics: Arrays = {}
+    for answer in answers:
+        for sums, new in ((total, answer.total), (metrics, answer.metrics)):
+            for name, values in new.items():
+                if name not in reveals:
+                    sums[name] = sums[name] + values if name in sums else values
+    ids = [answer.ids for answer in answers if answer.ids is not None]
+    if ids:
+        order = np.argsort(np.concatenate(ids), kind="stable")
+        total["ids"] = np.concatenate(ids)[order]
+        total |= {name: np.concatenate([answer.total[name] for answer in answers])[order] for name in reveals}
+    return total, metrics

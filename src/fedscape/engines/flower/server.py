@@ -1,0 +1,364 @@
+"""Clients on real devices and in silos, reached through Flower: https://flower.ai.
+
+`Flower(grid)` runs in a ServerApp and is an Engine; `client_app(load)` is the ClientApp of its nodes. A node holds one
+client or many; it adds up its own clients, so that a node of one client sends what that client sends, in as few bytes
+as hold it. Sums are not masked: the server sees each node's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedscape.core import checkpoint
+from fedscape.core.arrays import Ragged
+from fedscape.core.computation import Arrays, Computation
+from fedscape.core.engine import Reply, broadcast, bytes_down, on_host
+from fedscape.core.random import Array, Key
+from fedscape.engines.flower import wire
+from fedscape.engines.flower.client import client_app
+from fedscape.engines.flower.library import Message
+from fedscape.engines.flower.local_grid import LocalGrid
+from fedscape.engines.flower.replies import Answer, Asked, Refused, Roster, added, agree, header_of, read_answer
+from fedscape.engines.flower.terms import Terms
+from fedscape.engines.flower.wire import Away, Unreadable
+from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
+from fedscape.privacy.release import Release
+
+__all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
+
+#: What can go wrong with a node in a round, as `faults` counts it.
+FAULTS = ("missing", "failed", "refused", "corrupt", "late", "duplicate")
+
+_LATE = 10_000  # unanswered messages that are looked for in later rounds
+
+
+class Flower:
+    """Clients on the nodes of a Flower grid.
+
+    Every round each node is sent the state and which of its clients take part, and answers with their sum. Answers are
+    added in the order of the nodes' first clients, whatever the order in which they come. A node that does not answer
+    in time, or not properly, is asked once more and then left out; with fewer than `min_clients` clients the round is
+    abandoned. What went wrong is counted in `faults` of the round and in the history, and told in `troubles`.
+
+    What clients keep stays on their nodes. A request names the last round in which the node's answer was counted; the
+    node goes on from there. So neither a server that starts again from its checkpoint, saved after every round, nor an
+    answer that was lost makes clients and server disagree.
+
+    Parameters
+    ----------
+    grid
+        Flower's Grid, as a ServerApp gets it; or a LocalGrid.
+    min_clients
+        With fewer clients in a round it is abandoned before anything is released.
+    nodes
+        How many nodes to wait for at the start.
+    wait
+        For how many seconds.
+    timeout
+        How many seconds a node has to answer, each time it is asked. Flower notices after 60 that a node is gone.
+    attempts
+        How often a node is asked that did not answer, or not properly.
+    poll
+        Seconds between looks for answers.
+    largest
+        The most bytes an answer may have.
+
+    >>> import tempfile
+    >>> from fedscape import Federation, Histogram
+    >>> fed = Federation({"y": [0, 1, 1, 1]}, [0, 1, 2, 4])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     app = client_app(lambda c: fed.take([c.node_id - 1]), folder=lambda c: f"{folder}/{c.node_id}")
+    ...     Histogram(2).fit(Flower(LocalGrid(app, [{}] * 3), min_clients=2)).counts_
+    array([1, 3])
+    """
+
+    def __init__(
+        self,
+        grid: Any,
+        *,
+        min_clients: int = 10,
+        nodes: int = 1,
+        wait: float = 60.0,
+        timeout: float = 120.0,
+        attempts: int = 2,
+        poll: float = 0.3,
+        largest: int = 2**30,
+    ) -> None:
+        if min_clients < 1 or nodes < 1 or attempts < 1 or not timeout > 0 or not poll > 0:
+            raise DataError("min_clients, nodes and attempts must be at least 1, timeout and poll above 0")
+        self.grid, self.min_clients, self.timeout, self.attempts = grid, min_clients, timeout, attempts
+        self.poll, self.largest = poll, largest
+        self.troubles: list[str] = []
+        self._late: dict[str, int] = {}  # messages that nobody waits for any more, and the round they were of
+        self._begin_life(0)
+        self.roster = self._gathered(nodes, wait)
+        self.forget()
+
+    #: Answers cross a network: noise that clients add is released when they send it.
+    remote = True
+
+    @property
+    def clients(self) -> Roster:
+        return self.roster
+
+    def fingerprint(self) -> str:
+        return "flower " + hashlib.sha256(self.roster.keys.tobytes()).hexdigest()
+
+    def kept(self) -> Mapping[str, Ragged]:
+        """Not what clients keep, which never leaves, but to which version of it each node must go back."""
+        state = np.array([self._life, self._number, *self._closed], dtype=np.int64)
+        run = np.frombuffer(bytes.fromhex(self._run), dtype=np.uint8)
+        return {"flower.run": _whole(run), "flower.versions": _whole(state)}
+
+    def restore(self, kept: Mapping[str, Ragged]) -> None:
+        if set(kept) != {"flower.run", "flower.versions"}:
+            raise CheckpointError("this checkpoint was not made over Flower: what clients keep is in it, not on nodes")
+        versions = kept["flower.versions"].flat
+        if len(versions) != 2 + len(self.roster.node_ids):
+            raise CheckpointError(
+                f"the checkpoint knows {len(versions) - 2} nodes, here are {len(self.roster.node_ids)}: wait for all"
+            )
+        self._run = kept["flower.run"].flat.tobytes().hex()
+        self._number, self._closed = int(versions[1]), [int(v) for v in versions[2:]]
+        self._begin_life(int(versions[0]) + 1)
+
+    def forget(self) -> None:
+        self._run = os.urandom(16).hex()
+        self._begin_life(0)
+        self._number = 0
+        self._closed = [-1] * len(self.roster.node_ids)
+        self._refusing: set[int] = set()  # the places of nodes that refused when they were last asked
+
+    def _begin_life(self, number: int) -> None:
+        """From here on requests are newer than all before."""
+        self._life, self._name, self._requests = number, os.urandom(8).hex(), 0
+
+    def run(
+        self,
+        computation: Computation,
+        state: Arrays,
+        cohort: Array,
+        key: Key,
+        *,
+        measure: bool = False,
+        release: Release | None = None,
+        measure_release: Release | None = None,
+    ) -> Reply:
+        wire.check_sendable(computation)
+        least = 1 if release is not None and release.counted else self.min_clients  # a secret number has no noise yet
+        self._enough(len(cohort), least, key.round, {})
+        sent = broadcast(state)
+        header = {
+            "format": wire.FORMAT,
+            "op": "run",
+            "run": self._run,
+            "number": self._number,
+            "computation": wire.described(computation),
+            "key": [int(key.seed), int(key.round), key.purpose],
+            "measure": measure,
+            "release": wire.release_written(release),
+            "measure_release": wire.release_written(measure_release),
+        }
+        asked = [self._request(header, sent, place, cohort) for place in np.unique(self.roster.nodes[cohort])]
+        reveals = frozenset(computation.reveals)
+
+        def check(one: Asked, blob: bytes) -> Answer:
+            return read_answer(one, self.roster.ids[one.clients], blob, reveals, release, measure_release)
+
+        self._requests += 1
+        faults = self._exchange(asked, check, key.round)
+        agree(asked, reveals)
+        there = [one for one in asked if one.answer is not None]
+        for one in asked:
+            if one.answer is None:
+                faults[one.fault] += 1
+                self._tell(key.round, one)
+        seen = {name: number for name, number in faults.items() if number}
+        self._note_refusals(asked, key.round)
+        reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
+        self._enough(len(reported), least, key.round, seen)
+        reply = self._sum(there, reported, cohort, sent, seen, reveals, (release, measure_release))
+        for one in there:
+            if one.answer is not None and one.answer.keeps:
+                self._closed[one.place] = self._number
+        self._number += 1
+        return reply
+
+    def _note_refusals(self, asked: Sequence[Asked], index: int) -> None:
+        """An error where all nodes refused when they were last asked; a few that do only leave too few clients."""
+        for one in asked:
+            refused = one.answer is None and one.fault == "refused"
+            self._refusing = self._refusing | {one.place} if refused else self._refusing - {one.place}
+        if len(self._refusing) == len(self.roster.node_ids):
+            raise EngineError(f"round {index}: every node refused; {self.troubles[-1]}")
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def _gathered(self, nodes: int, wait: float) -> Roster:
+        """Wait for the nodes, and ask each whom it holds."""
+        end = time.monotonic() + wait
+        while len(online := sorted(self.grid.get_node_ids())) < nodes:
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"{len(online)} nodes are online after {wait:g} s, {nodes} are needed: start the others"
+                )
+            time.sleep(min(self.poll, 1.0))
+        blob = checkpoint.pack({}, {"format": wire.FORMAT, "op": "who", "salt": os.urandom(8).hex()})
+        self.roster = Roster(np.empty(0), np.empty(0), tuple(online), np.empty(0))
+        asked = [Asked(place, np.empty(0), blob) for place in range(len(online))]
+        who: dict[int, Array] = {}
+
+        def check(one: Asked, answer: bytes) -> Answer:
+            arrays, _ = header_of(one, answer)
+            ids = arrays.get("ids", np.empty(()))
+            if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(np.unique(ids)) != len(ids):
+                raise Unreadable("not a list of different ids")
+            who[online[one.place]] = ids
+            return Answer({}, {}, None, False, {}, {}, 0)
+
+        self._exchange(asked, check, 0)
+        for one in asked:
+            if one.answer is None:
+                self._tell(0, one)
+        if len(who) < nodes:
+            raise EngineError(f"{len(who)} of {nodes} nodes said whom they hold: {'; '.join(self.troubles[-3:])}")
+        return Roster.of(who)
+
+    def _request(self, header: Mapping[str, Any], state: Arrays, place: int, cohort: Array) -> Asked:
+        mine = cohort[self.roster.nodes[cohort] == place]
+        ids, arrays = self.roster.ids[mine], {n: v for n, v in state.items() if not n.startswith("of_client.")}
+        if "of_client.ids" in state:  # of these a client is sent its own row only, and a node its clients'
+            rows = np.isin(state["of_client.ids"], ids)
+            arrays |= {n: v[rows] for n, v in state.items() if n.startswith("of_client.")}
+        content = {**{f"state/{n}": v for n, v in on_host(arrays).items()}, "cohort": ids}
+        return Asked(int(place), mine, checkpoint.pack(content, {**header, "closed": self._closed[place]}))
+
+    def _exchange(self, asked: Sequence[Asked], check: Callable[[Asked, bytes], Answer], index: int) -> dict[str, int]:
+        """Ask, wait, and ask those again who gave no proper answer; count what was odd on the way."""
+        faults = dict.fromkeys(FAULTS, 0)
+        open_: dict[str, Asked] = {}
+        for _ in range(self.attempts):
+            again = [o for o in asked if o.answer is None and not o.away and o.fault in ("missing", "corrupt")]
+            if not again:
+                break
+            for one in again:  # what it sends now is waited for as if it had sent nothing
+                one.fault, one.said = "missing", ""
+            open_ |= self._push(again, index)
+            self._pull(open_, again, check, faults)
+        self._late = dict([*self._late.items(), *dict.fromkeys(open_, index).items()][-_LATE:])
+        return faults
+
+    def _push(self, asked: Sequence[Asked], index: int) -> dict[str, Asked]:
+        online = set(self.grid.get_node_ids())
+        able = []
+        for one in asked:
+            if self.roster.node_ids[one.place] in online:
+                able.append(one)
+            else:
+                one.fault, one.said = "failed", "the node is offline"
+        life = 60.0 + 2 * self.attempts * self.timeout
+        order = wire.Order(self._life, self._name, self._requests)
+        messages = [
+            Message(
+                wire.enclose(one.blob, order),
+                dst_node_id=self.roster.node_ids[one.place],
+                message_type=f"query.{wire.ACTION}",
+                group_id=str(index),
+                ttl=life,
+            )
+            for one in able
+        ]
+        numbers = [*self.grid.push_messages(messages)] if messages else []
+        pushed = {}
+        for one, number in zip(able, [*numbers, *[""] * (len(able) - len(numbers))], strict=True):
+            if number:
+                pushed[number] = one
+            else:
+                one.fault, one.said = "failed", "Flower did not take the message"
+        return pushed
+
+    def _pull(
+        self,
+        open_: dict[str, Asked],
+        asked: Sequence[Asked],
+        check: Callable[[Asked, bytes], Answer],
+        faults: dict[str, int],
+    ) -> None:
+        end = time.monotonic() + self.timeout
+        failed: set[int] = set()
+        while True:
+            for message in self.grid.pull_messages({*open_, *self._late}):
+                number = message.metadata.reply_to_message_id
+                if number in self._late:
+                    del self._late[number]
+                    faults["late"] += not message.has_error()
+                elif number not in open_ or open_[number].answer is not None:
+                    faults["duplicate"] += 1  # a second answer, or one to a message answered before
+                else:
+                    one = open_[number]
+                    self._take(one, message, check)
+                    if one.answer is None:
+                        failed.add(id(one))
+                    del open_[number]
+            waiting = [one for one in asked if one.answer is None and id(one) not in failed and one.fault == "missing"]
+            if not waiting or time.monotonic() > end:
+                return
+            time.sleep(self.poll)
+
+    def _take(self, one: Asked, message: Any, check: Callable[[Asked, bytes], Answer]) -> None:
+        if message.has_error():
+            one.fault, one.said = "failed", f"Flower says code {message.error.code}"
+            return
+        try:
+            one.answer = check(one, wire.disclose(message.content, self.largest))
+        except Refused as refused:
+            one.fault, one.said = "refused", str(refused)
+        except Away as away:
+            one.fault, one.said, one.away = "missing", str(away), True
+        except (Unreadable, PrivacyError) as error:
+            one.fault, one.said = "corrupt", f"its answer is {error}"[:300]
+        except Exception as error:  # whatever a node sends, it must not end the run of all
+            one.fault, one.said = "corrupt", f"its answer cannot be read ({type(error).__name__})"
+
+    def _sum(
+        self,
+        there: Sequence[Asked],
+        reported: Array,
+        cohort: Array,
+        sent: Arrays,
+        faults: Mapping[str, int],
+        reveals: frozenset[str],
+        releases: tuple[Release | None, Release | None],
+    ) -> Reply:
+        answers = [one.answer for one in there if one.answer is not None]  # in the order of nodes
+        for release, grids in zip(releases, (answers[0].grids, answers[0].measure_grids), strict=True):
+            if release is not None:
+                release.take_grids(grids)  # those that most agree on
+        total, metrics = added(answers, reveals)
+        total["clients"] = np.asarray(len(reported))
+        absent = (
+            "" if len(reported) == len(cohort) else hashlib.sha256(self.roster.keys[reported].tobytes()).hexdigest()
+        )
+        up = max(answer.bytes_up for answer in answers)
+        return Reply(total, metrics, len(reported), bytes_down(sent), up, absent, faults)
+
+    def _enough(self, number: int, least: int, index: int, faults: Mapping[str, int]) -> None:
+        if number < least:
+            why = f" ({', '.join(f'{n} {name}' for name, n in faults.items())})" if faults else ""
+            raise TooFewClients(
+                f"round {index}: {number} clients reported, min_clients is {self.min_clients}{why}", faults=faults
+            )
+
+    def _tell(self, index: int, one: Asked) -> None:
+        node = self.roster.node_ids[one.place]
+        self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.said if one.said else ''}")
+
+
+def _whole(values: Array) -> Ragged:
+    return Ragged(values, np.array([0, len(values)]))

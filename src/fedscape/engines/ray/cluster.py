@@ -1,0 +1,176 @@
+"""A connection to a Ray cluster: one that runs already, or one on this machine alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedscape.core import engine
+from fedscape.errors import EngineError, require
+from fedscape.formats.files import one_line
+
+# nothing is reported to anyone; errors are raised, not also printed; workers without a GPU keep their environment, and
+# those of a cluster started here run at the priority of this process, which waits for them
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+CONNECT_SECONDS = 10.0
+_LOCK = threading.Lock()
+_ENGINES = {"users": 0, "ours": 0}
+_JOINED: dict[str, str | None] = {}  # the cluster that was started or joined here, and what it was called
+
+
+class Cluster:
+    """The cluster that engines of this process share; one that was started or joined here is left by the last.
+
+    Parameters
+    ----------
+    address
+        As for `Ray`.
+    workers, threads, gpus, memory
+        What is asked of it: processes, and for each of them cores, GPUs and bytes.
+    """
+
+    def __init__(self, address: str | None, workers: int | None, threads: int, gpus: float, memory: int | None) -> None:
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        self.ray: ModuleType = require("ray", extra="ray")
+        self._each = {"num_cpus": threads, "num_gpus": gpus, **({} if memory is None else {"memory": memory})}
+        with _LOCK:
+            if not self.ray.is_initialized():
+                _connect(self.ray, address, (workers or 1) * threads)
+                _ENGINES["ours"] = 1
+                _JOINED.clear()
+                _JOINED[_connected(self.ray)] = address
+            elif address is not None:
+                _check_same(self.ray, address)
+            _ENGINES["users"] += 1
+        try:
+            self.workers = workers or self._room(threads)
+            self._check_room(threads, gpus)
+        except BaseException:
+            self.leave()
+            raise
+
+    @property
+    def address(self) -> str:
+        """Where the cluster is that this process is connected to."""
+        return _connected(self.ray)
+
+    def _room(self, threads: int) -> int:
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
+
+    def _check_room(self, threads: int, gpus: float) -> None:
+        have = self.ray.cluster_resources()
+        for what, each in (("CPU", threads), ("GPU", gpus)):
+            if self.workers * each > have.get(what, 0):
+                raise EngineError(
+                    f"{self.workers} workers with {each:g} {what}s each do not fit the cluster, which has "
+                    f"{have.get(what, 0):g}: ask for fewer workers"
+                )
+
+    def actor(self, kind: type, *arguments: Any) -> Any:
+        """A new process with an object of this kind; should it die, nobody but us starts it again."""
+        return self.ray.remote(kind).options(**self._each, max_restarts=0).remote(*arguments)
+
+    def leave(self) -> None:
+        """Disconnect, and stop what was started here, unless another engine uses it."""
+        with _LOCK:
+            _ENGINES["users"] -= 1
+            if _ENGINES["users"] == 0 and _ENGINES["ours"]:
+                _ENGINES["ours"] = 0
+                self.ray.shutdown()
+
+
+def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+    try:
+        if address is not None:
+            _knock(address)
+            _check_token(address)
+            ray.init(address=address, **quiet)
+            return
+        cores = max(cores, engine.cores())
+        with surroundings():
+            ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
+    except EngineError:
+        raise
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        where = "no Ray cluster could be started here" if address is None else f"no Ray cluster answers at {address!r}"
+        raise EngineError(f"{where}: {one_line(error)}") from error
+
+
+def _check_token(address: str) -> None:
+    """Ask for the cluster's token before whatever answers is joined: it alone shows that it is the right cluster."""
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if named or os.environ.get("RAY_AUTH_MODE") == "disabled" or (Path.home() / ".ray" / "auth_token").is_file():
+        return
+    raise EngineError(
+        f"a token is needed for the Ray cluster at {address!r}: put what 'ray get-auth-token' prints there into "
+        "RAY_AUTH_TOKEN, or set RAY_AUTH_MODE=disabled where it has none"
+    )
+
+
+def _connected(ray: ModuleType) -> str:
+    return str(getattr(ray.get_runtime_context(), "gcs_address", "ray://"))  # a Ray client is not told
+
+
+def _check_same(ray: ModuleType, address: str) -> None:
+    """Refuse another cluster than the one that this process is connected to."""
+    now = _connected(ray)
+    if now in _JOINED and _JOINED[now] == address:
+        return
+    wanted = (os.environ.get("RAY_ADDRESS") or None) if address == "auto" else address
+    if wanted is None and now not in _JOINED:  # "auto", and who runs this process has chosen
+        return
+    if wanted is None or _place(ray, wanted) != _place(ray, now):
+        raise EngineError(
+            f"this process is connected to the Ray cluster at {now}, not to {address!r}: leave address out to use that "
+            "one, or close its engines and call ray.shutdown() first"
+        )
+
+
+def _place(ray: ModuleType, address: str) -> tuple[str, str]:
+    """Host and port, so that two names of one place are the same."""
+    host, _, port = address.rpartition(":")
+    try:
+        host = socket.gethostbyname(host)
+    except OSError:
+        host = host.strip("[]")
+    return (ray.util.get_node_ip_address() if host.startswith("127.") or host == "::1" else host), port
+
+
+def _knock(address: str) -> None:
+    """Ray ends the whole process where nobody answers: find out before."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+
+
+@contextmanager
+def surroundings() -> Iterator[None]:
+    """Within it, processes that are started can import what this one can, and write files for their owner alone.
+
+    Among those is Ray's token, which is all that keeps others on the network from running code in the cluster.
+    """
+    before, mask = os.environ.get("PYTHONPATH"), os.umask(0o077)
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    try:
+        yield
+    finally:
+        os.umask(mask)
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,298 @@
+"""Many machines: the clients sharded over the workers of a Ray cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.arrays import Ragged
+from fedscape.core.computation import Arrays, Computation
+from fedscape.core.engine import Answer, Reply, Task, as_slice, broadcast, check_enough, nobody, ranks, sections
+from fedscape.core.federation import Federation
+from fedscape.core.kept import Store, joined
+from fedscape.core.random import Array, Key
+from fedscape.engines.ray.cluster import Cluster
+from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, seal_of, taken
+from fedscape.engines.ray.workers import Assignment, Crew
+from fedscape.errors import DataError, EngineError
+from fedscape.formats.folder import INDEX
+from fedscape.privacy.release import Release
+
+PARTS = 16  # of a round for each worker: few enough to cost nothing, enough to add up while others still compute
+
+
+class Ray:
+    """The clients on the workers of a Ray cluster: the same bytes as `Local`, on one machine or many.
+
+    Each worker is a process that maps the clients' files once and owns a shard, clients that follow one another in the
+    order of ids, with what they keep. A round's state goes out once, through the object store; workers take whole
+    blocks; block sums are added in the order of `Local`. A worker that dies is started again, is given what its clients
+    kept after the last finished round, and runs again what was lost: the result stays the same.
+
+    Parameters
+    ----------
+    data
+        A Federation, which is written to memory-mapped files; the path of a folder written by `Federation.save`; or,
+        with `client`, of Parquet files.
+    client
+        For Parquet: the column that says whose row it is.
+    address
+        Of a running cluster ("auto" for the one on this machine); an error if this process is connected to another. By
+        default the cluster this process is connected to, or else one on this machine alone, started here and stopped by
+        `close`.
+    workers
+        How many processes; by default as many as there are cores for.
+    threads
+        How many blocks a worker runs at once, each on one thread of BLAS and torch, and cores it takes of the cluster.
+    gpus_per_worker
+        How many GPUs a worker has to itself, for training with device="cuda"; 0.5 lets two share one.
+    memory
+        How many bytes a worker may take beyond what it begins with (Linux); files and the object store do not count.
+    min_clients
+        With fewer clients in the cohort a round is abandoned before anything is released.
+    folder
+        Where files are written, if they are: with several machines, on a file system that all of them share.
+
+    >>> from fedscape import Histogram
+    >>> with Ray(Federation({"y": [0, 1, 1]}, [0, 1, 3]), workers=1) as engine:  # doctest: +SKIP
+    ...     Histogram(2).fit(engine).counts_
+    array([1, 2])
+    """
+
+    def __init__(
+        self,
+        data: Federation | str | os.PathLike[str],
+        *,
+        client: str | None = None,
+        address: str | None = None,
+        workers: int | None = None,
+        threads: int = 1,
+        gpus_per_worker: float = 0.0,
+        memory: int | None = None,
+        min_clients: int = 1,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        for name, number in (("workers", workers), ("threads", threads), ("min_clients", min_clients)):
+            if number is not None and number < 1:
+                raise DataError(f"{name} must be at least 1, not {number}")
+        if gpus_per_worker < 0:
+            raise DataError(f"gpus_per_worker must not be negative, not {gpus_per_worker}")
+        if memory is not None and memory < 2**20:
+            raise DataError(f"memory must be at least a mebibyte, not {memory} bytes")
+        self.min_clients, self.threads = min_clients, threads
+        files = _Files(data, client, folder)
+        self.federation = files.federation
+        self._order = self.federation.order
+        self._rank = None if self._order is None else ranks(self._order)
+        try:
+            self._cluster = Cluster(address, workers, threads, gpus_per_worker, memory)
+        except BaseException:
+            files.remove()
+            raise
+        self.workers = max(1, min(self._cluster.workers, len(self.federation)))
+        sizes = self.federation.sizes
+        self._bounds = _bounds(sizes if self._order is None else sizes[self._order], self.workers)
+        edges = list(zip(self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True))
+        names = [self._name(shard, *edge) for shard, edge in enumerate(edges)]
+        self._crew = Crew(self._cluster, files.source, edges, names, threads, memory)
+        self._stop = weakref.finalize(self, _stop, self._crew, self._cluster, files)
+        self._sent: tuple[str, Any] | None = None
+        self._keeps = False
+        try:
+            self._crew.start()
+        except BaseException:
+            self._stop()
+            raise
+
+    @property
+    def clients(self) -> Federation:
+        return self.federation
+
+    @property
+    def address(self) -> str:
+        """Where the cluster is that the workers belong to."""
+        return self._cluster.address
+
+    def fingerprint(self) -> str:
+        return self.federation.fingerprint()
+
+    def close(self) -> None:
+        """Stop the workers, remove the files written here, and stop the cluster if it was started here."""
+        self._stop()
+
+    def __enter__(self) -> Ray:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(
+        self,
+        computation: Computation,
+        state: Arrays,
+        cohort: Array,
+        key: Key,
+        *,
+        measure: bool = False,
+        release: Release | None = None,
+        measure_release: Release | None = None,
+    ) -> Reply:
+        check_enough(cohort, self.min_clients, key, release)
+        self._check_open()
+        self._crew.check_whole()
+        who = cohort if self._rank is None else np.sort(self._rank[cohort])
+        where = who if self._order is None else self._order[who]
+        plan = sections(computation, self.federation.sizes[where], clipped=release is not None)
+        sent = broadcast(state)
+        public = [None if each is None else each.without_secret() for each in (release, measure_release)]
+        told = self._cluster.ray.put(Broadcast(key, measure, public[0], public[1], sent))
+        self._crew.open(*self._shipped(computation), told)
+        assignments = self._assign(who, plan)
+        task = Task(computation, key, measure, release, measure_release)
+        answer, kinds = Answer() if plan else nobody(self.federation, task, sent), Kinds()
+        for outcome in self._crew.run(assignments, lend=self._keeps):
+            for part in outcome.answers:
+                answer.add(part)
+            for each, grids in zip((release, measure_release), outcome.grids, strict=True):
+                if each is not None:
+                    each.take_grids(grids)
+            kinds.update(outcome.kinds)
+        for sums in (answer.sent, answer.metrics):
+            for name, values in sums.items():
+                sums[name] = values if values.flags.writeable else values.copy()  # not in the object store for ever
+        reply = answer.reply(computation, self.federation.ids[where], sent)
+        if kinds:  # at the very end: before it nothing has happened, after it the round is over
+            self._keeps = True
+            self._crew.keep(kinds, assignments)
+        return reply
+
+    def _shipped(self, computation: Computation) -> tuple[str, Any]:
+        """The computation in the object store: put there when it changes, not in every round."""
+        digest = hashlib.sha256(self._cluster.ray.cloudpickle.dumps(computation)).hexdigest()
+        if self._sent is None or self._sent[0] != digest:
+            self._sent = (digest, self._cluster.ray.put(computation))
+        return self._sent
+
+    def _assign(self, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> list[Assignment]:
+        """Sections to the shard of their first client, in up to PARTS calls for each shard."""
+        homes = np.searchsorted(self._bounds, [who[section[0][0]] for section in plan], side="right") - 1
+        made = []
+        for shard in range(self.workers):
+            first, last = np.searchsorted(homes, (shard, shard + 1))
+            step = max(1, -(-int(last - first) // PARTS))
+            for begin in range(int(first), int(last), step):
+                made.append(self._assignment(shard, who, plan[begin : min(begin + step, int(last))]))
+        return made
+
+    def _assignment(self, shard: int, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> Assignment:
+        begin, end = plan[0][0][0], plan[-1][-1][1]
+        members = who[begin:end]
+        relative = [[(a - begin, b - begin) for a, b in section] for section in plan]
+        cuts = np.searchsorted(members, self._bounds)
+        guests = [
+            (other, members[cuts[other] : cuts[other + 1]])
+            for other in range(shard + 1, self.workers)
+            if cuts[other] < cuts[other + 1]
+        ]
+        return Assignment(shard, Part(as_slice(members), relative), guests, len(members))
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def kept(self) -> Mapping[str, Ragged]:
+        self._check_open()
+        self._crew.check_whole()
+        if not self._keeps:
+            return {}
+        widths = np.diff(self._bounds).tolist()
+        by_rank = joined(list(zip(widths, self._crew.kept(), strict=True)))
+        return by_rank if self._rank is None else taken(by_rank, self._rank)
+
+    def restore(self, kept: Mapping[str, Ragged]) -> None:
+        self._check_open()
+        store = Store(len(self.federation))
+        store.restore(kept)
+        self._keeps = bool(kept)
+        by_rank = kept if self._order is None else taken(kept, self._order)
+        self._crew.restore([taken(by_rank, slice(begin, end)) for begin, end in self._crew.edges])
+
+    def forget(self) -> None:
+        self._check_open()
+        self._keeps = False
+        self._crew.forget()
+
+    def _name(self, shard: int, begin: int, end: int) -> str:
+        edges = np.array([begin, max(begin, end - 1)])
+        who = self.federation.ids[edges if self._order is None else self._order[edges]] if end else ["none", "none"]
+        return f"shard {shard + 1} of {self.workers} (clients {who[0]!s} to {who[1]!s})"
+
+    def _check_open(self) -> None:
+        if not self._stop.alive:
+            raise EngineError("this Ray engine is closed: make a new one")
+
+
+def _bounds(sizes: Array, workers: int) -> Array:
+    """Where shards begin and end: about as many clients and rows in each, and at least one client.
+
+    >>> _bounds(np.array([1, 1, 1, 1, 9]), 2).tolist()
+    [0, 4, 5]
+    """
+    load, place = np.concatenate(([0], np.cumsum(sizes + 1))), np.arange(1, workers)
+    wanted = np.clip(np.searchsorted(load, load[-1] * place / workers) - place, 0, max(0, len(sizes) - workers))
+    return np.concatenate(([0], np.maximum.accumulate(wanted) + place, [len(sizes)])).astype(np.int64)
+
+
+class _Files:
+    """The clients' files: given, or written here and removed at the end."""
+
+    def __init__(
+        self,
+        data: Federation | str | os.PathLike[str],
+        client: str | None,
+        folder: str | os.PathLike[str] | None,
+    ) -> None:
+        self.own: str | None = None
+        if isinstance(data, Federation):
+            if data.kept:
+                raise DataError("a Federation that holds what clients kept cannot be sharded: use restore() for that")
+            self.federation = data
+            self.source = self._written(data, folder)
+            return
+        path = os.path.abspath(data)
+        if (Path(path) / INDEX).is_file():
+            self.federation = Federation.load(path)
+            self.source = Source(path, str(seal_of(path)), None, None)
+            return
+        if client is None:
+            raise DataError(f"{path} is not a saved Federation: for Parquet files pass client=, the column of clients")
+        made = self._written(Federation.from_parquet(path, client=client), folder)
+        self.federation = Federation.load(made.folder)
+        self.source = made._replace(parquet=path, client=client)
+
+    def _written(self, federation: Federation, folder: str | os.PathLike[str] | None) -> Source:
+        self.own = tempfile.mkdtemp(prefix="fedscape-ray-", dir=folder)
+        place = os.path.join(os.path.abspath(self.own), "clients")
+        try:
+            federation.save(place)
+        except BaseException:
+            self.remove()
+            raise
+        return Source(place, str(seal_of(place)), None, None)
+
+    def remove(self) -> None:
+        if self.own is not None:
+            shutil.rmtree(self.own, ignore_errors=True)
+
+
+def _stop(crew: Crew, cluster: Cluster, files: _Files) -> None:
+    if cluster.ray.is_initialized():  # not so where the interpreter is at its end
+        crew.stop()
+        cluster.leave()
+    files.remove()

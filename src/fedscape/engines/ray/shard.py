@@ -1,0 +1,245 @@
+"""A worker: some of the clients, what they keep, and the blocks it is given to run."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedscape.core.arrays import Ragged
+from fedscape.core.computation import Arrays, Computation
+from fedscape.core.engine import (
+    Answer,
+    Block,
+    Site,
+    Task,
+    as_slice,
+    in_order,
+    on_host,
+    one_library_thread,
+    without_warnings,
+)
+from fedscape.core.federation import Federation
+from fedscape.core.kept import Store, joined
+from fedscape.core.random import Array, Key
+from fedscape.engines.limits import allocated
+from fedscape.errors import DataError, EngineError, FedscapeError
+from fedscape.formats.folder import INDEX, load_folder
+from fedscape.privacy.release import Release
+
+Kept = Mapping[str, Ragged]
+Place = tuple[Array | slice, Kept]
+Kinds = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+class Source(NamedTuple):
+    """Where a worker finds the rows: memory-mapped files, or else the Parquet file they were made of."""
+
+    folder: str
+    seal: str
+    parquet: str | None
+    client: str | None
+
+    def open(self) -> Federation:
+        """The Federation, memory-mapped."""
+        if seal_of(self.folder) == self.seal:
+            return load_folder(self.folder, verify=False, walk=True)
+        if self.parquet is None or self.client is None:
+            raise DataError(
+                f"the machine {platform.node()} does not see the clients' files in {self.folder}: "
+                "pass folder= on a file system that all machines share"
+            )
+        with tempfile.TemporaryDirectory(prefix="fedscape-ray-") as own:
+            Federation.from_parquet(self.parquet, client=self.client).save(Path(own) / "clients")
+            if seal_of(Path(own) / "clients") != self.seal:
+                raise DataError(f"{self.parquet} on the machine {platform.node()} is not the file that the driver read")
+            return load_folder(Path(own) / "clients", verify=False, walk=True)  # stays mapped when the names are gone
+
+
+def seal_of(folder: str | Path) -> str | None:
+    """The checksum of a saved Federation, None where there is none."""
+    try:
+        return str(json.loads((Path(folder) / INDEX).read_text(encoding="ascii"))["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+class Part(NamedTuple):
+    """Sections of a cohort that one worker runs in one call: clients by rank, blocks by their place among them."""
+
+    ranks: Array | slice
+    sections: Sequence[Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What every worker is told of a round, but the computation itself."""
+
+    key: Key
+    measure: bool
+    release: Release | None
+    measure_release: Release | None
+    sent: Arrays
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a part: an answer for each section, and what the server must know of grids and of what is kept."""
+
+    answers: list[Answer]
+    grids: tuple[Mapping[str, float], Mapping[str, float]]
+    kinds: Kinds
+
+
+class Shard:
+    """The clients of ranks begin to end - 1 (their places in the order of ids), in a process of their own."""
+
+    def __init__(self, source: Source, begin: int, end: int, threads: int, memory: int | None) -> None:
+        self.source, self.begin, self.end, self.threads, self.memory = source, begin, end, threads, memory
+        self._store = Store(end - begin)
+        self._pool = None if threads == 1 else ThreadPoolExecutor(threads, thread_name_prefix="fedscape")
+        self._computation: tuple[str, Computation] | None = None
+
+    def load(self, versions: Mapping[str, str]) -> FedscapeError | None:
+        """Open the files; what is wrong with them, or with this machine, is returned."""
+        try:
+            if (mine := software()) != versions:
+                raise EngineError(f"the machine {platform.node()} has {mine}, the driver {dict(versions)}")
+            self.federation = self.source.open()
+            self._order = self.federation.order
+            if self.memory is not None:
+                _bound_memory(self.memory)
+        except FedscapeError as error:
+            return error
+        return None
+
+    def ping(self) -> None:
+        """Say nothing, from a process that is alive."""
+
+    def open(self, digest: str, computation: Computation, told: Broadcast) -> FedscapeError | None:
+        """Begin a round; a computation that is here already stays, with what it holds on its device."""
+        if self._computation is None or self._computation[0] != digest:
+            self._computation = (digest, computation)
+        task = Task(self._computation[1], told.key, told.measure, told.release, told.measure_release)
+        try:
+            with one_library_thread():
+                self._site = Site(self.federation, task, told.sent)
+        except FedscapeError as error:
+            return error
+        return None
+
+    def run(self, part: Part, *lent: tuple[int, Kept]) -> tuple[Outcome | FedscapeError, list[Place]]:
+        """Run sections of the cohort; clients at the end may be another shard's, who lent what they keep."""
+        try:
+            with one_library_thread(), without_warnings(self._site.task.release):
+                work = self._work(part, lent)
+                answers = list(in_order(work, part.sections, self._pool, self.threads))
+        except FedscapeError as error:
+            return error, []
+        kept = [place for answer in answers for place in answer.kept]
+        for answer in answers:
+            answer.kept = []  # goes a way of its own, which does not lead to the driver
+            answer.sent = on_host(answer.sent)
+        kinds = {name: (v.flat.dtype, v.flat.shape[1:]) for _, arrays in kept for name, v in arrays.items()}
+        releases = (self._site.task.release, self._site.task.measure_release)
+        first, second = ({} if release is None else release.grids for release in releases)
+        return Outcome(answers, (first, second), kinds), kept
+
+    def _work(self, part: Part, lent: Sequence[tuple[int, Kept]]) -> Callable[[Sequence[tuple[int, int]]], Answer]:
+        kept = self._kept_by(part, lent)
+
+        def work(section: Sequence[tuple[int, int]]) -> Answer:
+            places = [_cut(part.ranks, begin, end) for begin, end in section]
+            return self._site.run([Block(self._rows(place), place) for place in places], kept)
+
+        return work
+
+    def _rows(self, place: Array | slice) -> Array | slice:
+        return place if self._order is None else as_slice(self._order[place])
+
+    def _kept_by(self, part: Part, lent: Sequence[tuple[int, Kept]]) -> Callable[[Array | slice], Kept]:
+        if not lent:
+            return self._kept_at
+        ranks = numbers(part.ranks)
+        mine = ranks[ranks < self.end]
+        joint = joined([self.lend(mine), *lent])
+        return lambda place: taken(joint, np.searchsorted(ranks, numbers(place)))
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def lend(self, ranks: Array) -> tuple[int, Kept]:
+        """How many clients of the shard these are, and what they keep."""
+        return len(ranks), self._kept_at(ranks)
+
+    def _kept_at(self, place: Array | slice) -> Kept:
+        return taken(self._store.arrays, _shifted(place, self.begin))
+
+    def keep(self, kinds: Kinds, *parts: Sequence[Place]) -> None:
+        """Replace what clients of the shard keep; others among the parts are left to their shards."""
+        own = [mine for part in parts for place, kept in part if (mine := self._own_part(place, kept)) is not None]
+        none = np.zeros(1, dtype=np.int64)  # all shards know all names, as one engine in one process does
+        named = {name: Ragged(np.empty((0, *shape), dtype), none) for name, (dtype, shape) in kinds.items()}
+        self._store.put([(np.empty(0, dtype=np.int64), named), *own])
+
+    def _own_part(self, place: Array | slice, kept: Kept) -> Place | None:
+        ranks = numbers(place)
+        inside = np.flatnonzero((ranks >= self.begin) & (ranks < self.end))
+        if len(inside) == 0:
+            return None
+        return ranks[inside] - self.begin, kept if len(inside) == len(ranks) else taken(kept, inside)
+
+    def kept(self) -> tuple[None, Kept]:
+        """That it is done, and what all clients of the shard keep."""
+        return None, self._store.arrays
+
+    def restore(self, kept: Kept) -> None:
+        """Give the clients of the shard what they kept."""
+        self._store.restore({name: Ragged(flat.copy(), offsets) for name, (flat, offsets) in kept.items()})
+
+    def forget(self) -> None:
+        """Drop what the clients of the shard kept."""
+        self._store = Store(self.end - self.begin)
+
+
+def software() -> dict[str, str]:
+    """What must be the same on all machines for the same bytes."""
+    from fedscape import __version__
+
+    return {"fedscape": __version__, "numpy": np.__version__, "python": platform.python_version()}
+
+
+def numbers(place: Array | slice) -> Array:
+    """Ranks one by one."""
+    return np.arange(place.start, place.stop) if isinstance(place, slice) else place
+
+
+def taken(kept: Kept, where: Array | slice) -> dict[str, Ragged]:
+    """What some of the clients keep."""
+    return {name: arrays.take(where) for name, arrays in kept.items()}
+
+
+def _cut(ranks: Array | slice, begin: int, end: int) -> Array | slice:
+    if isinstance(ranks, slice):
+        return slice(ranks.start + begin, ranks.start + end)
+    return as_slice(ranks[begin:end])
+
+
+def _shifted(place: Array | slice, by: int) -> Array | slice:
+    return slice(place.start - by, place.stop - by) if isinstance(place, slice) else place - by
+
+
+def _bound_memory(more: int) -> None:
+    """Let this process take so many bytes more than it has now; mapped files and the object store do not count."""
+    import resource
+
+    now = allocated()
+    if now is None:
+        raise EngineError("memory= needs Linux: it bounds what a worker may take through the kernel")
+    resource.setrlimit(resource.RLIMIT_DATA, (now + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))

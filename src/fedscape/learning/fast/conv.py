@@ -1,0 +1,189 @@
+"""Convolutions of many clients at once, each with a kernel of its own, and maxima, as operations a compiler keeps.
+
+Left to a compiler, a convolution as a product of patches writes the patches, nine times the size of the image, up to
+three times. On a GPU the operation reads them from the image (`gpu_kernels`); elsewhere it is what it says.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from fedscape.learning.losses import Tensor
+
+HAS_TRITON = find_spec("triton") is not None  # looked for once: a compiler that follows the model stops where files are
+
+
+def can_convolve(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> bool:
+    """Whether `convolve` has a fast form for this: short numbers on a GPU that has Triton, stride 1, several places."""
+    plain = stride == (1, 1) and kernel != (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
+    short = x.dtype in (torch.float32, torch.bfloat16)
+    return plain and short and HAS_TRITON and bool(x.is_cuda)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
+    """Images [clients x batch, H, W, channels] convolved with weights [clients, out, H kernel, W kernel, channels].
+
+    Biases are [clients, out]. On a GPU products are tf32, or bfloat16 where the images are, and sums float32; elsewhere
+    both have the type of the images.
+
+    >>> weight = torch.stack([torch.ones(1, 3, 3, 1), torch.full((1, 3, 3, 1), 2.0)])
+    >>> convolve(torch.ones(2, 3, 3, 1), weight, torch.zeros(2, 1), (0, 0)).flatten().tolist()
+    [9.0, 18.0]
+    """
+    made: Tensor = _convolve(x, weight, bias, *padding)
+    return made
+
+
+@torch.library.custom_op("fedscape::convolve", mutates_args=())  # type: ignore[untyped-decorator]
+def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, up: int, left: int) -> torch.Tensor:
+    if x.is_cuda:
+        from fedscape.learning.fast import triton as gpu_kernels
+
+        own = None if bias is None else bias.contiguous()
+        return gpu_kernels.convolve(x.contiguous(), weight.contiguous(), own, (up, left))
+    patches, shape = patches_of(_around(x, up, left), weight.shape[2:4]), weight.shape
+    products = patches.reshape(shape[0], -1, patches.shape[3]) @ weight.flatten(2).transpose(1, 2).to(x.dtype)
+    made = products if bias is None else products + bias[:, None].to(x.dtype)
+    return made.reshape(*patches.shape[:3], shape[1])
+
+
+@torch.library.custom_op("fedscape::convolve_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _to_weights(
+    x: torch.Tensor, gradient: torch.Tensor, clients: int, high: int, wide: int, up: int, left: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of weights and biases, on a GPU in float32."""
+    if x.is_cuda:
+        from fedscape.learning.fast import triton as gpu_kernels
+
+        return gpu_kernels.gather(x.contiguous(), gradient.contiguous(), clients, (high, wide), (up, left))
+    patches = patches_of(_around(x, up, left), (high, wide))
+    each = gradient.reshape(clients, -1, gradient.shape[3])
+    made = each.transpose(1, 2) @ patches.reshape(clients, -1, patches.shape[3])
+    return made.reshape(clients, -1, high, wide, x.shape[3]), each.sum(dim=1)
+
+
+def patches_of(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int] = (1, 1)) -> Tensor:
+    """What a kernel sees at each place of images [batch, H, W, channels]: [batch, H out, W out, kernel x channels].
+
+    >>> patches_of(torch.arange(4.0).reshape(1, 2, 2, 1), (1, 2)).squeeze().tolist()
+    [[0.0, 1.0], [2.0, 3.0]]
+    """
+    windows = x.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])
+    return windows.permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def _around(x: Tensor, up: int, left: int) -> Tensor:
+    return functional.pad(x, (0, 0, left, left, up, up))
+
+
+@_convolve.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, up: int, left: int) -> Tensor:
+    high, wide = x.shape[1] + 2 * up - weight.shape[2] + 1, x.shape[2] + 2 * left - weight.shape[3] + 1
+    return x.new_empty((x.shape[0], high, wide, weight.shape[1]))
+
+
+@_to_weights.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, gradient: Tensor, clients: int, high: int, wide: int, up: int, left: int) -> tuple[Tensor, Tensor]:
+    out, kind = gradient.shape[3], torch.float32 if x.is_cuda else x.dtype
+    return x.new_empty((clients, out, high, wide, x.shape[3]), dtype=kind), x.new_empty((clients, out), dtype=kind)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, bias, up, left = inputs
+    ctx.save_for_backward(x, weight)
+    ctx.padding, ctx.biased = (up, left), bias is not None
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of the images is a convolution of `gradient` with the kernels turned round."""
+    (x, weight), (up, left) = ctx.saved_tensors, ctx.padding
+    high, wide = weight.shape[2:4]
+    gradient = gradient.contiguous()
+    images = None
+    if ctx.needs_input_grad[0]:
+        turned = weight.flip(2, 3).permute(0, 4, 2, 3, 1).contiguous()
+        images = _convolve(gradient, turned, None, high - 1 - up, wide - 1 - left)
+    if not any(ctx.needs_input_grad[1:3]):
+        return images, None, None, None, None
+    weights, biases = _to_weights(x, gradient, len(weight), high, wide, up, left)
+    return images, weights.to(weight.dtype), biases if ctx.biased else None, None, None
+
+
+_convolve.register_autograd(_backward, setup_context=_keep)
+
+
+# -- maxima ------------------------------------------------------------------------------------------------------------
+
+
+def can_pool(x: Tensor) -> bool:
+    """Whether `pool` has a fast form for these images [batch, channels, H, W]."""
+    whole = x.ndim == 4 and min(x.shape) > 0 and min(x.shape[2:]) > 1
+    return HAS_TRITON and bool(x.is_cuda) and whole and x.dtype in (torch.float32, torch.bfloat16)
+
+
+def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
+    """The largest of each 2 x 2 numbers of images [batch, H, W, channels]; rectified, zero where that is below zero.
+
+    Left to a compiler, maxima are taken in the order of what comes next, which may read memory here and there.
+
+    >>> pool(torch.tensor([[-1.0, 2.0, 5.0], [0.0, 1.0, 9.0]])[None, ..., None]).tolist()
+    [[[[2.0]]]]
+    """
+    made: Tensor = _pool(x, rectified)[0]
+    return made
+
+
+@torch.library.custom_op("fedscape::pool", mutates_args=())  # type: ignore[untyped-decorator]
+def _pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Maxima, and where in its square each was: 0 to 3, or 4 where nothing goes back."""
+    if x.is_cuda:
+        from fedscape.learning.fast import triton as gpu_kernels
+
+        return gpu_kernels.pool(x.contiguous(), rectified)
+    batch, height, width, channels = x.shape
+    even = x[:, : height // 2 * 2, : width // 2 * 2].reshape(batch, height // 2, 2, width // 2, 2, channels)
+    best, index = even.transpose(2, 3).flatten(3, 4).max(dim=3)
+    if rectified:
+        low = best <= 0
+        best, index = best.masked_fill(low, 0), index.masked_fill(low, 4)
+    return best, index.to(torch.int8)
+
+
+@torch.library.custom_op("fedscape::pool_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    if gradient.is_cuda:
+        from fedscape.learning.fast import triton as gpu_kernels
+
+        return gpu_kernels.unpool(gradient.contiguous(), index, height, width)
+    made = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
+    for place in range(4):
+        part = made[:, place // 2 : height // 2 * 2 : 2, place % 2 : width // 2 * 2 : 2]
+        part.copy_(torch.where(index == place, gradient, 0))
+    return made
+
+
+@_pool.register_fake  # type: ignore[untyped-decorator]
+def _(x: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
+    made = x.new_empty((x.shape[0], x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
+    return made, made.new_empty(made.shape, dtype=torch.int8)
+
+
+@_unpool.register_fake  # type: ignore[untyped-decorator]
+def _(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
+    return gradient.new_empty((gradient.shape[0], height, width, gradient.shape[3]))
+
+
+def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+    ctx.size = inputs[0].shape[1:3]
+
+
+def _back_to_places(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
+    return _unpool(gradient.contiguous(), ctx.saved_tensors[0], *ctx.size), None
+
+
+_pool.register_autograd(_back_to_places, setup_context=_keep_places)

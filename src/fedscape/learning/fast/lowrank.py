@@ -1,0 +1,125 @@
+"""How far linear layers have moved, without the matrices: the rows that went in and what came back for them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from fedscape.learning.fast.conv import HAS_TRITON
+from fedscape.learning.losses import Tensor
+
+FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
+
+
+class Factors(NamedTuple):
+    """The gradient of many clients' weight matrices, unmade: gradients of the outputs [clients, rows, out] and rows.
+
+    >>> Factors(torch.ones(1, 2, 1), torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])).product().tolist()
+    [[[4.0, 6.0]]]
+    """
+
+    up: Tensor
+    rows: Tensor
+
+    def product(self) -> Tensor:
+        """The gradient itself, [clients, out, features]."""
+        return self.up.transpose(1, 2) @ self.rows
+
+    def descend(self, weight: Tensor, lr: Tensor) -> None:
+        """Move the weights by minus the rate of each client times the gradient, which is never written down."""
+        weight.baddbmm_((self.up * lr[:, None, None]).transpose(1, 2), self.rows, alpha=-1)
+
+
+class Trail(NamedTuple):
+    """How far many clients' weight matrices have moved, unmade: each row of each step, and what came back for it.
+
+    A matrix is where it began less up^T rows. As long as those rows are few they are smaller than the matrix, and all
+    clients that began at one read the same.
+
+    >>> trail = Trail(torch.zeros(1, 2, 1), torch.zeros(1, 2, 2))
+    >>> trail.add(Factors(torch.ones(1, 1, 1), torch.tensor([[[3.0, 4.0]]])), torch.tensor([0.5]), torch.tensor(2))
+    >>> trail.moved().tolist()
+    [[[-1.5, -2.0]]]
+    """
+
+    up: Tensor  # [clients, places, out], gradients of the outputs times the rate
+    rows: Tensor  # [clients, places, features]
+
+    def part(self, clients: int, places: int | None = None) -> Trail:
+        """That of the first clients, and of the first places."""
+        return Trail(self.up[:clients, :places], self.rows[:clients, :places])
+
+    def add(self, factors: Factors, lr: Tensor, number: Tensor) -> None:
+        """Take in the step of this number, counted from 1."""
+        width = factors.rows.shape[1]
+        place = (number.to(torch.int64) - 1) * width + torch.arange(width, device=number.device)
+        self.up.index_copy_(1, place, factors.up * lr[:, None, None])
+        self.rows.index_copy_(1, place, factors.rows)
+
+    def moved(self) -> Tensor:
+        """How far each client has moved, [clients, out, features]."""
+        return -(self.up.transpose(1, 2) @ self.rows)
+
+    def summed(self, weights: Tensor) -> Tensor:
+        """The sum of that over clients, times their weights [clients] or [clients, kinds], in the weights' type."""
+        up, rows = (values.unflatten(0, weights.shape) for values in self)
+        up = up * weights.to(up.dtype)[..., None, None]
+        if weights.ndim == 2:
+            up, rows = up.transpose(0, 1), rows.transpose(0, 1)
+        return -(up.flatten(-3, -2).transpose(-1, -2) @ rows.flatten(-3, -2)).to(weights.dtype)
+
+
+def along(rows: Tensor, past: Tensor, *, exact: bool) -> Tensor:
+    """Products of each client's rows [clients, batch, features] with its earlier ones [clients, places, features].
+
+    Few rows of very many features: on a GPU, where products need not be exact, a kernel of our own reads the earlier
+    rows at the speed of memory, a library a third of that.
+
+    >>> along(torch.ones(1, 1, 3), torch.tensor([[[1.0, 2.0, 3.0]]]), exact=True).tolist()
+    [[[6.0]]]
+    """
+    quick = HAS_TRITON and not exact and bool(rows.is_cuda) and rows.dtype == past.dtype == torch.float32
+    quick = quick and rows.shape[1] <= FEW  # more do not fit where the kernel works
+    made: Tensor = _along(rows, past) if quick else rows @ past.transpose(1, 2)
+    return made
+
+
+@torch.library.custom_op("fedscape::along", mutates_args=())  # type: ignore[untyped-decorator]
+def _along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+    if rows.is_cuda:
+        from fedscape.learning.fast import triton as gpu_kernels
+
+        return gpu_kernels.along(rows.contiguous(), past)
+    return rows @ past.transpose(1, 2)
+
+
+@torch.library.custom_op("fedscape::along_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _across(gradient: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
+    if gradient.is_cuda:
+        from fedscape.learning.fast import triton as gpu_kernels
+
+        return gpu_kernels.across(gradient.contiguous(), past)
+    return gradient @ past
+
+
+@_along.register_fake  # type: ignore[untyped-decorator]
+def _(rows: Tensor, past: Tensor) -> Tensor:
+    return rows.new_empty((*rows.shape[:2], past.shape[1]))
+
+
+@_across.register_fake  # type: ignore[untyped-decorator]
+def _(gradient: Tensor, past: Tensor) -> Tensor:
+    return gradient.new_empty((*gradient.shape[:2], past.shape[2]))
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    """Earlier rows are what they are: nothing goes back to them."""
+    return _across(gradient.contiguous(), ctx.saved_tensors[0]), None
+
+
+_along.register_autograd(_backward, setup_context=_keep)

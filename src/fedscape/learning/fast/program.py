@@ -1,0 +1,424 @@
+"""A local step of many clients as one program: gradients and update compiled together, on a GPU recorded."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedscape.learning.fast.folded import agree, folded
+from fedscape.learning.fast.lowrank import FEW, Factors, Trail
+from fedscape.learning.gradients import (
+    Batch,
+    Gradient,
+    Tensors,
+    by_client,
+    in_one_batch,
+    member,
+    once_used,
+    precise,
+    unfactored,
+)
+from fedscape.learning.layers import Module, trainable_copy
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import Tensor
+from fedscape.learning.optimisers import Rates, new_memory, update
+
+MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
+ROUGH = 0.3  # how far gradients of shorter products may be from those of long ones, as a share of their length
+STEPS = 64  # of a round that is recorded as a whole
+ROUNDS = 8  # of different shapes that are
+_NUMBERS = itertools.count()
+
+
+Step = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
+
+
+def records(local: LocalSGD) -> bool:
+    """Whether programs are recorded and replayed."""
+    return local.on_gpu
+
+
+class Place(NamedTuple):
+    """Memory and a stream of a GPU that some programs are recorded in, and that go with the last of them."""
+
+    pool: Any
+    stream: Any
+
+
+def new_place() -> Place:
+    return Place(torch.cuda.graph_pool_handle(), torch.cuda.Stream())
+
+
+class Recorded:
+    """A program on a GPU, recorded at its first call and replayed from then on: the host launches copies only."""
+
+    def __init__(self, program: Callable[..., Any], moved: list[Tensor], place: Place | None) -> None:
+        self.program = program
+        self.moved = moved  # what the program changes in place
+        self.place = place  # where others that never run at the same time are recorded as well
+        self.graph: Any = None
+
+    def __call__(self, *given: Tensor) -> Any:
+        """What the program makes of these; it is overwritten by the next call of any program of this pool."""
+        if self.graph is None:
+            self._record(given)
+        for held, values in zip(self.held, given, strict=True):
+            held.copy_(values)
+        self.graph.replay()
+        return self.made
+
+    def _record(self, given: tuple[Tensor, ...]) -> None:
+        self.held = [values.clone() for values in given]
+        before = [values.clone() for values in self.moved]
+        pool, beside = self.place or new_place()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):  # compiles, and lets libraries take their memory
+                self.program(*self.held)
+        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.synchronize()
+        if self.moved:
+            torch._foreach_copy_(self.moved, before)
+        del before
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=pool, stream=beside, capture_error_mode="thread_local"):
+            self.made = self.program(*self.held)
+
+
+def _summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
+    each = {n: p.unflatten(0, weights.shape).to(weights.dtype) - start[n].to(weights.dtype) for n, p in now.items()}
+    factors = {n: weights.reshape(*weights.shape, *[1] * (p.ndim - 1)) for n, p in now.items()}
+    return {n: (moved * factors[n]).sum(dim=0) for n, moved in each.items()}
+
+
+class Program:
+    """The local steps of one model: weights and optimiser memory in place, one compiled program for each shape.
+
+    One Program is for training without a pull, with a pull to one place for all clients, or to a place of each: another
+    is needed for another kind.
+
+    Whether the model may be folded is found out on the first batch of several clients (empty ones may be among them):
+    its gradients must be those of client by client. A batch of one client alone is never folded.
+
+    A Program that is `shared` is for clients that begin at few places, of which only sums are wanted: a linear layer
+    that is larger than what the rows of a client leave behind has a `Trail` in place of weights of each client. That
+    depends on the layer and on the number of rows alone, so that a round is the same whatever came before it.
+    """
+
+    def __init__(self, local: LocalSGD, module: Module, *, shared: bool = False) -> None:
+        self.local = local
+        self.module = module
+        self.shared = shared
+        self.twin: Module | None = None
+        self.chosen = False
+        self.room, self.places = 0, 0
+        self.known: dict[tuple[Any, ...], Step] = {}
+        self.plain: dict[tuple[Any, ...], Step] = {}  # the same before they are recorded
+        self.sums: dict[tuple[Any, ...], Recorded] = {}
+        self.adding: dict[tuple[Any, ...], Callable[..., Tensors]] = {}
+        self.wholes: dict[tuple[Any, ...], Recorded] = {}
+        self.seen: set[tuple[Any, ...]] = set()  # rounds that were made step by step
+        self.thin: frozenset[str] | None = None  # weights that may have a trail
+        self.params: Tensors = {}  # of each client
+        self.common: Tensors = {}  # where clients began, of the weights that have a trail
+        self.trails: dict[str, Trail] = {}
+
+    def begin(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
+        """Put clients where training begins, at most `room`; they take the rows of `start` by turns.
+
+        `anchor` is where a proximal weight pulls to, if any, and `places` how many rows a client takes in all steps.
+        """
+        self.make_ready(start, anchor, room, places)
+        self._lay_out(start, anchor)
+
+    def make_ready(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
+        """Make room for such a beginning, and nothing else."""
+        self.begun, self.places = (start, anchor, room, places), places
+        traced = [n for n in self.thin or () if _is_smaller(places, start[n])]
+        if room > self.room:
+            self._make_room(start, anchor, room)
+        for name in traced:
+            self._make_trail(name, start[name])
+        self.traced = {name: self.trails[name].part(self.room, places) for name in traced}
+        for name in start:
+            if name not in self.traced and name not in self.params:
+                self.params[name] = start[name].new_zeros((self.room, *start[name].shape[1:]))
+
+    def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
+        room = self.begun[2]
+        for name, at in start.items():
+            if name in self.traced:
+                self.common[name].copy_(at)
+                torch._foreach_zero_(list(self.traced[name]))
+            else:
+                _take_turns(self.params[name][:room], at)
+        for name, to in (anchor or {}).items():
+            _take_turns(self.anchor[name] if len(self.anchor[name]) == 1 else self.anchor[name][:room], to)
+        for moment in self.memory.moments:
+            torch._foreach_zero_(moment)
+
+    def _make_room(self, start: Tensors, anchor: Tensors | None, room: int) -> None:
+        def like(at: Tensors, rows: int) -> Tensors:
+            return {n: p.new_zeros((rows, *p.shape[1:])) for n, p in at.items()}
+
+        self._forget()
+        self.room, self.params, self.trails = room, {}, {}
+        self.anchor = {} if anchor is None else like(anchor, 1 if len(next(iter(anchor.values()))) == 1 else room)
+        self.memory = new_memory(self.local, [p.new_empty((room, *p.shape[1:])) for p in start.values()])
+
+    def _make_trail(self, name: str, start: Tensor) -> None:
+        if name not in self.trails or self.places > self.trails[name].up.shape[1]:
+            shapes = ((self.room, self.places, width) for width in start.shape[1:])
+            self.trails[name] = Trail(*map(start.new_zeros, shapes))
+            self._forget()
+        if name not in self.common or self.common[name].shape != start.shape:
+            self.common[name] = start.clone()
+            self._forget()
+
+    def _forget(self) -> None:
+        for programs in (self.known, self.plain, self.sums, self.wholes):
+            programs.clear()  # programs know where the weights are
+        self.place = new_place() if self.local.on_gpu else None
+
+    def _kind(self, *arrays: Tensor | tuple[Any, Any]) -> tuple[Any, ...]:
+        shapes = ((tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else a for a in arrays)
+        return (self.places if self.traced else 0, *shapes)
+
+    def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
+        """One step of the first clients, as many as the batch has; their losses. Rates are [clients]."""
+        made = self.known.get(self._kind(batch.x, batch.y))
+        if made is None:
+            plain = self._made(batch)  # finds out about trails
+            kind = self._kind(batch.x, batch.y)
+            made = self.known[kind] = self._recorded(plain, batch) if records(self.local) else plain
+            self.plain[kind] = plain
+        lr, proximal = (rate for rate in rates)
+        return made(batch, lr, proximal, batch.share.new_full((), number))
+
+    def whole(self, start: Tensors, batches: Batch, rates: Rates, weights: Tensor) -> Tensors | None:
+        """All steps of a round without a pull, and the sums, as one recorded program; None where there is none yet.
+
+        `batches` has what `step` takes of all steps, [steps, clients, ...]. A round of new shapes is to be made by
+        `begin`, `step` and `summed`, and recorded when it comes again.
+        """
+        steps, names, layers = len(batches.y), list(start), list(batches.random)
+        one = self._kind(*((tuple(v.shape[1:]), v.dtype) for v in batches[:2]))
+        kind = (one, steps, tuple(weights.shape), *(len(p) for p in start.values()))
+        step, known = self.plain.get(one), self.wholes.get(kind)
+        if known is None:
+            again, full = kind in self.seen, len(self.wholes) == ROUNDS
+            self.seen.add(kind)
+            if step is None or steps > STEPS or full or not again:
+                return None
+            total = self._total(names, tuple(weights.shape))
+
+            def run(x: Tensor, y: Tensor, shares: Tensor, *rest: Tensor) -> list[Tensor]:
+                lr, proximal, weights, *others = rest
+                keys, first = others[: len(layers)], dict(zip(names, others[len(layers) :], strict=True))
+                self._lay_out(first, None)
+                for t in range(steps):
+                    batch = Batch(x[t], y[t], shares[t], {n: k[t] for n, k in zip(layers, keys, strict=True)})
+                    step(batch, lr, proximal, shares.new_full((), t + 1))
+                return total(weights, *first.values())
+
+            known = self.wholes[kind] = Recorded(run, [], self.place)
+        made = known(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
+        return {n: values.clone() for n, values in zip(names, made, strict=True)}
+
+    def summed(self, start: Tensors, weights: Tensor) -> Tensors:
+        """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
+
+        With weights [clients, kinds], rows being the kinds of one client after those of another, it is [kinds, ...].
+        """
+        total, begun = self._total(start, weights.shape), list(start.values())
+        if not records(self.local) or any(len(at) == weights.numel() > 1 for at in begun):
+            return dict(zip(start, total(weights, *begun), strict=True))
+        kind = self._kind((tuple(weights.shape), None))
+        known = self.sums.get(kind)
+        if known is None:
+            known = self.sums[kind] = Recorded(total, [], self.place)
+        return {n: made.clone() for n, made in zip(start, known(weights, *begun), strict=True)}
+
+    def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
+        """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
+        rows, traced, names = math.prod(shape), self.traced, list(names)
+        now = {n: self.params[n][:rows] for n in names if n not in traced}
+        kind = (len(shape), *now)
+        if kind not in self.adding:  # reads weights once, copies nothing
+            self.adding[kind] = _alone(f"sum_{next(_NUMBERS)}", dynamic=True)(_summed)
+        add = self.adding[kind]
+
+        def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
+            begun = dict(zip(names, first, strict=True))
+            sums = add(now, {n: begun[n] for n in now}, weights) if now else {}
+            sums |= {n: trail.part(rows).summed(weights) for n, trail in traced.items()}
+            return [sums[n] for n in names]
+
+        return total
+
+    def _weights(self, clients: int) -> Tensors:
+        """The weights of the first clients, each its own."""
+        made = {}
+        for name in self.begun[0]:
+            if name in self.traced:
+                moved, common = self.traced[name].part(clients).moved(), self.common[name]
+                made[name] = (moved.unflatten(0, (-1, len(common))) + common).flatten(0, 1)
+            else:
+                made[name] = self.params[name][:clients]
+        return made
+
+    def _made(self, batch: Batch) -> Step:
+        clients, local = len(batch.y), self.local
+        whole = self._weights(clients)
+        if not self.chosen and clients > 1:
+            self.twin, self.chosen = self._foldable(whole, batch), True
+        once = self._once(whole, batch)
+        if self.shared and self.thin is None and clients > 1:
+            rows = batch.y.shape[1]
+            self.thin = frozenset(member(path, "weight") for path, shape in once.items() if shape[1] == rows)
+            self.params.clear()
+            self.begin(*self.begun)  # now with trails: this is the first step
+        traced = {n: trail.part(clients) for n, trail in self.traced.items()}
+        probes = {path: shape for path, shape in once.items() if shape[1] < FEW or member(path, "weight") in traced}
+        params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
+        anchor = [a[:clients] for a in self.anchor.values()]
+        memory = self.memory.rows(clients)
+        alone = _alone(f"program_{next(_NUMBERS)}")
+        gradient = self._trusted(whole, params, batch, alone, probes, traced)
+
+        def move(grads: Tensors, lr: Tensor, proximal: Tensor, number: Tensor) -> None:
+            now, rates = [params[n] for n in grads], Rates(lr, proximal if anchor else 0.0)
+            update(local, now, list(grads.values()), anchor, memory, number, rates)
+
+        move = alone(move)
+
+        def program(batch: Batch, lr: Tensor, proximal: Tensor, number: Tensor) -> Tensor:
+            grads, loss = gradient(params, batch.random, batch.x, batch.y, batch.share)
+            move({n: g for n, g in grads.items() if not isinstance(g, Factors)}, lr, proximal, number)
+            for name, factors in grads.items():
+                if isinstance(factors, Factors) and name in traced:
+                    traced[name].add(factors, lr, number)
+                elif isinstance(factors, Factors):
+                    factors.descend(params[name], lr)
+            return loss
+
+        return program
+
+    def _recorded(self, program: Step, batch: Batch) -> Step:
+        layers, clients = list(batch.random), len(batch.y)
+
+        def flat(x: Tensor, y: Tensor, share: Tensor, *rest: Tensor) -> Tensor:
+            keys, numbers = dict(zip(layers, rest, strict=False)), rest[len(layers) :]
+            return program(Batch(x, y, share, keys), *numbers)
+
+        moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
+        moved += [m for moment in self.memory.rows(clients).moments for m in moment]
+        moved += [v for trail in self.traced.values() for v in trail]
+        known = Recorded(flat, moved, self.place)
+        return lambda batch, *numbers: known(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
+
+    def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
+        """The linear layers whose gradients may be left as factors."""
+        local = self.local
+        alone = local.optimiser == "sgd" and not (local.momentum or local.weight_decay or self.anchor)
+        if self.twin is None or len(batch.y) == 1 or not alone:
+            return {}
+        return once_used(local, self.twin, (whole, batch.random, batch.x, batch.y, batch.share))
+
+    def _foldable(self, params: Tensors, batch: Batch) -> Module | None:
+        """The folded model, if it gives the gradients of client by client on this batch, in the model's own type."""
+        local, given = self.local, (params, batch.random, batch.x, batch.y, batch.share)
+        exact = replace(local, precision="exact")
+        with precise(exact):
+            want, _ = by_client(exact, self.module)(*given)  # its errors are readable
+            twin, found = _tried(exact, given)
+            if twin is None or not agree(want, found):
+                return None
+        if local.precision == "exact":
+            return twin
+        quick, found = _tried(local, given)
+        return quick if quick is not None and agree(want, found, ROUGH) else twin
+
+    def _trusted(
+        self,
+        whole: Tensors,
+        params: Tensors,
+        batch: Batch,
+        compiled: Callable[[Any], Any],
+        probes: Mapping[str, tuple[int, ...]],
+        trails: Mapping[str, Trail],
+    ) -> Gradient:
+        """The compiled gradient, or the plain one where a compiler has made something else of it."""
+        local, given = self.local, (batch.random, batch.x, batch.y, batch.share)
+        if self.twin is None or len(batch.y) == 1:
+            plain = by_client(local, self.module)
+            made: Gradient = compiled(plain)
+            want_of = plain
+        else:
+            gone = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
+            want_of = in_one_batch(local, self.twin)
+            plain = in_one_batch(local, self.twin, probes=probes, trails=gone) if gone else want_of
+            made = in_one_batch(local, self.twin, compiled, probes=probes, trails=gone)
+        with _Counted() as operations:
+            want = unfactored(want_of(whole, *given)[0])
+        if operations.number > MANY:
+            return plain
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
+            found = unfactored(made(params, *given)[0])
+        return made if agree(want, found, 1e-3 if local.precision == "exact" else ROUGH) else plain
+
+
+class _Counted(TorchDispatchMode):  # type: ignore[misc]
+    """Counts the operations that are done within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.number += 1
+        return function(*arguments, **(named or {}))
+
+
+def _is_smaller(places: int, start: Tensor) -> bool:
+    """Whether so many rows of what comes in and goes back are smaller than the weights [..., out, features]."""
+    out, features = start.shape[-2:]
+    return bool(places * (out + features) <= out * features)
+
+
+def _take_turns(rows: Tensor, start: Tensor) -> None:
+    """Rows become those of `start`, one after the other and again from the first; what is left over stays."""
+    many = len(rows) // len(start) * len(start)
+    rows[:many].unflatten(0, (-1, len(start))).copy_(start)
+
+
+def _tried(local: LocalSGD, given: tuple[Any, ...]) -> tuple[Module | None, Tensors]:
+    """The folded model and its gradients of this batch; no model where it has no such form or does not take them."""
+    twin = folded(trainable_copy(local.model, "vmap"), local.precision)
+    if twin is None:
+        return None, {}
+    try:
+        return twin, in_one_batch(local, twin.to(local.device))(*given)[0]
+    except Exception:  # whatever a model says of a shape or a type that only a client by itself has
+        return None, {}
+
+
+def _alone(name: str, *, dynamic: bool = False) -> Callable[[Any], Any]:
+    """Compile under a name of its own: torch counts how often a code object was compiled and gives up after a few."""
+
+    def compiled(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        call.__code__ = call.__code__.replace(co_name=f"{function.__name__}_{name}")
+        return torch.compile(call, dynamic=dynamic)
+
+    return compiled

@@ -1,0 +1,1 @@
+"""Mixtures of Dirichlet-multinomials: kinds of clients by their counts."""

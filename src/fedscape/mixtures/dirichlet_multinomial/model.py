@@ -1,0 +1,520 @@
+"""The population as a mixture of Dirichlet-multinomials: which kinds of clients there are, and new ones like them.
+
+Scott and Cahill, "Improved Modelling of Federated Datasets using Mixtures-of-Dirichlet-Multinomials"; equation and
+algorithm numbers are theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.core.computation import Arrays, Computation, rounds
+from fedscape.core.engine import Engine
+from fedscape.core.estimator import Estimator, Fit, check_n_init
+from fedscape.core.federation import Federation
+from fedscape.core.history import History
+from fedscape.core.random import Array, Key
+from fedscape.core.sampling import All, Sampler
+from fedscape.errors import DataError
+from fedscape.mixtures.dirichlet_multinomial.compare import Compare, Contrast, Information
+from fedscape.mixtures.dirichlet_multinomial.em import Maximise, Solver, check_solver
+from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
+from fedscape.mixtures.dirichlet_multinomial.kernels import counts_of
+from fedscape.mixtures.dirichlet_multinomial.likelihood import log_coefficient
+from fedscape.mixtures.dirichlet_multinomial.posterior import shares_and_likelihood, with_tables
+from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline
+from fedscape.mixtures.dirichlet_multinomial.private_fit import ascend_privately, contrast_of, plan, releases
+from fedscape.mixtures.dirichlet_multinomial.source import Source
+from fedscape.mixtures.dirichlet_multinomial.start import Initialise, Survey, matched, with_broad
+from fedscape.mixtures.size_laws import Kind, SizeLaws
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
+
+Data = Engine | Federation | npt.ArrayLike
+
+
+class Models(NamedTuple):
+    """Models that were fitted side by side."""
+
+    computation: Maximise | Ascend
+    state: Arrays
+    log_likelihood: Array  # [models]
+    clients: int
+    rounds: int
+
+
+class MixtureOfDirichletMultinomials(Estimator):
+    """A law of clients' counts c and sizes n: q(c, n) = sum_k tau_k pi_k(n) p(c | n, alpha_k), eq. (3).
+
+    Clients work out how well each component explains them, eq. (12), and send sums weighted by these shares. With
+    `solver="exact"` these are tail counts, sum_i w_ik 1[c_ij > u]: since log Gamma(c + a) - log Gamma(a) = sum_{u < c}
+    log(a + u) they are all that Q, eq. (27), depends on, so the server maximises it to the end and a few rounds
+    suffice. Counts above 64 are sent in cells an eighth wide, totals above 512 in cells of one in 32.
+
+    All starts run in the same rounds and the most likely is kept. A fit has one round that surveys the clients, one
+    that starts the components (Algorithm 1), the rounds of EM, and one that measures the result.
+
+    With `privacy` a fit has other rounds, `n_releases` of them: where clients are, how they differ, and then `rounds`
+    rounds of scores whitened by what the model itself expects, so that clip=1.5 suits any data. There is one start
+    unless `n_init` says more, which are compared with `measure_privacy`, whose clip is in nats.
+
+    Parameters
+    ----------
+    n_components
+        K, how many kinds of clients; `choose_components` finds it.
+    solver
+        "exact" (by default), "newton" (derivatives: fewer bytes where counts are very large) or "fixed_point" (the
+        paper's). A private fit has a solver of its own.
+    n_init
+        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
+    rounds
+        At most this many rounds of EM; exactly this many rounds of scores in a private fit, where 5 are plenty.
+    tol
+        Stop when a round gained no more than this, in nats per client, in any start (not where a sampler is given).
+    init
+        "spread": clients start at the nearest of K anchors drawn along the directions in which clients differ.
+        "random": at any component, as in the paper.
+    sizes
+        The law of clients' sizes: "bins", "histogram" (a bin for each size, the paper's) or None to leave it out.
+    warm_start
+        A fitted mixture to start from, such as last month's; there is one start then, and components keep their order.
+    average
+        Where a sampler is given: from the sixth round on, round t after it counts (t + 2)^-average against the running
+        averages of the sums.
+    column
+        One category a row, or (two-dimensional) ready counts.
+    count
+        A column that says how often each row's category occurs; by default once.
+    n_categories
+        C, where it cannot be read off the data.
+
+    Learns `weights_` [K] (tau, falling), `concentrations_` [K, C] (alpha), `size_laws_`, `log_likelihood_` (mean over
+    clients; NaN where it was not measured), `n_rounds_` (of EM), `history_`. The scale alpha_0 of a component is at
+    most 10**10, the multinomial law; a category never seen has a hundred-millionth of it.
+
+    >>> counts = np.array([[9, 1], [8, 2], [1, 9], [2, 8], [9, 1], [1, 9]])
+    >>> mdm = MixtureOfDirichletMultinomials(2).fit(counts)
+    >>> mdm.predict([[10, 0], [0, 10]]).tolist() in ([0, 1], [1, 0])
+    True
+    """
+
+    name = "mixture-of-dirichlet-multinomials"
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        solver: Solver | None = None,
+        n_init: int | None = None,
+        rounds: int = 30,
+        tol: float = 1e-4,
+        init: Literal["spread", "random"] = "spread",
+        sizes: Kind | None = "bins",
+        warm_start: MixtureOfDirichletMultinomials | None = None,
+        average: float = 0.7,
+        column: str = "y",
+        count: str | None = None,
+        n_categories: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.solver = solver
+        self.n_init = n_init
+        self.rounds = rounds
+        self.tol = tol
+        self.init = init
+        self.sizes = sizes
+        self.warm_start = warm_start
+        self.average = average
+        self.column = column
+        self.count = count
+        self.n_categories = n_categories
+        self.seed = seed
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Data,
+        *,
+        column: str | None = None,
+        sampler: Sampler | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        allow: Sequence[str] = (),
+        progress: bool | None = None,
+        privacy: Privacy | None = None,
+        ledger: Ledger | None = None,
+        measure_privacy: Privacy | None = None,
+    ) -> Self:
+        """Learn the population of a Federation, an Engine, or counts [clients, C], dense or SciPy-sparse.
+
+        The parameters are those of every `fit`; each phase has a checkpoint file of its own.
+
+        >>> fed = Federation({"y": [0, 0, 1, 1, 1, 0]}, [0, 2, 4, 6])
+        >>> MixtureOfDirichletMultinomials(1).fit(fed, column="y").weights_
+        array([1.])
+        """
+        self._given = self._source(data, column)
+        return super().fit(
+            self._given.engine,
+            sampler=sampler,
+            checkpoint=checkpoint,
+            every=every,
+            allow=allow,
+            progress=progress,
+            privacy=privacy,
+            ledger=ledger,
+            measure_privacy=measure_privacy,
+        )
+
+    def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
+        source: Source = self.__dict__.pop("_given", None) or self._source(engine, column)
+        fitted = self._fit_models((self.n_components,) * self._starts(self.n_components, how), source, how)
+        self._take(fitted, int(np.argmax(np.nan_to_num(fitted.log_likelihood))), source)
+
+    def _source(self, data: Data, column: str | None = None) -> Source:
+        return Source.of(data, column or self.column, self.count, self.n_categories)
+
+    def _asked(self, data: Data, column: str | None = None) -> Source:
+        """The clients that a fitted mixture is asked about, their categories by the names it was fitted to."""
+        return Source.of(
+            data, column or self.column, self.count, self.n_categories, classes=getattr(self, "category_names_", None)
+        )
+
+    def _starts(self, n_components: int, how: Fit) -> int:
+        alone = n_components == 1 or self.warm_start is not None
+        return 1 if alone else self._n_starts(self.n_init, how)
+
+    def _fit_models(
+        self, models: tuple[int, ...], source: Source, how: Fit, *, full: bool | None = None, judged: int = 0
+    ) -> Models:
+        """Fit models of these numbers of components in the same rounds.
+
+        `full` says that cohorts are all alike; `judged`, how many comparisons will follow.
+        """
+        self._check()
+        if how.privacy is not None:
+            return self._fit_privately(models, source, how, judged)
+        if full is None:
+            full = how.sampler is None or isinstance(how.sampler, All)
+        where, column, count = source.engine, source.column, source.times
+        survey = Survey(models, source.n_categories, column=column, count=count)
+        found = self._run(survey, where, how.phase(".survey"), n_rounds=1, seed=self.seed)
+        work = Maximise(
+            models,
+            np.array(found["reach"]),
+            sizes=self.sizes,
+            solver=self.solver or "exact",
+            average=None if full else self.average,
+            column=column,
+            count=count,
+        )
+        state = self._first_state(work, found, source, how)
+        state = self._run(
+            work,
+            where,
+            how,
+            n_rounds=self.rounds,
+            seed=self.seed,
+            state=state,
+            done=(lambda old, new: bool(new["gain"].max() <= self.tol)) if full else None,
+        )
+        compare = Compare(models, work.reach, sizes=self.sizes, column=column, count=count)
+        final = self._run(compare, where, how.phase(".final"), n_rounds=1, seed=self.seed, state=state)
+        return Models(work, state, final["log_likelihood"], int(final["clients"]), int(state["rounds"]))
+
+    def _fit_privately(self, models: tuple[int, ...], source: Source, how: Fit, judged: int) -> Models:
+        several = len(set(models)) < len(models)  # starts of the same number of components
+        measured = several or (how.measure_privacy is not None and not judged)
+        plan(self, models, source, how, here=int(measured), after=judged)
+        work, state, clients = ascend_privately(self, models, source, how)
+        likelihood = np.full(len(models), np.nan)
+        if measured:
+            contrast, judging = contrast_of(work, models, source, how.phase(".final"))
+            final = self._run(contrast, source.engine, judging, n_rounds=1, seed=self.seed, state=known(state))
+            likelihood = final["log_likelihood"]
+        return Models(work, state, likelihood, clients, int(state["rounds"]))
+
+    def n_releases(self, n_components: int | None = None) -> int:
+        """How many releases a private fit makes, without comparisons: what `calibrate` needs as `rounds`.
+
+        Parameters
+        ----------
+        n_components
+            Instead of the constructor's; the largest candidate where several are tried.
+
+        >>> MixtureOfDirichletMultinomials(3, rounds=5).n_releases()
+        7
+        """
+        return releases(self, (self.n_components if n_components is None else n_components,))
+
+    def _check(self) -> None:
+        check_solver(self.solver or "exact")
+        check_n_init(self.n_init)
+        if self.n_components < 1 or self.rounds < 1:
+            raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
+        if self.init not in ("spread", "random"):
+            raise DataError(f"init must be 'spread' or 'random', not {self.init!r}")
+        if not 0.5 < self.average <= 1:
+            raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, not {self.average}")
+
+    def _first_state(self, work: Maximise, found: Arrays, source: Source, how: Fit) -> Arrays:
+        if self.warm_start is not None:
+            return self._warm_state(work, self.warm_start, source)
+        start = Initialise(
+            work.models,
+            source.n_categories,
+            random=self.init == "random",
+            column=source.column,
+            count=source.times,
+        )
+        state = {"anchors": found["anchors"]}
+        joined = self._run(start, source.engine, how.phase(".start"), n_rounds=1, seed=self.seed, state=state)
+        mean, dispersion = matched(joined, found["mean"])
+        if self.init == "spread":
+            with_broad(mean, dispersion, joined, found["mean"], work.models)
+        return work.begin(mean, dispersion)
+
+    def _warm_components(self, old: MixtureOfDirichletMultinomials, source: Source) -> tuple[Array, Array, Array]:
+        old._check_fitted("weights_")
+        shape = (self.n_components, source.n_categories)
+        if old.concentrations_.shape != shape:
+            raise DataError(f"warm_start has components {old.concentrations_.shape}, this fit needs {shape}")
+        scale = old.concentrations_.sum(axis=1)
+        return old.concentrations_ / scale[:, None], 1 / scale, old.weights_
+
+    def _warm_state(self, work: Maximise, old: MixtureOfDirichletMultinomials, source: Source) -> Arrays:
+        mean, dispersion, weights = self._warm_components(old, source)
+        laws, edges = old.size_laws_, work.size_edges
+        same = laws is not None and edges is not None and np.array_equal(laws.edges, edges)
+        sizes = laws.probabilities if laws is not None and same else None
+        return work.begin(mean, dispersion, weights=weights, sizes=sizes)
+
+    def _take(self, fitted: Models, model: int, source: Source) -> None:
+        """Keep what one of the models learned."""
+        first, last = list(pairwise(np.cumsum((0, *fitted.computation.models))))[model]
+        state = {name: fitted.state[name][first:last] for name in ("weights", "mean", "dispersion", "sizes")}
+        order = np.arange(last - first) if self.warm_start is not None else np.argsort(-state["weights"], kind="stable")
+        self.weights_ = state["weights"][order]
+        self.concentrations_ = (state["mean"] / state["dispersion"][:, None])[order]
+        edges = fitted.computation.size_edges
+        self.size_laws_ = None if edges is None else SizeLaws(edges, state["sizes"][order])
+        self.reach_ = fitted.computation.reach
+        absolute = isinstance(fitted.computation, Maximise) or len(fitted.computation.models) == 1
+        self.log_likelihood_ = float(fitted.log_likelihood[model]) if absolute else float("nan")
+        self.n_clients_, self.n_rounds_, self.category_names_ = fitted.clients, fitted.rounds, source.names
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def score(self, data: Data, *, column: str | None = None, sizes: bool = True) -> float:
+        """The mean over clients of log q(c, n), multinomial coefficient included; `sizes=False` leaves n's law out.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> round(mdm.score([[1, 1]], sizes=False), 3)
+        -1.099
+        """
+        self._check_fitted("weights_")
+        source = self._asked(data, column)
+        if isinstance(source.engine.clients, Federation):
+            return float(self._score_clients(source, sizes).mean())
+        kind = self.sizes if sizes and self.size_laws_ is not None else None
+        work = Compare((len(self.weights_),), self.reach_, sizes=kind, column=source.column, count=source.times)
+        done = next(rounds(work, source.engine, n_rounds=1, state=self._state(), seed=self.seed))
+        return float(done.state["log_likelihood"][0])
+
+    def score_clients(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
+        """log q(c, n) of each client.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> mdm.score_clients([[1, 1], [0, 0]], sizes=False).round(3).tolist()
+        [-1.099, 0.0]
+        """
+        self._check_fitted("weights_")
+        return self._score_clients(self._asked(data, column), sizes)
+
+    def _score_clients(self, source: Source, sizes: bool) -> Array:
+        return np.concatenate([like for _, like in self._posterior(source, sizes)])
+
+    def predict_proba(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
+        """The shares of the components in each client, eq. (12): [clients, K].
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> mdm.predict_proba([[1, 1]])
+        array([[1.]])
+        """
+        self._check_fitted("weights_")
+        return np.concatenate([shares for shares, _ in self._posterior(self._asked(data, column), sizes)])
+
+    def predict(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
+        """The component with the largest share of each client.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> mdm.predict([[1, 1], [3, 0]])
+        array([0, 0])
+        """
+        return np.asarray(self.predict_proba(data, column=column, sizes=sizes).argmax(axis=1))
+
+    def _posterior(self, source: Source, sizes: bool) -> list[tuple[Array, Array]]:
+        if source.n_categories != self.concentrations_.shape[1]:
+            raise DataError(
+                f"the data have {source.n_categories} categories, the mixture was fitted to "
+                f"{self.concentrations_.shape[1]}: pass counts of these, or n_categories="
+            )
+        edges = self.size_laws_.edges if sizes and self.size_laws_ is not None else None
+        models, out = np.array([0, len(self.weights_)]), []
+        state = with_tables(self._state(), self.reach_, edges)
+        for part in source.clients.batches(4096):
+            counts = counts_of(part, source.column, source.times, source.n_categories)
+            shares, likelihood = shares_and_likelihood(state, counts, models, self.reach_, edges)
+            out.append((shares[:, : len(self.weights_)], likelihood[:, 0] + log_coefficient(counts)))
+        return out or [(np.empty((0, len(self.weights_))), np.empty(0))]
+
+    def _state(self) -> Arrays:
+        scale = self.concentrations_.sum(axis=1)
+        bins = np.zeros((len(scale), 0)) if self.size_laws_ is None else self.size_laws_.probabilities
+        state = {
+            "weights": self.weights_,
+            "mean": self.concentrations_ / scale[:, None],
+            "dispersion": 1 / scale,
+            "sizes": bins,
+        }
+        for values in state.values():
+            values.flags.writeable = False
+        return state
+
+    def sample(self, n: int, *, seed: int = 0, sizes: npt.ArrayLike | None = None) -> Array:
+        """Counts [n, C] of new clients: a component, a size, shares from its Dirichlet law, rows from the shares.
+
+        Parameters
+        ----------
+        n
+            How many clients.
+        seed
+            The same seed gives the same clients.
+        sizes
+            How many rows each has (one number, or n of them), instead of the law of sizes.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> mdm.sample(2, sizes=5).sum(axis=1)
+        array([5, 5])
+        """
+        self._check_fitted("weights_")
+        rng = Key(seed, purpose="mixture sample").generator()
+        component = rng.choice(len(self.weights_), n, p=self.weights_ / self.weights_.sum())
+        if sizes is not None:
+            size = np.broadcast_to(np.asarray(sizes, dtype=np.int64), (n,))
+        elif self.size_laws_ is not None:
+            size = self.size_laws_.sample(component, rng)
+        else:
+            raise DataError("this mixture has no law of sizes (sizes=None): pass sizes= to sample()")
+        counts = np.zeros((n, self.concentrations_.shape[1]), dtype=np.int64)
+        for k, alpha in enumerate(self.concentrations_):
+            mine = np.flatnonzero(component == k)
+            counts[mine] = rng.multinomial(size[mine], rng.dirichlet(alpha, len(mine)))
+        return counts
+
+    @property
+    def n_parameters_(self) -> int:
+        """How many numbers were learned beside the law of sizes: K C + K - 1."""
+        self._check_fitted("weights_")
+        return int(self.concentrations_.size + len(self.weights_) - 1)
+
+    def aic(self, data: Data, *, column: str | None = None) -> float:
+        """Akaike's criterion, sizes left out: the smaller the better.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> mdm.aic([[1, 1]]) > 2 * mdm.n_parameters_
+        True
+        """
+        scores = self.score_clients(data, column=column, sizes=False)
+        return float(2 * self.n_parameters_ - 2 * scores.sum())
+
+    def bic(self, data: Data, *, column: str | None = None) -> float:
+        """The Bayesian information criterion, sizes left out: the smaller the better.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
+        >>> mdm.bic([[1, 1]]) < mdm.aic([[1, 1]])
+        True
+        """
+        scores = self.score_clients(data, column=column, sizes=False)
+        return float(self.n_parameters_ * np.log(len(scores)) - 2 * scores.sum())
+
+    def standard_errors(self, data: Data, *, column: str | None = None) -> dict[str, Array]:
+        """Standard errors of `weights` [K] and `concentrations` [K, C], from one round's sum of squared scores.
+
+        A client's score is the gradient of its log-likelihood; the inverse of the sum of its squares estimates the
+        covariance of the maximum likelihood estimate. What the data do not determine (a scale at the multinomial
+        limit, a category never seen) has an infinite error.
+
+        >>> mdm = MixtureOfDirichletMultinomials().fit(np.random.default_rng(0).multinomial(9, [0.5, 0.5], 99))
+        >>> sorted(mdm.standard_errors(np.random.default_rng(0).multinomial(9, [0.5, 0.5], 99)))
+        ['concentrations', 'weights']
+        """
+        self._check_fitted("weights_")
+        source = self._asked(data, column)
+        sizes = self.sizes if self.size_laws_ is not None else None
+        work = Information(len(self.weights_), self.reach_, sizes=sizes, column=source.column, count=source.times)
+        done = next(rounds(work, source.engine, n_rounds=1, state=self._state(), seed=self.seed, measure=0))
+        k, c = self.concentrations_.shape
+        log_alpha = done.state["errors"][: k * c].reshape(k, c)
+        return {"weights": done.state["errors"][k * c :], "concentrations": log_alpha * self.concentrations_}
+
+    # -- keeping -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted mixture: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0]]).save(folder + "/population.json")
+        ...     MixtureOfDirichletMultinomials.load(folder + "/population.json").weights_
+        array([1.])
+        """
+        self._check_fitted("weights_")
+        params = {n: v for n, v in self.get_params().items() if n != "warm_start"}
+        learned = {n: getattr(self, n) for n in ("log_likelihood_", "n_clients_", "n_rounds_", "category_names_")}
+        if np.isnan(self.log_likelihood_):
+            learned["log_likelihood_"] = None  # JSON knows no NaN
+        arrays = {"weights": self.weights_, "concentrations": self.concentrations_, "reach": self.reach_}
+        if self.size_laws_ is not None:
+            arrays["size_edges"], arrays["size_probabilities"] = self.size_laws_.edges, self.size_laws_.probabilities
+        header = {"parameters": params, "learned": learned, "history": list(self.history_)}
+        write_population(path, header, arrays, private=self.history_.private)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MixtureOfDirichletMultinomials:
+        """Read what `save` wrote; anything else, or files that do not belong together, are refused."""
+        header, arrays = read_population(path)
+        mixture = cls(**header["parameters"])
+        mixture.weights_, mixture.concentrations_ = arrays["weights"], arrays["concentrations"]
+        mixture.reach_ = arrays["reach"]
+        mixture.size_laws_ = None
+        if "size_edges" in arrays:
+            mixture.size_laws_ = SizeLaws(arrays["size_edges"], arrays["size_probabilities"])
+        for name, value in header["learned"].items():
+            setattr(mixture, name, value)
+        if header["learned"]["log_likelihood_"] is None:
+            mixture.log_likelihood_ = float("nan")
+        names: Any = header["learned"]["category_names_"]
+        mixture.category_names_ = None if names is None else tuple(names)
+        mixture.history_ = History()
+        mixture.history_.extend(header["history"])
+        mixture.history_.private = bool(header.get("private"))
+        return mixture
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Computation, Federation]]:
+        phases = (Survey, Initialise, Maximise, Compare, Information, Outline, Differ, Ascend, Contrast)
+        return [pair for phase in phases for pair in phase.examples()]
+
+
+def known(state: Arrays) -> Arrays:
+    """The part of a state that says what the models are."""
+    return {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}

@@ -1,0 +1,79 @@
+"""The E-step: how large a share each component has in each client, and how likely the client is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedscape.core.computation import Arrays
+from fedscape.core.random import Array
+from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, posterior, posterior_twin
+from fedscape.mixtures.dirichlet_multinomial.likelihood import Tables, rows_of_entries
+from fedscape.mixtures.size_laws import bin_of, log_density
+
+_PARTS = ("first", "cap", "rows", "total")
+
+
+def with_tables(state: Arrays, reach: Array, edges: Array | None, kinds: Sequence[int] = (0,)) -> Arrays:
+    """The state with what its E-step looks up: tables of these kinds, and what depends on a client's total alone."""
+    made = dict(state)
+    for kind in kinds:
+        tables = Tables.build(state["mean"], state["dispersion"], reach, kind)
+        made |= {f"table.{kind}.{name}": getattr(tables, name) for name in _PARTS}
+    made["table.by_total"] = _by_total(state, np.arange(len(made["table.0.total"])), tables_of(made, reach), edges)
+    return made
+
+
+def tables_of(state: Arrays, reach: Array, kind: int = 0) -> Tables:
+    """The tables of a state: those it carries, or made anew."""
+    if f"table.{kind}.rows" not in state:
+        return Tables.build(state["mean"], state["dispersion"], reach, kind)
+    parts = {name: state[f"table.{kind}.{name}"] for name in _PARTS}
+    return Tables(mean=state["mean"], dispersion=state["dispersion"], kind=kind, **parts)
+
+
+def shares_and_likelihood(
+    state: Arrays, counts: Counts, models: Array, reach: Array, edges: Array | None
+) -> tuple[Array, Array]:
+    """The E-step: shares of the components, eq. (12), and each model's log-likelihood without the coefficient.
+
+    Shares are [clients, G], then zeros up to a multiple of four; likelihoods [clients, models].
+    """
+    if "table.by_total" not in state:
+        state = with_tables(state, reach, edges)
+    tables, by_total = tables_of(state, reach), state["table.by_total"]
+    shares = np.empty((len(counts.total), by_total.shape[1]))
+    likelihood = np.empty((len(shares), len(models) - 1))
+    first, cap = rows_of_entries(counts, tables.first, tables.cap)
+    above = posterior(
+        counts.offsets, counts.number, counts.total, first, cap, counts.stride, tables.rows, by_total, models,
+        shares, likelihood,
+    )  # fmt: skip
+    if above:
+        g = int(models[-1])
+        who = (counts.total >= len(tables.total)).nonzero()[0]
+        who = np.union1d(who, counts.client[counts.number > tables.cap[counts.categories]])
+        large = joint(state, counts.only(who), tables, edges)[:, :g]
+        shares[who, :g], likelihood[who] = posterior_twin(large, models)
+    return shares, likelihood
+
+
+def joint(state: Arrays, counts: Counts, tables: Tables, edges: Array | None) -> Array:
+    """log tau_g + log p(c, n | g) without the multinomial coefficient, in plain NumPy and for counts of any size."""
+    logarithm = _by_total(state, counts.total, tables, edges)
+    j = counts.categories
+    np.add.at(logarithm, counts.client, tables.rows[tables.first[j] + np.minimum(counts.number, tables.cap[j])])
+    over, excess = tables.beyond(counts)
+    np.add.at(logarithm[:, : excess.shape[1]], counts.client[over], excess)
+    return logarithm
+
+
+def _by_total(state: Arrays, totals: Array, tables: Tables, edges: Array | None) -> Array:
+    """The part of the joint logarithm that depends on the client's total alone: [totals, G and padding]."""
+    out = -tables.of_total(totals)
+    g = len(state["weights"])
+    out[:, :g] += np.log(state["weights"])
+    if edges is not None:
+        out[:, :g] += log_density(state["sizes"], edges)[bin_of(totals, edges)]
+    return out

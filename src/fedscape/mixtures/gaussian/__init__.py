@@ -1,0 +1,1 @@
+"""Gaussian mixtures over the rows of all clients."""

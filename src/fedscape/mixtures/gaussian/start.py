@@ -1,0 +1,55 @@
+"""Where a Gaussian mixture begins: components drawn from the law of all rows, so that no row leaves its client."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedscape.core.random import Array, Key
+from fedscape.mixtures.gaussian.covariances import Covariance
+
+_CANDIDATES = 16  # per component
+
+
+def draw_means(mean: Array, matrix: Array, k: int, starts: int, seed: int) -> Array:
+    """Means [S, K, d] spread over the normal law with this mean and covariance matrix.
+
+    Of 16 K candidates K are chosen, each with a probability proportional to its squared distance from those chosen
+    before (the rule of k-means++). Every second start draws them in the K - 1 leading directions alone: for components
+    of one spherical covariance the means lie there.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    spread = np.sqrt(np.maximum(values, 0.0))
+    rng = Key(seed, purpose="gaussian starts").generator()
+    out = np.empty((starts, k, len(mean)))
+    for s in range(starts):
+        scale = spread.copy()
+        if s % 2 == 0 and k > 1:
+            scale[: max(len(mean) - (k - 1), 0)] = 0.0  # eigenvalues rise
+        candidates = rng.standard_normal((_CANDIDATES * k, len(mean))) * scale @ vectors.T
+        out[s] = mean + candidates[_far_apart(candidates, k, rng)]
+    return out
+
+
+def _far_apart(candidates: Array, k: int, rng: np.random.Generator) -> list[int]:
+    chosen = [0]
+    distance = np.full(len(candidates), np.inf)
+    for _ in range(k - 1):
+        distance = np.minimum(distance, ((candidates - candidates[chosen[-1]]) ** 2).sum(axis=1))
+        total = distance.sum()
+        chosen.append(int(rng.choice(len(candidates), p=distance / total)) if total > 0 else len(chosen))
+    return chosen
+
+
+def spread_of(covariance: Covariance, matrix: Array, means: Array, floor: float) -> Array:
+    """First covariances [S, ...]: what the law of all rows has left when the spread of the means is taken out.
+
+    At least a twentieth of the whole stays in every direction.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    made = []
+    for mean in means:
+        centred = mean - mean.mean(axis=0)
+        left = np.diagonal(vectors.T @ (matrix - centred.T @ centred / len(mean)) @ vectors)
+        kept = np.maximum(np.maximum(left, values / 20), 0.0) + floor
+        made.append(covariance.of((vectors * kept) @ vectors.T, len(mean)))
+    return np.stack(made)

@@ -1,0 +1,1 @@
+"""Hierarchical latent class regression on agents, entities and events."""

@@ -1,0 +1,142 @@
+"""What a latent class regression says about a federation, in plain numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.engine import Engine, Local
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.mixtures.latent_class.model import LatentClassRegression, Link, Method, column_names
+from fedscape.mixtures.numbers import numbers_of
+
+
+def regression(
+    federation: Federation,
+    *,
+    target: str,
+    features: Sequence[str],
+    entity: str | None,
+    candidates: Sequence[int],
+    method: Method = "federated",
+    link: Link = "identity",
+    rounds: int = 20,
+    chains: int = 1,
+    alpha: float | None = 1.0,
+    beta: float | None = 1.0,
+    seed: int = 0,
+    progress: bool | None = None,
+    place: Callable[[Federation], Engine] = Local,
+) -> tuple[LatentClassRegression, dict[str, Any]]:
+    """Fit to four fifths of each agent's events, test on the rest, and say what the classes are, the commonest first.
+
+    Rows without a number in any of the columns are left out, and counted; `place` says where the agents live.
+
+    >>> from fedscape import datasets
+    >>> _, about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
+    ...     entity="tailnum", candidates=[2])
+    >>> len(about["classes"]), about["test"]["R2"] > 0.5
+    (2, True)
+    """
+    names = column_names(features, target=target)
+    whole = _whole(federation, [*names, target])
+    train, test = federation.where(whole).split(test=0.2, seed=seed)
+    ks = tuple(candidates)
+    model = LatentClassRegression(
+        ks if len(ks) > 1 else ks[0],
+        alpha=alpha,
+        beta=beta,
+        method=method,
+        link=link,
+        rounds=rounds,
+        chains=chains,
+        features=names,
+        target=target,
+        entity=entity,
+        seed=seed,
+    )
+    model.fit(place(train), progress=progress)
+    about = {
+        "target": target,
+        "link": link,
+        "candidates": getattr(model, "candidates_", []),
+        "classes": [_class(model, int(k)) for k in np.argsort(-model.weights_)],
+        "test": {**_tested(model, test), "sigma": model.sigma_, "rows_left_out": int((~whole).sum())},
+    }
+    if hasattr(model, "r_hat_"):
+        about["r_hat"] = float(model.r_hat_.max())
+        about["late_draws"] = rounds - rounds // 2  # of each chain, which R-hat compares
+    return model, about
+
+
+def _class(model: LatentClassRegression, k: int) -> dict[str, Any]:
+    f = len(model.feature_names_)
+    named = zip(model.feature_names_, model.coefficients_[k], model.errors_[k], model.intervals_[k][:f], strict=True)
+    rows = [(name, float(value), float(error), ends.tolist()) for name, value, error, ends in named]
+    return {
+        "share": float(model.weights_[k]),
+        "entities": float(model.entities_[k]),
+        "events": float(model.events_[k]),
+        "intercept": float(model.intercepts_[k]),
+        "coefficients": {name: value for name, value, _, _ in rows},
+        "errors": {name: error for name, _, error, _ in rows},
+        "intervals": {name: ends for name, _, _, ends in rows},
+    }
+
+
+def predictions(path: str | os.PathLike[str], federation: Federation) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What a saved regression says of each event: `prediction` and `deviation`, and a summary.
+
+    An event that lacks a number has no prediction (NaN). Where the target is there, the summary says how well.
+
+    Parameters
+    ----------
+    path
+        A .json file that `LatentClassRegression.save` wrote.
+    federation
+        Events with the features, and the entity column where the regression has one.
+    """
+    model = LatentClassRegression.load(path)
+    names = column_names(model.features, target=model.target)
+    whole = _whole(federation, names)
+    made = {name: np.full(federation.n_rows, np.nan) for name in ("prediction", "deviation")}
+    if whole.any():
+        made["prediction"][whole], made["deviation"][whole] = model.predict(federation.where(whole), return_std=True)
+    left_out = int((~whole).sum())
+    about: dict[str, Any] = {"method": "regression", "target": model.target, "rows": federation.n_rows}
+    about |= {"clients": len(federation), "rows_without_prediction": left_out}
+    about["remarks"] = [f"{left_out:,} rows lack a number and have no prediction"] if left_out else []
+    if model.target in federation and model.target not in federation.names:
+        known = whole & _whole(federation, [model.target])
+        if known.any():
+            error = federation[model.target][known].astype(float) - made["prediction"][known]
+            about |= {"RMSE": float(np.sqrt((error**2).mean())), "labelled_rows": int(known.sum())}
+    return made, about
+
+
+def _whole(federation: Federation, names: Sequence[str]) -> Array:
+    """Which rows have a number in each of these columns."""
+    whole = np.ones(federation.n_rows, dtype=bool)
+    for name in names:
+        values = numbers_of(federation, name)
+        if values.dtype.kind == "f":
+            whole &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    return whole
+
+
+def _tested(model: LatentClassRegression, test: Federation) -> dict[str, float]:
+    if not test.n_rows:
+        return {"rows": 0}
+    y = test[model.target].astype(float)
+    error = y - model.predict(test)
+    spread = float(((y - y.mean()) ** 2).mean())
+    return {
+        "rows": test.n_rows,
+        "R2": 1 - float((error**2).mean()) / spread if spread > 0 else float("nan"),
+        "RMSE": float(np.sqrt((error**2).mean())),
+        "log_likelihood": model.score(test),
+    }

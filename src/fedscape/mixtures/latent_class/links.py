@@ -1,0 +1,124 @@
+"""Latent class regression of targets that are yes or no: a logistic or probit regression in each class.
+
+The density of an entity's events has no closed form then. Coefficients are taken at their normal law about the mode
+(Laplace), each event's probability is averaged over that law, and agents send the sums of a step of Fisher scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import expit, log_expit, log_ndtr
+
+from fedscape.core.arrays import segment_sum_twin
+from fedscape.core.computation import Arrays
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.validate import all_valid
+from fedscape.errors import DataError
+from fedscape.mixtures.latent_class.classes import classes_of, opened
+from fedscape.mixtures.latent_class.kernels import add_events, width
+from fedscape.mixtures.latent_class.rounds import Assign, Labelled, example, old_labels
+from fedscape.mixtures.latent_class.table import Table, groups_of
+
+LEAST = 1e-3  # weight of an event: any weight has the same end, and near zero steps would run away
+
+
+class Logistic(Assign):
+    """One round for targets of 0 and 1, log odds w_k . x: labels by the events' probabilities, then Fisher scoring.
+
+    An event's probability in class k is expit(w . x / sqrt(1 + pi v / 8)), where v = x' H x is the variance of w . x
+    (MacKay). For the events of class k agents send X' W X, X' (W X w + y - p), with p = expit(w . x) and W = p (1 - p):
+    D and c of a ridge regression whose solution is the next w. Parameters and state are those of `Assign`, sigma being
+    1 and gamma a number.
+    """
+
+    name = "lcr-logistic"
+
+    binary: ClassVar[bool] = True
+
+    def prepare(self, state: Arrays) -> Arrays:
+        found = classes_of(opened(state["sums"], self.n_features), 1.0, state["spread"])
+        return {**state, "mean": found.mean, "covariance": found.covariance}
+
+    def label(self, state: Arrays, clients: Federation) -> Labelled:
+        events = self.table.rows(clients)
+        groups = groups_of(events, self.table.entity)
+        z, yes = self.table.standardised(events, state), self.answers(events)
+        each = self.log_chances(*projected(z, state["mean"], state["covariance"]), yes)
+        log_density = segment_sum_twin(each[groups.order], groups.starts)
+        sums = np.zeros((len(groups.codes), width(self.n_features)))
+        return Labelled(groups, sums, old_labels(clients, groups), log_density)
+
+    def weighed(self, state: Arrays, clients: Federation, found: Labelled, labels: Array) -> Array:
+        events = self.table.rows(clients)
+        z, yes = self.table.standardised(events, state), self.answers(events)
+        at = (z * state["mean"][labels[found.groups.of_event]]).sum(axis=1)
+        weight, gradient = self.scoring(at, yes)
+        root = np.sqrt(np.maximum(weight, LEAST))
+        x, y = z * root[:, None], root * at + gradient / root
+        none = np.zeros(self.n_features + 1)
+        add_events(x, y, found.groups.order, found.groups.starts, none, np.ones(self.n_features), found.sums)
+        return found.sums
+
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        y = clients[self.table.target]
+        return all_valid(super().valid_rows(state, clients), (y == 0) | (y == 1))
+
+    def answers(self, events: Federation) -> Array:
+        """The target, which must be 0 or 1."""
+        y = self.table.y(events)
+        wrong = (y != 0) & (y != 1)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise DataError(
+                f"the target {self.table.target!r} must be 0 or 1 for a probit or logistic link, not {y[row]:g} in row "
+                f"{row:,}: use link='identity' for numbers"
+            )
+        return y > 0
+
+    def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
+        """The log probability of each event's answer in each class, [events, K], w . x being normal."""
+        return np.asarray(log_expit(np.where(yes[:, None], 1, -1) * mean / np.sqrt(1 + np.pi * variance / 8)))
+
+    def scoring(self, at: Array, yes: Array) -> tuple[Array, Array]:
+        """The information of each event about w . x, and the derivative of its log probability, there."""
+        p = expit(at)
+        return p * (1 - p), yes - p
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[Assign, Federation]]:
+        fed = answered(example())
+        rows = Table(entity=None, intercept=False)
+        return [
+            (cls(Table(), 3, 2, sigma=1.0, gamma=1.0, n_agents=len(fed)), fed),
+            (cls(rows, 2, 2, sigma=1.0, delta=2.0, gamma=0.5), fed),
+        ]
+
+
+class Probit(Logistic):
+    """The same with probability Phi(w . x), whose average over the law of w is exact: Phi(w . x / sqrt(1 + v))."""
+
+    name = "lcr-probit"
+
+    def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
+        return np.asarray(log_ndtr(np.where(yes[:, None], 1, -1) * mean / np.sqrt(1 + variance)))
+
+    def scoring(self, at: Array, yes: Array) -> tuple[Array, Array]:
+        at = np.clip(at, -1e4, 1e4)  # farther out density and tail differ by less than the rounding of either
+        turned = np.where(yes, at, -at)
+        log_density = -0.5 * at**2 - 0.5 * np.log(2 * np.pi)
+        gradient = np.where(yes, 1, -1) * np.exp(log_density - log_ndtr(turned))
+        return np.exp(2 * log_density - log_ndtr(at) - log_ndtr(-at)), gradient
+
+
+def projected(z: Array, mean: Array, covariance: Array) -> tuple[Array, Array]:
+    """Mean and variance of w . x for each event and class: [events, K] both."""
+    return z @ mean.T, np.stack([np.einsum("nf,nf->n", z @ h, z) for h in covariance], axis=1)
+
+
+def answered(fed: Federation) -> Federation:
+    """Whether the target is above its middle."""
+    return fed.with_column("y", (fed["y"] > np.median(fed["y"])).astype(float))

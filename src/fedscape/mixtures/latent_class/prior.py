@@ -1,0 +1,50 @@
+"""The law of the labels: psi as eq. (2) has it, and what labels say about alpha and beta."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import digamma
+
+from fedscape.core.computation import Arrays
+from fedscape.core.random import Array
+
+RATE = 0.01  # of the exponential priors on alpha and beta: labels that agents share evenly would make beta infinite
+STEPS = 200
+
+
+def prior_shares(state: Arrays) -> Array:
+    """psi as eq. (2) has it: (N^(k) + alpha / K) / (sum N + alpha)."""
+    counts, alpha = state["sums"][:, -1], float(state["alpha"])
+    return np.asarray((counts + alpha / len(counts)) / (counts.sum() + alpha))
+
+
+def tables_of(labels: Array, offsets: Array, psi: Array, beta: float) -> Array:
+    """What an agent's labels say about alpha and beta: [agents, K + 1].
+
+    The first K numbers are the expected table counts, how many labels came from psi rather than from the agent's own
+    (Antoniak): beta psi_k (digamma(beta psi_k + n_k) - digamma(beta psi_k)); the last is digamma(beta + n) -
+    digamma(beta).
+    """
+    counts = np.zeros((len(offsets) - 1, len(psi)))
+    np.add.at(counts, (np.repeat(np.arange(len(counts)), np.diff(offsets)), labels), 1.0)
+    fresh = np.maximum(beta * psi, 1e-12)
+    tables = fresh * (digamma(fresh + counts) - digamma(fresh))
+    n = counts.sum(axis=1)
+    return np.column_stack([tables, digamma(beta + n) - digamma(beta)])
+
+
+def learned_prior(total: Array, scale: float, alpha: float, beta: float) -> tuple[float, float]:
+    """alpha and beta that make labels likelier, given the sum of `tables_of` over a cohort, 1 / `scale` of all agents.
+
+    beta takes one step of Minka's fixed point, tables over what was expected of beta = 1; alpha is where the fixed
+    point of the table counts of all agents ends, which are one draw of a Dirichlet-multinomial with alpha / K.
+    """
+    tables = np.maximum(total[:-1], 0.0)
+    if tables.sum() <= 0:
+        return alpha, beta
+    beta = float(tables.sum() / (max(float(total[-1]), 0.0) + RATE / scale))
+    tables, k = tables * scale, len(tables)
+    for _ in range(STEPS if k > 1 else 0):
+        each = float((digamma(tables + alpha / k) - digamma(alpha / k)).sum()) / k
+        alpha = max(alpha * each / float(digamma(tables.sum() + alpha) - digamma(alpha) + RATE), 1e-6)
+    return alpha, min(max(beta, 1e-6), 1e6)

@@ -1,0 +1,287 @@
+"""What personalised methods share: several models side by side, sample weights for each, and each client's own result.
+
+A state holds `model.<parameter>` [M, ...]: M models of one architecture, the learners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedscape.core.arrays import Ragged, offsets_of, segment_sum_twin
+from fedscape.core.computation import Arrays
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Array, Key
+from fedscape.core.validate import all_finite
+from fedscape.errors import DataError, NotFinite
+from fedscape.learning.batches import Work, work_of
+from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
+from fedscape.learning.gradients import Tensors, precise
+from fedscape.learning.layers import initialised
+from fedscape.learning.local import Data, LocalSGD
+from fedscape.learning.loop import known_classes, one_thread, train
+from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
+from fedscape.learning.optimisers import Rates
+from fedscape.learning.plan import Plan, groups
+
+_BATCH = 2048  # rows of one forward pass
+
+
+def start_models(local: LocalSGD, n: int, seed: int, *, initial: str = "seed") -> Arrays:
+    """The first state of n learners: drawn anew, each from a seed of its own; or copies of the model given."""
+    models = [local.model if initial == "given" else initialised(local.model, seed * n + m) for m in range(n)]
+    each = [local.parameters(model) for model in models]
+    return {f"model.{name}": np.stack([p[name] for p in each]) for name in local.names}
+
+
+def stacked(local: LocalSGD, state: Mapping[str, Array]) -> Tensors:
+    """The learners' parameters as tensors [M, ...]."""
+    return {n: torch.tensor(np.asarray(p), device=local.device) for n, p in checked_models(local, state).items()}
+
+
+def log_softmax(output: Tensor) -> Tensor:
+    """log p(class | x) from a model's output: [batch, classes], or log odds [batch] or [batch, 1] of two classes."""
+    if output.ndim == 2 and output.shape[1] > 1:
+        return functional.log_softmax(output, dim=1)
+    odds = output.reshape(len(output))
+    return torch.stack([functional.logsigmoid(-odds), functional.logsigmoid(odds)], dim=1)
+
+
+def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: slice, *, loss: bool) -> Array:
+    """For these rows and each model: log p(class | x), [rows, M, classes]; with `loss`, minus the loss, [rows, M]."""
+    parts = []
+    if rows.stop > rows.start:
+        local.check_row(local.column(clients, local.features, slice(rows.start, rows.start + 1)))
+    with one_thread(), precise(local), known_classes(local), torch.no_grad(), local.borrowed() as module:
+        module.eval()
+        for begin in range(rows.start, rows.stop, _BATCH):
+            part = slice(begin, min(begin + _BATCH, rows.stop))
+            x = local.inputs(local.column(clients, local.features, part))
+            y = local.targets(clients, part) if loss else None
+            made = [functional_call(module, params, (x,)) for params in models]
+            each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in made]
+            parts.append(torch.stack(each, dim=1).to("cpu", torch.float64).numpy())
+        module.train()
+    if parts:
+        return np.concatenate(parts)
+    return np.zeros((0, len(models)) if loss else (0, len(models), 1))
+
+
+def each_model(params: Tensors) -> list[Tensors]:
+    """Stacked parameters, model by model."""
+    return [{n: p[m] for n, p in params.items()} for m in range(len(next(iter(params.values()))))]
+
+
+def trained(
+    local: LocalSGD, starts: Tensors, clients: Federation, weights: Array, key: Key, *, counts: Array | None = None
+) -> Iterator[tuple[Array, Tensors]]:
+    """Train M learners on each client with the sample weights [rows, M]: positions, and moves [clients, M, ...].
+
+    `starts` are [M, ...]; all learners see the same batches in the same order. With `counts`, what each client's moves
+    count, [clients, M], the sums [M, ...] over clients in float64.
+    """
+    number = weights.shape[1]
+    rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
+    mine = torch.from_numpy(weights).to(local.device, local.dtype)
+    together = local.chosen != "sequential"
+    if together:  # learners train side by side as clients do: on rows m * n + i with the weights of learner m
+        x, y = (torch.cat([column] * number) for column in data[:2])
+        data = Data(x, y, mine.T.reshape(-1))
+    for positions in groups(clients.sizes, local.timing, most=max(1, local.chunk // number)):
+        work = work_of(local, data, clients, positions, key)
+        count = None if counts is None else counts[positions]
+        if together:
+            moved = train(local, starts, _for_each(work, number, len(weights)), rates, weights=count)
+            shape = (len(positions), number)
+            yield positions, moved if counts is not None else {n: p.unflatten(0, shape) for n, p in moved.items()}
+            continue
+        each = []
+        for m in range(number):
+            own = work._replace(data=data._replace(weights=mine[:, m]))
+            each.append(train(local, _one(starts, m), own, rates, weights=None if count is None else count[:, m]))
+        yield positions, {n: torch.stack([moves[n] for moves in each], dim=int(counts is None)) for n in starts}
+
+
+def _one(params: Tensors, m: int) -> Tensors:
+    return {n: p[m : m + 1] for n, p in params.items()}
+
+
+def _for_each(work: Work, number: int, n_rows: int) -> Work:
+    """Every client's work once for each learner, one after the other: those still training stay in front."""
+    rows = work.plan.rows[:, None] + np.arange(number)[:, None, None] * n_rows  # [clients, M, steps, width]
+    plan = Plan(rows.reshape(-1, *work.plan.rows.shape[1:]), np.repeat(work.plan.counts, number, axis=0))
+    return work._replace(plan=plan, dropout=lambda path, steps: np.repeat(work.dropout(path, steps), number, axis=1))
+
+
+def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
+    """The learners moved by the weighted mean of the clients' moves; one that nobody used stays as it is."""
+    new = {}
+    for name, params in model_arrays(state).items():
+        shape = (-1, *[1] * (params.ndim - 1))
+        over = np.maximum(np.asarray(weight, dtype=np.float64), 0.0).reshape(shape)
+        mean = np.where(over > 1e-9, total[f"delta.{name}"] / np.maximum(over, 1e-9), 0.0)
+        new[f"model.{name}"] = (params + mean).astype(params.dtype)
+    return new
+
+
+def weighted(moves: Arrays, weights: Array) -> Arrays:
+    """Each client's moves times its weights [clients] or [clients, M], as it sends them: `delta.<parameter>`."""
+    kinds = weights.shape[1:]
+    return {
+        f"delta.{n}": m.reshape(len(m), *[1 for _ in kinds], *m.shape[1:])
+        * weights.astype(m.dtype).reshape(*weights.shape, *[1] * (m.ndim - 1))
+        for n, m in moves.items()
+    }
+
+
+def weighted_sums(moves: Arrays, weights: Array) -> Arrays:
+    """The sums of the same over clients, in float64 and without a copy of the moves."""
+    how = "c,c...->..." if weights.ndim == 1 else "ck,c...->k..."
+    return {f"delta.{n}": np.einsum(how, weights, m, dtype=np.float64) for n, m in moves.items()}
+
+
+def sums_over_rows(values: Array, clients: Federation) -> Array:
+    """Sums over each client's rows, without compiled code: [clients, ...]."""
+    return segment_sum_twin(values, clients.offsets)
+
+
+def evaluation(method: Any, state: Arrays, clients: Federation) -> Evaluation:
+    """Loss and accuracy of every client under its own model; clients must carry what they keep.
+
+    A client that keeps nothing is served by what the method has for newcomers.
+    """
+    loss, right = losses_and_hits(method, state, clients)
+    rows = clients.sizes
+    with np.errstate(invalid="ignore"):
+        return Evaluation(clients.ids, rows, loss / rows, right / rows)
+
+
+def losses_and_hits(method: Any, state: Arrays, clients: Federation) -> tuple[Array, Array]:
+    """Summed -log p(y | x) and number of right predictions of each client."""
+    target = class_column(method.local, clients)
+    logs = method.log_probs(state, clients)
+    chosen = log_probs_of(logs, target, otherwise=float(np.log(1e-12)))
+    each = np.stack([-np.maximum(chosen, np.log(1e-300)), logs.argmax(axis=1) == target], axis=1)
+    sums = sums_over_rows(each, clients)
+    return sums[:, 0], sums[:, 1]
+
+
+def class_column(local: LocalSGD, clients: Federation) -> Array:
+    """The target of each row; one that is no class is refused."""
+    target = clients[local.target]
+    if len(target) and (target.dtype.kind not in "biu" or target.ndim != 1):
+        shape = f" of shape {list(target.shape[1:])} a row" if target.ndim > 1 else ""
+        raise DataError(f"column {local.target!r} must hold classes, whole numbers, not {target.dtype}{shape}")
+    return target
+
+
+def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
+    """log p(y | x) of each row from those of all classes; a class that the model does not know gets `otherwise`."""
+    inside = (target >= 0) & (target < logs.shape[1])
+    return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0).astype(np.int64)], otherwise)
+
+
+def check_classes(method: Any, state: Arrays, clients: Federation) -> None:
+    """Refuse a class that the model does not know, by its row; for losses of classes."""
+    name = method.local.target
+    if method.local.loss not in (cross_entropy, logistic) or name not in clients or not clients.n_rows:
+        return
+    target = class_column(method.local, clients)
+    first = clients.where(np.arange(clients.n_rows) == 0)
+    number = method.log_probs(state, first).shape[1]
+    bad = np.flatnonzero((target < 0) | (target >= number))
+    if len(bad):
+        raise DataError(
+            f"column {name!r} holds the class {target[bad[0]]} in row {bad[0]:,}, but the model knows 0 to "
+            f"{number - 1}: drop such rows with where()"
+        )
+
+
+def measured(method: Any, state: Arrays, clients: Federation) -> Arrays:
+    """The metrics of a personalised method: means over a client's rows, 0 for a client without rows."""
+    loss, right = losses_and_hits(method, state, clients)
+    rows = np.maximum(clients.sizes, 1)
+    return {"loss": loss / rows, "accuracy": right / rows, "with_rows": clients.sizes > 0}
+
+
+def with_kept_of(clients: Federation, ids: Array, kept: Mapping[str, Ragged]) -> Federation:
+    """These clients holding what clients of the same ids keep; others hold nothing."""
+    place = {v: i for i, v in enumerate(ids.tolist())}
+    where = np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+    known = np.flatnonzero(where >= 0)
+    held = {}
+    for name, ragged in kept.items():
+        mine = ragged.take(where[known])
+        lengths = np.zeros(len(clients), dtype=np.int64)
+        lengths[known] = mine.lengths
+        held[name] = Ragged(mine.flat, offsets_of(lengths))
+    return clients.with_kept(held)
+
+
+def own_models(local: LocalSGD, state: Arrays, clients: Federation) -> Arrays:
+    """Each client's own parameters, [clients, ...]; those of the state for a client that keeps none."""
+    return {n: kept_rows(clients, f"model.{n}", np.asarray(p)) for n, p in checked_models(local, state).items()}
+
+
+def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
+    """The parameters in a state; those of another model are refused."""
+    return checked_params(local, model_arrays(state))
+
+
+def each_own_log_probs(local: LocalSGD, own: Arrays, clients: Federation) -> Array:
+    """log p(class | x) of each row under its client's own parameters: [rows, classes]."""
+    parts = []
+    for i in np.flatnonzero(clients.sizes):
+        mine = {n: torch.tensor(p[i], device=local.device) for n, p in own.items()}
+        rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
+        parts.append(forward(local, [mine], clients, rows, loss=False)[:, 0])
+    return np.concatenate(parts) if parts else np.zeros((0, 1))
+
+
+def trained_alone(
+    local: LocalSGD,
+    own: Arrays,
+    clients: Federation,
+    key: Key,
+    *,
+    rate: float | None = None,
+    pull: tuple[float, Arrays | None] | None = None,
+    still: Collection[str] = (),
+) -> Arrays:
+    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
+
+    `pull` is a proximal weight and the parameters it pulls to, the same for all; None are those a client begins with.
+    `still` are parameters that do not move, for clients side by side.
+    """
+    strength, common = (local.proximal, None) if pull is None else pull
+    rates = Rates(local.rate(key.round) if rate is None else rate, strength)
+    anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
+    new, data = {n: np.empty(p.shape, p.dtype) for n, p in own.items()}, local.data(clients)
+    idle = np.flatnonzero(clients.sizes == 0)
+    for n, p in own.items():
+        new[n][idle] = p[idle]
+    for positions in groups(clients.sizes, local.timing, most=local.chunk):
+        starts = {n: local.sent(p[positions]) for n, p in own.items()}
+        work = work_of(local, data, clients, positions, key)
+        moved = train(local, starts, work, rates, anchor, still=still)
+        for n, ends in local.fetched({n: p + moved[n] if n in moved else p for n, p in starts.items()}).items():
+            new[n][positions] = ends
+    _check_own(new, clients, key)
+    return new
+
+
+def _check_own(new: Arrays, clients: Federation, key: Key) -> None:
+    """Refuse models of clients' own that ran away: no sum would show it."""
+    for name, values in new.items():
+        if not all_finite(values):
+            bad = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise NotFinite(
+                f"round {key.round}: client {clients.ids[bad]!s} has NaN or infinity in {name!r} of its own model: "
+                "look for them in its rows, or lower the learning rate"
+            )

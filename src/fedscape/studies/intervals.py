@@ -1,0 +1,94 @@
+"""Means with intervals over clients, and numbers short enough to print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.random import Array, Key
+
+Interval = dict[str, Any]
+
+#: A number about fewer clients is not in a report that is made to be shared.
+FEW = 5
+
+
+def mean_interval(
+    values: Array,
+    *,
+    comparisons: int = 1,
+    least: float = -np.inf,
+    most: float = np.inf,
+    variance: tuple[float, float] = (0.0, np.inf),
+) -> Interval:
+    """The mean over clients and its 95% t-interval; with several comparisons all hold together (Bonferroni).
+
+    `variance` is that of the mean for other reasons than who the clients are, such as the seeds of a training, and the
+    degrees of freedom it was found with; those of both together are Welch and Satterthwaite's. The interval is cut to
+    what is possible, `least` to `most`. One client has none: its ends are None.
+
+    >>> mean_interval(np.array([1.0, 2.0, 3.0]))
+    {'value': 2.0, 'low': -0.484138, 'high': 4.484138}
+    """
+    from scipy.stats import t
+
+    known = np.asarray(values, dtype=float)
+    known = known[np.isfinite(known)]
+    n = len(known)
+    if n == 0:
+        return {"value": None, "low": None, "high": None}
+    middle = float(known.mean())
+    reach = float("inf")
+    if n > 1:
+        parts = np.array([known.var(ddof=1) / n, variance[0]])
+        freedom = n - 1.0
+        if variance[0] > 0:
+            freedom = float(parts.sum() ** 2 / (parts**2 / (n - 1, variance[1])).sum())
+        reach = float(t.ppf(1 - 0.025 / comparisons, freedom) * np.sqrt(parts.sum()))
+    low, high = (max(middle - reach, least), min(middle + reach, most)) if np.isfinite(reach) else (np.nan, np.nan)
+    made: Interval = plain({"value": middle, "low": low, "high": high})
+    return made
+
+
+def bootstrap_interval(values: Array, statistic: Any, *, seed: int, draws: int = 500) -> Interval:
+    """A statistic of the clients [clients, ...] and its 95% percentile interval, clients drawn anew.
+
+    >>> bootstrap_interval(np.zeros(5), np.mean, seed=0)
+    {'value': 0.0, 'low': 0.0, 'high': 0.0}
+    """
+    rng = Key(seed, purpose="bootstrap of clients").generator()
+    drawn = [float(statistic(values[rng.integers(0, len(values), len(values))])) for _ in range(draws)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    made: Interval = plain({"value": float(statistic(values)), "low": float(low), "high": float(high)})
+    return made
+
+
+def gini(sizes: Array) -> float:
+    """How unevenly rows are spread over clients: 0 where all have the same, near 1 where one has all.
+
+    >>> gini(np.array([1, 1, 1])), round(gini(np.array([0, 0, 3])), 3)
+    (0.0, 0.667)
+    """
+    rising = np.sort(np.asarray(sizes, dtype=float))
+    n, total = len(rising), rising.sum()
+    return float(2 * (np.arange(1, n + 1) @ rising) / (n * total) - (n + 1) / n) if total else 0.0
+
+
+def plain(value: Any, digits: int = 6) -> Any:
+    """Numbers, lists and dicts that JSON can say, rounded; what is not finite becomes None.
+
+    >>> plain({"a": np.float64(1 / 3), "b": np.array([1, 2]), "c": float("inf")})
+    {'a': 0.333333, 'b': [1, 2], 'c': None}
+    """
+    if isinstance(value, dict):
+        return {str(name): plain(part, digits) for name, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist(), digits)
+    if isinstance(value, list | tuple):
+        return [plain(part, digits) for part in value]
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, float | np.floating):
+        return round(float(value), digits) if np.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value

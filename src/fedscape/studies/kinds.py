@@ -1,0 +1,243 @@
+"""The kinds of clients there are: a mixture of Dirichlet-multinomials, how many components, and each in words."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from fedscape.core.engine import Engine, Local
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.core.sampling import All
+from fedscape.core.validate import valid_categories
+from fedscape.errors import DataError, PrivacyError
+from fedscape.formats.kinds import LABELS
+from fedscape.formats.modelled import declare_classes
+from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
+from fedscape.mixtures.dirichlet_multinomial.em import Solver
+from fedscape.privacy.accounting import calibrate
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Gaussian
+from fedscape.statistics.histogram import Histogram
+from fedscape.studies.intervals import mean_interval, plain
+from fedscape.studies.prepare import Prepared
+
+CENSUS_DELTA = 1e-5
+_EPSILONS = (0.5, 1.0, 2.0, 8.0)
+
+
+def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tuple[dict[str, Any], Any, Array]:
+    """The kinds of clients of a study: what is said of them, the mixture, and each client's shares [clients, K]."""
+    # all categories, as `fedscape fit` models them; what a study says is of those that may be told
+    counts, names = (data.counts, data.names) if data.apart is None else data.apart[:2]
+    clients = Federation({"y": counts}, np.arange(len(counts) + 1), data.given.ids, names={"y": names})
+    mixture, about = population(clients, "y", candidates=candidates_for(len(clients)), seed=seed, progress=progress)
+    shares = mixture.predict_proba(clients)
+    if data.apart is not None:
+        mixture = joined(mixture, data.apart.place, data.names)
+    order = np.argsort(-mixture.weights_, kind="stable")  # the most frequent kind first
+    pool = data.counts.sum(axis=0) / max(data.counts.sum(), 1)
+    components = []
+    for place, k in enumerate(order.tolist()):
+        alpha = mixture.concentrations_[k]
+        known = about["components"][k]
+        components.append(
+            {
+                "kind": chr(ord("A") + place),
+                "share": mean_interval(shares[:, k], least=0.0, most=1.0),
+                "size": known["mean_size"],
+                "scale": known["scale"],
+                "means": alpha / alpha.sum(),
+            }
+        )
+        components[-1]["words"] = _words(components[-1], pool, data.names, len(order))
+    made = {
+        "candidates": about["candidates"],
+        "names": list(data.names),
+        "pool": pool,
+        "components": components,
+        "rounds": about["rounds"],
+        "bytes_up": about["bytes_up"],
+        "price": price(data.counts),
+    }
+    return plain(made), mixture, shares[:, order]
+
+
+def candidates_for(n_clients: int, most: int = 6) -> list[int]:
+    """Numbers of kinds to choose among: from one up to six, with five clients or more for each.
+
+    >>> candidates_for(18), candidates_for(3)
+    ([1, 2, 3], [1])
+    """
+    return list(range(1, min(most, n_clients // 5) + 1)) or [1]
+
+
+def joined(
+    mixture: MixtureOfDirichletMultinomials, place: Array, names: Sequence[str]
+) -> MixtureOfDirichletMultinomials:
+    """The mixture of categories that are put together: concentrations of a Dirichlet-multinomial add up, exactly."""
+    into = np.zeros((len(place), len(names)))
+    into[np.arange(len(place)), place] = 1
+    made = copy.copy(mixture)
+    made.concentrations_ = mixture.concentrations_ @ into
+    reach = np.asarray(mixture.reach_)
+    made.reach_ = np.append(reach[:-1] @ into, reach[-1]).astype(reach.dtype)
+    made.category_names_ = tuple(names)
+    return made
+
+
+def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number: int) -> str:
+    """A kind of clients as a sentence: how many, how large, what they have more and less of, how alike they are."""
+    means = component["means"]
+    share = component["share"]["value"]
+    scale = component["scale"]
+    alike = "as one multinomial" if scale == "multinomial" else f"concentration {scale:,.4g}"
+    text = f"Kind {component['kind']}: {share:.0%} of the clients, about {component['size']:,.0f} rows each"
+    if number == 1:
+        top = np.argsort(-means)[:4]
+        listed = ", ".join(f"{names[j]} ({means[j]:.1%})" for j in top)
+        return f"{text}. Most frequent: {listed}. They differ among themselves as {alike} says."
+    gain = means - pool
+    more = [j for j in np.argsort(-gain)[:3].tolist() if gain[j] > 0.005]
+    less = [j for j in np.argsort(gain)[:3].tolist() if gain[j] < -0.005]
+    for what, chosen in (("more", more), ("less", less)):
+        if chosen:
+            listed = ", ".join(f"{names[j]} ({means[j]:.1%} against {pool[j]:.1%})" for j in chosen)
+            text += f"; {what} {listed}" if what == "less" and more else f", with {what} {listed}"
+    return f"{text}. Inside the kind: {alike}."
+
+
+def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
+    """What one private count of the categories would cost, without making it: the expected error for some epsilons.
+
+    The clip is the 90th percentile of the clients' lengths; the error is half the L1 distance of noisy to exact shares,
+    from clipping (exact) and from noise (its mean over Gaussian noise).
+    """
+    lengths = np.linalg.norm(counts, axis=1)
+    clip = float(max(np.quantile(lengths, 0.9), 1.0))
+    exact = counts.sum(axis=0)
+    kept = (counts * np.minimum(1, clip / np.maximum(lengths, 1e-300))[:, None]).sum(axis=0)
+    total = max(float(kept.sum()), 1.0)
+    bias = np.abs(kept / total - exact / max(exact.sum(), 1)).sum() / 2
+    rows = []
+    for epsilon in _EPSILONS:
+        multiplier = calibrate(epsilon, delta, rounds=1, sampler=All())
+        noise = counts.shape[1] * multiplier * clip * np.sqrt(2 / np.pi) / total / 2
+        error = min(float(bias + noise), 1.0)
+        rows.append({"epsilon": epsilon, "delta": delta, "clip": clip, "multiplier": multiplier, "error": error})
+    return rows
+
+
+def declared_counts(federation: Federation, column: str | None, names: Sequence[str] | None) -> Array:
+    """The counts [clients, C] of categories that were declared; rows of any other are left out.
+
+    Categories, bins or cells that follow from the rows would tell what rows there are.
+    """
+    found = column or next((name for name in LABELS if name in federation), None)
+    if found is not None and names is not None and federation[found].ndim == 1:
+        federation = declare_classes(federation, found, names)
+    if found is None or not federation.is_declared(found):
+        what = "there is no column of labels" if found is None else f"the categories of {found!r} follow from the rows"
+        raise PrivacyError(f"{what}, and a private count needs declared ones: name them with names= (--names a,b,c)")
+    number = federation.categories(found)
+    valid = valid_categories(federation[found], number)
+    return (federation if valid is None else federation.where(valid)).counts(found, number)
+
+
+def census(
+    counts: Array, *, epsilon: float, delta: float = CENSUS_DELTA, ledger: Ledger | None = None
+) -> dict[str, Any]:
+    """Count the categories of all clients under client-level privacy: a release, with its entries in a ledger.
+
+    The clip is the 90th percentile of the clients' lengths, read from the data here: right for a simulation. A real
+    deployment takes it from a public guess or an AdaptiveClip.
+    """
+    clients = Federation({"y": counts}, np.arange(len(counts) + 1))
+    lengths = np.linalg.norm(counts, axis=1)
+    multiplier = calibrate(epsilon, delta, rounds=1, sampler=All())
+    clip = float(max(np.quantile(lengths, 0.9), 1.0))
+    ledger = Ledger(epsilon=epsilon, delta=delta) if ledger is None else ledger
+    how = Gaussian(clip=clip, multiplier=multiplier)
+    made = Histogram(counts.shape[1], column="y").fit(clients, privacy=how, ledger=ledger, progress=False)
+    exact = counts.sum(axis=0) / max(counts.sum(), 1)
+    spent = [
+        {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": ledger.delta}
+        for (unit, relation, place), value in ledger.spent().items()
+    ]
+    error = float(np.abs(exact - made.shares_).sum() / 2)
+    about = {"shares": made.shares_, "error": error, "clip": clip, "multiplier": multiplier, "spent": spent}
+    return cast("dict[str, Any]", plain(about))
+
+
+def population(
+    federation: Federation,
+    column: str,
+    *,
+    candidates: Sequence[int],
+    solver: str = "exact",
+    n_init: int = 4,
+    rounds: int = 30,
+    seed: int = 0,
+    progress: bool | None = None,
+    place: Callable[[Federation], Engine] = Local,
+) -> tuple[MixtureOfDirichletMultinomials, dict[str, Any]]:
+    """Model the kinds of clients, choosing how many by clients held out: the mixture, and what it says.
+
+    `place` says where the clients live.
+
+    >>> from fedscape import datasets
+    >>> made, about = population(datasets.load("acs-race"), "y", candidates=[2])
+    >>> len(about["components"])
+    2
+    """
+    mixture = MixtureOfDirichletMultinomials(
+        candidates[0], solver=cast(Solver, solver), n_init=n_init, rounds=rounds, column=column, seed=seed
+    )
+    tried, engine = [], place(federation)
+    if len(candidates) > 1:
+        choice = choose_components(mixture, engine, candidates=candidates, progress=progress)
+        mixture = MixtureOfDirichletMultinomials(**{**mixture.get_params(), "n_components": choice.n_components})
+        tried = [
+            {"components": k, "score": round(float(s), 4), "behind": round(float(b), 4), "error": round(float(e), 4)}
+            for k, s, b, e in zip(choice.candidates, choice.scores, choice.behind, choice.errors, strict=True)
+        ]
+    mixture.fit(engine, progress=progress)
+    names = federation.names.get(column) or [str(i) for i in range(mixture.concentrations_.shape[1])]
+    sizes = federation.counts(column).sum(axis=1)
+    shares = mixture.predict_proba(federation)
+    about = {
+        "candidates": tried,
+        "components": [
+            _component(mixture, k, names, float(shares[:, k] @ sizes / max(shares[:, k].sum(), 1e-9)))
+            for k in range(mixture.n_components)
+        ],
+        "log_likelihood": round(float(mixture.log_likelihood_), 4),
+        "rounds": len(mixture.history_),
+        "bytes_up": int(max(mixture.history_["bytes_up"])),
+    }
+    return mixture, about
+
+
+def _component(mixture: MixtureOfDirichletMultinomials, k: int, names: Sequence[str], size: float) -> dict[str, Any]:
+    alpha = mixture.concentrations_[k]
+    mean = alpha / alpha.sum()
+    top = np.argsort(-mean)[:5]
+    return {
+        "weight": round(float(mixture.weights_[k]), 4),
+        "scale": "multinomial" if alpha.sum() > 1e9 else float(f"{alpha.sum():.4g}"),
+        "mean_size": round(size, 1),
+        "most": ", ".join(f"{names[j]} {mean[j]:.1%}" for j in top),
+    }
+
+
+def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Federation:
+    """New clients from a saved population: one row of counts each, in the column y."""
+    if n_clients < 1:
+        raise DataError(f"at least one client must be drawn, not {n_clients}")
+    made = MixtureOfDirichletMultinomials.load(path)
+    names = None if made.category_names_ is None else {"y": made.category_names_}
+    return Federation({"y": made.sample(n_clients, seed=seed)}, np.arange(n_clients + 1), names=names)

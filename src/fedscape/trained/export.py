@@ -1,0 +1,326 @@
+"""A trained model for other programs: a torch program (.pt2), ONNX, or a scikit-learn pipeline, preprocessing included.
+
+A program takes one number for each column of the table, NaN where it is missing, and for a category its place among
+`categories` (-1 for another); or, where the features are one column of arrays, those arrays. It gives the probability
+of each class. What the columns, categories and classes are is kept in the file as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape.core.checkpoint import replace_file
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Array
+from fedscape.errors import DataError, require
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.export import module_of
+from fedscape.learning.inputs import Feature, Inputs
+from fedscape.learning.layers import Module
+from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.fedem import IFCA, FedEM
+from fedscape.personal.fedrep import FedRep
+from fedscape.personal.methods import Common
+from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
+from fedscape.trained.model import Trained, load
+
+FORMS = ("onnx", "torch", "sklearn")
+_LAYERS = "fedscape layers 1"
+
+
+def networks_of(trained: Trained, *, client: str | None = None) -> list[tuple[float, Module]]:
+    """The networks that predict for a client, each with its share; without a client, those of a new one.
+
+    A method whose choice of network depends on the row is refused: `predict` has it.
+    """
+    model, method = trained.model, trained.model.method
+    whose = _chosen(trained, client)
+    state, local = model.ready(), method.local
+    if type(method) in (FedEM, IFCA):
+        shares = kept_rows(whose, "shares", state["weights"])[0]
+        parts = {n: np.asarray(p) for n, p in model_arrays(state).items()}
+        return [(float(w), _network(local.model, {n: p[m] for n, p in parts.items()})) for m, w in enumerate(shares)]
+    if isinstance(method, ClusteredFL):
+        cluster = int(method._cluster(state, whose)[0])
+        return [(1.0, _network(local.model, {n: np.asarray(p)[cluster] for n, p in model_arrays(state).items()}))]
+    if isinstance(method, LocalOnly | Ditto | PFedMe | FedRep):
+        own = {n: kept_rows(whose, f"model.{n}", np.asarray(p))[0] for n, p in model_arrays(state).items()}
+        return [(1.0, _network(local.model, own))]
+    if isinstance(method, Common):
+        return [(1.0, _network(local.model, model_arrays(state)))]
+    raise DataError(f"{trained.method} chooses its network row by row, which no export has: use 'fedscape predict'")
+
+
+def _chosen(trained: Trained, client: str | None) -> Federation:
+    """A client without rows, with what it keeps."""
+    ids = trained.model.ids
+    if client is None:
+        if trained.newcomers is None:
+            raise DataError(f"{trained.method} has a model for each client alone: name one with --for (client=)")
+        return Federation({}, [0, 0], ids=["a new client"])
+    place = [i for i, known in enumerate(ids.tolist()) if str(known) == str(client)]
+    if not place:
+        raise DataError(f"the model knows no client {client!r}; it knows {len(ids):,}, such as {ids[:3].tolist()}")
+    return trained.model.with_kept(Federation({}, [0, 0], ids=ids[place]))
+
+
+def _network(model: Module, params: Mapping[str, Array]) -> Module:
+    return module_of(model, {f"model.{n}": p for n, p in params.items()})
+
+
+class Program(nn.Module):  # type: ignore[misc]
+    """Columns in, probabilities out: fills, scales and indicators, then the networks mixed by their shares.
+
+    >>> inputs = Inputs((Feature("a", "number", shape=(1,), fill=(3.0,)),), "y", ("no", "yes"))
+    >>> Program(inputs, [(1.0, nn.Linear(1, 2))])(torch.tensor([[float("nan")]])).shape
+    torch.Size([1, 2])
+    """
+
+    def __init__(self, inputs: Inputs, networks: list[tuple[float, Module]]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList([network for _, network in networks])
+        self.register_buffer("shares", torch.tensor([share for share, _ in networks], dtype=torch.float32))
+        self.as_stored, self.shape = inputs.as_stored, inputs.shape
+        self.unit = 255.0 if inputs.as_stored and inputs.features[0].dtype == "uint8" else 1.0
+        if not self.as_stored:
+            for name, values in _tables(inputs).items():
+                self.register_buffer(name, torch.tensor(values))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Probabilities [rows, classes] of rows of columns, or of arrays."""
+        if not self.as_stored:
+            x = torch.where(torch.isnan(x), self.fill, x).index_select(1, self.source)
+            x = torch.where(self.codes >= 0, (x == self.codes).to(x.dtype), (x - self.mean) * self.factor)
+        elif self.unit != 1.0:
+            x = x / self.unit
+        if self.shape is not None:
+            x = x.reshape(x.shape[0], *self.shape)
+        each = torch.stack([torch.softmax(network(x), dim=1) for network in self.networks])
+        return torch.einsum("m,mrc->rc", self.shares, each)
+
+
+def _tables(inputs: Inputs) -> dict[str, Array]:
+    """For each column its fill; for each input the column it is of, its code (-1: a number), mean and 1 / scale."""
+    fill: list[float] = []
+    source: list[int] = []
+    code: list[float] = []
+    mean: list[float] = []
+    factor: list[float] = []
+    for each in inputs.features:
+        width = 1 if each.kind == "category" else each.width
+        fill += [-1.0] if each.kind == "category" else list(each.fill or [math.nan] * width)
+        first = len(fill) - width
+        source += [first] * each.width if each.kind == "category" else range(first, first + width)
+        code += range(each.width) if each.kind == "category" else [-1.0] * width
+        mean += list(each.mean or [0.0] * each.width)
+        factor += [0.0 if s == 0 else 1 / s for s in each.scale] if each.scale else [1.0] * each.width
+    made = {"fill": fill, "codes": code, "mean": mean, "factor": factor}
+    return {**{n: np.array(v, dtype=np.float32) for n, v in made.items()}, "source": np.array(source, dtype=np.int64)}
+
+
+def columns_for(inputs: Inputs, table: Federation) -> Array:
+    """The rows of a table as a `Program` takes them, float32 [rows, columns]; or the arrays as they are.
+
+    >>> inputs = Inputs((Feature("job", "category", ("cook", "pilot")),), "y")
+    >>> columns_for(inputs, Federation({"job": ["pilot", "baker"]}, [0, 2])).tolist()
+    [[1.0], [-1.0]]
+    """
+    from fedscape.formats.kinds import as_codes
+    from fedscape.learning.cells import numbers_in
+
+    inputs.apply(table)  # what does not fit is refused there
+    if inputs.as_stored:
+        values = table[inputs.features[0].name]
+        return values if values.dtype.kind in "iu" and values.dtype != np.uint8 else values.astype(np.float32)
+    parts = [
+        as_codes(table[each.name], each.categories, table.names.get(each.name))[:, None]
+        if each.kind == "category"
+        else numbers_in(table, each.name)
+        for each in inputs.features
+    ]
+    return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def export(path: str | os.PathLike[str], out: str | os.PathLike[str], *, to: str, client: str | None = None) -> Any:
+    """Write a saved model for another program, whole or not at all; say what was written.
+
+    Parameters
+    ----------
+    path
+        The folder of a run, or a model file.
+    out
+        The file to write.
+    to
+        "torch": a program of torch.export (.pt2), read by `torch.export.load`. "onnx": needs onnx and onnxscript.
+        "sklearn": the layers of a linear model or MLP as JSON, which `to_sklearn` makes a fitted Pipeline of.
+    client
+        Whose model; by default what a new client gets.
+    """
+    if to not in FORMS:
+        raise DataError(f"to must be one of {', '.join(FORMS)}, not {to!r}")
+    trained = load(path)
+    networks = networks_of(trained, client=client)
+    about = {"method": trained.method, "client": client, "inputs": trained.inputs.to_json()}
+    if to == "sklearn":
+        content = json.dumps({"format": _LAYERS, **about, "layers": _layers(trained, networks)})
+        replace_file(out, lambda file: file.write(content.encode()))
+    else:
+        program = Program(trained.inputs, networks).eval()
+        write = _write_torch if to == "torch" else _write_onnx
+        content = json.dumps(about)
+        replace_file(out, lambda file: write(program, _example(trained), content, file))
+    return {"out": os.fspath(out), "to": to, "method": trained.method, "client": client, "networks": len(networks)}
+
+
+def _example(trained: Trained) -> torch.Tensor:
+    inputs = trained.inputs
+    if not inputs.as_stored:
+        return torch.zeros(3, sum(1 if f.kind == "category" else f.width for f in inputs.features))
+    if not inputs.features[0].shape:
+        raise DataError(
+            "what the inputs of this model look like is not saved: train it with 'fedscape train' to export"
+        )
+    codes = np.dtype(inputs.features[0].dtype).kind in "iu" and inputs.features[0].dtype != "uint8"
+    return torch.zeros(3, *inputs.features[0].shape, dtype=torch.int64 if codes else torch.float32)
+
+
+def _write_torch(program: Program, x: torch.Tensor, about: str, file: IO[bytes]) -> None:
+    with torch.no_grad():
+        made = torch.export.export(program, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.export.save(made, file, extra_files={"inputs.json": about})
+
+
+def _write_onnx(program: Program, x: torch.Tensor, about: str, file: IO[bytes]) -> None:
+    onnx = require("onnx", extra="onnx")
+    require("onnxscript", extra="onnx")
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        where = Path(folder) / "model.onnx"
+        how = {"input_names": ["columns"], "output_names": ["probabilities"], "verbose": False}
+        rows = ({0: torch.export.Dim("rows")},)
+        torch.onnx.export(program, (x,), where, dynamo=True, external_data=False, dynamic_shapes=rows, **how)
+        made = onnx.load(where)
+        entry = made.metadata_props.add()
+        entry.key, entry.value = "fedscape", about
+        file.write(made.SerializeToString())
+
+
+# -- scikit-learn ------------------------------------------------------------------------------------------------------
+
+
+def _layers(trained: Trained, networks: list[tuple[float, Module]]) -> list[dict[str, Any]]:
+    if len(networks) > 1 or trained.about["architecture"] not in ("linear", "mlp"):
+        what = "a mixture of networks" if len(networks) > 1 else f"a {trained.about['architecture']}"
+        raise DataError(
+            f"scikit-learn has no model that is {what}: export to onnx or torch; a linear model or an mlp can be one"
+        )
+    arrays = [each.name for each in trained.inputs.features if each.kind == "array"]
+    if arrays:
+        raise DataError(
+            f"scikit-learn reads one value a column, and {arrays[0]!r} holds arrays: export to onnx or torch"
+        )
+    linear = [layer for layer in networks[0][1].modules() if isinstance(layer, nn.Linear)]
+    return [{"weight": layer.weight.tolist(), "bias": layer.bias.tolist()} for layer in linear]
+
+
+def to_sklearn(path: str | os.PathLike[str], *, client: str | None = None) -> Any:
+    """A fitted scikit-learn Pipeline of a linear model or MLP: it reads a pandas DataFrame of the saved columns.
+
+    Parameters
+    ----------
+    path
+        The folder of a run, a model file, or a .json of `export(..., to="sklearn")`. Nothing is unpickled.
+    client
+        Whose model; by default what a new client gets.
+    """
+    pipeline = require("sklearn.pipeline", extra="sklearn")
+    if Path(path).suffix == ".json":
+        inputs, layers = _read_layers(Path(path))
+    else:
+        trained = load(path)
+        inputs, layers = trained.inputs, _layers(trained, networks_of(trained, client=client))
+    first = _preprocessing(inputs)
+    return pipeline.Pipeline([("inputs", first), ("model", _classifier(inputs, layers))])
+
+
+def _read_layers(path: Path) -> tuple[Inputs, Any]:
+    try:
+        said = json.loads(path.read_text())
+        if said["format"] != _LAYERS:
+            raise ValueError(said["format"])
+        return Inputs.from_json(said["inputs"]), said["layers"]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        why = str(error).split("\n", 1)[0]
+        raise DataError(f"{path} is no export for scikit-learn ({why}): write it with 'fedscape export'") from None
+
+
+def _preprocessing(inputs: Inputs) -> Any:
+    """Fills, scales and indicators: fitted on two made-up rows, then given the numbers that were learned."""
+    compose, frame = require("sklearn.compose", extra="sklearn"), require("pandas", extra="sklearn").DataFrame
+    steps = [(f"{i}", _step(each), [each.name]) for i, each in enumerate(inputs.features)]
+    made = compose.ColumnTransformer(steps, verbose_feature_names_out=False)
+    made.fit(frame({each.name: _made_up(each) for each in inputs.features}))
+    for i, each in enumerate(inputs.features):
+        if each.mean is not None and each.scale is not None:
+            scaler = made.named_transformers_[f"{i}"][-1]
+            scaler.mean_, scaler.scale_ = np.array(each.mean), np.array([s or np.inf for s in each.scale])
+    return made
+
+
+def _known(each: Feature) -> list[Any]:
+    """The categories as the table has them: numbers where it had numbers."""
+    return [float(text) for text in each.categories] if each.dtype != "str" else list(each.categories)
+
+
+def _made_up(each: Feature) -> list[Any]:
+    return [_known(each)[0]] * 2 if each.kind == "category" else [0.0, 1.0]
+
+
+def _step(each: Feature) -> Any:
+    require("sklearn", extra="sklearn")
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    if each.kind == "category":
+        return OneHotEncoder(categories=[_known(each)], handle_unknown="ignore", sparse_output=False)
+    steps: list[tuple[str, Any]] = []
+    if each.fill is not None:
+        steps.append(("fill", SimpleImputer(strategy="constant", fill_value=each.fill[0])))
+    if each.mean is not None:
+        steps.append(("scale", StandardScaler()))
+    return Pipeline(steps) if steps else "passthrough"
+
+
+def _classifier(inputs: Inputs, layers: list[dict[str, Any]]) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.neural_network import MLPClassifier
+
+    weights = [np.array(layer["weight"], dtype=np.float64).T for layer in layers]
+    biases = [np.array(layer["bias"], dtype=np.float64) for layer in layers]
+    names = np.array(inputs.classes)
+    order = np.argsort(names)  # scikit-learn has classes in this order
+    weights[-1], biases[-1] = weights[-1][:, order], biases[-1][order]
+    if len(names) == 2:  # one number says both: the difference
+        weights[-1], biases[-1] = weights[-1][:, 1:] - weights[-1][:, :1], biases[-1][1:] - biases[-1][:1]
+    if len(weights) == 1:
+        made = LogisticRegression()
+        made.classes_, made.coef_, made.intercept_ = names[order], weights[0].T, biases[0]
+        made.n_features_in_, made.n_iter_ = inputs.width, np.zeros(1, dtype=np.int32)
+        return made
+    made = MLPClassifier(tuple(len(b) for b in biases[:-1]))
+    made.partial_fit(np.zeros((len(names), inputs.width)), names[order], classes=names[order])
+    made.coefs_, made.intercepts_ = weights, biases
+    return made

@@ -1,0 +1,331 @@
+"""A trained model of any method, used again: predict for known and new clients, adapt to new ones, judge what is new.
+
+A model is one file: the method and its network, what clients keep, and the inputs (`learning/inputs.py`) that turn a
+table into arrays. It is read without pickle, and nothing but the file is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.engine import cut
+from fedscape.core.federation import Federation
+from fedscape.core.random import Array
+from fedscape.errors import CheckpointError, DataError
+from fedscape.learning.inputs import Applied, Inputs, as_it_is
+from fedscape.learning.layers import Module
+from fedscape.learning.local import LocalSGD
+from fedscape.personal.files import MAKERS, SETTINGS, Maker, about_model, read_model, with_settings, write_model
+from fedscape.personal.methods import Common
+from fedscape.personal.novelty import Alarm, Novelty
+from fedscape.personal.personalised import Personalised
+from fedscape.temporal.baselines import MinLoss, NearestCentre, SemiCyclic
+from fedscape.temporal.branched import Branched
+from fedscape.temporal.branches import MeanOfBranches, MultiBranch
+from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
+from fedscape.temporal.fedtkm import FedTKM
+
+MODEL = "model"  # the file of a run's folder
+_BLOCK = 2**14  # rows predicted at once
+_COMMON = "the common model"
+_BRANCH = "the branch that its own rows choose, as every client"
+#: What a client gets that the model does not know, by the method's name; None: it has nothing for it.
+NEWCOMERS: dict[str, str | None] = {
+    **dict.fromkeys(("fedavg", "fedprox", "fedadam", "qfedavg", "vanilla"), _COMMON),
+    "local": None,
+    "fedrep": None,
+    "fedavg+": "the common model before it was tuned",
+    "clustered": "the model of the first cluster",
+    "ifca": "the learners mixed by their shares of all clients",
+    "fedem": "the learners mixed by their shares of all clients",
+    "fedgmm": "the learners mixed by what its features say, with the weights of all clients",
+    "pfedme": _COMMON,
+    "ditto": _COMMON,
+    **dict.fromkeys(("fedtem", "fedtem-sums", "fedtkm", "em-only", "scsgd", "t-shot"), _BRANCH),
+}
+_NAMES = {
+    "Common": "fedavg",
+    "LocalOnly": "local",
+    "ClusteredFL": "clustered",
+    "IFCA": "ifca",
+    "PFedMe": "pfedme",
+    "FedEM": "fedem",
+    "FedGMM": "fedgmm",
+    "Ditto": "ditto",
+    "FedRep": "fedrep",
+}
+_TEMPORAL: dict[str, tuple[str, ...]] = {
+    "FedTEM": ("choice",),
+    "FedTEMBySums": ("choice",),
+    "FedTKM": (),
+    "SemiCyclic": (),
+    "MinLoss": (),
+    "NearestCentre": ("centres",),
+}
+
+
+def _without_prior(kind: Callable[..., Any]) -> Maker:
+    """Make a method that no longer needs to know who is there when."""
+
+    def make(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str, Array]) -> Any:
+        return kind(local, None, **settings)
+
+    return make
+
+
+_ALL_MAKERS: dict[str, Maker] = {
+    **MAKERS,
+    **{kind.__name__: _without_prior(kind) for kind in (FedTEM, FedTEMBySums, FedTKM)},
+    **{kind.__name__: with_settings(kind) for kind in (SemiCyclic, MinLoss, NearestCentre)},
+}
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a model says of each row of a table.
+
+    `probabilities` [rows, classes] are NaN where there is no prediction; `known` says which clients the model knows,
+    and is None where it serves all clients alike.
+    """
+
+    probabilities: Array
+    classes: tuple[str, ...]
+    known: Array | None
+    applied: Applied
+
+    @property
+    def codes(self) -> Array:
+        """The most likely class of each row by its number, -1 where there is no prediction."""
+        some = ~np.isnan(self.probabilities).any(axis=1)
+        return np.where(some, np.nan_to_num(self.probabilities).argmax(axis=1), -1)
+
+    def accuracy(self, target: str) -> tuple[float, int] | None:
+        """The share of right predictions among rows with a label and a prediction, and their number."""
+        if target not in self.applied.rows:
+            return None
+        codes = self.codes[self.applied.used]
+        label, strange = self.applied.rows[target], self.applied.unknown[self.applied.used]
+        judged = (codes >= 0) & ((label >= 0) | strange)
+        return (float((codes == label)[judged].mean()), int(judged.sum())) if judged.any() else None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model with what turns tables into its inputs.
+
+    Parameters
+    ----------
+    model
+        The method, its last state, and what clients keep.
+    inputs
+        What turns a table into inputs.
+    about
+        What the file says of it.
+
+    >>> import tempfile
+    >>> from fedscape.learning import cross_entropy, models
+    >>> from fedscape.personal import train
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> made = trained(train("ditto", step, fed, n_rounds=9), "linear", {"n_features": 4, "n_classes": 2})
+    >>> made.predict(fed).codes.tolist()
+    [0, 1, 1, 0]
+    """
+
+    model: Personalised
+    inputs: Inputs
+    about: Mapping[str, Any]
+
+    @property
+    def method(self) -> str:
+        """What the method is called, as for `fedscape train`."""
+        kind = type(self.model.method).__name__
+        return str(self.about.get("name") or _NAMES.get(kind, kind))
+
+    @property
+    def newcomers(self) -> str | None:
+        """What a client gets that the model does not know; None where it gets no prediction."""
+        return NEWCOMERS.get(self.method, _COMMON)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, whole or not at all; readable by its owner alone."""
+        write_model(path, self.model, self.about)
+
+    def predict(self, table: Federation) -> Predicted:
+        """Probabilities of the classes for each row: its client's own model, or what newcomers get."""
+        applied = self.inputs.apply(table)
+        rows = self._aligned(applied.rows)
+        known = self._known(rows)
+        served = np.ones(len(rows), dtype=bool) if known is None or self.newcomers is not None else known
+        state = self.model.ready()
+        made = np.full((rows.n_rows, self._n_classes(state, rows)), np.nan)
+        for begin, end in cut(rows.sizes, 4096, _BLOCK):
+            part = self.model.with_kept(rows.take(slice(begin, end)))
+            if part.n_rows:
+                logs = self.model.method.log_probs(state, part)
+                made[rows.offsets[begin] : rows.offsets[end]] = np.exp(logs)
+        made[~served[rows.client_of_row]] = np.nan
+        whole = np.full((table.n_rows, made.shape[1]), np.nan)
+        whole[applied.used] = made
+        classes = self.inputs.classes or tuple(map(str, range(made.shape[1])))
+        return Predicted(whole, classes[: made.shape[1]], known, applied)
+
+    def _n_classes(self, state: Any, rows: Federation) -> int:
+        if not rows.n_rows:
+            return max(2, len(self.inputs.classes))
+        first = rows.where(np.arange(rows.n_rows) == 0)
+        return int(self.model.method.log_probs(state, self.model.with_kept(first)).shape[1])
+
+    def _known(self, rows: Federation) -> Array | None:
+        """Which clients have something of their own; None where nobody has."""
+        if isinstance(self.model.method, Common | Branched):
+            return None
+        lengths = [ragged.lengths for ragged in self.model.kept.values()]
+        keeps = np.any(lengths, axis=0) if lengths else np.zeros(len(self.model.ids), dtype=bool)
+        return np.isin(rows.ids, self.model.ids[keeps])
+
+    def _aligned(self, rows: Federation) -> Federation:
+        """The same clients named in the way the model knows them: 7 and "7" are one client, whatever a file says."""
+        mine, theirs = self.model.ids, rows.ids
+        if not len(mine) or not len(theirs) or (mine.dtype.kind == "U") == (theirs.dtype.kind == "U"):
+            return rows
+        if mine.dtype.kind == "U":
+            return replace_ids(rows, theirs.astype(str))
+        numbers = {str(number): number for number in mine.tolist()}
+        free = max(numbers.values(), default=0) + 1
+        ids = [numbers.get(text, free + i) for i, text in enumerate(theirs.tolist())]
+        return replace_ids(rows, np.array(ids, dtype=np.int64))
+
+    def labelled(self, table: Federation) -> tuple[Federation, Applied]:
+        """The rows for adapting or judging: those with a label where there are labels, and how they were made."""
+        applied = self.inputs.apply(table)
+        self.inputs.check_labels(table, applied)
+        rows = self._aligned(applied.rows)
+        target = self.inputs.target
+        return (rows.where(rows[target] >= 0) if target in rows else rows), applied
+
+    def adapt(self, table: Federation, *, seed: int = 0) -> tuple[Trained, dict[str, Any]]:
+        """The same that knows these clients too, and what that cost and brought on the very rows adapted to."""
+        if isinstance(self.model.method, Common | Branched):
+            raise DataError(
+                f"{self.method} serves all clients alike: there is nothing to adapt, predict with it as it is"
+            )
+        rows, applied = self.labelled(table)
+        adapted = self.model.adapt(rows, seed=seed)
+        target = self.inputs.target
+        about: dict[str, Any] = {
+            "method": self.method,
+            "clients": len(rows),
+            "labelled": target in rows,
+            "numbers_per_client": int(adapted.cost["numbers_per_client"]),
+            "seconds": float(adapted.cost["seconds"]),
+            "remarks": applied.remarks(),
+        }
+        if target in rows:
+            for name, made in (("before", self.model), ("after", adapted)):
+                about[f"accuracy_{name}"] = made.evaluate(rows).summary().get("accuracy_of_clients")
+        return replace(self, model=adapted), about
+
+    def novelty(self, known: Federation, table: Federation, *, score: str, rate: float) -> dict[str, Any]:
+        """Which rows and clients of a table are new, at a rate of false alarms calibrated on `known` rows.
+
+        The known rows should not be those the model was trained on; they set the threshold. For typicality half of each
+        client's rows find the median and only the others set the threshold: a row that moved the median is no row like
+        a new one.
+        """
+        known, rows = (self.labelled(part)[0] for part in (known, table))
+        middle, rest = known.split(test=0.5) if score == "typicality" else (known, known)
+        novelty = Novelty(self.model, score).fitted(middle)
+        alarm = Alarm.calibrated(novelty.rows(rest), rate=rate)
+        scores, clients = novelty.rows(rows), novelty.clients(rows)
+        raised = alarm.raised(scores)
+        order = np.argsort(-np.nan_to_num(clients, nan=-np.inf), kind="stable")[:10]
+        return {
+            "score": score,
+            "rate": rate,
+            "calibrated_on_rows": alarm.n,
+            "threshold": alarm.threshold,
+            "rows": len(scores),
+            "new_rows": int(raised.sum()),
+            "share_new": float(raised.mean()) if len(scores) else 0.0,
+            "clients": [_client(rows, raised, clients, int(i)) for i in order],
+        }
+
+
+def trained(
+    model: Personalised,
+    architecture: str,
+    arguments: Mapping[str, Any],
+    *,
+    inputs: Inputs | None = None,
+    name: str | None = None,
+) -> Trained:
+    """A model that can be saved and used on tables; one that a file could not hold is refused.
+
+    Parameters
+    ----------
+    model
+        What was trained; a method with branches too.
+    architecture, arguments, inputs, name
+        As for `save_personal`; the network under the branches.
+    """
+    network = model.method.local.model
+    branches = getattr(network, "branches", network)
+    extra = {}
+    if isinstance(branches, MultiBranch):
+        extra = {"branches": branches.n_branches, "mean": isinstance(network, MeanOfBranches)}
+    wrap, settings = _wrap_of(extra), {**SETTINGS, **_TEMPORAL}
+    about = about_model(model, architecture, arguments, inputs, name, settings=settings, wrap=wrap)
+    local = model.method.local
+    made = inputs or as_it_is(local.features, local.target, model.names or ())
+    return Trained(model, made, {**about, **extra})
+
+
+def load(path: str | os.PathLike[str]) -> Trained:
+    """The model of a file, or of the folder of a run; torn, damaged and foreign ones are refused in one line."""
+    where = Path(path)
+    if where.is_dir():
+        if not (where / MODEL).is_file():
+            raise CheckpointError(f"{where} holds no trained model: give the --out folder of 'fedscape train'")
+        where = where / MODEL
+    model, about = read_model(where, makers=_ALL_MAKERS, wraps=_wrap_of)
+    try:
+        inputs = Inputs.from_json(about.get("inputs"))
+    except DataError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    return Trained(model, inputs, about)
+
+
+def _wrap_of(about: Mapping[str, Any]) -> Callable[[Module], Module] | None:
+    """What a method makes of its network: as many branches of its last layer."""
+    if "branches" not in about:
+        return None
+    number, mean = int(about["branches"]), bool(about["mean"])
+
+    def wrap(network: Module) -> Module:
+        made = MultiBranch(network, n_branches=number)
+        return MeanOfBranches(made) if mean else made
+
+    return wrap
+
+
+def replace_ids(rows: Federation, ids: Array) -> Federation:
+    """The same clients under other names."""
+    return Federation(dict(rows.columns), rows.offsets, ids, names=rows.names)
+
+
+def _client(data: Federation, raised: Array, clients: Array, i: int) -> dict[str, Any]:
+    mine = raised[data.offsets[i] : data.offsets[i + 1]]
+    some = len(mine) > 0
+    return {
+        "client": str(data.ids[i]),
+        "rows": len(mine),
+        "score": float(clients[i]) if some else None,
+        "share_new": float(mine.mean()) if some else None,
+    }
