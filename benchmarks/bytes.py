@@ -26,8 +26,8 @@ from fedscape import (
     personal,
     rounds,
 )
-from fedscape.core.computation import frozen
-from fedscape.core.engine import broadcast
+from fedscape.core.blocks import broadcast
+from fedscape.core.rounds import frozen
 from fedscape.mixtures import Diagonal, Full
 from table import arguments, report
 

@@ -32,9 +32,9 @@ from torch import nn
 
 from cells import Row, check_time, percent, read, run_cells, share_programs
 from fedscape import Federation, FixedSize, GaussianMixture, Local, Moments, rounds
-from fedscape.core.computation import frozen
-from fedscape.core.engine import as_ragged
+from fedscape.core.blocks import as_ragged
 from fedscape.core.random import Key
+from fedscape.core.rounds import frozen
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.fast import program
 from fedscape.learning.layers import Standardise, drawing

@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.mixture import GaussianMixture as Central
 
 from fedscape import Federation, Key, Local
-from fedscape.core.computation import frozen
+from fedscape.core.rounds import frozen
 from fedscape.mixtures import Full
 from fedscape.mixtures.gaussian.em import GaussianRounds
 from mdm_speed import Peak, anonymous

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import gammaln, logsumexp, psi
 
 from fedscape import Federation, Key, Local
-from fedscape.core.computation import frozen
+from fedscape.core.rounds import frozen
 from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 from fedscape.mixtures.dirichlet_multinomial.start import Survey
 from table import arguments, report

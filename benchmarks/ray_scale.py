@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedscape import Federation, Key, Local, Ray
-from fedscape.core.computation import frozen
+from fedscape.core.rounds import frozen
 from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 from mdm_speed import C, K, draw
 from table import arguments, report

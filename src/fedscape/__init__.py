@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from fedscape import datasets
-from fedscape.core.computation import Computation, rounds
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, Local
 from fedscape.core.estimator import Estimator
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, FixedSize, Poisson, Sampler
 from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError, require
 from fedscape.privacy.accounting import calibrate

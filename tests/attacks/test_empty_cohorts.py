@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Gaussian, Laplace, Local, Poisson, rounds
-from fedscape.core.engine import Task, broadcast, nobody
+from fedscape.core.blocks import Task, broadcast, nobody
 from fedscape.core.random import Key
 from fedscape.mixtures.dirichlet_multinomial.private import Outline
 from fedscape.privacy.release import Release

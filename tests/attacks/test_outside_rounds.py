@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedscape import Federation, Gaussian, GaussianMixture, Histogram, Local, MixtureOfDirichletMultinomials, Poisson
-from fedscape.core.computation import rounds
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Side
 from fedscape.errors import TooFewClients
 from fedscape.mixtures import choose_components

@@ -10,7 +10,7 @@ import pytest
 
 from fedscape import Computation, Federation, Gaussian, Histogram, Key, PrivacyError, rounds
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import frozen
+from fedscape.core.rounds import frozen
 from fedscape.errors import DataError
 from fedscape.mixtures.dirichlet_multinomial.em import Maximise
 from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
-from fedscape.core.computation import frozen
-from fedscape.core.engine import Reply, broadcast
+from fedscape.core.blocks import Reply, broadcast
+from fedscape.core.rounds import frozen
 from fedscape.engines.flower.wire import KNOWN
 from fedscape.errors import TooFewClients
 from fedscape.privacy.release import Release

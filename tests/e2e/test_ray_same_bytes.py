@@ -6,7 +6,8 @@ import computations as found
 import numpy as np
 import pytest
 
-import fedscape.core.engine
+import fedscape.core.blocks
+import fedscape.core.schedule
 from fedscape import FixedSize, Gaussian, Ray, rounds
 from fedscape.engines.ray.cluster import Cluster
 from fedscape.engines.ray.shard import Shard
@@ -36,9 +37,9 @@ def processes_used_again(monkeypatch):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Examples are small: five blocks or so, so that every shard has one, and some belong to two shards."""
-    cut = fedscape.core.engine.cut
+    cut = fedscape.core.schedule.cut
     few = lambda sizes, clients, rows: cut(sizes, min(clients, max(2, len(sizes) // 5)), rows)  # noqa: E731
-    monkeypatch.setattr(fedscape.core.engine, "cut", few)
+    monkeypatch.setattr(fedscape.core.schedule, "cut", few)
 
 
 @pytest.fixture(scope="module")

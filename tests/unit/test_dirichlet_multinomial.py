@@ -12,7 +12,7 @@ from scipy.special import gammaln, logsumexp, polygamma, psi
 from scipy.stats import dirichlet_multinomial, multinomial
 
 from fedscape import DataError, Federation, FixedSize, Key, Local, NotFittedError, rounds
-from fedscape.core.computation import frozen
+from fedscape.core.rounds import frozen
 from fedscape.errors import CheckpointError
 from fedscape.mixtures import MixtureOfDirichletMultinomials, SizeLaws, choose_components
 from fedscape.mixtures.dirichlet_multinomial import kernels as kernels

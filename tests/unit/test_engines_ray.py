@@ -10,10 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-import fedscape.core.engine
+import fedscape.core.blocks
+import fedscape.core.schedule
 from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Key, Local
 from fedscape.core.arrays import Ragged
-from fedscape.core.engine import Site, Task, sections
+from fedscape.core.blocks import Site, Task
+from fedscape.core.schedule import sections
 from fedscape.engines.ray.engine import Ray, _bounds
 from fedscape.engines.ray.shard import Broadcast, Outcome, Part, Shard, Source, seal_of, software
 from fedscape.formats import to_parquet
@@ -70,7 +72,7 @@ class Add(Computation):
 
 
 def test_sections_give_the_same_bytes_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(fedscape.core.engine, "SECTIONS", 5)
+    monkeypatch.setattr(fedscape.core.schedule, "SECTIONS", 5)
     values = np.random.default_rng(0).normal(size=(60, 8))
     fed = Federation({"x": values}, np.arange(61))
     blocks = values.reshape(5, 6, 2, 8).sum(axis=2)  # five sections of six blocks of two clients
@@ -131,7 +133,7 @@ def test_grids_come_back_and_the_key_of_central_noise_never_leaves(saved):
     here = Release(Gaussian(clip=2.0, multiplier=1.0), 2.0, b"secret", True, 1)
     site = Site(fed, Task(Histogram(3), Key(0), False, here, None), {})
     order = np.argsort(fed.ids)
-    expected = here.on_total(site.run([fedscape.core.engine.Block(order, order)], lambda _: {}).sent, 20)
+    expected = here.on_total(site.run([fedscape.core.blocks.Block(order, order)], lambda _: {}).sent, 20)
     assert release.on_total(outcome.answers[0].sent, 20)["counts"].tolist() == expected["counts"].tolist()
 
 

@@ -39,8 +39,8 @@ from fedscape import (
     rounds,
 )
 from fedscape.core import checkpoint
+from fedscape.core.blocks import sum_type
 from fedscape.core.computation import Computation
-from fedscape.core.engine import sum_type
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.library import Message, RecordDict
 from fedscape.engines.flower.server import LocalGrid, Terms, client_app

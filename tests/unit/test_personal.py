@@ -14,7 +14,7 @@ from torch import nn
 import fedscape as fs
 from fedscape import DataError, Federation, GaussianMixture, Key, Local
 from fedscape.core import checkpoint
-from fedscape.core.engine import as_ragged
+from fedscape.core.blocks import as_ragged
 from fedscape.errors import CheckpointError
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models, squared_error
 from fedscape.mixtures import Diagonal

@@ -28,7 +28,7 @@ from fedscape import (
     calibrate,
     rounds,
 )
-from fedscape.core.computation import frozen
+from fedscape.core.rounds import frozen
 from fedscape.errors import TooFewClients
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures.dirichlet_multinomial.compare import Contrast

@@ -20,10 +20,10 @@ from fedscape import (
     rounds,
 )
 from fedscape.core.arrays import Ragged
-from fedscape.core.engine import _libraries, cut, in_order
 from fedscape.core.history import History
 from fedscape.core.kernel import kernel
 from fedscape.core.random import Key
+from fedscape.core.schedule import _libraries, cut, in_order
 from fedscape.errors import CheckpointError
 
 

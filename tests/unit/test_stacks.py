@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape import DataError, Federation, Key, Local, rounds
-from fedscape.core.engine import Answer
+from fedscape.core.blocks import Answer
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, logistic, models, squared_error, standardising, sweep
 from fedscape.learning.batches import work_of
 from fedscape.learning.evaluation import tensors_of

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-from fedscape.core.computation import Arrays, Computation, rounds
+from fedscape.core.computation import Arrays, Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.history import History
 from fedscape.core.progress import shown
 from fedscape.core.random import Array
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import Sampler
 from fedscape.core.validate import check_whole
 from fedscape.errors import NotFittedError, PrivacyError, TooFewClients

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.checkpoint import replace_file
-from fedscape.core.computation import Round
+from fedscape.core.rounds import Round
 from fedscape.errors import DataError, plural
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedscape.core.computation import Round
+from fedscape.core.rounds import Round
 
 EVERY = 60.0  # seconds between two lines
 _UNDER_WAY: list[Work] = []  # in this process, the innermost last: that one alone speaks

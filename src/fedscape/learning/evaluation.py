@@ -13,9 +13,10 @@ from torch.func import functional_call
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.computation import Arrays, Computation, Kept
-from fedscape.core.engine import cores, cut
+from fedscape.core.engine import cores
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
+from fedscape.core.schedule import cut
 from fedscape.errors import DataError, plural
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.gradients import Tensors, precise

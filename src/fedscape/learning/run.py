@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedscape.core.computation import Arrays, Round, rounds
+from fedscape.core.computation import Arrays
 from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
+from fedscape.core.rounds import Round, rounds
 from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
 from fedscape.learning import models

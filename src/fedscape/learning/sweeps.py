@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedscape.core.computation import Arrays, Computation, Kept, rounds
+from fedscape.core.computation import Arrays, Computation, Kept
 from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
 from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
 from fedscape.learning.batches import Work, work_of

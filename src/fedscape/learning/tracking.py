@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any, Self
 
-from fedscape.core.computation import Round
 from fedscape.core.federation import Federation
+from fedscape.core.rounds import Round
 from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError, require
 from fedscape.learning.evaluation import Evaluation

@@ -8,11 +8,12 @@ from typing import cast
 
 import numpy as np
 
-from fedscape.core.computation import Computation, rounds
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
 from fedscape.core.random import Array
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import Sampler
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError

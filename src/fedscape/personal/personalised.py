@@ -15,10 +15,11 @@ import numpy.typing as npt
 
 from fedscape.core import checkpoint
 from fedscape.core.arrays import Ragged
-from fedscape.core.computation import Arrays, frozen
-from fedscape.core.engine import as_ragged
+from fedscape.core.blocks import as_ragged
+from fedscape.core.computation import Arrays
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
+from fedscape.core.rounds import frozen
 from fedscape.core.validate import all_finite, check_finite, check_whole, codes_by_name
 from fedscape.errors import CheckpointError, DataError
 from fedscape.learning.evaluation import Evaluation

@@ -219,7 +219,8 @@ class Scene:
         method: str,
     ) -> Scene:
         """Set the scene: what the ledger books says which unit and relation to attack."""
-        from fedscape.core.computation import Computation, frozen
+        from fedscape.core.computation import Computation
+        from fedscape.core.rounds import frozen
 
         if not len(federation):
             raise DataError("an audit needs at least one client")
@@ -361,7 +362,7 @@ class Scene:
         return Local(federation, threads=1, min_clients=least)
 
     def _loop(self, engine: Any, ledger: Ledger, resume: Path | None = None) -> Any:
-        from fedscape.core.computation import rounds
+        from fedscape.core.rounds import rounds
 
         return rounds(
             cast(Any, self.stand),

@@ -19,8 +19,9 @@ from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.release import INSIDE, Release
 
 if TYPE_CHECKING:
+    from fedscape.core.blocks import Reply
     from fedscape.core.computation import Computation
-    from fedscape.core.engine import Engine, Reply
+    from fedscape.core.engine import Engine
     from fedscape.core.federation import Federation
 
 BEYOND = 1000.0  # how many clips long a canary is: a clip that is left out shows
@@ -158,8 +159,8 @@ class Canaries:
 
     def learn(self, federation: Federation, state: Arrays) -> None:
         """Take the step once with everyone: every repeat of the first round has the same rows."""
-        from fedscape.core.computation import rounds
         from fedscape.core.engine import Local
+        from fedscape.core.rounds import rounds
 
         few = federation.take(slice(len(federation) - min(len(federation), 2), None))
         rows = _steps(self.inner, few, state)
@@ -182,7 +183,7 @@ class Canaries:
         if self._table and all(int(k) in self._of_key for k in clients.keys):
             where = [self._of_key[int(k)] for k in clients.keys]
             return {n: v[where] for n, v in self._table.items()}, {}
-        from fedscape.core.engine import on_host
+        from fedscape.core.blocks import on_host
 
         sent, kept = self.inner.step(state, clients, key)
         whole = self.unit == "row"  # there the grid of whole numbers is another
@@ -191,7 +192,7 @@ class Canaries:
 
 def _steps(inner: Computation, clients: Federation, state: Arrays) -> Arrays:
     """What these clients really send."""
-    from fedscape.core.engine import broadcast, on_host, own_row_numbers, own_rows
+    from fedscape.core.blocks import broadcast, on_host, own_row_numbers, own_rows
 
     ready = inner.prepare(broadcast(state))
     own = own_row_numbers(ready, clients)

@@ -19,8 +19,9 @@ from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
 from fedscape.privacy.release import Release, digest_of
 
 if TYPE_CHECKING:
+    from fedscape.core.blocks import Reply
     from fedscape.core.computation import Computation
-    from fedscape.core.engine import Engine, Reply
+    from fedscape.core.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation, Kept, rounds
+from fedscape.core.computation import Arrays, Computation, Kept
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.rounds import rounds
 from fedscape.core.validate import valid_categories
 from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.privacy.ledger import Ledger

@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.arrays import Ragged, offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept, rounds
+from fedscape.core.computation import Arrays, Computation, Kept
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.estimator import Estimator, Fit, reading
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
+from fedscape.core.rounds import rounds
 from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy

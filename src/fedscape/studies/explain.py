@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation, rounds
+from fedscape.core.computation import Arrays, Computation
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
+from fedscape.core.rounds import rounds
 from fedscape.errors import DataError, require
 from fedscape.statistics.histogram import Histogram
 from fedscape.statistics.kmeans import FederatedKMeans

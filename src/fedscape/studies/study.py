@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.engine import one_library_thread
 from fedscape.core.federation import Federation
 from fedscape.core.progress import Tell, working
 from fedscape.core.random import Array
+from fedscape.core.schedule import one_library_thread
 from fedscape.errors import DataError, plural
 from fedscape.formats.reading import Overrules, Reading
 from fedscape.privacy.ledger import Ledger

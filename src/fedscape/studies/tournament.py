@@ -240,7 +240,7 @@ def cohorts(
     clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
 ) -> list[dict[str, Any]]:
     """FedAvg with fewer clients a round: accuracy after every other round, the last beside that of all clients."""
-    from fedscape.core.computation import rounds
+    from fedscape.core.rounds import rounds
     from fedscape.learning import FedAvg, evaluate
 
     n = len(clients.train)

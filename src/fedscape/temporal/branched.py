@@ -12,8 +12,8 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedscape.core.arrays import offsets_of, rows_of, segment_sum_twin
+from fedscape.core.blocks import add_up
 from fedscape.core.computation import Arrays, Kept
-from fedscape.core.engine import add_up
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
 from fedscape.errors import DataError

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, rounds
-from fedscape.core.engine import Engine, as_engine, cut
+from fedscape.core.computation import Arrays
+from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import Sampler
+from fedscape.core.schedule import cut
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.evaluation import evaluate as evaluate_model

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.engine import cut
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array
+from fedscape.core.schedule import cut
 from fedscape.errors import CheckpointError, DataError
 from fedscape.learning.inputs import Applied, Inputs, as_it_is
 from fedscape.learning.layers import Module

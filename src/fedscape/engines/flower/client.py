@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from fedscape.core import checkpoint
-from fedscape.core.computation import Arrays, Computation, check_declared
-from fedscape.core.engine import Local, Reply, on_host
+from fedscape.core.blocks import Reply, on_host
+from fedscape.core.computation import Arrays, Computation
+from fedscape.core.engine import Local
 from fedscape.core.federation import Federation
 from fedscape.core.kernel import uncompiled
 from fedscape.core.random import Key
+from fedscape.core.rounds import check_declared
 from fedscape.engines.flower import terms as owner_terms
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.booking import Book

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.core.blocks import Reply, broadcast, own_row_numbers, own_rows
 from fedscape.core.computation import Arrays, Computation
-from fedscape.core.engine import Local, Reply, broadcast, own_row_numbers, own_rows
+from fedscape.core.engine import Local
 from fedscape.core.federation import Federation
 from fedscape.core.kernel import uncompiled
 from fedscape.core.random import Key

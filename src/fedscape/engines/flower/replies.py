@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.core.blocks import sum_type
 from fedscape.core.computation import Arrays
-from fedscape.core.engine import sum_type
 from fedscape.core.random import Array, client_keys
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.wire import Away, Unreadable, one_line

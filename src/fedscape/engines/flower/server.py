@@ -17,8 +17,8 @@ import numpy as np
 
 from fedscape.core import checkpoint
 from fedscape.core.arrays import Ragged
+from fedscape.core.blocks import Reply, broadcast, bytes_down, on_host
 from fedscape.core.computation import Arrays, Computation
-from fedscape.core.engine import Reply, broadcast, bytes_down, on_host
 from fedscape.core.random import Array, Key
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.client import client_app

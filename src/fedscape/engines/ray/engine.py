@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.arrays import Ragged
+from fedscape.core.blocks import Answer, Reply, Task, broadcast, nobody
 from fedscape.core.computation import Arrays, Computation
-from fedscape.core.engine import Answer, Reply, Task, as_slice, broadcast, check_enough, nobody, ranks, sections
+from fedscape.core.engine import check_enough, ranks
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Array, Key
+from fedscape.core.schedule import as_slice, sections
 from fedscape.engines.ray.cluster import Cluster
 from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, seal_of, taken
 from fedscape.engines.ray.workers import Assignment, Crew

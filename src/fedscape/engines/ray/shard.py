@@ -14,21 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedscape.core.arrays import Ragged
+from fedscape.core.blocks import Answer, Block, Site, Task, on_host
 from fedscape.core.computation import Arrays, Computation
-from fedscape.core.engine import (
-    Answer,
-    Block,
-    Site,
-    Task,
-    as_slice,
-    in_order,
-    on_host,
-    one_library_thread,
-    without_warnings,
-)
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Array, Key
+from fedscape.core.schedule import as_slice, in_order, one_library_thread, without_warnings
 from fedscape.engines.limits import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.formats.folder import INDEX, load_folder

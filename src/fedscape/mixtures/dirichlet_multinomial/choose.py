@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedscape.core.computation import Computation, rounds
+from fedscape.core.computation import Computation
 from fedscape.core.estimator import Fit
 from fedscape.core.history import History
 from fedscape.core.random import Array
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler, Side
 from fedscape.errors import DataError, TooFewClients
 from fedscape.mixtures.dirichlet_multinomial.compare import Compare

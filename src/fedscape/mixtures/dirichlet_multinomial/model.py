@@ -14,12 +14,13 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.computation import Arrays, Computation, rounds
+from fedscape.core.computation import Arrays, Computation
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, check_n_init
 from fedscape.core.federation import Federation
 from fedscape.core.history import History
 from fedscape.core.random import Array, Key
+from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
 from fedscape.mixtures.dirichlet_multinomial.compare import Compare, Contrast, Information

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, check_declared
+from fedscape.core.computation import Arrays
 from fedscape.core.estimator import Fit
+from fedscape.core.rounds import check_declared
 from fedscape.core.sampling import All
 from fedscape.errors import PrivacyError
 from fedscape.mixtures.dirichlet_multinomial.compare import Contrast

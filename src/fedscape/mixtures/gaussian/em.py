@@ -13,10 +13,10 @@ import numpy as np
 
 from fedscape.core.arrays import offsets_of, segment_sum_twin
 from fedscape.core.computation import Arrays, Computation, Kept
-from fedscape.core.engine import one_library_thread
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
 from fedscape.core.random import Array, Key
+from fedscape.core.schedule import one_library_thread
 from fedscape.core.validate import all_finite, check_finite, valid_numbers
 from fedscape.errors import DataError
 from fedscape.mixtures.gaussian.covariances import Covariance, Diagonal, Full, Moments, Spherical, Tied

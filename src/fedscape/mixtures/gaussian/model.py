@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.arrays import segment_sum_twin
-from fedscape.core.computation import Computation, frozen
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, check_n_init
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
+from fedscape.core.rounds import frozen
 from fedscape.core.sampling import All
 from fedscape.errors import DataError, PrivacyError
 from fedscape.mixtures.gaussian.covariances import Covariance, Full, Tied, check_covariance, check_covariances
