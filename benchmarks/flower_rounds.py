@@ -16,8 +16,8 @@ import numpy as np
 from fedscape import Computation, FederatedKMeans, Federation, Flower, Histogram, Local, Moments, rounds
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.server import LocalGrid, client_app
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
-from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline, public_reach
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
+from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments, Outline, ScoreAscent, public_reach
 from fedscape.mixtures.gaussian.covariances import Full
 from fedscape.mixtures.gaussian.em import GaussianRounds
 from fedscape.sketches import DistributionSketch
@@ -62,11 +62,11 @@ def methods() -> dict[str, Computation]:
         "FederatedKMeans(10), 8 features, one start": FederatedKMeans(
             10, n_init=1, init=np.random.default_rng(0).normal(size=(1, 10, 8))
         ),
-        "MDM, 3 components, exact": Maximise((3,), np.append(np.full(62, 16), 64)),
-        "MDM, 3 components, newton": Maximise((3,), np.append(np.full(62, 16), 64), solver="newton"),
+        "MDM, 3 components, exact": TailCountEM((3,), np.append(np.full(62, 16), 64)),
+        "MDM, 3 components, newton": TailCountEM((3,), np.append(np.full(62, 16), 64), solver="newton"),
         "private MDM, outline": Outline(62),
-        "private MDM, differences": Differ(62),
-        "private MDM, scores, 3 components": Ascend((3,), public_reach(62)),
+        "private MDM, differences": DifferenceMoments(62),
+        "private MDM, scores, 3 components": ScoreAscent((3,), public_reach(62)),
         "GaussianMixture, 3 components, 8 features": GaussianRounds(
             weights, means, np.stack([np.stack([np.eye(8)] * 3)]), covariance=Full()
         ),
@@ -180,10 +180,10 @@ times.append(time.process_time())
 import numpy as np
 from fedscape import Federation, Key, Local
 from fedscape.core.kernel import uncompiled
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 times.append(time.process_time())
 fed = Federation({"y": np.arange(400) % 10}, np.arange(0, 401, 20))
-work = Maximise((3,), np.append(np.full(10, 16), 64))
+work = TailCountEM((3,), np.append(np.full(10, 16), 64))
 with uncompiled() if sys.argv[1] == "plain Python" else contextlib.nullcontext():
     Local(fed, threads=1).run(work, work.start(0), np.arange(20), Key(0))
 times.append(time.process_time())

@@ -15,7 +15,7 @@ import numpy as np
 from fedscape import Federation, Local, rounds
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.kernels import triangle, unpacked
-from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from fedscape.mixtures.latent_class.table import Table, groups_of, sums_of
 from table import arguments, report
 
@@ -29,8 +29,8 @@ def data(agents: int, entities: int, events: int, f: int, seed: int) -> Federati
     return Federation({"x": x, "y": y, "entity": entity}, np.arange(agents + 1) * entities * events)
 
 
-def model(f: int, k: int) -> Assign:
-    return Assign(Table(intercept=False), f, k, alpha=16.0, beta=4.0, sigma=1.0, delta=1.0)
+def model(f: int, k: int) -> ClassAssignment:
+    return ClassAssignment(Table(intercept=False), f, k, alpha=16.0, beta=4.0, sigma=1.0, delta=1.0)
 
 
 def cost(fed: Federation, f: int, k: int, entities: int, threads: int, repeats: int = 7) -> tuple[float, float]:

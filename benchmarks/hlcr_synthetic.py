@@ -12,20 +12,20 @@ import numpy as np
 
 from fedscape import LatentClassRegression, Poisson
 from fedscape.datasets.generators import hlcr_synthetic
-from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from table import arguments, report
 
 MODEL = {"alpha": 16.0, "beta": 4.0, "delta": 1.0, "intercept": False, "standardise": False}
 
 
-class OwnKept(Assign):
+class OwnKept(ClassAssignment):
     """Algorithm 3 as printed: an entity's own events stay in its class, sigma is known from the first round on."""
 
     def step(self, state, clients, key):
         return super().step({**state, "held": np.zeros(())}, clients, key)
 
 
-class CountsUnshared(Assign):
+class CountsUnshared(ClassAssignment):
     """The counts N^(k) do not reach the agents, as in the paper's Algorithm 3."""
 
     def step(self, state, clients, key):
@@ -37,7 +37,7 @@ class CountsUnshared(Assign):
 class Variant(LatentClassRegression):
     """The same estimator with rounds of another kind."""
 
-    kind: type[Assign] = Assign
+    kind: type[ClassAssignment] = ClassAssignment
 
     def _work(self, *place):
         params = super()._work(*place).get_params()

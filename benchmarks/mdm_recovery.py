@@ -15,8 +15,8 @@ from scipy.optimize import linear_sum_assignment
 from fedscape import rounds
 from fedscape.datasets.generators.counts import TABLE_1, mdm_a2, mdm_table1
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
-from fedscape.mixtures.dirichlet_multinomial.start import Initialise, Survey, matched, with_broad
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
+from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey, matched, with_broad
 from table import RESULTS, arguments, report
 
 SHOWN = (1, 3, 10, 30, 100)
@@ -88,14 +88,14 @@ def path(setting: str, n: int, seed: int, variant: str, n_rounds: int) -> np.nda
     models = (k,) * (1 if paper or k == 1 else 4)
     cohort = Fresh(1000)
     found = next(rounds(Survey(models, 10), fed, n_rounds=1, sampler=cohort, seed=seed)).state
-    start = Initialise(models, 10, random=paper)
+    start = StartingPoints(models, 10, random=paper)
     state = {"anchors": found["anchors"]}
     joined = next(rounds(start, fed, n_rounds=1, sampler=cohort, seed=seed, state=state)).state
     mean, dispersion = matched(joined, found["mean"])
     if not paper:
         with_broad(mean, dispersion, joined, found["mean"], models)
     solver = "fixed_point" if paper else variant
-    work = Maximise(models, np.array(found["reach"]), sizes=None, solver=solver, average=None if paper else 0.7)
+    work = TailCountEM(models, np.array(found["reach"]), sizes=None, solver=solver, average=None if paper else 0.7)
     seen, likelihood = [], []
     for r in rounds(work, fed, n_rounds=n_rounds, sampler=cohort, seed=seed, state=work.begin(mean, dispersion)):
         seen.append(r.state)

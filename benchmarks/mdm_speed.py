@@ -17,7 +17,7 @@ from scipy.special import gammaln, logsumexp, psi
 
 from fedscape import Federation, Key, Local
 from fedscape.core.rounds import frozen
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.start import Survey
 from table import arguments, report
 
@@ -56,7 +56,7 @@ def against_scipy(n: int) -> None:
     rows = []
     state, times = None, {}
     for solver in ("exact", "newton", "fixed_point"):
-        work = Maximise((K,), reach, sizes=None, solver=solver)
+        work = TailCountEM((K,), reach, sizes=None, solver=solver)
         state = frozen(work.start(0))
         for threads in (1, 2):
             engine = Local(fed, threads=threads)
@@ -118,7 +118,7 @@ def anonymous() -> int:
 
 def growth(sizes: tuple[int, ...], folder: str) -> None:
     base, rows = draw(min(max(sizes), 200_000), 1), []
-    work = Maximise((K,), np.append(np.full(C, 384), 512), sizes=None)
+    work = TailCountEM((K,), np.append(np.full(C, 384), 512), sizes=None)
     state = frozen(work.start(0))
     for n in sizes:
         path = os.path.join(folder, "counts.npy")

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedscape import Federation, Key, Local, Ray
 from fedscape.core.rounds import frozen
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from mdm_speed import C, K, draw
 from table import arguments, report
 
@@ -60,7 +60,7 @@ def cpu() -> float:
     return sum(used[pid] for pid in family)
 
 
-def timed(engine: Local | Ray, work: Maximise, state: dict, cohort: np.ndarray) -> tuple[float, float, dict]:
+def timed(engine: Local | Ray, work: TailCountEM, state: dict, cohort: np.ndarray) -> tuple[float, float, dict]:
     began, spent = time.perf_counter(), cpu()
     reply = engine.run(work, state, cohort, Key(0))
     work.update(state, reply.total, Key(0))
@@ -68,7 +68,7 @@ def timed(engine: Local | Ray, work: Maximise, state: dict, cohort: np.ndarray) 
 
 
 def compare(n: int, workers: int, repeats: int) -> dict:
-    work = Maximise((K,), np.append(np.full(C, 384), 512), sizes=None)
+    work = TailCountEM((K,), np.append(np.full(C, 384), 512), sizes=None)
     state, cohort = frozen(work.start(0)), np.arange(n)
     with tempfile.TemporaryDirectory() as folder:
         path = write(folder, n)

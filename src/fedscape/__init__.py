@@ -8,26 +8,18 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from fedscape import datasets
-from fedscape.core.computation import Computation
-from fedscape.core.engine import Engine, Local
-from fedscape.core.estimator import Estimator
-from fedscape.core.federation import Federation
-from fedscape.core.random import Key
-from fedscape.core.rounds import rounds
-from fedscape.core.sampling import All, FixedSize, Poisson, Sampler
-from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError, require
-from fedscape.privacy.accounting import calibrate
-from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
-from fedscape.statistics.histogram import Histogram
-from fedscape.statistics.kmeans import FederatedKMeans
-from fedscape.statistics.moments import Moments
-
 if _TYPE_CHECKING:
-    from fedscape import learning, mixtures, personal, simulate, sketches, temporal
+    from fedscape import datasets, learning, mixtures, personal, privacy, simulate, sketches, temporal
+    from fedscape.core.computation import Computation
+    from fedscape.core.engine import Engine, Local
+    from fedscape.core.estimator import Estimator
+    from fedscape.core.federation import Federation
+    from fedscape.core.random import Key
+    from fedscape.core.rounds import rounds
+    from fedscape.core.sampling import All, FixedSize, Poisson, Sampler
     from fedscape.engines.flower.server import Flower
     from fedscape.engines.ray.engine import Ray
+    from fedscape.errors import DataError, EngineError, FedscapeError, NotFittedError, PrivacyError
     from fedscape.learning import FedAvg, LocalSGD
     from fedscape.mixtures import (
         GaussianMixture,
@@ -36,7 +28,13 @@ if _TYPE_CHECKING:
         choose_components,
     )
     from fedscape.personal import FedEM, FedGMM
+    from fedscape.privacy.accounting import calibrate
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
     from fedscape.sketches import DistributionSketch
+    from fedscape.statistics.histogram import Histogram
+    from fedscape.statistics.kmeans import FederatedKMeans
+    from fedscape.statistics.moments import Moments
     from fedscape.studies import study
     from fedscape.temporal import FedTEM, FedTKM
 
@@ -45,33 +43,47 @@ try:
 except _PackageNotFoundError:  # run from the source tree
     __version__ = "0.1.0+source"
 
-# loaded when first asked for: they need SciPy, torch or an engine's own package
-_LATER: dict[str, tuple[str, ...]] = {
-    "engines.flower": ("Flower",),
-    "engines.ray": ("Ray",),
+#: Modules and their public names, all loaded when first asked for; a module without names is itself public.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "core.computation": ("Computation",),
+    "core.engine": ("Engine", "Local"),
+    "core.estimator": ("Estimator",),
+    "core.federation": ("Federation",),
+    "core.random": ("Key",),
+    "core.rounds": ("rounds",),
+    "core.sampling": ("All", "FixedSize", "Poisson", "Sampler"),
+    "datasets": (),
+    "engines.flower.server": ("Flower",),
+    "engines.ray.engine": ("Ray",),
+    "errors": ("DataError", "EngineError", "FedscapeError", "NotFittedError", "PrivacyError"),
     "learning": ("FedAvg", "LocalSGD"),
-    "mixtures": (
-        "GaussianMixture",
-        "LatentClassRegression",
-        "MixtureOfDirichletMultinomials",
-        "choose_components",
-    ),
+    "mixtures": ("GaussianMixture", "LatentClassRegression", "MixtureOfDirichletMultinomials", "choose_components"),
     "personal": ("FedEM", "FedGMM"),
+    "privacy": (),
+    "privacy.accounting": ("calibrate",),
+    "privacy.ledger": ("Ledger",),
+    "privacy.mechanisms": ("Gaussian", "Laplace", "Privacy"),
     "simulate": (),
     "sketches": ("DistributionSketch",),
+    "statistics.histogram": ("Histogram",),
+    "statistics.kmeans": ("FederatedKMeans",),
+    "statistics.moments": ("Moments",),
     "studies": ("study",),
     "temporal": ("FedTEM", "FedTKM"),
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> _Any:
-    for module, names in _LATER.items():
-        if name == module or name in names:
-            if module in ("learning", "personal", "temporal"):
-                require("torch", extra="learn")
-            found = _import_module(f"fedscape.{module}")
-            return found if name == module else getattr(found, name)
-    raise AttributeError(f"module 'fedscape' has no attribute {name!r}")
+    module = _MODULE_OF.get(name, name)
+    if module not in _NAMES:
+        raise AttributeError(f"module 'fedscape' has no attribute {name!r}")
+    if module in ("learning", "personal", "temporal"):
+        from fedscape.errors import require
+
+        require("torch", extra="learn")
+    found = _import_module(f"fedscape.{module}")
+    return found if module == name else getattr(found, name)
 
 
 __all__ = [
@@ -115,6 +127,7 @@ __all__ = [
     "learning",
     "mixtures",
     "personal",
+    "privacy",
     "rounds",
     "simulate",
     "sketches",

@@ -12,8 +12,8 @@ from fedscape import Computation, Federation, Gaussian, Histogram, Key, PrivacyE
 from fedscape.core.arrays import offsets_of
 from fedscape.core.rounds import frozen
 from fedscape.errors import DataError
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
-from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
+from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments, Outline, ScoreAscent
 
 SCALES = np.array([0.0, 1e-300, 1e-160, 1e-3, 1.0, 1e3, 1e160, 1e300])
 CLIENTS, GENERATIONS, POOL = 96, 5, 64
@@ -171,13 +171,13 @@ def test_a_row_of_ready_counts_is_not_one_row():
 
 def test_a_row_that_stands_for_many_has_the_bound_of_a_client():
     counts = Federation({"y": np.array([[1000, 0, 0, 0]])}, [0, 1])
-    one, pairs = Ascend((1,), np.array([128, 64, 32, 32, 320])), Federation({"y": [0], "n": [1000]}, [0, 1])
-    several = Ascend((1,), one.reach, count="n")
+    one, pairs = ScoreAscent((1,), np.array([128, 64, 32, 32, 320])), Federation({"y": [0], "n": [1000]}, [0, 1])
+    several = ScoreAscent((1,), one.reach, count="n")
     wide, narrow = one.row_bound(one.start(0), 2, counts), one.row_bound(one.start(0), 2, pairs)
     assert wide > narrow
     assert several.row_bound(several.start(0), 2, pairs) == wide
     assert one.row_bound(one.start(0), 2) == narrow  # a server without rows trusts that clients look
-    exact = Maximise((1,), one.reach)
+    exact = TailCountEM((1,), one.reach)
     assert exact.row_bound(exact.start(0), 2, counts) is None
     assert exact.row_bound(exact.start(0), 2, pairs) == 2.0
-    assert {type(c)(4).row_bound({}, 2, counts) for c in (Outline(4), Differ(4))} == {np.sqrt(2)}
+    assert {type(c)(4).row_bound({}, 2, counts) for c in (Outline(4), DifferenceMoments(4))} == {np.sqrt(2)}

@@ -18,7 +18,7 @@ for _name, _computation, _fed in found.examples():
         _computation.digest(), pytest.param(_computation, _fed, id=_name)
     )  # estimators repeat their phases
 every = pytest.mark.parametrize(("computation", "fed"), CASES.values())
-PRIVATE = [case for case in CASES.values() if case.id in ("Moments-0", "Ascend-0", "GaussianRounds-1", "FedAvg-1")]
+PRIVATE = [case for case in CASES.values() if case.id in ("moments-0", "dm-score-ascent-0", "gm-em-1", "fedavg-1")]
 NODES = 3
 
 

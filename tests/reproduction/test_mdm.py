@@ -8,7 +8,7 @@ import pytest
 from fedscape import Federation, datasets, rounds
 from fedscape.datasets.generators.counts import mdm_a2, mdm_table1
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 
 
 def truth_as_mixture(truth, like):
@@ -66,7 +66,7 @@ def test_exact_needs_fewer_rounds_than_the_papers_fixed_point(femnist):
     scale = mixture.concentrations_.sum(axis=1)
     last = {}
     for solver in ("exact", "newton", "fixed_point"):
-        work = Maximise((2,), mixture.reach_, solver=solver)
+        work = TailCountEM((2,), mixture.reach_, solver=solver)
         state = work.begin(mixture.concentrations_ / scale[:, None], np.full(2, 1 / 100.0))
         last[solver] = [float(r.metrics["log_likelihood"][0]) for r in rounds(work, counts, n_rounds=12, state=state)]
     best = max(last["exact"])

@@ -17,11 +17,11 @@ from fedscape.errors import CheckpointError
 from fedscape.mixtures import MixtureOfDirichletMultinomials, SizeLaws, choose_components
 from fedscape.mixtures.dirichlet_multinomial import kernels as kernels
 from fedscape.mixtures.dirichlet_multinomial import solvers as _dm_solvers
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.likelihood import COUNTS, TOTALS, Cells, Points, Tables, edges, rising
 from fedscape.mixtures.dirichlet_multinomial.posterior import joint, shares_and_likelihood, tables_of
 from fedscape.mixtures.dirichlet_multinomial.solvers import Tail, maximise
-from fedscape.mixtures.dirichlet_multinomial.start import Initialise, Survey, matched
+from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey, matched
 
 ALPHA = np.array([[0.3, 1.5, 0.7, 2.0], [6.0, 0.5, 3.0, 0.5], [0.05, 0.1, 0.2, 0.1]])
 TAU = np.array([0.5, 0.3, 0.2])
@@ -165,7 +165,7 @@ def test_tables_agree_with_their_twin(kind):
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_posterior_kernel_agrees_with_plain_numpy(sparse):
     _, counts = parts(sparse=sparse)
-    work = Maximise((2, 1, 3), np.array([100, 800, 100, 100, 1000]))
+    work = TailCountEM((2, 1, 3), np.array([100, 800, 100, 100, 1000]))
     state, ends = work.start(0), np.array([0, 2, 3, 6])
     shares, likelihood = shares_and_likelihood(state, counts, ends, work.reach, work.size_edges)
     plain = joint(state, counts, tables_of(state, work.reach), work.size_edges)[:, :6]
@@ -177,8 +177,8 @@ def test_the_posterior_kernel_agrees_with_plain_numpy(sparse):
 
 @pytest.mark.parametrize("solver", ["exact", "newton", "fixed_point"])
 def test_a_prepared_state_gives_the_same_sums_as_a_plain_one(solver):
-    work, fed = Maximise.examples()[0]
-    work = Maximise((2, 3), work.reach, solver=solver)
+    work, fed = TailCountEM.examples()[0]
+    work = TailCountEM((2, 3), work.reach, solver=solver)
     state = work.start(0)
     plain, ready = (work.total(s, fed, Key(0)) for s in (state, work.prepare(state)))
     assert all(np.array_equal(plain[name], ready[name]) for name in plain)
@@ -384,7 +384,7 @@ def dense_em_round(counts, tau, alpha):
 
 def test_the_fixed_point_is_the_papers_algorithm():
     counts = draw(300, sizes=np.random.default_rng(1).integers(1, 50, 300))
-    work = Maximise((3,), np.full(5, 64), sizes=None, solver="fixed_point")
+    work = TailCountEM((3,), np.full(5, 64), sizes=None, solver="fixed_point")
     tau, alpha = np.full(3, 1 / 3), np.array([[1.0, 2.0, 1.0, 1.0], [3.0, 1.0, 2.0, 1.0], [0.2, 0.3, 0.2, 0.3]])
     state = work.begin(alpha / alpha.sum(1, keepdims=True), 1 / alpha.sum(1))
     for r in rounds(work, federation(counts), n_rounds=5, state=state):
@@ -395,7 +395,7 @@ def test_the_fixed_point_is_the_papers_algorithm():
 
 def test_newtons_sums_are_digamma_and_trigamma_differences():
     counts = draw(50, sizes=np.random.default_rng(1).integers(0, 50, 50))
-    work = Maximise((3,), np.full(5, 8), sizes=None, solver="newton")  # most counts lie above the tables
+    work = TailCountEM((3,), np.full(5, 8), sizes=None, solver="newton")  # most counts lie above the tables
     state = frozen(work.begin(ALPHA / ALPHA.sum(1, keepdims=True), 1 / ALPHA.sum(1), weights=TAU))
     sent, _ = work.step(state, federation(counts), Key(0))
     w = dense_em_round(counts, TAU, ALPHA)[0]
@@ -421,7 +421,7 @@ def test_one_component_ends_at_the_maximum_likelihood(solver):
 
 def test_the_expected_gain_is_a_lower_bound_of_what_the_likelihood_gains():
     counts = federation(draw(200, seed=4))
-    work = Maximise((2, 3), np.full(5, 64))
+    work = TailCountEM((2, 3), np.full(5, 64))
     before, gains = None, None
     for r in rounds(work, counts, n_rounds=6):
         if before is not None:
@@ -432,9 +432,9 @@ def test_the_expected_gain_is_a_lower_bound_of_what_the_likelihood_gains():
 
 def test_models_side_by_side_are_the_models_alone():
     counts = federation(draw(100, seed=6))
-    together = Maximise((2, 3), np.full(5, 64))
+    together = TailCountEM((2, 3), np.full(5, 64))
     state = together.start(3)
-    alone = Maximise((3,), np.full(5, 64))
+    alone = TailCountEM((3,), np.full(5, 64))
     start = alone.begin(state["mean"][2:], state["dispersion"][2:])
     both = [r.state for r in rounds(together, counts, n_rounds=4, state=state)][-1]
     one = [r.state for r in rounds(alone, counts, n_rounds=4, state=start)][-1]
@@ -453,14 +453,14 @@ def test_the_survey_covers_every_count():
 def test_moments_recover_the_scale_in_spite_of_the_multinomial_noise():
     alpha = np.array([10.0, 5.0, 6.0, 4.0])
     counts = federation(draw(20_000, alpha=alpha[None], tau=[1.0], sizes=20))
-    joined = next(rounds(Initialise((1,), 4), counts, n_rounds=1)).state
+    joined = next(rounds(StartingPoints((1,), 4), counts, n_rounds=1)).state
     mean, dispersion = matched(joined, np.full(4, 0.25))
     np.testing.assert_allclose(mean[0] / dispersion[0], alpha, rtol=0.05)  # uncorrected the scale would be 10.6, not 25
 
 
 def test_moments_have_an_answer_where_there_is_nothing_to_match():
     def sums(counts, n=2):
-        joined = next(rounds(Initialise((n,), 2, random=True), federation(np.array(counts)), n_rounds=1)).state
+        joined = next(rounds(StartingPoints((n,), 2, random=True), federation(np.array(counts)), n_rounds=1)).state
         return matched(joined, np.array([0.5, 0.5]))
 
     for counts in ([[5, 5]] * 20, [[1, 0]] * 20, [[1, 0]], [[3, 0]] * 20, [[0, 0]] * 5):
@@ -474,7 +474,7 @@ def test_moments_have_an_answer_where_there_is_nothing_to_match():
 
 def test_random_starts_are_a_function_of_seed_round_and_client():
     counts = federation(draw(40, seed=1))
-    work = Initialise((2, 3), 4, random=True)
+    work = StartingPoints((2, 3), 4, random=True)
     rows, _ = work.step(work.start(0), counts, Key(5, 0))
     back, _ = work.step(work.start(0), counts.take([7, 3]), Key(5, 0))
     np.testing.assert_array_equal(back["members"], rows["members"][[7, 3]])
@@ -528,7 +528,7 @@ def test_a_warm_start_keeps_the_components_and_needs_fewer_rounds():
 
 @pytest.mark.parametrize("norm", [1, 2])
 def test_one_row_moves_what_one_component_sends_by_no_more_than_the_bound(norm):
-    work = Maximise((1, 1), np.array([300, 300, 600]))
+    work = TailCountEM((1, 1), np.array([300, 300, 600]))
     state = frozen(work.start(0))
     bound, worst = work.row_bound(state, norm), 0.0
     for counts in ([0, 0], [3, 5], [63, 64], [70, 255], [15, 0], [299, 213]):
@@ -537,7 +537,7 @@ def test_one_row_moves_what_one_component_sends_by_no_more_than_the_bound(norm):
         worst = max(worst, float(np.linalg.norm(flat[1] - flat[0], norm)))
     assert worst <= bound * (1 + 1e-12)
     assert worst >= 0.7 * bound  # and the bound is nearly met
-    assert Maximise((2,), work.reach).row_bound(state, norm) is None
+    assert TailCountEM((2,), work.reach).row_bound(state, norm) is None
 
 
 # -- using a mixture ---------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from fedscape.engines.flower import wire
 from fedscape.engines.flower.library import Message, RecordDict
 from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.errors import CheckpointError, TooFewClients
-from fedscape.mixtures.dirichlet_multinomial.private import Differ
+from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments
 from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.privacy.release import Release
 from fedscape.sketches import DistributionSketch
@@ -679,9 +679,9 @@ def test_what_the_server_sends_is_checked_before_any_work(tmp_path):
 
 
 def test_a_state_of_wrong_shape_or_that_lacks_an_array_is_found_before_any_row_is_read(tmp_path):
-    from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+    from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 
-    work = Maximise((2,), np.array([8, 8, 8, 32]))
+    work = TailCountEM((2,), np.array([8, 8, 8, 32]))
     good = work.start(0)
     assert ask(tmp_path / "good", computation=work, state=good) is None
     said = ask(tmp_path / "bad", computation=work, state={**good, "mean": good["mean"][:, :2]})
@@ -691,7 +691,9 @@ def test_a_state_of_wrong_shape_or_that_lacks_an_array_is_found_before_any_row_i
 
 
 def test_an_answer_larger_than_the_owner_allows_is_not_made(tmp_path):
-    said = ask(tmp_path, computation=Differ(60), state={"centre": np.full(60, 0.1)}, terms=Terms(numbers=1000))
+    said = ask(
+        tmp_path, computation=DifferenceMoments(60), state={"centre": np.full(60, 0.1)}, terms=Terms(numbers=1000)
+    )
     assert "sends more than the owner allows" in said
 
 
@@ -833,10 +835,10 @@ import sys
 import numpy as np
 from fedscape import Federation, Flower, rounds
 from fedscape.engines.flower import LocalGrid, client_app
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 fed = Federation({{"y": np.arange(40) % 3}}, np.arange(0, 41, 4))
 engine = Flower(LocalGrid(client_app(lambda context: fed, folder={str(tmp_path)!r}), [{{}}]), poll=0.001)
-work = Maximise((2,), np.array([8, 8, 8, 32]))
+work = TailCountEM((2,), np.array([8, 8, 8, 32]))
 engine.run(work, work.start(0), np.arange(10), __import__("fedscape").Key(0))
 print([name for name in ("numba", "torch", "dp_accounting", "pandas") if name in sys.modules])
 """

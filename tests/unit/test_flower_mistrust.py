@@ -27,8 +27,8 @@ from fedscape.engines.flower import wire
 from fedscape.engines.flower.library import Message
 from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.errors import EngineError, TooFewClients
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
-from fedscape.mixtures.dirichlet_multinomial.start import Initialise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
+from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints
 from fedscape.privacy.release import Release
 
 _spec = importlib.util.spec_from_file_location("nodes", Path(__file__).with_name("nodes.py"))
@@ -109,7 +109,7 @@ def test_compiled_loops_never_see_arrays_that_do_not_belong_together(tmp_path):
     """Of the components of a mixture of one, and of arrays of which some have none; in a process that has compiled."""
     fed = Federation({"y": np.arange(30_000) % 3}, np.arange(0, 30_001, 3000), ids=[f"c{i}" for i in range(10)])
     node = Node(fed, tmp_path)
-    work = Maximise((1,), np.array([8, 8, 8, 32]))
+    work = TailCountEM((1,), np.array([8, 8, 8, 32]))
     good = work.start(0)
     assert "refused" not in node.ask(work, good, measure=True)[1]
     many = {"weights": np.ones(5) / 5, "dispersion": np.full(5, 0.2), "sizes": np.repeat(good["sizes"], 5, axis=0)}
@@ -181,7 +181,7 @@ def test_an_owner_says_where_noise_must_be_and_in_how_many_parts(tmp_path):
 def test_a_small_request_cannot_ask_for_any_amount_of_memory(tmp_path):
     node = Node(nodes.federation(2), tmp_path, terms=Terms(numbers=1000))
     limits, before = resource.getrlimit(resource.RLIMIT_DATA), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number, work in enumerate((Histogram(2 * 10**8), Initialise((2,), 10**8), Histogram(2**62))):
+    for number, work in enumerate((Histogram(2 * 10**8), StartingPoints((2,), 10**8), Histogram(2**62))):
         said = node.ask(work, {}, number=number)[1]["refused"]
         assert "more memory than the owner allows" in said or "cannot begin (ValueError)" in said
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024

@@ -33,7 +33,7 @@ from fedscape.mixtures.latent_class.kernels import (
     unpacked,
     width,
 )
-from fedscape.mixtures.latent_class.rounds import Assign, densities, example
+from fedscape.mixtures.latent_class.rounds import ClassAssignment, densities, example
 from fedscape.mixtures.latent_class.table import Table, groups_of, sums_of
 
 
@@ -48,14 +48,14 @@ def problem(seed=0, k=3, f=4, n_entities=7, sigma=0.7, delta=1.3):
     data = [(rng.normal(size=(n, f)), rng.normal(size=n) * 2) for n in sizes]
     labels = rng.integers(0, k, n_entities)
     rows = np.array([sums_row(x, y) for x, y in data])
-    state = Assign(Table(intercept=False), f, k, sigma=sigma, delta=delta).start(0)
+    state = ClassAssignment(Table(intercept=False), f, k, sigma=sigma, delta=delta).start(0)
     for row, label in zip(rows, labels, strict=True):
         state["sums"][label] += np.append(row, 1.0)
     return data, labels, rows, state
 
 
 def prepared(state, f):
-    return Assign(Table(intercept=False), f, len(state["sums"])).prepare(state)
+    return ClassAssignment(Table(intercept=False), f, len(state["sums"])).prepare(state)
 
 
 # -- the predictive density --------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_density_equals_brute_force_integration_over_the_coefficients():
     rng = np.random.default_rng(1)
     x_class, y_class = rng.normal(size=(6, 2)), rng.normal(size=6)
     x, y = rng.normal(size=(3, 2)), rng.normal(size=3)
-    state = Assign(Table(intercept=False), 2, 1, sigma=sigma, delta=delta).start(0)
+    state = ClassAssignment(Table(intercept=False), 2, 1, sigma=sigma, delta=delta).start(0)
     state["sums"][0] = np.append(sums_row(x_class, y_class), 1)
     grid = np.linspace(-6, 6, 1201)
     w = np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -116,7 +116,7 @@ def test_density_stays_exact_where_the_target_lies_far_from_zero_beside_its_nois
     x_class, x = rng.normal(size=(10_000, 3)), rng.normal(size=(4, 3))
     w = np.array([1e3, -2e3, 5e2])
     y_class, y = x_class @ w + rng.normal(size=10_000), x @ w + rng.normal(size=4)
-    state = Assign(Table(intercept=False), 3, 1, sigma=1.0, delta=1e4).start(0)
+    state = ClassAssignment(Table(intercept=False), 3, 1, sigma=1.0, delta=1e4).start(0)
     state["sums"][0] = np.append(sums_row(x_class, y_class), 1)
     precision = np.eye(3) / 1e8 + x_class.T @ x_class
     exact = recursion(x, y, precision, x_class.T @ y_class, 1.0)
@@ -248,7 +248,7 @@ def plain_loop(fed, k, f, *, alpha, beta, sigma, delta, n_rounds, seed):
 def test_rounds_over_all_agents_equal_a_plain_loop(gamma):
     fed, settings = example(), {"alpha": 2.0, "beta": 0.7, "sigma": 0.6, "delta": 1.5}
     total, labels = plain_loop(fed, 3, 2, **settings, n_rounds=6, seed=11)
-    work = Assign(Table(intercept=False), 2, 3, **settings, gamma=gamma, n_agents=len(fed))
+    work = ClassAssignment(Table(intercept=False), 2, 3, **settings, gamma=gamma, n_agents=len(fed))
     engine = Local(fed)
     state = [r.state for r in rounds(work, engine, n_rounds=6, seed=11)][-1]
     np.testing.assert_allclose(state["sums"], total, rtol=1e-9, atol=1e-9)
@@ -257,7 +257,7 @@ def test_rounds_over_all_agents_equal_a_plain_loop(gamma):
 
 def test_latest_contributions_add_up_to_the_labels_that_agents_keep_whoever_takes_part():
     fed = example()
-    work = Assign(Table(intercept=False), 2, 3)
+    work = ClassAssignment(Table(intercept=False), 2, 3)
     engine = Local(fed)
     state = [r.state for r in rounds(work, engine, n_rounds=7, seed=3, sampler=Poisson(0.4))][-1]
     kept, groups = engine.kept()["labels"], groups_of(fed, "entity")
@@ -271,7 +271,7 @@ def test_latest_contributions_add_up_to_the_labels_that_agents_keep_whoever_take
 
 def test_sums_of_a_cohort_are_scaled_up_to_all_agents():
     fed = example()
-    work = Assign(Table(intercept=False), 2, 2, gamma=0.5, n_agents=20)
+    work = ClassAssignment(Table(intercept=False), 2, 2, gamma=0.5, n_agents=20)
     state = work.begin(np.zeros(3), np.ones(2), deviation=1.0)
     sums = np.abs(np.random.default_rng(0).normal(size=state["sums"].shape))
     sums[:, :3] = [2.0, 0.1, 3.0]
@@ -471,7 +471,7 @@ def exact_posterior(fed, alpha, beta, sigma, delta):
 def test_the_exact_chain_visits_labels_as_often_as_enumeration_says():
     fed, settings = tiny(), {"alpha": 2.0, "beta": 1.5, "sigma": 0.8, "delta": 1.0}
     assignments, exact = exact_posterior(fed, **settings)
-    work = Assign(Table(intercept=False), 1, 2, **settings)
+    work = ClassAssignment(Table(intercept=False), 1, 2, **settings)
     chain, n = Chain(work, work.start(0), fed, exact=True, seed=3), 6_000
     seen = np.zeros((n, len(assignments)))
     for index, _ in enumerate(chain.sweeps(n)):
@@ -483,7 +483,7 @@ def test_the_exact_chain_visits_labels_as_often_as_enumeration_says():
 
 def test_one_sweep_equals_one_by_one_draws_from_the_enumerated_conditional():
     fed, settings = example(), {"alpha": 1.5, "beta": 0.8, "sigma": 0.7, "delta": 1.3}
-    work = Assign(Table(intercept=False), 2, 3, **settings)
+    work = ClassAssignment(Table(intercept=False), 2, 3, **settings)
     chain = Chain(work, work.start(0), fed, exact=False, seed=3)
     labels, rows = chain.labels.copy(), chain.sums
     agent = np.repeat(np.arange(len(fed)), np.diff(chain.groups.offsets))
@@ -526,7 +526,7 @@ def test_geweke_the_exact_chain_leaves_the_joint_law_of_labels_and_targets_as_it
 
     n = 4_000
     marginal = np.array([statistics(*forward()[1:]) for _ in range(n)], dtype=float)
-    work = Assign(Table(intercept=False), 1, k, alpha=alpha, beta=beta, sigma=sigma, delta=delta)
+    work = ClassAssignment(Table(intercept=False), 1, k, alpha=alpha, beta=beta, sigma=sigma, delta=delta)
     psi, z, y = forward()
     chain, successive = Chain(work, work.start(0), fed, exact=True, seed=5), []
     for index in range(n):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import fedscape
 
@@ -54,3 +58,19 @@ def test_algorithms_import_no_optional_engine_and_the_core_no_torch():
             for name in names:
                 allowed = heavy.get(name.split(".")[0])
                 assert allowed is None or room in allowed, f"{path.relative_to(ROOT)} imports {name}"
+
+
+#: Modules of fedscape that come with a name, at most: a reader of it meets no more. They may only become fewer.
+CLOSURES = {
+    "import fedscape": 2,
+    "from fedscape import Histogram": 30,
+    "from fedscape import FedAvg": 46,
+    "from fedscape import FedTEM": 56,
+}
+
+
+@pytest.mark.parametrize("code", CLOSURES)
+def test_a_name_brings_few_modules_with_it(code):
+    counted = f"{code}\nimport sys\nprint(sum(name.split('.')[0] == 'fedscape' for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", counted], check=True, capture_output=True, text=True)
+    assert int(done.stdout) <= CLOSURES[code]

@@ -11,7 +11,7 @@ from fedscape.cli.regress import FEWEST_DRAWS
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.mixtures.latent_class.chains import Trace, agreement, log_evidence, nearest_others, split_r_hat
 from fedscape.mixtures.latent_class.links import Probit
-from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from fedscape.mixtures.latent_class.table import Table
 
 
@@ -57,7 +57,7 @@ def test_r_hat_is_gelman_and_rubins_formula():
 
 def test_the_evidence_is_the_normal_density_of_all_targets_of_a_class():
     rng = np.random.default_rng(2)
-    work = Assign(Table(intercept=False), 2, 2, sigma=0.8, delta=1.5)
+    work = ClassAssignment(Table(intercept=False), 2, 2, sigma=0.8, delta=1.5)
     state, exact = work.start(0), 0.0
     low = np.tril_indices(2)
     for k, n in enumerate((5, 3)):

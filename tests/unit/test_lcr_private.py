@@ -19,7 +19,7 @@ from fedscape import (
 )
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.mixtures.latent_class.private import share_of
-from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from fedscape.mixtures.latent_class.table import Table
 from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.temporal.availability import Dropping
@@ -52,7 +52,7 @@ def test_values_are_cut_to_their_ranges():
 
 @pytest.mark.parametrize("intercept", [True, False])
 def test_one_row_moves_the_sums_of_one_line_by_no_more_than_its_bound(intercept):
-    work = Assign(Table(ranges=((-2.0, 4.0), (0.0, 10.0)), intercept=intercept), 2 + intercept, 1, gamma=0.5)
+    work = ClassAssignment(Table(ranges=((-2.0, 4.0), (0.0, 10.0)), intercept=intercept), 2 + intercept, 1, gamma=0.5)
     rng = np.random.default_rng(0)
     x, y = rng.normal(0, 9, (200, 2)), rng.normal(0, 20, 200)
     centre, half = work.table.units(Federation({"x": x[:1], "y": y[:1]}, [0, 1]))
@@ -63,7 +63,7 @@ def test_one_row_moves_the_sums_of_one_line_by_no_more_than_its_bound(intercept)
             fed = Federation({"x": x[[i]], "y": y[[i]], "entity": [0]}, [0, 1])
             sent, _ = work.step(work.prepare(state), fed, Key(0, 0))
             assert np.linalg.norm(sent["sums"].ravel(), norm) <= bound * (1 + 1e-12)
-    assert Assign(Table(ranges=((-2.0, 4.0), (0.0, 10.0))), 3, 2, gamma=0.5).row_bound(state, 2) is None
+    assert ClassAssignment(Table(ranges=((-2.0, 4.0), (0.0, 10.0))), 3, 2, gamma=0.5).row_bound(state, 2) is None
 
 
 def test_a_private_fit_stays_in_its_budget_and_learns():

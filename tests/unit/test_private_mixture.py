@@ -31,12 +31,12 @@ from fedscape import (
 from fedscape.core.rounds import frozen
 from fedscape.errors import TooFewClients
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
-from fedscape.mixtures.dirichlet_multinomial.compare import Contrast
+from fedscape.mixtures.dirichlet_multinomial.compare import PrivateComparison
 from fedscape.mixtures.dirichlet_multinomial.private import (
     SHARES,
-    Ascend,
-    Differ,
+    DifferenceMoments,
     Outline,
+    ScoreAscent,
     drawn_scores,
     laws,
     shortened,
@@ -286,13 +286,13 @@ def norms(sent):
 def test_the_first_rounds_send_at_most_norm_one():
     fed = federation(np.vstack((draw(200), [[0, 0, 0, 0], [10**6, 0, 0, 0]])))
     assert norms(Outline(4).step({}, fed, Key(0))[0]).max() <= 1 + 1e-12
-    work = Differ(4)
+    work = DifferenceMoments(4)
     for centre in (np.zeros(4), np.full(4, 0.5), np.array([1.0, 0, 0, 0])):
         assert norms(work.step({"centre": centre}, fed, Key(0))[0]).max() <= 1 + 1e-12
 
 
 def test_scores_are_the_gradient_and_those_of_the_model_itself_are_white():
-    work = Ascend((1,), REACH, sizes=None, longest=1e9)
+    work = ScoreAscent((1,), REACH, sizes=None, longest=1e9)
     state = frozen(work.begin(np.array([[0.4, 0.3, 0.2, 0.1]]), np.array([0.1]), work.start(0)["law"]))
     counts = draw(50)
     sent, _ = work.step(state, federation(counts), Key(0))
@@ -306,11 +306,11 @@ def test_scores_are_the_gradient_and_those_of_the_model_itself_are_white():
 
 def test_without_noise_steps_lead_to_the_maximum_likelihood():
     counts = draw(2000, most=80)
-    work = Ascend((2,), REACH, rounds=30)
+    work = ScoreAscent((2,), REACH, rounds=30)
     fed = federation(counts)
     first = Outline(4)
     outline = next(rounds(first, fed, n_rounds=1)).state
-    second = next(rounds(Differ(4), fed, n_rounds=1, state={"centre": outline["centre"]})).state["second"]
+    second = next(rounds(DifferenceMoments(4), fed, n_rounds=1, state={"centre": outline["centre"]})).state["second"]
     law = work.start(0)["law"]
     start = starts((2,), outline["centre"], second, first.inverse(outline["law"]), 0)
     *_, last = rounds(work, fed, n_rounds=30, state=work.begin(*start, law))
@@ -352,10 +352,10 @@ def test_noise_does_not_make_clients_of_a_million_rows():
 
 def test_comparisons_are_bounded_and_tell_models_apart():
     counts = draw(500)
-    like = Ascend((1, 2), REACH)
+    like = ScoreAscent((1, 2), REACH)
     state = like.begin(np.vstack((ALPHA.sum(0)[None], ALPHA)), np.array([0.2, 1 / 12, 1 / 15]), like.start(0)["law"])
     models = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
-    work = Contrast((1, 2), REACH, bound=2.0)
+    work = PrivateComparison((1, 2), REACH, bound=2.0)
     assert norms(work.step(frozen(models), federation(counts), Key(0))[0]).max() <= 2 * np.sqrt(2) + 1e-12
     found = next(rounds(work, federation(counts), n_rounds=1, state=models)).state
     assert found["log_likelihood"][1] - found["log_likelihood"][0] > 5 * found["errors"][0, 1]
@@ -379,14 +379,14 @@ def cases():
     rng = np.random.default_rng(0)
     for trial in range(12):
         models = [(1,), (2,), (3,), (1, 1), (2, 3)][trial % 5]
-        work = Ascend(models, REACH, sizes=(None, "bins")[trial % 2], longest=1.0, noise=(0.0, 0.05)[trial % 2])
+        work = ScoreAscent(models, REACH, sizes=(None, "bins")[trial % 2], longest=1.0, noise=(0.0, 0.05)[trial % 2])
         g = sum(models)
         mean = rng.dirichlet(np.full(4, (0.1, 1.0)[trial % 2]), g)
         state = work.begin(mean, 10.0 ** rng.uniform(-5, 1, g), work.start(0)["law"])
         yield f"ascend {trial} {models}", work, frozen(state)
     yield "outline", Outline(4), {}
-    yield "differ", Differ(4), {"centre": np.array([0.6, 0.4, 0.3, 0.2])}
-    yield "differ at an edge", Differ(4), {"centre": np.array([0.999, 0.01, 0.01, 0.0])}
+    yield "differ", DifferenceMoments(4), {"centre": np.array([0.6, 0.4, 0.3, 0.2])}
+    yield "differ at an edge", DifferenceMoments(4), {"centre": np.array([0.999, 0.01, 0.01, 0.0])}
 
 
 @pytest.mark.parametrize(("name", "work", "state"), list(cases()), ids=[c[0] for c in cases()])
@@ -402,7 +402,7 @@ def test_no_row_moves_the_sums_further_than_the_bound(name, work, state):
 
 
 def test_the_bound_on_a_row_of_one_component_is_attained():
-    work = Ascend((1,), REACH, sizes=None, longest=1e9)
+    work = ScoreAscent((1,), REACH, sizes=None, longest=1e9)
     state = frozen(work.begin(np.array([[0.7, 0.1, 0.1, 0.1]]), np.array([0.1]), work.start(0)["law"]))
     others = 10**6 * (1 - np.eye(4, dtype=int))  # a category never seen, in a client with many rows of all others
     most = max(moved(work, state, others[[j]], j)[0].max() for j in range(4))
@@ -410,7 +410,7 @@ def test_the_bound_on_a_row_of_one_component_is_attained():
 
 
 def test_a_row_can_change_all_shares_so_several_components_have_the_wide_bound():
-    work = Ascend((2,), REACH, sizes="bins", longest=1.0)
+    work = ScoreAscent((2,), REACH, sizes="bins", longest=1.0)
     mean = np.array([[0.5, 0.5 - 2e-5, 1e-5, 1e-5], [1e-5, 0.4, 0.3, 0.3 - 1e-5]])
     state = frozen(work.begin(mean, np.array([1e-5, 1e-5]), work.start(0)["law"]))
     found = max(moved(work, state, np.array([[0, n, 0, 0] for n in range(60)]), 0)[0].max(), 0)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from fedscape.core.lazy import loader
 from fedscape.learning import models
-from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
-from fedscape.learning.export import load_model, module_of, save_model
-from fedscape.learning.fair import QFedAvg
-from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
-from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import cross_entropy, logistic, squared_error
-from fedscape.learning.run import method_for, model_for, standardising, training, with_features
-from fedscape.learning.schedules import CosineDecay, StepDecay
-from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
-from fedscape.learning.strategies import measure_strategies
-from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
-from fedscape.learning.tracking import Board, ask_and_sweep, follow
+
+if TYPE_CHECKING:
+    from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
+    from fedscape.learning.export import load_model, module_of, save_model
+    from fedscape.learning.fair import QFedAvg
+    from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
+    from fedscape.learning.layers import initialised
+    from fedscape.learning.local import LocalSGD
+    from fedscape.learning.losses import cross_entropy, logistic, squared_error
+    from fedscape.learning.run import method_for, model_for, standardising, training, with_features
+    from fedscape.learning.schedules import CosineDecay, StepDecay
+    from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
+    from fedscape.learning.strategies import measure_strategies
+    from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
+    from fedscape.learning.tracking import Board, ask_and_sweep, follow
 
 __all__ = [
     "Adagrad",
@@ -57,3 +62,22 @@ __all__ = [
     "training",
     "with_features",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "evaluation": ["ClientAccuracy", "Evaluation", "evaluate"],
+        "export": ["load_model", "module_of", "save_model"],
+        "fair": ["QFedAvg"],
+        "fedavg": ["FedAdam", "FedAvg", "FedProx"],
+        "layers": ["initialised"],
+        "local": ["LocalSGD"],
+        "losses": ["cross_entropy", "logistic", "squared_error"],
+        "run": ["method_for", "model_for", "standardising", "training", "with_features"],
+        "schedules": ["CosineDecay", "StepDecay"],
+        "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],
+        "strategies": ["measure_strategies"],
+        "sweeps": ["Setting", "Sweep", "Trial", "grid", "sweep"],
+        "tracking": ["Board", "ask_and_sweep", "follow"],
+    },
+)

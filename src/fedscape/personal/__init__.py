@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from fedscape.personal.clustered import ClusteredFL
-from fedscape.personal.features import principal_directions, with_embedding, with_projection
-from fedscape.personal.fedem import IFCA, FedEM
-from fedscape.personal.fedgmm import FedGMM
-from fedscape.personal.fedrep import FedRep
-from fedscape.personal.files import load_personal, save_personal
-from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
-from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
-from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
-from fedscape.personal.personalised import Personalised
+from typing import TYPE_CHECKING
+
+from fedscape.core.lazy import loader
+
+if TYPE_CHECKING:
+    from fedscape.personal.clustered import ClusteredFL
+    from fedscape.personal.features import principal_directions, with_embedding, with_projection
+    from fedscape.personal.fedem import IFCA, FedEM
+    from fedscape.personal.fedgmm import FedGMM
+    from fedscape.personal.fedrep import FedRep
+    from fedscape.personal.files import load_personal, save_personal
+    from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
+    from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
+    from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
+    from fedscape.personal.personalised import Personalised
 
 __all__ = [
     "FINISH",
@@ -38,3 +43,19 @@ __all__ = [
     "with_embedding",
     "with_projection",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "clustered": ["ClusteredFL"],
+        "features": ["principal_directions", "with_embedding", "with_projection"],
+        "fedem": ["FedEM", "IFCA"],
+        "fedgmm": ["FedGMM"],
+        "fedrep": ["FedRep"],
+        "files": ["load_personal", "save_personal"],
+        "methods": ["FINISH", "METHODS", "make_fedgmm", "train"],
+        "novelty": ["Alarm", "Novelty", "auroc", "average_precision", "max_f1"],
+        "own_models": ["Ditto", "LocalOnly", "PFedMe"],
+        "personalised": ["Personalised"],
+    },
+)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from fedscape.sketches.distances import (
-    Heterogeneity,
-    distance,
-    heterogeneity,
-    neighbours,
-    normalise,
-    pairwise,
-    sizes,
-    tvd_lower_bound,
-)
-from fedscape.sketches.distribution import ClientSketches, DistributionSketch
-from fedscape.sketches.files import Saved, load, save
-from fedscape.sketches.private import choose_rows, noise_variance
-from fedscape.sketches.queries import Tvd, query, tvd
-from fedscape.sketches.selection import KeyedCoin, NearTheWhole, OwnWeights, logits
+from typing import TYPE_CHECKING
+
+from fedscape.core.lazy import loader
+
+if TYPE_CHECKING:
+    from fedscape.sketches.distances import (
+        Heterogeneity,
+        distance,
+        heterogeneity,
+        neighbours,
+        normalise,
+        pairwise,
+        sizes,
+        tvd_lower_bound,
+    )
+    from fedscape.sketches.distribution import ClientSketches, DistributionSketch
+    from fedscape.sketches.files import Saved, load, save
+    from fedscape.sketches.private import choose_rows, noise_variance
+    from fedscape.sketches.queries import Tvd, query, tvd
+    from fedscape.sketches.selection import KeyedCoin, NearTheWhole, OwnWeights, logits
 
 __all__ = [
     "ClientSketches",
@@ -42,3 +47,24 @@ __all__ = [
     "tvd",
     "tvd_lower_bound",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "distances": [
+            "Heterogeneity",
+            "distance",
+            "heterogeneity",
+            "neighbours",
+            "normalise",
+            "pairwise",
+            "sizes",
+            "tvd_lower_bound",
+        ],
+        "distribution": ["ClientSketches", "DistributionSketch"],
+        "files": ["Saved", "load", "save"],
+        "private": ["choose_rows", "noise_variance"],
+        "queries": ["Tvd", "query", "tvd"],
+        "selection": ["KeyedCoin", "NearTheWhole", "OwnWeights", "logits"],
+    },
+)

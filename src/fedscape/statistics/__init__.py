@@ -1,8 +1,18 @@
 """The first things to know about a federation: how often, how large, how spread, which clusters."""
 
-from fedscape.statistics.description import describe
-from fedscape.statistics.histogram import Histogram
-from fedscape.statistics.kmeans import FederatedKMeans
-from fedscape.statistics.moments import Moments
+from typing import TYPE_CHECKING
+
+from fedscape.core.lazy import loader
+
+if TYPE_CHECKING:
+    from fedscape.statistics.description import describe
+    from fedscape.statistics.histogram import Histogram
+    from fedscape.statistics.kmeans import FederatedKMeans
+    from fedscape.statistics.moments import Moments
 
 __all__ = ["FederatedKMeans", "Histogram", "Moments", "describe"]
+
+__getattr__ = loader(
+    __name__,
+    {"description": ["describe"], "histogram": ["Histogram"], "kmeans": ["FederatedKMeans"], "moments": ["Moments"]},
+)

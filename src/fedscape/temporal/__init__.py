@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
-from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
-from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
-from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
-from fedscape.temporal.cycle import Cycle, read_clock
-from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
-from fedscape.temporal.fedtkm import FedTKM
-from fedscape.temporal.methods import METHODS, collect_centres, evaluate, method_for
-from fedscape.temporal.priors import Soft, parse_prior
+from typing import TYPE_CHECKING
+
+from fedscape.core.lazy import loader
+
+if TYPE_CHECKING:
+    from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
+    from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
+    from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
+    from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
+    from fedscape.temporal.cycle import Cycle, read_clock
+    from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
+    from fedscape.temporal.fedtkm import FedTKM
+    from fedscape.temporal.methods import METHODS, collect_centres, evaluate, method_for
+    from fedscape.temporal.priors import Soft, parse_prior
 
 __all__ = [
     "METHODS",
@@ -46,3 +51,18 @@ __all__ = [
     "parse_prior",
     "read_clock",
 ]
+
+__getattr__ = loader(
+    __name__,
+    {
+        "availability": ["Clock", "Dropping", "Shifting", "Trace", "by_mode"],
+        "baselines": ["BranchFedEM", "LocalCentres", "MinLoss", "NearestCentre", "SemiCyclic", "centres_of"],
+        "branches": ["BranchLoss", "MeanOfBranches", "MultiBranch"],
+        "curves": ["Blocks", "Cosine", "Curve", "Linear", "Steady", "Zones", "parse_curve"],
+        "cycle": ["Cycle", "read_clock"],
+        "fedtem": ["FedTEM", "FedTEMBySums"],
+        "fedtkm": ["FedTKM"],
+        "methods": ["METHODS", "collect_centres", "evaluate", "method_for"],
+        "priors": ["Soft", "parse_prior"],
+    },
+)

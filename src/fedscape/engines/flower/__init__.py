@@ -1,6 +1,8 @@
 """Clients on real devices and in silos, reached through Flower: https://flower.ai."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
     from fedscape.engines.flower.client import client_app
@@ -10,10 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:  # they need flwr, and terms do not
-        from fedscape.engines.flower import server
-
-        return getattr(server, name)
-    raise AttributeError(f"module 'fedscape.engines.flower' has no attribute {name!r}")
+__getattr__ = loader(
+    __name__, {"server": ["Flower"], "local_grid": ["LocalGrid"], "terms": ["Terms"], "client": ["client_app"]}
+)

@@ -14,9 +14,9 @@ from fedscape.core.random import Array
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler, Side
 from fedscape.errors import DataError, TooFewClients
-from fedscape.mixtures.dirichlet_multinomial.compare import Compare
+from fedscape.mixtures.dirichlet_multinomial.compare import ModelComparison
 from fedscape.mixtures.dirichlet_multinomial.model import Data, MixtureOfDirichletMultinomials, Models, known
-from fedscape.mixtures.dirichlet_multinomial.private import Ascend
+from fedscape.mixtures.dirichlet_multinomial.private import ScoreAscent
 from fedscape.mixtures.dirichlet_multinomial.private_fit import contrast_of
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
@@ -108,10 +108,10 @@ def choose_components(
     held_out = source if validation is None else work._source(validation, column)
     judge = Side(All(), test, mixture.seed, inside=True) if validation is None else All()
     compare: Computation
-    if isinstance(fitted.computation, Ascend):
+    if isinstance(fitted.computation, ScoreAscent):
         compare, how = contrast_of(fitted.computation, tried, held_out, how)
     else:
-        compare = Compare(
+        compare = ModelComparison(
             tried, fitted.computation.reach, sizes=mixture.sizes, column=held_out.column, count=held_out.times
         )
     final = next(

@@ -9,13 +9,13 @@ import numpy as np
 from fedscape.core.computation import Arrays, Computation, Kept
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise
+from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.private import shortened
 from fedscape.mixtures.dirichlet_multinomial.start import example
 from fedscape.mixtures.size_laws import Kind
 
 
-class Compare(Computation):
+class ModelComparison(Computation):
     """The log-likelihood of clients under models that stay as they are, and how it differs from model to model.
 
     Clients send their log-likelihood under each model and the products of its differences to the first model's: what
@@ -38,7 +38,7 @@ class Compare(Computation):
         self.sizes = sizes
         self.column = column
         self.count = count
-        self._like = Maximise(models, reach, sizes=sizes, column=column, count=count)
+        self._like = TailCountEM(models, reach, sizes=sizes, column=column, count=count)
 
     def start(self, seed: int) -> Arrays:
         return self._like.start(seed)
@@ -69,11 +69,11 @@ class Compare(Computation):
         return self._like.valid_rows(state, clients)
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Compare, Federation]]:
+    def examples(cls) -> Sequence[tuple[ModelComparison, Federation]]:
         return [(cls((1, 2, 3), np.array([128, 64, 32, 32, 320])), example())]
 
 
-class Contrast(Computation):
+class PrivateComparison(Computation):
     """How the log-likelihood differs from model to model, in few and bounded numbers: what a private fit can afford.
 
     Clients send how far each model is above the mean of all, in nats, shortened to the L2 norm `bound`, and the squares
@@ -108,7 +108,7 @@ class Contrast(Computation):
         self.sizes = sizes
         self.column = column
         self.count = count
-        self._like = Maximise(models, reach, sizes=sizes, column=column, count=count)
+        self._like = TailCountEM(models, reach, sizes=sizes, column=column, count=count)
 
     def start(self, seed: int) -> Arrays:
         return self._like.start(seed)
@@ -142,7 +142,7 @@ class Contrast(Computation):
         return self._like.valid_rows(state, clients)
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Contrast, Federation]]:
+    def examples(cls) -> Sequence[tuple[PrivateComparison, Federation]]:
         reach = np.array([128, 64, 32, 32, 320])
         return [(cls((1, 2, 3), reach, bound=3.0), example()), (cls((2,), reach, bound=3.0), example())]
 
@@ -172,7 +172,7 @@ class Information(Computation):
         self.sizes = sizes
         self.column = column
         self.count = count
-        self._like = Maximise((n_components,), reach, sizes=sizes, solver="fixed_point", column=column, count=count)
+        self._like = TailCountEM((n_components,), reach, sizes=sizes, solver="fixed_point", column=column, count=count)
 
     def start(self, seed: int) -> Arrays:
         return self._like.start(seed)

@@ -48,7 +48,7 @@ Solver = Literal["exact", "newton", "fixed_point"]
 ALONE = 5  # rounds on cohorts before sums are averaged over rounds
 
 
-class Maximise(Computation):
+class TailCountEM(Computation):
     """One EM round of many models: Algorithm 2, with the M-step carried out as `solver` says.
 
     Parameters
@@ -235,7 +235,7 @@ class Maximise(Computation):
         return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Maximise, Federation]]:
+    def examples(cls) -> Sequence[tuple[TailCountEM, Federation]]:
         reach = np.array([128, 64, 32, 32, 320])
         return [
             (cls((2, 3), reach), example()),

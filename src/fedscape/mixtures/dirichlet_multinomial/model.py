@@ -23,16 +23,16 @@ from fedscape.core.random import Array, Key
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
-from fedscape.mixtures.dirichlet_multinomial.compare import Compare, Contrast, Information
-from fedscape.mixtures.dirichlet_multinomial.em import Maximise, Solver, check_solver
+from fedscape.mixtures.dirichlet_multinomial.compare import Information, ModelComparison, PrivateComparison
+from fedscape.mixtures.dirichlet_multinomial.em import Solver, TailCountEM, check_solver
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
 from fedscape.mixtures.dirichlet_multinomial.kernels import counts_of
 from fedscape.mixtures.dirichlet_multinomial.likelihood import log_coefficient
 from fedscape.mixtures.dirichlet_multinomial.posterior import shares_and_likelihood, with_tables
-from fedscape.mixtures.dirichlet_multinomial.private import Ascend, Differ, Outline
+from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments, Outline, ScoreAscent
 from fedscape.mixtures.dirichlet_multinomial.private_fit import ascend_privately, contrast_of, plan, releases
 from fedscape.mixtures.dirichlet_multinomial.source import Source
-from fedscape.mixtures.dirichlet_multinomial.start import Initialise, Survey, matched, with_broad
+from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey, matched, with_broad
 from fedscape.mixtures.size_laws import Kind, SizeLaws
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
@@ -43,7 +43,7 @@ Data = Engine | Federation | npt.ArrayLike
 class Models(NamedTuple):
     """Models that were fitted side by side."""
 
-    computation: Maximise | Ascend
+    computation: TailCountEM | ScoreAscent
     state: Arrays
     log_likelihood: Array  # [models]
     clients: int
@@ -208,7 +208,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         where, column, count = source.engine, source.column, source.times
         survey = Survey(models, source.n_categories, column=column, count=count)
         found = self._run(survey, where, how.phase(".survey"), n_rounds=1, seed=self.seed)
-        work = Maximise(
+        work = TailCountEM(
             models,
             np.array(found["reach"]),
             sizes=self.sizes,
@@ -227,7 +227,7 @@ class MixtureOfDirichletMultinomials(Estimator):
             state=state,
             done=(lambda old, new: bool(new["gain"].max() <= self.tol)) if full else None,
         )
-        compare = Compare(models, work.reach, sizes=self.sizes, column=column, count=count)
+        compare = ModelComparison(models, work.reach, sizes=self.sizes, column=column, count=count)
         final = self._run(compare, where, how.phase(".final"), n_rounds=1, seed=self.seed, state=state)
         return Models(work, state, final["log_likelihood"], int(final["clients"]), int(state["rounds"]))
 
@@ -266,10 +266,10 @@ class MixtureOfDirichletMultinomials(Estimator):
         if not 0.5 < self.average <= 1:
             raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, not {self.average}")
 
-    def _first_state(self, work: Maximise, found: Arrays, source: Source, how: Fit) -> Arrays:
+    def _first_state(self, work: TailCountEM, found: Arrays, source: Source, how: Fit) -> Arrays:
         if self.warm_start is not None:
             return self._warm_state(work, self.warm_start, source)
-        start = Initialise(
+        start = StartingPoints(
             work.models,
             source.n_categories,
             random=self.init == "random",
@@ -291,7 +291,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         scale = old.concentrations_.sum(axis=1)
         return old.concentrations_ / scale[:, None], 1 / scale, old.weights_
 
-    def _warm_state(self, work: Maximise, old: MixtureOfDirichletMultinomials, source: Source) -> Arrays:
+    def _warm_state(self, work: TailCountEM, old: MixtureOfDirichletMultinomials, source: Source) -> Arrays:
         mean, dispersion, weights = self._warm_components(old, source)
         laws, edges = old.size_laws_, work.size_edges
         same = laws is not None and edges is not None and np.array_equal(laws.edges, edges)
@@ -308,7 +308,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         edges = fitted.computation.size_edges
         self.size_laws_ = None if edges is None else SizeLaws(edges, state["sizes"][order])
         self.reach_ = fitted.computation.reach
-        absolute = isinstance(fitted.computation, Maximise) or len(fitted.computation.models) == 1
+        absolute = isinstance(fitted.computation, TailCountEM) or len(fitted.computation.models) == 1
         self.log_likelihood_ = float(fitted.log_likelihood[model]) if absolute else float("nan")
         self.n_clients_, self.n_rounds_, self.category_names_ = fitted.clients, fitted.rounds, source.names
 
@@ -326,7 +326,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         if isinstance(source.engine.clients, Federation):
             return float(self._score_clients(source, sizes).mean())
         kind = self.sizes if sizes and self.size_laws_ is not None else None
-        work = Compare((len(self.weights_),), self.reach_, sizes=kind, column=source.column, count=source.times)
+        work = ModelComparison((len(self.weights_),), self.reach_, sizes=kind, column=source.column, count=source.times)
         done = next(rounds(work, source.engine, n_rounds=1, state=self._state(), seed=self.seed))
         return float(done.state["log_likelihood"][0])
 
@@ -512,7 +512,17 @@ class MixtureOfDirichletMultinomials(Estimator):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        phases = (Survey, Initialise, Maximise, Compare, Information, Outline, Differ, Ascend, Contrast)
+        phases = (
+            Survey,
+            StartingPoints,
+            TailCountEM,
+            ModelComparison,
+            Information,
+            Outline,
+            DifferenceMoments,
+            ScoreAscent,
+            PrivateComparison,
+        )
         return [pair for phase in phases for pair in phase.examples()]
 
 

@@ -1,7 +1,7 @@
 """The rounds of a private fit: few numbers a client, each bounded or whitened, so that one clip suits all data.
 
 A private fit has no use for tail counts, of which there are hundreds, each noised. It sends what an estimate needs and
-no more: first where clients are (`Outline`), then how they differ (`Differ`), then scores (`Ascend`).
+no more: first where clients are (`Outline`), then how they differ (`DifferenceMoments`), then scores (`ScoreAscent`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Outline(Computation):
         return [(cls(4), example())]
 
 
-class Differ(Computation):
+class DifferenceMoments(Computation):
     """How positions differ: the second moment of g = h - centre, shortened to a length known from the centre.
 
     Since positions have norm one, the mean of |g|^2 is 1 - |centre|^2, and g is shortened to sqrt(2) times its root.
@@ -144,11 +144,11 @@ class Differ(Computation):
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Differ, Federation]]:
+    def examples(cls) -> Sequence[tuple[DifferenceMoments, Federation]]:
         return [(cls(4), example())]
 
 
-class Ascend(Computation):
+class ScoreAscent(Computation):
     """Scores of many models, whitened by what the models themselves expect; a step of Fisher scoring per round.
 
     The score of component k is s_j = w_k (a_j A_j - m_j B), the derivative of the client's log-likelihood by log a_j,
@@ -208,7 +208,7 @@ class Ascend(Computation):
         return self._edges
 
     def start(self, seed: int) -> Arrays:
-        """Means drawn at random; what a fit starts from comes from `Outline` and `Differ`."""
+        """Means drawn at random; what a fit starts from comes from `Outline` and `DifferenceMoments`."""
         draws = Key(seed, purpose="mixture").generator()
         mean = draws.dirichlet(np.full(len(self.reach) - 1, 5.0), int(self._ends[-1]))
         return self.begin(mean, np.full(len(mean), 0.2), background(self._all_sizes))
@@ -325,7 +325,7 @@ class Ascend(Computation):
         return valid_counts(clients, self.column, self.count, len(self.reach) - 1)
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Ascend, Federation]]:
+    def examples(cls) -> Sequence[tuple[ScoreAscent, Federation]]:
         reach = np.array([128, 64, 32, 32, 320])
         return [
             (cls((2, 3), reach), example()),

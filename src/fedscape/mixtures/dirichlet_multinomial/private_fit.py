@@ -14,12 +14,12 @@ from fedscape.core.estimator import Fit
 from fedscape.core.rounds import check_declared
 from fedscape.core.sampling import All
 from fedscape.errors import PrivacyError
-from fedscape.mixtures.dirichlet_multinomial.compare import Contrast
+from fedscape.mixtures.dirichlet_multinomial.compare import PrivateComparison
 from fedscape.mixtures.dirichlet_multinomial.private import (
     MOST_CATEGORIES,
-    Ascend,
-    Differ,
+    DifferenceMoments,
     Outline,
+    ScoreAscent,
     public_reach,
     starts,
 )
@@ -36,7 +36,7 @@ ROW_LONGEST = 1.0  # where rows are protected all noise is in proportion to it
 
 def ascend_privately(
     mixture: MixtureOfDirichletMultinomials, models: tuple[int, ...], source: Source, how: Fit
-) -> tuple[Ascend, Arrays, int]:
+) -> tuple[ScoreAscent, Arrays, int]:
     """Fit models of these numbers of components in the same rounds, each a release; the last number is of clients."""
     privacy = how.privacy
     if privacy is None:
@@ -52,11 +52,11 @@ def ascend_privately(
     second = None
     if mixture.warm_start is None and max(models) > 1:
         state = {"centre": outline["centre"]}
-        differ = Differ(source.n_categories, column=source.column, count=source.times)
+        differ = DifferenceMoments(source.n_categories, column=source.column, count=source.times)
         how_differ = _bounded(how.phase(".differ"), "second")
         found = mixture._run(differ, where, how_differ, n_rounds=1, seed=seed, state=state, measure=0)
         second = found["second"]
-    work = Ascend(
+    work = ScoreAscent(
         models,
         public_reach(source.n_categories),
         sizes=mixture.sizes,
@@ -108,13 +108,13 @@ def _noise(how: Fit, name: str, dimension: int, clients: float) -> float:
     return noise_sd(how.privacy, name, sampler=how.sampler, clients=clients) * float(np.sqrt(dimension)) / clients
 
 
-def contrast_of(work: Ascend, models: tuple[int, ...], source: Source, how: Fit) -> tuple[Contrast, Fit]:
+def contrast_of(work: ScoreAscent, models: tuple[int, ...], source: Source, how: Fit) -> tuple[PrivateComparison, Fit]:
     """The computation that compares these models through `measure_privacy`, and how it is carried out."""
     privacy = how.measure_privacy
     if privacy is None:
         raise PrivacyError("models are compared by measuring them: give measure_privacy, with a clip in nats")
     clip = privacy.first_clip
-    contrast = Contrast(
+    contrast = PrivateComparison(
         models,
         work.reach,
         bound=clip / np.sqrt(2),

@@ -79,7 +79,7 @@ class Survey(Computation):
         return [(cls((2,), 4), example())]
 
 
-class Initialise(Computation):
+class StartingPoints(Computation):
     """Algorithm 1: each client joins one component of each model; components get the moments of those who joined.
 
     Clients join the component of the nearest anchor, or (`random=True`, as in the paper) any with equal probability.
@@ -147,7 +147,7 @@ class Initialise(Computation):
         return valid_counts(clients, self.column, self.count, self.n_categories)
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Initialise, Federation]]:
+    def examples(cls) -> Sequence[tuple[StartingPoints, Federation]]:
         return [(cls((2, 3), 4), example()), (cls((2,), 4, random=True), example())]
 
 

@@ -12,7 +12,7 @@ from fedscape.core.random import Array, Key
 from fedscape.mixtures.latent_class.classes import for_agents
 from fedscape.mixtures.latent_class.kernels import add_by_class, count_tables, sweep_labels
 from fedscape.mixtures.latent_class.prior import prior_shares, tables_of
-from fedscape.mixtures.latent_class.rounds import Assign, one_hot
+from fedscape.mixtures.latent_class.rounds import ClassAssignment, one_hot
 from fedscape.mixtures.latent_class.table import Groups, groups_of, sums_of
 
 
@@ -35,9 +35,11 @@ class Chain:
     """
 
     def __init__(
-        self, work: Assign, state: Arrays, federation: Federation, *, exact: bool, seed: int, number: int = 0
+        self, work: ClassAssignment, state: Arrays, federation: Federation, *, exact: bool, seed: int, number: int = 0
     ) -> None:
-        self.work = Assign(**{**work.get_params(), "gamma": 1.0, "n_agents": None})  # all agents in every sweep
+        self.work = ClassAssignment(
+            **{**work.get_params(), "gamma": 1.0, "n_agents": None}
+        )  # all agents in every sweep
         name = f" {number}" if number else ""
         self.exact, self.key = exact, Key(seed, purpose=f"hlcr sweep{name}")
         events = work.table.rows(federation)

@@ -14,7 +14,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
 from fedscape.mixtures.latent_class.central import Chain
 from fedscape.mixtures.latent_class.classes import classes_of, opened
-from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.rounds import ClassAssignment
 
 T = TypeVar("T")
 LEVEL = 0.95  # of the intervals
@@ -38,7 +38,7 @@ class Chains(Computation):
 
     name = "lcr-chains"
 
-    def __init__(self, work: Assign, n_chains: int, n_rounds: int) -> None:
+    def __init__(self, work: ClassAssignment, n_chains: int, n_rounds: int) -> None:
         self.work = work
         self.n_chains = n_chains
         self.n_rounds = n_rounds
@@ -88,7 +88,7 @@ class Chains(Computation):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Chains, Federation]]:
-        (first, fed), *_, (last, _) = Assign.examples()
+        (first, fed), *_, (last, _) = ClassAssignment.examples()
         return [(cls(first, 2, 3), fed), (cls(last, 3, 2), fed)]
 
 
@@ -116,7 +116,7 @@ class Agreement(NamedTuple):
 
 
 def sample(
-    work: Assign, state: Arrays, federation: Federation, *, exact: bool, seed: int, chains: int, n: int
+    work: ClassAssignment, state: Arrays, federation: Federation, *, exact: bool, seed: int, chains: int, n: int
 ) -> tuple[list[Learned], Trace]:
     """n sweeps of central chains: where each ended, and what all left."""
     ends, traces = [], []
@@ -140,7 +140,7 @@ def part(arrays: Mapping[str, T], i: int) -> dict[str, T]:
     return {name[len(mark) :]: values for name, values in arrays.items() if name.startswith(mark)}
 
 
-def units(work: Assign, state: Arrays) -> tuple[Array, Array]:
+def units(work: ClassAssignment, state: Arrays) -> tuple[Array, Array]:
     """From coefficients of standardised features to the columns' own units: w -> A w + b, the intercept last."""
     scale, centre = state["scale"], state["centre"]
     turn = np.diag(np.append(1 / scale, 1.0) if work.table.intercept else 1 / scale)
@@ -151,7 +151,7 @@ def units(work: Assign, state: Arrays) -> tuple[Array, Array]:
     return turn, shift
 
 
-def traced(work: Assign, states: Sequence[Arrays]) -> Trace:
+def traced(work: ClassAssignment, states: Sequence[Arrays]) -> Trace:
     """What one round of several chains leaves."""
     rows = []
     for state in states:
@@ -162,7 +162,7 @@ def traced(work: Assign, states: Sequence[Arrays]) -> Trace:
     return Trace(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def log_evidence(work: Assign, state: Arrays) -> float:
+def log_evidence(work: ClassAssignment, state: Arrays) -> float:
     """log p(targets | labels), coefficients integrated out; 0 with a link, where sums do not tell it."""
     if work.binary:
         return 0.0
@@ -174,7 +174,7 @@ def log_evidence(work: Assign, state: Arrays) -> float:
     return float(0.5 * each.sum())
 
 
-def agreement(work: Assign, state: Arrays, trace: Trace, seed: int) -> Agreement:
+def agreement(work: ClassAssignment, state: Arrays, trace: Trace, seed: int) -> Agreement:
     """Match the classes of all chains, then compare draws of their coefficients after the first half of the rounds."""
     late = Trace(*(values[len(values) // 2 :] for values in trace))
     turn, shift = units(work, state)

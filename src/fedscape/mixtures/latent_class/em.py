@@ -11,16 +11,16 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.kernels import add_by_class
-from fedscape.mixtures.latent_class.rounds import Assign, Keyed, example, one_hot
+from fedscape.mixtures.latent_class.rounds import ClassAssignment, Keyed, example, one_hot
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of, sums_of
 
 
-class Share(Assign):
+class Share(ClassAssignment):
     """One round of EM for sum_k pi_k N(y; X w_k, sigma^2): agents weigh their entities and send weighted sums.
 
     The E-step takes the coefficients at their ridge estimate; since sums of squared residuals are linear in an entity's
     sums, it is one product of matrices. In the first round entities are in a class at random. Parameters and state are
-    those of `Assign`; nothing is kept.
+    those of `ClassAssignment`; nothing is kept.
     """
 
     name = "lcr-em"

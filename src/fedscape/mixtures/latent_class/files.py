@@ -16,10 +16,10 @@ from fedscape.mixtures.dirichlet_multinomial.files import read_population, write
 from fedscape.mixtures.latent_class.kernels import width
 from fedscape.mixtures.latent_class.links import Logistic, Probit
 from fedscape.mixtures.latent_class.predict import Places
-from fedscape.mixtures.latent_class.rounds import Assign
+from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from fedscape.mixtures.latent_class.table import Table
 
-KINDS: dict[str, type[Assign]] = {"identity": Assign, "logistic": Logistic, "probit": Probit}
+KINDS: dict[str, type[ClassAssignment]] = {"identity": ClassAssignment, "logistic": Logistic, "probit": Probit}
 WHAT = "regression"
 NUMBERS = ("sigma_", "delta_", "alpha_", "beta_", "feature_names_", "candidates_")  # what is learned, as JSON has it
 ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
@@ -39,7 +39,7 @@ class Saved(NamedTuple):
     parameters: dict[str, Any]
     learned: dict[str, Any]
     arrays: dict[str, Array]
-    work: Assign
+    work: ClassAssignment
     draws: list[Draw]
     history: list[dict[str, Any]]
     spent: dict[str, Any] | None  # what the ledger of a private fit said
@@ -88,7 +88,7 @@ def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -
         raise CheckpointError(f"{os.fspath(path)} lacks or mistakes {error}: save the {WHAT} again") from None
 
 
-def _check(work: Assign, draws: Sequence[Draw], learned: Mapping[str, Array]) -> None:
+def _check(work: ClassAssignment, draws: Sequence[Draw], learned: Mapping[str, Array]) -> None:
     """Refuse arrays of other sizes than the work has: kernels read them without looking."""
     k, each = work.n_components, work.n_features
     f = each - work.table.intercept

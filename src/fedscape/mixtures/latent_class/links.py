@@ -20,19 +20,19 @@ from fedscape.core.validate import all_valid
 from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.kernels import add_events, width
-from fedscape.mixtures.latent_class.rounds import Assign, Labelled, example, old_labels
+from fedscape.mixtures.latent_class.rounds import ClassAssignment, Labelled, example, old_labels
 from fedscape.mixtures.latent_class.table import Table, groups_of
 
 LEAST = 1e-3  # weight of an event: any weight has the same end, and near zero steps would run away
 
 
-class Logistic(Assign):
+class Logistic(ClassAssignment):
     """One round for targets of 0 and 1, log odds w_k . x: labels by the events' probabilities, then Fisher scoring.
 
     An event's probability in class k is expit(w . x / sqrt(1 + pi v / 8)), where v = x' H x is the variance of w . x
     (MacKay). For the events of class k agents send X' W X, X' (W X w + y - p), with p = expit(w . x) and W = p (1 - p):
-    D and c of a ridge regression whose solution is the next w. Parameters and state are those of `Assign`, sigma being
-    1 and gamma a number.
+    D and c of a ridge regression whose solution is the next w. Parameters and state are those of `ClassAssignment`,
+    sigma being 1 and gamma a number.
     """
 
     name = "lcr-logistic"
@@ -89,7 +89,7 @@ class Logistic(Assign):
         return p * (1 - p), yes - p
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Assign, Federation]]:
+    def examples(cls) -> Sequence[tuple[ClassAssignment, Federation]]:
         fed = answered(example())
         rows = Table(entity=None, intercept=False)
         return [

@@ -37,7 +37,7 @@ from fedscape.mixtures.latent_class.files import (
 from fedscape.mixtures.latent_class.links import Logistic, Probit
 from fedscape.mixtures.latent_class.predict import (
     Forecast,
-    Judge,
+    HeldOutLikelihood,
     compared,
     forecast,
     log_density,
@@ -47,7 +47,7 @@ from fedscape.mixtures.latent_class.predict import (
 )
 from fedscape.mixtures.latent_class.prior import prior_shares
 from fedscape.mixtures.latent_class.private import check_private, ranges_of, share_of
-from fedscape.mixtures.latent_class.rounds import NO_HIERARCHY, Assign, Survey, check_parameters
+from fedscape.mixtures.latent_class.rounds import NO_HIERARCHY, ClassAssignment, Survey, check_parameters
 from fedscape.mixtures.latent_class.table import Table, groups_of
 from fedscape.privacy.ledger import Ledger, summary_of
 from fedscape.privacy.mechanisms import Privacy
@@ -258,7 +258,7 @@ class LatentClassRegression(Estimator):
 
     def _learn(
         self, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1
-    ) -> tuple[Assign, list[Learned]]:
+    ) -> tuple[ClassAssignment, list[Learned]]:
         """The computation, and its last state with the labels that agents keep for each chain, the likeliest first."""
         centre, scale, deviation = self._columns(engine, how, table)
         work = self._work(table, k, len(scale) + table.intercept, len(engine.clients.keys), how)
@@ -269,19 +269,19 @@ class LatentClassRegression(Estimator):
             exact = self.method == "central-exact"
             each, trace = sample(work, state, engine.clients, exact=exact, seed=self.seed, chains=chains, n=self.rounds)
             return work, self._agreed(work, each, trace)
-        runs: Assign | Chains = work
+        runs: ClassAssignment | Chains = work
         if chains > 1:
             runs = Chains(work, chains, self.rounds)
             state = runs.begin(state)
         state = self._run(runs, engine, how, n_rounds=self.rounds, seed=self.seed, state=state, measure=0)
         kept = engine.kept()
-        if isinstance(runs, Assign):
+        if isinstance(runs, ClassAssignment):
             return work, [Learned(state, kept.get("labels"))]
         trace = Trace(*(state[f"server.{name}"] for name in Trace._fields))
         each = [Learned(one, kept.get(f"{i}.labels")) for i, one in enumerate(runs.each(state))]
         return work, self._agreed(work, each, trace)
 
-    def _agreed(self, work: Assign, each: list[Learned], trace: Trace) -> list[Learned]:
+    def _agreed(self, work: ClassAssignment, each: list[Learned], trace: Trace) -> list[Learned]:
         """The chains, the likeliest first; with a link, the one nearest the others."""
         if len(each) == 1:
             return each
@@ -292,7 +292,7 @@ class LatentClassRegression(Estimator):
     def _choose(self, engine: Engine, how: Fit, table: Table) -> int:
         """The smallest number of components within one standard error of the best, by agents' held-out events."""
         fitted = [self._learn(engine, how.phase(f".{k}"), table, k) for k in self._candidates]
-        judge = Judge([placing(work) for work, _ in fitted])
+        judge = HeldOutLikelihood([placing(work) for work, _ in fitted])
         state = judge.begin([found.state for _, (found, *_) in fitted])
         done = self._run(judge, engine, how.phase(".judge"), n_rounds=1, seed=self.seed, state=state, measure=0)
         if done["events"] < 1:
@@ -330,7 +330,7 @@ class LatentClassRegression(Estimator):
             return 1.0 if how.privacy is None and (how.sampler is None or isinstance(how.sampler, All)) else GAMMA
         return None if k == 1 and how.privacy is None else GAMMA
 
-    def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> Assign:
+    def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> ClassAssignment:
         em, linked = self.method == "em", self.link != "identity"
         kind = Share if em else KINDS[self.link]
         private, share = how.privacy is not None, share_of(how.sampler, n_agents)
@@ -367,7 +367,7 @@ class LatentClassRegression(Estimator):
             scale = np.where(deviation[:-1] > 0, deviation[:-1], 1.0)
         return centre, scale, 1.0 if self.link != "identity" else float(deviation[-1]) or 1.0
 
-    def _take(self, work: Assign, state: Arrays) -> None:
+    def _take(self, work: ClassAssignment, state: Arrays) -> None:
         """Keep what was learned, in the columns' own units."""
         self._placing = placing(work)
         sums = opened(state["sums"], work.n_features)
@@ -543,15 +543,19 @@ class LatentClassRegression(Estimator):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        return [pair for phase in (Survey, Assign, Share, Logistic, Probit, Judge, Chains) for pair in phase.examples()]
+        return [
+            pair
+            for phase in (Survey, ClassAssignment, Share, Logistic, Probit, HeldOutLikelihood, Chains)
+            for pair in phase.examples()
+        ]
 
 
-def placing(work: Assign) -> Assign:
+def placing(work: ClassAssignment) -> ClassAssignment:
     """The rounds by whose densities entities are placed: those of EM have the same classes, integrated over."""
-    return Assign(**work.get_params()) if isinstance(work, Share) else work
+    return ClassAssignment(**work.get_params()) if isinstance(work, Share) else work
 
 
-def _all(work: Assign) -> Assign:
+def _all(work: ClassAssignment) -> ClassAssignment:
     """The same reading all events, whatever part the fit read."""
     return type(work)(**{**work.get_params(), "table": replace(work.table, part="all")})
 

@@ -16,7 +16,7 @@ from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.kernels import settle_shares
 from fedscape.mixtures.latent_class.prior import prior_shares
-from fedscape.mixtures.latent_class.rounds import Assign, example
+from fedscape.mixtures.latent_class.rounds import ClassAssignment, example
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of
 
 PASSES = 10  # of expected labels; they settle in fewer
@@ -40,7 +40,7 @@ class Places(NamedTuple):
         return out
 
 
-def place(work: Assign, state: Arrays, clients: Federation) -> Places:
+def place(work: ClassAssignment, state: Arrays, clients: Federation) -> Places:
     """The probabilities of each entity's class given its events, eq. (1), with expected labels for drawn ones."""
     ready, parts = work.prepare(state), []
     for some in clients.batches(256):
@@ -114,7 +114,7 @@ class Forecast(NamedTuple):
     binary: bool  # whether targets are 0 and 1; otherwise they are normal
 
 
-def forecast(work: Assign, state: Arrays, clients: Federation) -> Forecast:
+def forecast(work: ClassAssignment, state: Arrays, clients: Federation) -> Forecast:
     """c' H x and sigma^2 + x' H x for each event and class (Theorem 2); with a link the probability of a 1."""
     z, noise = work.table.standardised(clients, state), float(state["noise"])
     found = classes_of(opened(state["sums"], work.n_features), noise, state["spread"])
@@ -144,7 +144,7 @@ def log_density(law: Forecast, shares: Array, y: Array) -> Array:
     return np.asarray(high + np.log(np.exp(each - high[:, None]).sum(axis=1)))
 
 
-class Judge(Computation):
+class HeldOutLikelihood(Computation):
     """The log-likelihood of held-out events under several fitted models, and how far apart models are by agent.
 
     Agents place their entities by the events of the part "train" and score those of the part "test". One round; clients
@@ -162,7 +162,7 @@ class Judge(Computation):
 
     block_clients = 32
 
-    def __init__(self, works: Sequence[Assign]) -> None:
+    def __init__(self, works: Sequence[ClassAssignment]) -> None:
         self.works = tuple(works)
 
     def start(self, seed: int) -> Arrays:
@@ -201,9 +201,9 @@ class Judge(Computation):
         return all_valid(*(work.valid_rows(state, clients) for work in self.works))
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Judge, Federation]]:
+    def examples(cls) -> Sequence[tuple[HeldOutLikelihood, Federation]]:
         table = Table(held_out=0.3, part="train")
-        return [(cls([Assign(table, 3, 1), Assign(table, 3, 2)]), example())]
+        return [(cls([ClassAssignment(table, 3, 1), ClassAssignment(table, 3, 2)]), example())]
 
 
 def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:

@@ -66,7 +66,7 @@ class Labelled(NamedTuple):
     log_density: Array  # [entities, K]
 
 
-class Assign(Computation):
+class ClassAssignment(Computation):
     """One round of FedHLCR: agents draw labels for all their entities, keep them, and send the sums of each class.
 
     Agents are sent the classes' sums, from which follow H and c (Theorem 2) and the counts N^(k) that eq. (2) needs.
@@ -276,7 +276,7 @@ class Assign(Computation):
         return {**state, **changed, "rounds": state["rounds"] + 1, "held": np.asarray(held)}
 
     @classmethod
-    def examples(cls) -> Sequence[tuple[Assign, Federation]]:
+    def examples(cls) -> Sequence[tuple[ClassAssignment, Federation]]:
         fed, table = example(), Table()
         without = Table(entity=None, intercept=False)
         return [

@@ -1,0 +1,23 @@
+"""Public names of a package that are loaded when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+def loader(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package: from modules to the names that each has.
+
+    >>> loader("fedscape.core", {"random": ["Key"]})("Key").__name__
+    'Key'
+    """
+    module_of = {name: module for module, listed in names.items() for name in listed}
+
+    def load(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+
+    return load
