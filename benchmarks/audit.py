@@ -75,7 +75,7 @@ class Case:
             how.append(f"{self.canaries:,} canaries")
         return {
             "path": self.path + (" (resumed)" if self.method == "resume" else ""),
-            "unit": result.unit,
+            "unit": result.unit if result.relation == "add-remove" else f"{result.unit}, exchanged",
             "place": result.place,
             "noise": ", ".join(h for h in how if h),
             "sampler": repr(self.sampler),
@@ -162,6 +162,10 @@ def cases() -> list[Case]:
         for phase, (computation, state) in engine.__dict__["phases"].items():
             path = name if phase == name else f"{name}: {phase}"
             found.append(Case(path, computation, fed, privacy, state=state))
+            bound = computation.row_bound(state, 2, fed)
+            if bound is not None:
+                rows = calibrated(All(), n, clip=bound, unit="row")[0]
+                found.append(Case(path, computation, fed, rows, state=state))
     return found + one_run()
 
 
@@ -184,6 +188,7 @@ def ways(name: str, computation: Computation, fed: Federation) -> list[Case]:
             Case(name, computation, fed, Laplace(clip=1.0, epsilon=EPSILON, unit="row")),
             Case(name, computation, fed, Laplace(clip=1.0, epsilon=EPSILON / 2, place="local")),
             Case(name, computation, fed, calibrated(All(), n, unit="row", place="local")[0]),
+            Case(name, computation, fed, calibrated(All(), n, unit="row", relation="replace-one")[0]),
             Case(name, computation, fed, calibrated(All(), n, epsilon=0.7 * EPSILON)[0], method="resume"),
         ]
     return found
