@@ -26,6 +26,7 @@ from fedscape import (
     rounds,
 )
 from fedscape.learning import LocalSGD
+from fedscape.learning.losses import cross_entropy
 from fedscape.privacy import audit
 from fedscape.privacy.bounds import (
     Booked,
@@ -142,12 +143,23 @@ def test_one_run_with_many_canaries_bounds_a_network_from_below(same_noise):
     assert loose.bound <= loose.claim
 
 
-def test_one_run_notices_too_little_noise(same_noise, monkeypatch):
-    fed = Federation({"y": np.zeros(600, dtype=int)}, np.arange(601))
+def test_one_run_notices_that_the_noise_of_a_network_is_half_and_says_that_it_would(same_noise, monkeypatch):
+    from torch import nn
+
+    rng, n = np.random.default_rng(0), 3000
+    fed = Federation({"x": rng.normal(size=(n, 30)), "y": rng.integers(0, 5, n)}, np.arange(n + 1))
+    model = nn.Sequential(nn.Linear(30, 90), nn.ReLU(), nn.Linear(90, 5))
+    computation = FedAvg(LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=4))
+    privacy, how = Gaussian(clip=1.0, multiplier=1.4), {"method": "one-run", "canaries": n, "simulations": 50}
+    sound = audit(computation, fed, privacy, **how)
+    assert sound.holds
+    assert sound.power[0.5] >= 0.8
+    assert sound.power[0.9] <= 0.2
     draw = Gaussian.draw
-    monkeypatch.setattr(Gaussian, "draw", lambda self, stream, spread, n: draw(self, stream, spread / 8, n))
-    found = audit(Histogram(600), fed, Gaussian(clip=1.0, multiplier=4.0), method="one-run", canaries=500, **SURE)
-    assert not found.holds
+    monkeypatch.setattr(Gaussian, "draw", lambda self, stream, spread, n: draw(self, stream, spread / 2, n))
+    broken = audit(computation, fed, privacy, **how)
+    assert not broken.holds
+    assert broken.bound > broken.claim
 
 
 def test_gradient_canaries_metrics_and_several_rounds_of_a_network(same_noise):

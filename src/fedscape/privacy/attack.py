@@ -10,7 +10,7 @@ import numpy as np
 from fedscape.core.random import Array, Key
 from fedscape.privacy.bounds import Booked, upper_limit
 
-_TAIL = np.array([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05])
+_TAIL = np.array([0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08])
 _SHARES = np.concatenate([_TAIL, np.linspace(0.1, 0.9, 17), 1 - _TAIL[::-1]])
 _FLOOR = 1e-10  # variance that counts as none
 
@@ -34,18 +34,18 @@ class Sample:
     steps: Array  # the grid of each part, in the same units
 
     def joined(self) -> Sample:
-        """The two rounds of each run, before and after a resume, as one: their noise may be the same."""
+        """The two rounds of each run, before and after a resume, as one: their noise may be the same.
+
+        `high` and `low` have the parts of both already.
+        """
         runs, rounds, parts = self.values.shape
         half = rounds // 2
         pairs = self.values.reshape(runs, 2, half, parts).transpose(0, 2, 1, 3).reshape(runs, half, 2 * parts)
-        none = np.zeros(parts)
         return replace(
             self,
             names=[f"{n} {when}" for when in ("before", "after") for n in self.names],
             values=pairs,
             present=self.present[:, half:],
-            high=np.concatenate([none, self.high]),
-            low=np.concatenate([none, self.low]),
             steps=np.tile(self.steps, 2),
         )
 
@@ -107,12 +107,10 @@ def _gaussian(values: Array, signal: Array, covariance: Array) -> Array:
 def _thresholded(scores: Array, coins: Array, n: int, booked: Booked, confidence: float) -> tuple[Attack, float]:
     """Choose the threshold on the first n runs, that which rules out the most noise; bound the errors on the rest."""
     thresholds = np.unique(np.quantile(scores[:n], _SHARES, method="lower"))
-    false = _error_limits(scores[:n], coins[:n], thresholds, confidence)
-    factors = booked.least_broken(*false)
-    margin = false[0] + false[1]  # where nothing is ruled out
-    chosen = thresholds[np.lexsort((margin, factors))[0]]
-    positive, negative = _error_limits(scores[n:], coins[n:], np.array([chosen]), confidence)
-    return Attack(float(positive[0]), float(negative[0]), scores), float(factors.min())
+    pair, factor = booked.weakest(*_error_limits(scores[:n], coins[:n], thresholds, confidence))
+    chosen = thresholds[[pair]]
+    positive, negative = _error_limits(scores[n:], coins[n:], chosen, confidence)
+    return Attack(float(positive[0]), float(negative[0]), scores), factor
 
 
 def _error_limits(scores: Array, coins: Array, thresholds: Array, confidence: float) -> tuple[Array, Array]:

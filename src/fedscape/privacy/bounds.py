@@ -85,7 +85,12 @@ class Booked:
     """
 
     def __init__(self, counted: Counted) -> None:
-        self.counted = [(dict(entry), number) for entry, number in counted if number]
+        alike: dict[str, tuple[dict[str, Any], int]] = {}
+        for entry, number in counted:  # what is accounted for once needs one distribution of losses
+            law = {name: entry[name] for name in ("mechanism", "multiplier", "relation", "sampling")}
+            name = repr(sorted(law.items()))
+            alike[name] = (law, alike.get(name, (law, 0))[1] + number)
+        self.counted = [(law, number) for law, number in alike.values() if number]
         self.lines = cache(self._lines)
 
     def epsilon(self, delta: float, factor: float = 1.0) -> float:
@@ -96,14 +101,23 @@ class Booked:
 
     def broken(self, false_positive: Array | float, false_negative: Array | float, factor: float = 1.0) -> Array:
         """Whether error rates are below what the mechanism allows."""
+        return self.excess(false_positive, false_negative, factor) > 0
+
+    def excess(self, false_positive: Array | float, false_negative: Array | float, factor: float = 1.0) -> Array:
+        """How far error rates are below what the mechanism allows, in standard errors of one trial; negative above."""
         growth, deltas = self.lines(factor)
         a, b = np.asarray(false_positive)[..., None], np.asarray(false_negative)[..., None]
-        return np.asarray(((1 - b - deltas > growth * a) | (1 - a - deltas > growth * b)).any(axis=-1))
+        one, other = 1 - b - deltas - growth * a, 1 - a - deltas - growth * b
+        va, vb = a * (1 - a) + 1e-12, b * (1 - b) + 1e-12
+        far = np.maximum(one / np.sqrt(growth**2 * va + vb), other / np.sqrt(growth**2 * vb + va))
+        return np.asarray(far.max(axis=-1))
 
-    def least_broken(self, false_positive: Array, false_negative: Array) -> Array:
-        """The least factor of `FACTORS` that these rates break; infinity where they break none."""
-        broken = np.stack([self.broken(false_positive, false_negative, f) for f in FACTORS])
-        return np.where(broken.any(axis=0), FACTORS[broken.argmax(axis=0)], np.inf)
+    def weakest(self, false_positive: Array, false_negative: Array) -> tuple[int, float]:
+        """Which of these pairs of rates rules out the most noise, and the least factor of `FACTORS` that it breaks."""
+        far = np.stack([self.excess(false_positive, false_negative, f) for f in FACTORS])  # [factors, pairs]
+        broken = (far > 0).any(axis=1)
+        least = int(broken.argmax()) if broken.any() else len(FACTORS) - 1
+        return int(far[least].argmax()), float(FACTORS[least] - far[least].max() * 1e-6)
 
     def bound(self, false_positive: float, false_negative: float, delta: float) -> float:
         """Epsilon of the noisiest mechanism of the family that these rates do not break; 0 where nothing is shown."""
@@ -198,24 +212,30 @@ def epsilon_one_run(canaries: int, guesses: int, correct: int, delta: float, con
 
 
 def mu_one_run(canaries: int, guesses: int, correct: int, confidence: float) -> float:
-    """The largest mu of a Gaussian mechanism that one run refutes (Mahloujifar, Melis and Chaudhuri 2024, algorithm 3).
+    """The largest mu of a Gaussian mechanism that one run refutes; 0 where it refutes none.
 
     >>> mu_one_run(100, 20, 10, 0.95)
     0.0
     """
+    return _largest(lambda mu: mu_is_refuted(mu, canaries, guesses, correct, confidence))
+
+
+def mu_is_refuted(mu: float, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
+    """Whether one run refutes this mu of a Gaussian mechanism (Mahloujifar, Melis and Chaudhuri 2024, algorithm 3).
+
+    >>> mu_is_refuted(1.0, 100, 20, 20, 0.95)
+    True
+    """
     from scipy.special import ndtr, ndtri
 
-    def refuted(mu: float) -> bool:
-        right = (1 - confidence) * correct / canaries
-        wrong = (1 - confidence) * (guesses - correct) / canaries
-        for i in range(correct - 1, -1, -1):
-            new = max(wrong, float(ndtr(ndtri(right) - mu)))
-            if new == wrong:
-                break
-            right, wrong = min(1.0, right + (i / (guesses - i)) * (new - wrong)), new
-        return right + wrong > guesses / canaries
-
-    return _largest(refuted)
+    right = (1 - confidence) * correct / canaries
+    wrong = (1 - confidence) * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+        new = max(wrong, float(ndtr(ndtri(right) - mu)))
+        if new == wrong:
+            break
+        right, wrong = min(1.0, right + (i / (guesses - i)) * (new - wrong)), new
+    return right + wrong > guesses / canaries
 
 
 def _largest(refuted: Any) -> float:

@@ -76,7 +76,7 @@ class Canaries:
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Mapping[str, Any]]:
         """Take the real step, then replace the rows of the canaries."""
         sent, kept = self._rows(state, clients, key)
-        which = [(i, j) for i, k in enumerate(clients.keys.tolist()) if (j := self._canary_of.get(k)) is not None]
+        which = self._canaries_of(clients)
         mask = np.zeros(len(clients), dtype=bool)
         if self.others_alike:
             for name, rows in self.client_row(0, -1.0).items():
@@ -95,10 +95,9 @@ class Canaries:
         if own is None:
             return {}
         metrics = {n: np.zeros(np.shape(v)) for n, v in self.inner.measure(state, clients).items()}
-        for i, k in enumerate(clients.keys.tolist()):
-            if (j := self._canary_of.get(k)) is not None:
-                for name, values in self.metric_row(metrics, float(self.amounts[j])).items():
-                    metrics[name][i] = values
+        for i, j in self._canaries_of(clients):
+            for name, values in self.metric_row(metrics, float(self.amounts[j])).items():
+                metrics[name][i] = values
         return metrics
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
@@ -108,9 +107,10 @@ class Canaries:
 
     # -- canaries ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _canary_of(self) -> dict[int, int]:
-        return {int(k): j for j, k in enumerate(self.keys)}
+    def _canaries_of(self, clients: Federation) -> list[tuple[int, int]]:
+        """Where canaries are among these clients, and which they are."""
+        which = {int(k): j for j, k in enumerate(self.keys)}
+        return [(i, j) for i, k in enumerate(clients.keys.tolist()) if (j := which.get(k)) is not None]
 
     def row_of(self, j: int, own: Arrays) -> Arrays:
         """What canary j sends now; `own` is its real row."""
@@ -284,7 +284,7 @@ class Sight:
         total = canaries.total_seen
         if total is None:
             return {}, present
-        pull, background = self.pull(release), self._background(release)
+        pull, background = self.pull(release), self.background(release)
         numbers = {}
         for name, v in pull.items():
             if name != INSIDE and np.any(v):
@@ -351,7 +351,7 @@ class Sight:
             self._known["metrics"] = {n: np.asarray(v[0] * plain.grids[n], dtype=float) for n, v in cells.items()}
         return cast(Arrays, self._known["metrics"])
 
-    def _background(self, release: Release) -> Arrays:
+    def background(self, release: Release) -> Arrays:
         """What all others add to the sum, clipped, by the release's own code."""
         canaries = self.canaries
         same = ("background", release.clip, *((int(mask.sum()), len(mask)) for _, mask in canaries.seen))

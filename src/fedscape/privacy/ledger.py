@@ -111,15 +111,20 @@ class Ledger:
                     self._append({"kind": "reserve", **about})
 
     def release(self, run: str, round_: int, mechanism: str, digest: str) -> None:
-        """Write that a release is about to happen; one that is already written is the same release and counts once."""
-        name = f"{round_} {digest}"
+        """Write that a release is about to happen; one that is already written is the same release and counts once.
+
+        Another release of the same round has the same cohort: it counts as if everyone took part.
+        """
+        name, again = f"{round_} {digest}", f"{mechanism} again"
         with self._locked():
-            if name in self._released.get((run, mechanism), set()):
+            if any(name in self._released.get((run, m), ()) for m in (mechanism, again)):
                 return
+            entry = self._reserved.get((run, mechanism), (None, 0))[0]
+            if entry is None:
+                raise PrivacyError(f"run {run} has reserved nothing for {mechanism!r}: reserve() comes first")
+            if entry["sampling"]["kind"] != "all" and self._was_released(run, mechanism, round_):
+                entry, mechanism = {**entry, "sampling": {"kind": "all"}}, again
             if self._left(run, mechanism) < 1:
-                entry = self._reserved.get((run, mechanism), (None, 0))[0]
-                if entry is None:
-                    raise PrivacyError(f"run {run} has reserved nothing for {mechanism!r}: reserve() comes first")
                 self._check_budget([*self._outstanding(), (entry, 1)])
                 about = {"run": run, "mechanism": mechanism, "entry": dict(entry), "count": 1}
                 self._append({"kind": "reserve", **about})
@@ -198,6 +203,9 @@ class Ledger:
     def _rounds_from(self, run: str, mechanism: str, begin: int) -> int:
         done = {int(name.split()[0]) for name in self._released.get((run, mechanism), ())}
         return sum(number >= begin for number in done)
+
+    def _was_released(self, run: str, mechanism: str, round_: int) -> bool:
+        return any(int(name.split()[0]) == round_ for name in self._released.get((run, mechanism), ()))
 
     def _outstanding(self) -> list[tuple[Entry, int]]:
         return [(entry, number) for entry, number in self._reserved.values() if number]
