@@ -25,7 +25,7 @@ from fedscape.checks import (
     positions,
     read_only,
 )
-from fedscape.errors import DataError, plural
+from fedscape.errors import DataError, nearest, plural
 from fedscape.ragged import Gathered, Ragged, group_rows, offsets_of, rows_of, segment_count, segment_sum
 from fedscape.random import Array, Key, client_keys
 
@@ -297,7 +297,9 @@ class Federation:
             return self.columns[column]
         except KeyError:
             have = ", ".join(map(repr, self.columns)) or "none"
-            raise DataError(f"there is no column {column!r}; the columns are: {have}") from None
+            raise DataError(
+                f"there is no column {column!r}; the columns are: {have}{nearest(column, self.columns)}"
+            ) from None
 
     def __contains__(self, column: object) -> bool:
         return column in self.columns
