@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.engine import Engine, Local
+from fedscape.errors import plural
 from fedscape.federation import Federation
 from fedscape.formats.kinds import as_numbers, kind_of
 from fedscape.mixtures._numbers import numbers_of
@@ -110,7 +111,7 @@ def predictions(model: LatentClassRegression, federation: Federation) -> tuple[d
     left_out = int((~whole).sum())
     about: dict[str, Any] = {"method": "regression", "target": model.target, "rows": federation.n_rows}
     about |= {"clients": len(federation), "rows_without_prediction": left_out}
-    about["remarks"] = [f"{left_out:,} rows lack a number and have no prediction"] if left_out else []
+    about["remarks"] = [f"{plural(left_out, 'row')} without a number and so without a prediction"] if left_out else []
     if model.target in federation and model.target not in federation.names:
         known = whole & _whole(federation, [model.target])
         if known.any():
