@@ -15,8 +15,9 @@ Every message names what is wrong, where, the value, and what to do.
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 
@@ -62,6 +63,17 @@ class TooFewClients(EngineError):
     def __init__(self, message: str, *, faults: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
         self.faults = dict(faults or {})
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question for the known name that was probably meant; "" where none is near.
+
+    >>> nearest("Specis", ["age", "species"])
+    "; did you mean 'species'?"
+    """
+    by_folded = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.7)
+    return f"; did you mean {by_folded[near[0]]!r}?" if near else ""
 
 
 def plural(number: int, noun: str, many: str | None = None) -> str:

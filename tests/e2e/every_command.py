@@ -37,8 +37,11 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
         *("train", table, *_LEARN, *_QUICK, *_WHOSE, "--method", "fedgmm", "--out", at / "out"),
     ),
     "sweep": lambda table, _: ("sweep", table, *_LEARN, *_QUICK, *_WHOSE, "--lr", "0.1"),
-    "regress": lambda table, at: (*("regress", table, *_REGRESS, *_WHOSE, "--out", at / "out"),),
-    "predict": lambda table, at: ("predict", at / "regression.json", table, *_WHOSE, "--out", at / "out"),
+    "regress": lambda table, at: ("regress", table, *_REGRESS, *_WHOSE, "--out", at / "out.json"),
+    "predict": lambda table, at: ("predict", _model(at), table, *_WHOSE, "--out", at / "out.csv"),
+    "predict by regression": lambda table, at: (
+        *("predict", at / "regression.json", table, *_WHOSE, "--out", at / "out.csv"),
+    ),
     "simulate": lambda table, at: (
         *("simulate", table, "--population", at / "population.json", "--column", "label", "--clients", 3, *_WHOSE),
         *("--out", at / "out"),
@@ -106,15 +109,15 @@ def prepare(folder: Path) -> None:
 
 @contextlib.contextmanager
 def clean(folder: Path) -> Iterator[None]:
-    """Remove what a command wrote to `out`."""
+    """Remove what a command wrote to `out`, whatever it ends in."""
     try:
         yield
     finally:
-        out = folder / "out"
-        if out.is_dir():
-            shutil.rmtree(out)
-        else:
-            out.unlink(missing_ok=True)
+        for out in folder.glob("out*"):
+            if out.is_dir():
+                shutil.rmtree(out)
+            else:
+                out.unlink()
 
 
 def answer(command: str, table: Path, folder: Path) -> Answer:

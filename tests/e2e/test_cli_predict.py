@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from every_command import call
 from shell import fedscape, ok, refused, started
 
 from fedscape import datasets
@@ -41,7 +42,7 @@ def people(path, *, towns=4, seed=0, first=0):
 
 CALL = [
     *("--client", "town,street", "--features", "age,job,income", "--column", "species", "--fill", "median"),
-    *("--standardise", "--rounds", 3, "--every", 3, "--cohort", 4, "--lr", 0.1, "--model", "mlp", "--quiet"),
+    *("--standardise", "--rounds", 2, "--every", 2, "--cohort", 4, "--lr", 0.1, "--model", "mlp", "--quiet"),
 ]
 
 
@@ -55,7 +56,8 @@ def train(method, table, out, *more):
     extra = {"fedprox": ["--proximal", "0.1"]}.get(method, [])
     if method in TEMPORAL:
         extra = ["--schedule", "linear:T=4", "--modes", "income:35000"]
-    ok("train", table, *CALL, "--method", method, "--out", out, *extra, *more)
+    done = call("train", table, *CALL, "--method", method, "--out", out, *extra, *more)  # in this process
+    assert done.code == 0, done.err
     return out
 
 
@@ -280,17 +282,17 @@ def test_out_is_csv_or_parquet_and_is_not_written_over(runs, tables, tmp_path):
 
 
 def test_fills_from_data_are_refused_under_privacy_and_declared_ones_are_not(tables):
-    call = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") + 2 :], "--rounds", 1, "--epsilon", 50]
+    private = ["--rounds", 1, "--epsilon", 50, "--names", "ash,oak,yew", "--features", "age,income"]
+    asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") + 2 :], *private]
     for fill in ("mean", "median"):
-        said = refused(2, "train", tables[0], *call, "--fill", fill)
+        said = call("train", tables[0], *asked, "--fill", fill).err
         assert f"--fill {fill} takes an exact {fill} of all rows, which --epsilon does not cover" in said
-    declared = ["--features", "age,income", "--names", "ash,oak,yew"]
-    assert "epsilon" in json.loads(ok("train", tables[0], *call, "--fill", 40, *declared, "--json"))
+    assert "epsilon" in json.loads(ok("train", tables[0], *asked, "--fill", 40, "--json"))
 
 
 def test_dropped_rows_have_no_prediction(tables, tmp_path):
-    call = [*CALL[: CALL.index("--fill")], "--fill", "drop", *CALL[CALL.index("--standardise") :]]
-    ok("train", tables[0], *call, "--out", tmp_path / "run")
+    asked = [*CALL[: CALL.index("--fill")], "--fill", "drop", *CALL[CALL.index("--standardise") :]]
+    ok("train", tables[0], *asked, "--out", tmp_path / "run")
     about = json.loads(ok("predict", tmp_path / "run", tables[1], "--out", tmp_path / "p.csv", "--json"))
     gaps = sum(line.split(",")[2] == "" for line in tables[1].read_text().splitlines()[1:])
     assert about["rows_without_prediction"] == gaps > 0
@@ -299,8 +301,8 @@ def test_dropped_rows_have_no_prediction(tables, tmp_path):
 
 
 def test_gaps_without_a_fill_are_refused_with_the_remedy(tables):
-    call = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--standardise") :]]
-    said = refused(2, "train", tables[0], *call)
+    asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--standardise") :]]
+    said = refused(2, "train", tables[0], *asked)
     assert "column 'age' must hold one finite number a row" in said
     assert "pass --fill mean (or median, drop) in training" in said
     assert said.count("\n") == 1
@@ -311,13 +313,13 @@ def test_pixels_in_columns_become_images(tmp_path):
     names = [f"p{i}" for i in range(144)]
     lines = [",".join([f"w{i % 3}", str(5 + i % 2), *map(str, rng.integers(0, 255, 144).tolist())]) for i in range(30)]
     (tmp_path / "pixels.csv").write_text("\n".join([",".join(["who", "digit", *names]), *lines]) + "\n")
-    call = ["--client", "who", "--features", "p*", "--column", "digit", "--model", "cnn", "--rounds", 1, "--quiet"]
-    ok("train", tmp_path / "pixels.csv", *call, "--shape", "12,12", "--out", tmp_path / "run")
+    asked = ["--client", "who", "--features", "p*", "--column", "digit", "--model", "cnn", "--rounds", 1, "--quiet"]
+    ok("train", tmp_path / "pixels.csv", *asked, "--shape", "12,12", "--out", tmp_path / "run")
     ok("predict", tmp_path / "run", tmp_path / "pixels.csv", "--out", tmp_path / "p.csv")
     assert {row["prediction"] for row in rows_of(tmp_path / "p.csv")} <= {"5", "6"}
-    flat = [*call[:-5], "--model", "linear", *call[-3:], "--method", "fedgmm"]  # wide: Gaussians of a projection
+    flat = [*asked[:-5], "--model", "linear", *asked[-3:], "--method", "fedgmm"]  # wide: Gaussians of a projection
     ok("train", tmp_path / "pixels.csv", *flat, "--standardise", "--out", tmp_path / "wide")
     assert json.loads(ok("predict", tmp_path / "wide", tmp_path / "pixels.csv", "--json"))["known_clients"] == 3
-    said = refused(2, "train", tmp_path / "pixels.csv", *call, "--shape", "11,12")
+    said = refused(2, "train", tmp_path / "pixels.csv", *asked, "--shape", "11,12")
     assert "shape must hold the 144 numbers of a row, 11,12 holds 132" in said
-    assert "--shape must be whole numbers" in refused(2, "train", tmp_path / "pixels.csv", *call, "--shape", "big")
+    assert "--shape must be whole numbers" in refused(2, "train", tmp_path / "pixels.csv", *asked, "--shape", "big")

@@ -161,7 +161,7 @@ def test_bytes_are_kept_and_other_numbers_are_not_taken_for_them():
         ({"features": ["y"]}, "the target 'y' is none of them"),
         ({"features": ["age"], "fill": "guess"}, "fill must be one of mean, median, drop or a number, not 'guess'"),
         ({"features": ["kids"], "shape": (2, 2)}, "shape must hold the 1 numbers of a row, 2,2 holds 4"),
-        ({"features": ["kids"], "kinds": {"kids": "category"}, "target": "age"}, "must hold classes"),
+        ({"features": ["kids"], "kinds": {"kids": "category"}, "target": "age"}, "'age' is a number, not a class"),
     ],
 )
 def test_what_cannot_be_learned_is_one_line(how, message):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Annotated
 
+import click
 import typer
 
 import fedscape
@@ -60,11 +62,17 @@ for name, group in {"data": data, "deploy": deploy, "privacy": privacy, "sketch"
     app.add_typer(group, name=name)
 
 
+@functools.cache
+def _built() -> click.Command:
+    """All commands, made once in a process: that takes longer than many a command."""
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command line: exit 0 on success, 2 for bad input, 1 for any other failure; never a traceback."""
     arguments, debug = without_debug(sys.argv[1:])
     try:
-        app(arguments, prog_name="fedscape")
+        _built()(arguments, prog_name="fedscape")
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(FAILURE)

@@ -24,6 +24,8 @@ _OPTIONS = {"overwrite": "--force", "n_init": "--starts", "n_components": "--com
 #: Calls of the library, in words.
 _PHRASES = {
     " (client=)": "",
+    " (column=)": "",
+    " (names=)": "",
     "use to_parquet()": "write a .parquet file",
     "or All()": "or --cohort 0 for all",
     "bin() turns numbers into categories": "'fedscape study' cuts numbers into bins",

@@ -36,6 +36,12 @@ def free(path: Path | None, force: bool) -> None:
         raise DataError(f"{path} is there already: pass --force to replace it")
 
 
+def check_json(path: Path | None) -> None:
+    """Refuse an --out that does not end in .json, before any work."""
+    if path is not None and path.suffix != ".json":
+        raise DataError(f"--out must end in .json, not {path.name!r}")
+
+
 def free_folder(path: Path, force: bool) -> None:
     """Refuse to write into a folder that holds anything, unless told so."""
     if path.exists() and not force and any(path.iterdir() if path.is_dir() else [path]):

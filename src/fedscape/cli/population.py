@@ -23,6 +23,7 @@ from fedscape.cli.options import (
     Seed,
     Source,
     Workers,
+    check_json,
     free,
     numbers,
     overrules,
@@ -82,6 +83,7 @@ def fit(
     from fedscape.studies.kinds import candidates_for
 
     free(out, force)
+    check_json(out)
     said = overrules(categorical, numeric, ignore, names=names)
     fed, reading = datasets.read_table(source, client=client, target=column, overrules=said)
     say_reading(reading, json_, features=False)
@@ -107,7 +109,9 @@ def fit(
 def sample(
     population: Annotated[Path, typer.Argument(help="A .json file that 'fedscape fit' wrote.")],
     clients: Annotated[int, typer.Option(help="How many clients to draw.")] = 1000,
-    out: Annotated[Path | None, typer.Option(help="Where their counts go: .parquet, .json (LEAF) or a folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where their counts go: .csv, .parquet, .json (LEAF) or a folder.")
+    ] = None,
     force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
@@ -115,8 +119,9 @@ def sample(
     """Draw new clients from a fitted population: their counts, one row a client."""
     from fedscape.statistics.description import describe as described
     from fedscape.studies import draw
+    from fedscape.studies.kinds import in_columns
 
     fed = draw(population, clients, seed=seed)
     if out is not None:
-        datasets.write(fed, out, overwrite=force)
+        datasets.write(in_columns(fed) if out.suffix == ".csv" else fed, out, overwrite=force)
     show(described(fed, column="y", seed=seed), json_, description)

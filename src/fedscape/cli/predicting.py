@@ -12,7 +12,7 @@ from fedscape.cli.options import Client, Force, Json, Quiet, Source, free
 from fedscape.cli.show import flat, pairs, short, show
 from fedscape.errors import DataError, require
 
-ROW = "fedscape.row"  # which row of the file a row is
+ROW = "fedscape.row"  # as learning.inputs has it, which is not imported before something is shown
 Saved = Annotated[
     Path, typer.Argument(help="The --out folder of 'train', a file of 'adapt --out', or the .json of 'regress --out'.")
 ]
@@ -93,9 +93,11 @@ def _by_network(model: Path, source: str, client: str | None, every: bool) -> tu
 
 def _by_regression(model: Path, source: str, client: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     from fedscape.mixtures.latent_class.baselines import predictions
+    from fedscape.mixtures.latent_class.model import LatentClassRegression
 
+    saved = LatentClassRegression.load(model)
     table = datasets.read(source, client=client, rows=ROW)
-    columns, about = predictions(model, table)
+    columns, about = predictions(saved, table)
     return _in_order(table, columns), about
 
 

@@ -20,6 +20,7 @@ from fedscape.cli.options import (
     Seed,
     Source,
     Workers,
+    check_json,
     free,
     numbers,
     overrules,
@@ -66,6 +67,7 @@ def regress(
     from fedscape.mixtures.latent_class.model import Link, Method
 
     free(out, force)
+    check_json(out)
     said = overrules(categorical, numeric, ignore)
     fed, reading = datasets.read_table(source, client=agent, overrules=said)
     say_reading(reading, json_, features=False)

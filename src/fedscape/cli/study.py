@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +33,7 @@ from fedscape.errors import DataError, PrivacyError, plural
 from fedscape.formats.kinds import LABELS
 
 if TYPE_CHECKING:
+    from fedscape.core.federation import Federation
     from fedscape.privacy.ledger import Ledger
 
 Folder = Annotated[Path, typer.Argument(help="The folder that 'fedscape study --out' wrote.")]
@@ -78,6 +79,8 @@ def study(
     wanted = None if features is None else listed(features)
     fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
     say_reading(reading, json_)
+    if epsilon is not None:
+        _check_declared(fed, column, said.names)
     book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
     try:
         made = studied(
@@ -103,6 +106,16 @@ def study(
         raise PrivacyError(f"{error}; {remedy}") from None
     folder = made.save(out)
     show(dict(made.result), json_, lambda result: _for_people(result, made.seconds, folder))
+
+
+def _check_declared(fed: Federation, column: str | None, names: Sequence[str] | None) -> None:
+    """Refuse classes that follow from the rows before a ledger is made."""
+    from fedscape.studies.kinds import declared_counts
+
+    try:
+        declared_counts(fed, column, names)
+    except PrivacyError as error:
+        raise DataError(str(error)) from None
 
 
 def _ledger(source: str, path: Path | None, epsilon: float, quiet: bool) -> Ledger:

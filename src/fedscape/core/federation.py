@@ -27,7 +27,7 @@ from fedscape.core.validate import (
     positions,
     read_only,
 )
-from fedscape.errors import DataError, plural
+from fedscape.errors import DataError, nearest, plural
 
 
 class Federation:
@@ -297,7 +297,9 @@ class Federation:
             return self.columns[column]
         except KeyError:
             have = ", ".join(map(repr, self.columns)) or "none"
-            raise DataError(f"there is no column {column!r}; the columns are: {have}") from None
+            raise DataError(
+                f"there is no column {column!r}; the columns are: {have}{nearest(column, self.columns)}"
+            ) from None
 
     def __contains__(self, column: object) -> bool:
         return column in self.columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +42,7 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
     if (path / "federation.json").is_file():
         return _numbered(formats.load_folder(path), rows)
     if not path.exists():
-        load(text)  # says which names are near
+        _check_name(text, path)
     from fedscape.formats.opening import can_open, check_readable, open_rows
 
     check_readable(path)
@@ -53,6 +54,16 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
         f"{text} is no data this version can read: give a .parquet, .csv, .tsv, .jsonl, .npz or LEAF .json file, or a "
         "saved folder"
     )
+
+
+def _check_name(text: str, path: Path) -> None:
+    """Refuse what is neither a file nor a name of a data set, with those that are near."""
+    if not path.suffix and path.name == text:
+        load(text)
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    hint = f"did you mean {path.with_name(near[0])}?" if near else "check its name and folder"
+    raise DataError(f"there is no file {text}: {hint}")
 
 
 def _numbered(federation: Federation, rows: str | None) -> Federation:

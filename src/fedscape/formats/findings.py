@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -43,6 +44,8 @@ class Finding:
         The row of the file, the first one below the header being 1; None where it is about all rows.
     value
         The value there, as a text.
+    count
+        How many rows it is about, where that is known.
 
     >>> str(Finding("infinite", "income", "'income' is infinite in 1 row", "taken as missing", 977, "inf"))
     "'income' is infinite in 1 row (row 977: 'inf'): taken as missing"
@@ -54,6 +57,7 @@ class Finding:
     remedy: str = ""
     row: int | None = None
     value: str | None = None
+    count: int | None = None
 
     def __str__(self) -> str:
         where = "" if self.row is None else f" (row {self.row:,}: {self.value!r})"
@@ -62,6 +66,39 @@ class Finding:
     def shared(self) -> dict[str, Any]:
         """As plain values without row and value, for a report that others read."""
         return asdict(replace(self, row=None, value=None)) | {"text": str(replace(self, row=None, value=None))}
+
+
+_MANY = 3  # columns; more that share a finding share a line
+_SHARED = {
+    "missing": "have no value in some rows",
+    "text in numbers": "are numbers, but some rows hold a text",
+    "constant": "have one value in all rows",
+    "empty": "have no value in any row",
+}
+
+
+def lines_of(findings: Sequence[Finding]) -> list[str]:
+    """A line for each finding, or one for all of a kind where many columns share it.
+
+    >>> lines_of([Finding("empty", name, f"{name!r} has no value in any row", "left out") for name in "abcd"])
+    ["4 columns have no value in any row ('a', 'b', 'c', 'd'): left out"]
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for each in findings:
+        alike = each.kind if each.kind in _SHARED else each.line
+        groups.setdefault((alike, each.remedy if each.row is None else ""), []).append(each)
+    return [line for alike in groups.values() for line in ([_shared(alike)] if len(alike) > _MANY else map(str, alike))]
+
+
+def _shared(alike: Sequence[Finding], *, most: int = 12) -> str:
+    """One line for the same finding of many columns."""
+    first = alike[0]
+    where = ", ".join(f"{x.column!r}" + (f" {x.count:,}" if x.count else "") for x in alike[:most])
+    where += f" and {len(alike) - most:,} more" if len(alike) > most else ""
+    if first.row is not None:
+        where += f"; the first is row {first.row:,} of {first.column!r}: {first.value!r}"
+    remedy = first.remedy.replace(shlex.quote(first.column), "COLUMN") if first.row is not None else first.remedy
+    return f"{len(alike):,} columns {_SHARED[first.kind]} ({where}): {remedy}"
 
 
 def find(
@@ -91,6 +128,7 @@ def _rows(number: int) -> str:
 
 def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Overrules) -> Iterator[Finding]:
     name, values, names = kind.name, fed[kind.name], fed.names.get(kind.name)
+    option = shlex.quote(name)  # as a shell takes it
     kept = " as --keep says" if name in said.keep else ""
     if kind.kind == "array":
         if kind.missing:
@@ -108,15 +146,15 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Over
         return
     if kind.kind == "id":
         line = f"{name!r} looks like an id ({kind.distinct:,} values in {_rows(len(values))}; {kind.why})"
-        how = f"--categorical {name}" if kind.low is None else f"--keep {name}"
+        how = f"--categorical {option}" if kind.low is None else f"--keep {option}"
         yield Finding("id", name, line, f"{left_out}; {how} uses it")
     elif kind.kind == "weight":
         line = f"{name!r} looks like a survey weight, which says how many a row stands for ({kind.why})"
-        yield Finding("weight", name, line, f"{left_out}, and rows count once; --keep {name} uses it")
+        yield Finding("weight", name, line, f"{left_out}, and rows count once; --keep {option} uses it")
     elif kind.code:
         used = "an indicator for each" if kind.use else "too many values, left out of the features"
         line = f"{name!r} looks like a code ({kind.distinct:,} whole numbers whose order means nothing)"
-        yield Finding("code", name, line, f"{used}; --numeric {name} takes it as a number")
+        yield Finding("code", name, line, f"{used}; --numeric {option} takes it as a number")
     elif kind.kind in ("text", "date"):
         what = f"texts of {kind.distinct:,} values" if kind.kind == "text" else "dates"
         yield Finding(kind.kind, name, f"{name!r} holds {what}", "left out of the features; make numbers of it first")
@@ -129,7 +167,9 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Over
         yield Finding("empty", name, f"{name!r} has no value in any row", "left out of the features")
     if kind.missing and kind.use:
         line = f"{name!r} has no value in {kind.missing:,} of {_rows(len(values))} ({kind.missing / len(values):.1%})"
-        yield Finding("missing", name, line, "no class of it is set" if kind.use == "indicators" else _FILL)
+        yield Finding(
+            "missing", name, line, "no class of it is set" if kind.use == "indicators" else _FILL, count=kind.missing
+        )
 
 
 def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
@@ -139,8 +179,8 @@ def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
     if wrong.any():
         row = int(np.argmax(wrong))
         line = f"{name!r} is a number, but {_rows(int(wrong.sum()))} {'holds' if wrong.sum() == 1 else 'hold'} a text"
-        remedy = f"taken as missing; mend the cells, or --categorical {name} takes all as classes"
-        yield Finding("text in numbers", name, line, remedy, row, str(names[int(values[row])]))
+        remedy = f"taken as missing; mend the cells, or --categorical {shlex.quote(name)} takes all as classes"
+        yield Finding("text in numbers", name, line, remedy, row, str(names[int(values[row])]), int(wrong.sum()))
     if not wrong.all():
         yield from _extremes(name, np.append(numbers, np.nan)[values])
 
@@ -198,7 +238,9 @@ def _of_clients(fed: Federation, target: str | None, columns: Sequence[ColumnKin
     for kind in columns:
         if kind.name != target and kind.use and is_of_client(fed, kind.name):
             line = f"{kind.name!r} has one value in all rows of each client, which tells clients apart as an id does"
-            yield Finding("of client", kind.name, line, f"left out of the features; --keep {kind.name} uses it")
+            yield Finding(
+                "of client", kind.name, line, f"left out of the features; --keep {shlex.quote(kind.name)} uses it"
+            )
 
 
 def known_rows(fed: Federation, column: str) -> Array:
@@ -247,7 +289,7 @@ def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, s
         if share > LEAK and share - chance > 0.9 * (1 - chance):
             line = f"{kind.name!r} alone predicts {target.name!r} in {share:.1%} of held-out rows"
             used = "used as --keep says; without it nothing is given away"
-            left = f"it gives the label away and is left out of the features; --keep {kind.name} uses it"
+            left = f"it gives the label away and is left out of the features; --keep {shlex.quote(kind.name)} uses it"
             yield Finding("leak", kind.name, line, used if kind.name in said.keep else left)
 
 

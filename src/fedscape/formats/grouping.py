@@ -20,7 +20,7 @@ from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array
 from fedscape.core.validate import checked_ids
-from fedscape.errors import DataError
+from fedscape.errors import DataError, nearest
 from fedscape.formats.arrow import Codes, Column, check_type, is_list, is_string, recode
 
 CLIENT_ROWS = 2**19  # rows in a batch of the first pass, where looking up the clients of a batch costs most
@@ -89,7 +89,7 @@ def group(
     if rows is not None:
         source = numbered(source, rows)
         columns = None if columns is None else [*columns, rows]
-    chosen = choose_columns(source, client, columns)
+    chosen = choose_columns(source, client, columns, hidden=rows)
     codes, found = read_clients(source, client)
     who, rank = order_clients(codes, found, source, ids)
     recode(codes, rank)
@@ -128,7 +128,7 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
         return source, client, [client]
     for name in parts:
         if name not in present:
-            hint = "; name those that say whose a row is with --client (client=)"
+            hint = nearest(name, present) or "; name those that say whose a row is with --client (client=)"
             raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
         _check_client(source, name)
     if len(set(parts)) < len(parts):
@@ -180,7 +180,9 @@ def numbered(source: Source, name: str) -> Source:
     return replace(source, schema=source.schema.append(pa.field(name, pa.int64())), batches=batches)
 
 
-def choose_columns(source: Source, client: str, columns: Sequence[str] | None) -> list[str]:
+def choose_columns(
+    source: Source, client: str, columns: Sequence[str] | None, *, hidden: str | None = None
+) -> list[str]:
     """The columns to read, without the client's; unknown, repeated and unsupported ones are refused."""
     present = list(source.schema.names)
     for name in present:
@@ -188,10 +190,12 @@ def choose_columns(source: Source, client: str, columns: Sequence[str] | None) -
             raise DataError(f"{source.what} has {present.count(name)} columns called {name!r}: rename or drop some")
     if isinstance(columns, str):
         raise DataError(f"columns must be a list of names, not the text {columns!r}: write [{columns!r}]")
+    shown = [name for name in present if name != hidden]
     for name in (client, *(columns or ())):
         if name not in present:
-            hint = "; name the one that says whose a row is with --client (client=)" if name == client else ""
-            raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
+            ask = "; name the one that says whose a row is with --client (client=)" if name == client else ""
+            hint = nearest(name, present) or ask
+            raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(shown)}{hint}")
     chosen = [name for name in dict.fromkeys(present if columns is None else columns) if name != client]
     for name in chosen:
         check_type(name, source.schema.field(name).type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,7 +22,7 @@ MOST_CODES = 300  # codes of more values are left out
 LABELS = ("y", "label", "labels", "target", "class")
 INDEXES = ("__index_level_0__", "Unnamed: 0", "index")
 _ID = re.compile(
-    r"(^|[_\W])(ids?|uuid|guid|key|ssn|serial(no)?)$|[a-z]I[dD]$|^(id|uuid|guid)([_\W]|$)|"
+    r"(^|[_\W])(ids?|uuid|guid|key|ssn|serial(no)?)$|(?-i:[a-z]I[dD])$|^(id|uuid|guid)([_\W]|$)|"
     r"^(invoice|order|ticket|transaction|customer|patient|account|phone|user|person|case|record)(_?(no|nr|num|number))?$",
     re.IGNORECASE,
 )
@@ -94,7 +95,7 @@ class ColumnKind:
             said += f" ({self.why})"
         counted = "ignore" if self.low is None else "numeric"
         other = {"class": counted, "ordered": counted, "array": "ignore", "date": "ignore", "empty": "ignore"}
-        return f"{said}; --{other.get(self.kind, 'categorical')} {self.name} overrules"
+        return f"{said}; --{other.get(self.kind, 'categorical')} {shlex.quote(self.name)} overrules"
 
 
 @dataclass(frozen=True)

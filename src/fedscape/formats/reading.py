@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array
-from fedscape.errors import DataError
-from fedscape.formats.findings import Finding, find
+from fedscape.errors import DataError, nearest
+from fedscape.formats.findings import Finding, find, lines_of
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
 
 __all__ = ["ColumnKind", "Finding", "Overrules", "Reading", "encode", "read_columns"]
@@ -50,11 +50,12 @@ class Reading:
             if kind.name == name:
                 return kind
         have = ", ".join(repr(kind.name) for kind in self.columns) or "none"
-        raise DataError(f"there is no column {name!r}; the columns are: {have}")
+        near = nearest(name, [kind.name for kind in self.columns])
+        raise DataError(f"there is no column {name!r}; the columns are: {have}{near}")
 
     def lines(self) -> list[str]:
         """What is said first: every finding, then the target, then the features."""
-        said = [str(finding) for finding in self.findings]
+        said = lines_of(self.findings)
         if self.target is not None:
             said.append(self[self.target].line)
         return [*said, f"features: {', '.join(self.features) or 'none'}"]
@@ -81,6 +82,15 @@ class Reading:
             )
         except (KeyError, TypeError) as error:
             raise DataError(f"this is no saved reading of a table ({error}): train again to write a new one") from None
+
+
+def _check_target(reading: Reading, target: str) -> None:
+    try:
+        reading[target]
+    except DataError as error:
+        if "did you mean" in str(error):
+            raise
+        raise DataError(f"{error}; name one with --column (column=)") from None
 
 
 def read_columns(
@@ -116,7 +126,7 @@ def read_columns(
     )
     made = Reading(columns, target=target)
     if target is not None:
-        made[target]  # there, or the error says what is
+        _check_target(made, target)
     found = find(federation, columns, target=target, overrules=said)
     if features is None:
         odd = {each.column for each in found if each.kind in _LEAVE_OUT} - set(said.keep)

@@ -95,6 +95,10 @@ def class_names(rows: Federation, target: str) -> tuple[str, ...]:
             if len(known) > MOST_CLASSES:
                 raise DataError(f"the column {target!r} has {len(known):,} different values: that is no class, bin it")
             return known
+        raise DataError(
+            f"{target!r} is a number, not a class: 'fedscape regress' predicts numbers; to train on it, make a column "
+            "of classes first"
+        )
     missing = int(missing_in(rows, target).sum()) if values.ndim == 1 else 0
     hint = f"; values that are missing: {missing:,}, fill them in or drop their rows" if missing else ""
     raise DataError(f"the column {target!r} must hold classes 0, 1, 2, ..., not {values.dtype}{hint}")

@@ -16,10 +16,11 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array
 from fedscape.core.validate import all_finite
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.formats.kinds import as_codes
 from fedscape.learning.cells import first_texts, is_text, missing_in, numbers_in, place_of, text_at
 
+ROW = "fedscape.row"  # a column of predictions: which row of the file a row is
 KINDS = ("number", "category", "array")
 _MISSING = ("refuse", "fill", "drop")
 
@@ -77,7 +78,11 @@ class Applied:
     def remarks(self) -> list[str]:
         """What was filled, not known and left out, a line each."""
         made = []
-        for name, n in self.filled.items():
+        if len(self.filled) > 3:
+            some = ", ".join(f"{n:,} of {name!r}" for name, n in list(self.filled.items())[:12])
+            more = f" and {len(self.filled) - 12:,} columns more" if len(self.filled) > 12 else ""
+            made.append(f"missing values are filled in: {some}{more}")
+        for name, n in self.filled.items() if len(self.filled) <= 3 else ():
             said = "1 missing value of {} is" if n == 1 else f"{n:,} missing values of {{}} are"
             made.append(f"{said.format(repr(name))} filled in")
         for name, (n, first) in self.unseen.items():
@@ -228,8 +233,8 @@ class Inputs:
         bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
         row = int(np.argmax(bad))
         return DataError(
-            f"column {each.name!r} must hold one finite number a row to be a feature: {int(bad.sum()):,} rows have "
-            f"none, the first is {place_of(table, row)}; pass fill='mean' (or median, drop) in training"
+            f"column {each.name!r} must hold one finite number a row to be a feature: {plural(int(bad.sum()), 'row')} "
+            f"without one, the first is {place_of(table, row)}; pass fill='mean' (or median, drop) in training"
         )
 
     def check_labels(self, table: Federation, applied: Applied) -> None:
@@ -271,7 +276,7 @@ def as_it_is(column: str, target: str, classes: Sequence[str] = ()) -> Inputs:
 def _check_column(table: Federation, each: Feature) -> None:
     """Refuse a column that is missing, or not what it was in training."""
     if each.name not in table:
-        have = ", ".join(map(repr, list(table.columns)[:20])) or "none"
+        have = ", ".join(map(repr, [name for name in table.columns if name != ROW][:20])) or "none"
         raise DataError(f"the model needs the column {each.name!r}, which is not there; the columns are: {have}")
     values = table[each.name]
     if each.kind == "category":

@@ -9,7 +9,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array, Key
 from fedscape.errors import DataError
-from fedscape.formats.kinds import Overrules, kind_of
+from fedscape.formats.kinds import Overrules, as_numbers, kind_of
 from fedscape.formats.modelled import with_classes
 
 
@@ -111,6 +111,8 @@ def _column(federation: Federation, name: str, overrules: Overrules) -> dict[str
         about["categories"] = len(names)
     elif kind.kind in ("class", "ordered", "constant"):
         about["categories"] = kind.distinct
+    if kind.kind in ("number", "weight") and names is not None and values.ndim == 1:
+        values, names, about["type"] = as_numbers(values, names), None, "text"
     if values.size and values.dtype.kind in "biuf" and (names is None or values.ndim > 1):
         known = values if values.dtype.kind != "f" else values[np.isfinite(values)]
         if known.size:

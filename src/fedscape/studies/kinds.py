@@ -142,7 +142,7 @@ def declared_counts(federation: Federation, column: str | None, names: Sequence[
         federation = declare_classes(federation, found, names)
     if found is None or not federation.is_declared(found):
         what = "there is no column of labels" if found is None else f"the categories of {found!r} follow from the rows"
-        raise PrivacyError(f"{what}, and a private count needs declared ones: name them with names= (--names a,b,c)")
+        raise PrivacyError(f"{what}, and a private count needs declared ones: name them with --names a,b,c (names=)")
     number = federation.categories(found)
     valid = valid_categories(federation[found], number)
     return (federation if valid is None else federation.where(valid)).counts(found, number)
@@ -232,6 +232,14 @@ def _component(mixture: MixtureOfDirichletMultinomials, k: int, names: Sequence[
         "mean_size": round(size, 1),
         "most": ", ".join(f"{names[j]} {mean[j]:.1%}" for j in top),
     }
+
+
+def in_columns(drawn: Federation) -> Federation:
+    """Drawn clients with a column for each category, as a CSV file has them."""
+    counts = drawn["y"]
+    names = drawn.names.get("y") or [str(c) for c in range(counts.shape[1])]
+    columns = {str(name): counts[:, c] for c, name in enumerate(names)}
+    return Federation(columns, drawn.offsets, drawn.ids)
 
 
 def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Federation:

@@ -96,7 +96,7 @@ def prepare(
     (('a',), ('0', '1'))
     """
     if len(federation) < 2:
-        raise DataError(f"a study compares clients and needs at least two of them, there is {len(federation)}")
+        raise DataError(f"a study compares clients and needs at least two of them, the data have {len(federation)}")
     if federation.n_rows == 0:
         raise DataError("a study needs rows, and none of the clients has any")
     notes: list[str] = []

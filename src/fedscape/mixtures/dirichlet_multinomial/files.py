@@ -74,8 +74,11 @@ def read_population(
         content = source.with_suffix(".npz").read_bytes()
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{source} is not JSON: {error}") from None
+    except (ValueError, RecursionError):
+        command = "fit" if what == "population" else "regress"
+        raise CheckpointError(
+            f"{source} is not JSON: give the .json file that 'fedscape {command} --out' wrote"
+        ) from None
     if hashlib.sha256(content).hexdigest() != header.get("sha256"):
         raise CheckpointError(f"{source.with_suffix('.npz')} does not belong to {source}: save the {what} again")
     try:  # it was written without compression: no array is larger than the file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.random import Array
+from fedscape.errors import plural
+from fedscape.formats.kinds import as_numbers, kind_of
 from fedscape.mixtures.latent_class.model import LatentClassRegression, Link, Method, column_names
 from fedscape.mixtures.numbers import numbers_of
 
@@ -43,6 +44,7 @@ def regression(
     (2, True)
     """
     names = column_names(features, target=target)
+    federation = _as_numbers(federation, [*names, target])
     whole = _whole(federation, [*names, target])
     train, test = federation.where(whole).split(test=0.2, seed=seed)
     ks = tuple(candidates)
@@ -88,20 +90,20 @@ def _class(model: LatentClassRegression, k: int) -> dict[str, Any]:
     }
 
 
-def predictions(path: str | os.PathLike[str], federation: Federation) -> tuple[dict[str, Array], dict[str, Any]]:
-    """What a saved regression says of each event: `prediction` and `deviation`, and a summary.
+def predictions(model: LatentClassRegression, federation: Federation) -> tuple[dict[str, Array], dict[str, Any]]:
+    """What a regression says of each event: `prediction` and `deviation`, and a summary.
 
     An event that lacks a number has no prediction (NaN). Where the target is there, the summary says how well.
 
     Parameters
     ----------
-    path
-        A .json file that `LatentClassRegression.save` wrote.
+    model
+        A fitted regression.
     federation
         Events with the features, and the entity column where the regression has one.
     """
-    model = LatentClassRegression.load(path)
     names = column_names(model.features, target=model.target)
+    federation = _as_numbers(federation, [*names, model.target])
     whole = _whole(federation, names)
     made = {name: np.full(federation.n_rows, np.nan) for name in ("prediction", "deviation")}
     if whole.any():
@@ -109,13 +111,24 @@ def predictions(path: str | os.PathLike[str], federation: Federation) -> tuple[d
     left_out = int((~whole).sum())
     about: dict[str, Any] = {"method": "regression", "target": model.target, "rows": federation.n_rows}
     about |= {"clients": len(federation), "rows_without_prediction": left_out}
-    about["remarks"] = [f"{left_out:,} rows lack a number and have no prediction"] if left_out else []
+    about["remarks"] = [f"{plural(left_out, 'row')} without a number and so without a prediction"] if left_out else []
     if model.target in federation and model.target not in federation.names:
         known = whole & _whole(federation, [model.target])
         if known.any():
             error = federation[model.target][known].astype(float) - made["prediction"][known]
             about |= {"RMSE": float(np.sqrt((error**2).mean())), "labelled_rows": int(known.sum())}
     return made, about
+
+
+def _as_numbers(federation: Federation, names: Sequence[str]) -> Federation:
+    """Texts that are nearly all numbers as those numbers, the others missing; findings name the rows."""
+    for name in names:
+        values, texts = federation.columns.get(name), federation.names.get(name)
+        if values is None or values.ndim != 1 or texts is None:
+            continue
+        if kind_of(name, values, texts).kind in ("number", "weight"):
+            federation = federation.with_column(name, as_numbers(values, texts))
+    return federation
 
 
 def _whole(federation: Federation, names: Sequence[str]) -> Array:

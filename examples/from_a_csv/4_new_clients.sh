@@ -1,0 +1,10 @@
+#!/bin/sh
+# A clinic joins: give it a model of its own, and ask first whether it is like any that was trained on.
+set -eu
+python "$(dirname "$0")/make_visits.py"
+
+fedscape train visits.csv --client clinic --column outcome --model linear --fill mean --standardise --lr 0.3 \
+    --method fedgmm --out model
+fedscape novelty model visits.csv new_visits.csv   # clinic 99 measures in other units: nearly all its rows are new
+fedscape adapt model new_visits.csv --out adapted
+fedscape predict adapted new_visits.csv --out predictions.csv
