@@ -7,8 +7,7 @@ import pytest
 
 from fedscape import DataError, FedAvg, Federation, Histogram, LocalSGD, rounds
 from fedscape.core.history import History
-from fedscape.learning import Board, ask_and_sweep, cross_entropy, follow, models
-from fedscape.learning import loop as training
+from fedscape.learning import Board, ask_and_sweep, cross_entropy, follow, models, training
 
 optuna = pytest.importorskip("optuna")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

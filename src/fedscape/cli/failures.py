@@ -10,12 +10,12 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 
-from fedscape.errors import CheckpointError, DataError, FedscapeError, NotFinite
+from fedscape.errors import CheckpointError, DataError, FedscapeError, NotFinite, TooFewClients
 
 BAD_INPUT, FAILURE, STOPPED = 2, 1, 130
 _LONGEST = 200  # characters of a foreign message
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_INPUT = (DataError, CheckpointError, NotFinite)
+_INPUT = (DataError, CheckpointError, NotFinite, TooFewClients)
 _TORCH_MEMORY = ("can't allocate memory", "out of memory")  # a RuntimeError on a CPU, one of its own on a GPU
 _PLACES = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
