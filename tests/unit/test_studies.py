@@ -454,7 +454,7 @@ def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
 
 
 def test_one_client_is_refused():
-    with pytest.raises(DataError, match="needs at least two of them, there is 1"):
+    with pytest.raises(DataError, match="needs at least two of them, the data have 1"):
         study(Federation({"y": [0, 1]}, [0, 2]))
 
 
