@@ -179,7 +179,7 @@ def test_a_private_count_of_a_study_is_one_of_declared_categories():
 
 def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(tmp_path):
     """The file of a model would name a class, or a category of a feature, that one client alone has."""
-    from shell import ok, refused
+    from shell import fedscape, ok, refused
 
     rows = ["who,dose,ward,illness"]
     rows += [f"{i % 12},{i % 7},{'ab'[i % 5 % 2]},{['flu', 'cold'][i % 3 % 2]}" for i in range(240)]
@@ -193,4 +193,6 @@ def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(t
     said = ok(*private, "--ignore", "ward", "--names", "flu,cold", "--out", tmp_path / "out", "--json")
     everything = said.encode() + b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
     assert b"rare-disease" not in everything
-    assert "--names goes with --epsilon" in refused(2, *call, "--names", "flu,cold")
+    plain = fedscape(*call, "--names", "flu,cold")
+    assert "1 row of classes that --names does not name: left out" in plain.stdout + plain.stderr
+    assert "--names names no class that 'illness' has: mumps" in refused(2, *call, "--names", "mumps")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import listed
+from fedscape.cli.options import listed, overrules
 from fedscape.core.federation import Federation
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.formats.kinds import Overrules
 from fedscape.formats.modelled import declare_classes
 from fedscape.formats.reading import Reading
@@ -32,6 +32,10 @@ Fill = Annotated[
     str | None, typer.Option(help="Missing numbers: mean or median of the training rows, drop the row, or a number.")
 ]
 Shape = Annotated[str | None, typer.Option(help="The shape of a row's features, such as 28,28 for an image.")]
+Classes = Annotated[
+    str | None,
+    typer.Option("--names", help="Which classes there are, commas between, or a file of lines; others are left out."),
+]
 Test = Annotated[float, typer.Option(help="The share of each client's rows that is held out.")]
 
 
@@ -59,12 +63,23 @@ def read_rows(
     return (found if known.all() or not known.any() else found.where(known)), reading, lines
 
 
-def declared_rows(fed: Federation, reading: Reading, target: str, names: tuple[str, ...] | None) -> Federation:
-    """The rows of a private training: classes and categories that follow from the rows would tell of clients."""
+def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federation, list[str]]:
+    """The rows of the classes that someone names with --names, and what is to be said of those left out."""
+    called = overrules(names=names).names
+    if called is None:
+        return fed, []
+    named = declare_classes(fed, target, called)
+    others = int((named[target] < 0).sum())
+    if others == named.n_rows:
+        raise DataError(f"--names names no class that {target!r} has: {', '.join(called)}")
+    said = [f"{plural(others, 'row')} of classes that --names does not name: left out"] if others else []
+    return (named.where(named[target] >= 0) if others else named), said
+
+
+def check_declared_rows(fed: Federation, reading: Reading, target: str) -> None:
+    """Refuse a private training where classes or categories follow from the rows: they would tell of clients."""
     from fedscape.learning.fitting import feature_kinds
 
-    if names is not None:
-        fed = declare_classes(fed, target, names)
     if not fed.is_declared(target):
         raise DataError(
             f"the classes of {target!r} follow from the rows, and which there are --epsilon does not cover: name them "
@@ -77,7 +92,6 @@ def declared_rows(fed: Federation, reading: Reading, target: str, names: tuple[s
             f"the categories of {', '.join(learned)} follow from the rows, and which there are --epsilon does not "
             f"cover: leave them out with --ignore {','.join(learned)}"
         )
-    return fed.where(fed[target] >= 0)
 
 
 def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:

@@ -29,13 +29,15 @@ from fedscape.cli.options import (
 )
 from fedscape.cli.results import finish, folder_for, say, sweep_table, write, write_tables
 from fedscape.cli.rows import (
+    Classes,
     Features,
     Fill,
     Shape,
     Standardise,
     Target,
     Test,
-    declared_rows,
+    check_declared_rows,
+    named_rows,
     network_of,
     read_rows,
     say_lines,
@@ -91,12 +93,7 @@ def train(
     numeric: Numeric = None,
     ignore: Ignore = None,
     keep: Keep = None,
-    names: Annotated[
-        str | None,
-        typer.Option(
-            help="With --epsilon: which classes there are, a list with commas or a file; others are left out."
-        ),
-    ] = None,
+    names: Classes = None,
     test: Test = 0.2,
     schedule: Annotated[
         str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
@@ -140,10 +137,9 @@ def train(
     check_private(epsilon, delta, clip, standardise, fill)
     over = overrules(categorical, numeric, ignore, keep)
     fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
+    fed, left_out = named_rows(fed, target, names)
     if epsilon is not None:
-        fed = declared_rows(fed, reading, target, overrules(names=names).names)
-    elif names is not None:
-        raise DataError("--names goes with --epsilon; without it the classes are those of the rows")
+        check_declared_rows(fed, reading, target)
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)
@@ -162,7 +158,7 @@ def train(
             raise DataError(
                 f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
             )
-        say_lines([*lines, *more], quiet)
+        say_lines([*lines, *left_out, *more], quiet)
         how = {"n_rounds": rounds, "sampler": sampler, "seed": seed, "progress": False if quiet else None}
         about = _personal(
             method, model, arguments, inputs, local, place(learners), held_out, how, folder_for(out, False, quiet)
@@ -172,7 +168,7 @@ def train(
     computation, judge = _computation(
         method, local, learners, sampler, prior, server_lr=server_lr, q=q, private=epsilon is not None, seed=seed
     )
-    say_lines([*lines, *more], quiet)
+    say_lines([*lines, *left_out, *more], quiet)
     folder = folder_for(out, resume, quiet)
     how = _private(epsilon, delta or 1e-6, clip or 1.0, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
@@ -219,6 +215,7 @@ def sweep(
     numeric: Numeric = None,
     ignore: Ignore = None,
     keep: Keep = None,
+    names: Classes = None,
     test: Test = 0.2,
     out: Annotated[Path | None, typer.Option(help="Folder for the table and what a stopped sweep needs.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that is in --out.")] = False,
@@ -243,6 +240,7 @@ def sweep(
     whole = whole_numbers(seeds, "seeds")
     over = overrules(categorical, numeric, ignore, keep)
     fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
+    fed, left_out = named_rows(fed, target, names)
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
         client=client,
@@ -250,7 +248,7 @@ def sweep(
     network, _ = network_of(model, learners, inputs, seed)
     local = _local(network, inputs, lr=1.0, epochs=epochs, batch_size=batch_size, device=device, strategy=strategy)
     place = placing(engine, address, workers)
-    say_lines([*lines, *more], quiet)
+    say_lines([*lines, *left_out, *more], quiet)
     folder = folder_for(out, resume, quiet)
     trials = swept(
         local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
