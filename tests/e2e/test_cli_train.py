@@ -97,7 +97,7 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "--q go with fedavg and its kin, not ifca"),
         (["train", "femnist-mini", "--resume"], "--resume goes with --out"),
         (["train", "acs-mini", "--features", "SCHL,PINCP", "--target", "race"], "'SCHL' must hold one finite number"),
-        (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "must hold classes"),
+        (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "is a number, not a class"),
         (["train", "acs-mini", "--model", "cnn", "--features", "AGEP,SEX", "--target", "race"], "cnn reads images"),
         (["train", "femnist-mini", "--features", "pixels"], "pixels"),
         (["sweep", "femnist-mini", "--lr", "fast"], "--lr must be numbers with commas between"),

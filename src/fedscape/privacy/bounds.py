@@ -223,8 +223,8 @@ def mu_one_run(canaries: int, guesses: int, correct: int, confidence: float) -> 
 def mu_is_refuted(mu: float, canaries: int, guesses: int, correct: int, confidence: float) -> bool:
     """Whether one run refutes this mu of a Gaussian mechanism (Mahloujifar, Melis and Chaudhuri 2024, algorithm 3).
 
-    >>> mu_is_refuted(1.0, 100, 20, 20, 0.95)
-    True
+    >>> mu_is_refuted(0.5, 100, 20, 20, 0.95), mu_is_refuted(1.0, 100, 20, 20, 0.95)
+    (True, False)
     """
     from scipy.special import ndtr, ndtri
 
