@@ -133,7 +133,7 @@ BAD = {
     "components that are no number": (["fit", "acs-race", "--components", "many"], 2, "such as 1-6, not 'many'"),
     "an unknown solver": (["fit", "acs-race", "--components", "1", "--solver", "magic"], 2, "not 'magic'"),
     "no population": (["sample", "{text}"], 2, "notes.txt"),
-    "one client": (["study", "{one}"], 2, "needs at least two"),
+    "one client": (["study", "{one}", "--force"], 2, "needs at least two"),  # a study may be here already
     "a broken Parquet file": (["describe", "{broken}"], 2, "broken.parquet"),
     "a file of another kind": (["describe", "{text}"], 2, "where it is a table, call it .csv"),
     "a folder that cannot be made": (["study", "{two}", "--quiet", "--out", "{text}/sub"], 2, "cannot be made"),

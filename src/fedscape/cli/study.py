@@ -72,12 +72,12 @@ def study(
     """From a federation to an answer: describe, measure, model, simulate, learn, advise; a report to read."""
     from fedscape.studies import study as studied
 
-    free_folder(out, force)
     if ledger is not None and epsilon is None:
         raise DataError("--ledger goes with --epsilon, the budget of the private count")
     said = overrules(categorical, numeric, ignore, keep, names)
     wanted = None if features is None else listed(features)
     fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
+    free_folder(out, force)  # after what is wrong with the table, before the long work
     say_reading(reading, json_)
     if epsilon is not None:
         _check_declared(fed, column, said.names)
