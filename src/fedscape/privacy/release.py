@@ -26,9 +26,8 @@ INSIDE = "privacy.inside"  # how many clients were within the clip, where the cl
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
 _STEPS = 2.0**32  # grid steps in a clip, at most: no sum of a billion clients overflows, so none is refused for it
 _ROW_STEPS = 2.0**38  # the same for sums of rows: cutting 2**18 numbers moves a sum by 2**-20 of the clip at most
-_COUNT_STEPS = (
-    2.0**16
-)  # grid steps in the noise on a count, which is whole: a coarser lattice costs more than is booked
+# grid steps in the noise on a count, which is whole: a coarser lattice costs more than is booked
+_COUNT_STEPS = 2.0**16
 _LARGEST = 2.0**62  # grid steps of a client's sum of rows, which nothing else bounds
 _LONGEST = 1e150  # a longer row shrinks to nothing: the factor to the clip would have too few digits
 
@@ -157,7 +156,7 @@ class Release:
         return out
 
     def variance(self, name: str, reported: float, *, whole: bool) -> float:
-        """The variance of the noise in a number of this array's sum over so many clients; `whole` if it is a count."""
+        """The variance of the noise in one number of this array's sum over `reported` clients; `whole` for counts."""
         grid, number = self._grid(name, whole), 1.0
         if self.privacy.place != "central":  # each client adds a part, or all, of its own
             number = reported / (self.min_clients if self.privacy.place == "distributed" else 1)
@@ -249,7 +248,7 @@ def noise_sd(
     min_clients
         How many clients make up distributed noise.
     whole
-        Whether the numbers are counts, which noise of rows leaves on a coarser grid.
+        Whether the numbers are counts, which have a grid of their own where a row is the unit.
 
     >>> from fedscape import Gaussian, Laplace
     >>> noise_sd(Gaussian(clip=3.0, multiplier=2.0, place="local"), clients=4)

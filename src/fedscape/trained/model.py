@@ -183,7 +183,7 @@ class Trained:
         return int(self.model.method.log_probs(state, self.model.with_kept(first)).shape[1])
 
     def _known(self, rows: Federation) -> Array | None:
-        """Which clients have something of their own; None where nobody has."""
+        """Mask of the clients that have a model of their own; None if the method has one model for all."""
         if isinstance(self.model.method, Common | Branched):
             return None
         lengths = [ragged.lengths for ragged in self.model.kept.values()]
