@@ -1,0 +1,292 @@
+"""Secure aggregation: Bonawitz et al. 2017 on the sparse graph of Bell et al. 2020, under the papers' names.
+
+AdvertiseKeys, once in a run: a client signs the public key c^PK of its channel. Then in every round
+
+    ShareKeys              client u draws b_u, the seed of its self-mask, and s_u, the seed of a key s_u^PK of this
+                           round alone, and sends each neighbour a Shamir share of either, sealed with their channel key
+    MaskedInputCollection  y_u = x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)
+    Unmasking              for a neighbour that lives a client opens its share of b, for a dead one that of s
+
+all modulo 2^64. Because s_u is of one round, opening it for a client that dropped out says nothing of other rounds.
+
+A server that lies could tell some clients that u lives and others that it is dead. Both secrets of u never come out, as
+2t > k + c (see `parameters`). It could also call all neighbours of u dead to others, which leaves x_u without a mask.
+So a client's answer in Unmasking is sealed under a third shared seed, a_u, whose shares its neighbours open only if
+they say that u lives. Whose answer can be read cannot be dead as well. Bell et al. have clients sign such
+acknowledgements, which takes one message more.
+
+All keys are bound to one context: the run, the round, the roster, the cohort and the parameters. Clients that were
+shown different ones cannot read each other's shares, and stop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from fedscape.errors import PrivacyError
+from fedscape.secure import primitives as p
+from fedscape.secure import shamir
+from fedscape.secure.parameters import Parameters
+from fedscape.secure.primitives import SEED, Words
+
+_LABEL = b"fedscape secure sum 1"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a client advertises: who it is (its verifying key), the key of its channel, and its signature."""
+
+    identity: bytes
+    channel: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part in a run, by place: entries that were checked."""
+
+    session: bytes
+    entries: tuple[Entry, ...]
+    digest: bytes
+
+    @classmethod
+    def checked(
+        cls, session: bytes, entries: Sequence[Entry], *, peers: Iterable[bytes] | None = None, least: int = 3
+    ) -> Roster:
+        """The roster, if all on it have signed, are different, and known where `peers` lists who is."""
+        known = None if peers is None else set(peers)
+        for entry in entries:
+            if known is not None and entry.identity not in known:
+                raise PrivacyError(
+                    f"secure sums: the roster names {entry.identity.hex()[:16]}, whom nobody vouched for"
+                )
+            if not p.is_signed(entry.identity, entry.signature, _advertisement(session, entry.channel)):
+                raise PrivacyError(f"secure sums: the key of {entry.identity.hex()[:16]} is not signed for this run")
+        for keys in ({e.identity for e in entries}, {e.channel for e in entries}):
+            if len(keys) < len(entries):
+                raise PrivacyError("secure sums: the roster names one client twice")
+        if len(entries) < least:
+            raise PrivacyError(f"secure sums: the roster has {len(entries)} signed peers, at least {least} are needed")
+        parts = (entry.identity + entry.channel for entry in entries)
+        return cls(session, tuple(entries), _digest(session, *parts))
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One round as all in it must see it: which round, who is in the cohort (places, rising), on which parameters."""
+
+    roster: Roster
+    index: int
+    cohort: tuple[int, ...]
+    parameters: Parameters
+
+    def __post_init__(self) -> None:
+        last, places = len(self.roster.entries), self.cohort
+        if self.index < 0 or any(a >= b for a, b in pairwise(places)):
+            raise PrivacyError("secure sums: a cohort must be named by rising places, a round by its number")
+        if not places or places[0] < 0 or places[-1] >= last or len(places) != self.parameters.clients:
+            raise PrivacyError(f"secure sums: a cohort of {len(places)} that does not fit its roster of {last}")
+
+    @cached_property
+    def context(self) -> bytes:
+        """A digest of all that is in the frame."""
+        numbers = np.array([self.index, *self.cohort], dtype="<i8").tobytes()
+        return _digest(b"round", self.roster.digest, numbers, repr(self.parameters).encode())
+
+    @cached_property
+    def _graph(self) -> dict[int, tuple[int, ...]]:
+        """Neighbours on a ring whose order nobody could foretell before all keys were advertised."""
+        n, k = len(self.cohort), self.parameters.neighbours
+        if k >= n - 1:
+            return {u: tuple(v for v in self.cohort if v != u) for u in self.cohort}
+        ring = sorted(self.cohort, key=lambda u: _digest(b"place", self.context, str(u).encode()))
+        steps = [step for step in range(-(k // 2), k // 2 + 1) if step]
+        return {u: tuple(sorted(ring[(i + step) % n] for step in steps)) for i, u in enumerate(ring)}
+
+    def neighbours(self, u: int) -> tuple[int, ...]:
+        """The neighbours of a client, rising."""
+        return self._graph[u]
+
+    def point(self, u: int, v: int) -> int:
+        """The point of neighbour v among the shares of u."""
+        return self.neighbours(u).index(v) + 1
+
+    def key(self, secret: bytes, label: str, *places: int) -> bytes:
+        """A key of this round for one use."""
+        return p.derive_key(secret, salt=self.context, info=" ".join([label, *map(str, places)]).encode())
+
+    def pairwise(self, secret: bytes, u: int, v: int) -> tuple[bytes, int]:
+        """The mask that u adds for v, from the secret that they agreed on: its key and its sign."""
+        return self.key(secret, "mask", min(u, v), max(u, v)), 1 if u < v else -1
+
+
+@dataclass(frozen=True)
+class KeyShares:
+    """What a client sends in ShareKeys: s_u^PK, a commitment to b_u, and sealed shares for its neighbours."""
+
+    public: bytes
+    commitment: bytes
+    packages: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
+class Unmasking:
+    """What a client sends in Unmasking: shares of the a_v of living neighbours, and, sealed, those of b_v and s_v."""
+
+    alive: Mapping[int, bytes]
+    sealed: bytes
+
+
+@dataclass
+class Turn:
+    """What a client remembers of its round, from one message to the next; secret, and of one use."""
+
+    index: int
+    stage: str
+    context: bytes
+    b: bytes
+    s: bytes
+    a: bytes
+    held: dict[int, bytes] = field(default_factory=dict)  # by neighbour: its shares of b, s and a
+
+
+class Client:
+    """One client of the protocol, which believes nothing that it cannot check.
+
+    Parameters
+    ----------
+    identity
+        The seed of its own signing key.
+    session
+        The run.
+    channel
+        The seed of the key of its channel; by default a new one.
+    """
+
+    def __init__(self, identity: bytes, session: bytes, *, channel: bytes | None = None) -> None:
+        self.identity, self.session = identity, session
+        self.channel = p.random_seed() if channel is None else channel
+        self.turn: Turn | None = None
+        self.last = -1  # the last round that was begun
+
+    def advertise_keys(self) -> Entry:
+        """AdvertiseKeys."""
+        public = p.public_of(self.channel)
+        signature = p.sign(self.identity, _advertisement(self.session, public))
+        return Entry(p.verifier_of(self.identity), public, signature)
+
+    def place(self, frame: Frame) -> int:
+        """Where this client stands on the roster, if it is in the cohort of this run with its own key."""
+        mine = p.verifier_of(self.identity), p.public_of(self.channel)
+        places = [u for u in frame.cohort if frame.roster.entries[u].identity == mine[0]]
+        if frame.roster.session != self.session or not places:
+            raise PrivacyError("secure sums: a roster of another run, or a cohort without this client")
+        if frame.roster.entries[places[0]].channel != mine[1]:
+            raise PrivacyError("secure sums: the roster has another key for this client than its own")
+        return places[0]
+
+    def share_keys(self, frame: Frame) -> KeyShares:
+        """ShareKeys: begin a round, which must come after all that were begun before."""
+        if frame.index <= self.last:
+            raise PrivacyError(f"secure sums: round {frame.index} was begun before, the last one was {self.last}")
+        u = self.place(frame)
+        b, s, a = (p.random_seed() for _ in range(3))
+        turn = Turn(frame.index, "shared", frame.context, b, s, a)
+        near, public = frame.neighbours(u), p.public_of(turn.s)
+        shares = shamir.split(turn.b + turn.s + turn.a, frame.parameters.threshold, range(1, len(near) + 1))
+        packages = {
+            v: p.encrypt(self._channel_key(frame, u, v, public, v), share, public)
+            for v, share in zip(near, shares.values(), strict=True)
+        }
+        self.turn, self.last = turn, frame.index
+        return KeyShares(public, commitment_of(frame, turn.b), packages)
+
+    def masked_input(self, frame: Frame, numbers: Words, received: Mapping[int, tuple[bytes, bytes]]) -> Words:
+        """MaskedInputCollection: y_u, from x_u and (s_v^PK, package) of each neighbour that shared its keys."""
+        turn, u = self._in_turn(frame, "shared"), self.place(frame)
+        near = frame.neighbours(u)
+        if not set(received) <= set(near):
+            raise PrivacyError("secure sums: keys of clients that are no neighbours")
+        if len(received) < frame.parameters.threshold:
+            raise PrivacyError(
+                f"secure sums: {len(received)} of {len(near)} neighbours sent keys, {frame.parameters.threshold} must"
+            )
+        masks = [(frame.key(turn.b, "self"), 1)]
+        held: dict[int, bytes] = {}
+        for v, (public, package) in received.items():
+            shares = p.decrypt(self._channel_key(frame, u, v, public, u), package, public)
+            if shares is None or len(shares) != 3 * SEED:
+                raise PrivacyError(
+                    "secure sums: a neighbour's shares are not for this client, round, roster and cohort"
+                )
+            held[v] = shares
+            masks.append(frame.pairwise(p.agree(turn.s, public), u, v))
+        turn.stage, turn.held = "masked", held  # before anything leaves: a vector is masked once
+        masked = np.array(numbers, dtype=np.uint64)
+        p.add_masks(masked, masks)
+        return masked
+
+    def unmask(self, frame: Frame, living: Iterable[int], dead: Iterable[int]) -> Unmasking:
+        """Unmasking: open one share of each neighbour, if the lists can be true; once in a round."""
+        turn, u = self._in_turn(frame, "masked"), self.place(frame)
+        alive, gone, held = set(living), set(dead), set(turn.held)
+        if alive & gone:
+            raise PrivacyError("secure sums: the lists of the living and the dead overlap")
+        if not alive | gone <= set(frame.cohort) or u not in alive or not held <= alive | gone:
+            raise PrivacyError("secure sums: lists of the living and the dead that are not of this cohort")
+        if len(alive) < frame.parameters.least:
+            raise PrivacyError(f"secure sums: {len(alive)} are said to live, {frame.parameters.least} must")
+        if len(held & alive) < frame.parameters.threshold:
+            raise PrivacyError(
+                f"secure sums: {len(held & alive)} neighbours are said to live, {frame.parameters.threshold} must"
+            )
+        turn.stage = "done"
+        opened = b"".join(_part(turn.held[v], 0 if v in alive else 1) for v in sorted(held))
+        acknowledged = {v: _part(turn.held[v], 2) for v in sorted(held & alive)}
+        which = bytes(v in alive for v in sorted(held))
+        sealed = p.encrypt(frame.key(turn.a, "answer", u), which + opened, frame.context)
+        turn.b = turn.s = turn.a = b""
+        turn.held = {}
+        return Unmasking(acknowledged, sealed)
+
+    def _in_turn(self, frame: Frame, stage: str) -> Turn:
+        if self.turn is None or self.turn.context != frame.context:
+            raise PrivacyError(f"secure sums: round {frame.index} with this roster and cohort was not begun here")
+        if self.turn.stage != stage:
+            raise PrivacyError(
+                f"secure sums: round {frame.index} is already {self.turn.stage}: nothing is answered twice"
+            )
+        return self.turn
+
+    def _channel_key(self, frame: Frame, u: int, v: int, public: bytes, to: int) -> bytes:
+        """The key of a package between u, this client, and v: bound to the sender's fresh key of the round."""
+        secret = p.agree(self.channel, frame.roster.entries[v].channel)
+        sender = v if to == u else u
+        return p.derive_key(secret, salt=frame.context, info=f"shares {sender} {to} ".encode() + public)
+
+
+def _part(shares: bytes, number: int) -> bytes:
+    """The share of b (0), s (1) or a (2)."""
+    return shares[number * SEED : (number + 1) * SEED]
+
+
+def _advertisement(session: bytes, channel: bytes) -> bytes:
+    return _digest(b"keys", session, channel)
+
+
+def commitment_of(frame: Frame, b: bytes) -> bytes:
+    """What a client says of its b_u in ShareKeys; b_u cannot be told from it."""
+    return frame.key(b, "commitment")
+
+
+def _digest(*parts: bytes) -> bytes:
+    whole = hashlib.sha256(_LABEL)
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "little") + part)
+    return whole.digest()
