@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedscape import Computation, FederatedKMeans, Federation, Flower, Histogram, Local, Moments, rounds
-from fedscape.engines.flower import wire
-from fedscape.engines.flower.server import LocalGrid, client_app
+from fedscape.engines.flower import LocalGrid, client_app, wire
 from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments, Outline, ScoreAscent, public_reach
 from fedscape.mixtures.gaussian.covariances import Full

@@ -38,6 +38,7 @@ from fedscape import Federation, GaussianMixture, Local, Moments, rounds
 from fedscape.core.arrays import segment_sum_twin
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.export import module_of
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal import (
     Alarm,
     FedGMM,
@@ -163,7 +164,7 @@ def channels(fed: Federation, local: LocalSGD, state: Any) -> np.ndarray:
     with torch.no_grad():
         for begin in range(0, fed.n_rows, 2048):
             seen.clear()
-            module(local.inputs(local.column(fed, "x", slice(begin, begin + 2048))))
+            module(local.inputs(trainer_of(local).column(fed, "x", slice(begin, begin + 2048))))
             flat = [torch.cat([o.mean((2, 3)), o.std((2, 3))], dim=1) if o.ndim == 4 else o for o in seen]
             parts.append(torch.cat(flat, dim=1).double().cpu().numpy())
     return np.concatenate(parts)

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from fedscape import Computation, Federation, Gaussian, Histogram, Local, rounds
-from fedscape.core.computation import Arrays
+from fedscape.types import Arrays
 from table import arguments, report
 
 

@@ -18,6 +18,7 @@ import torch
 from by_flower import by_flower
 from fedscape import Federation, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
+from fedscape.learning.trainer import trainer_of
 from table import arguments, report
 
 
@@ -211,8 +212,8 @@ def main() -> None:
             ways += [(way, run, local, threads) for threads in peers]
         if not args.quick and args.repeats == 1 and ("CNN" in task or "MLP" in task):
             ways.append(("Flower simulation", by_flower, local, 2))
-        for strategy in ("sequential",) if "CNN" in task else ("sequential", "vmap", "scripted"):
-            chosen = " (auto)" if local.chosen == strategy else ""
+        for strategy in ("sequential",) if "CNN" in task else ("sequential", "vmap", "stacked"):
+            chosen = " (auto)" if trainer_of(local).strategy == strategy else ""
             ways.append((f"fedscape {strategy}{chosen}", by_fedscape, replace(local, strategy=strategy), 2))
         runs = [[row(task, way, run, how, fed, n_rounds, n) for way, run, how, n in ways] for _ in range(args.repeats)]
         for same in zip(*runs, strict=True):  # one way, in turn with the others: its median run

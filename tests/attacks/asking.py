@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from fedscape.core import checkpoint
-from fedscape.engines.flower import wire
+from fedscape.core import codec
+from fedscape.engines.flower import LocalGrid, client_app, computations, wire
 from fedscape.engines.flower.library import Message
 from fedscape.engines.flower.node_store import log_entries
-from fedscape.engines.flower.server import LocalGrid, client_app
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.release import Release
 
@@ -28,7 +27,7 @@ class Asker:
             "run": run,
             "number": self.number,
             "closed": -1,
-            "computation": wire.described(computation),
+            "computation": computations.described(computation),
             "key": [0, self.number, "step"],
             "measure": False,
             "release": wire.release_written(release),
@@ -38,7 +37,7 @@ class Asker:
         begin = computation.start(0) if state is None else state
         arrays = {f"state/{name}": values for name, values in begin.items()}
         arrays["cohort"] = self.fed.ids if cohort is None else cohort
-        return self.send(checkpoint.pack(arrays, about))
+        return self.send(codec.pack(arrays, about))
 
     def send(self, blob):
         order = wire.Order(0, "0" * 16, self.number)

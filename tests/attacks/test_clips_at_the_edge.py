@@ -7,7 +7,7 @@ import pytest
 from asking import Asker
 
 from fedscape import Federation, Gaussian, Laplace, Moments, PrivacyError
-from fedscape.engines.flower.server import Terms
+from fedscape.engines.flower import Terms
 from fedscape.privacy.mechanisms import AdaptiveClip
 from fedscape.privacy.ranges import LENGTH
 from fedscape.privacy.release import Release

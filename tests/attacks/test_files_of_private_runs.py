@@ -26,7 +26,7 @@ from fedscape import (
 from fedscape.core.history import History
 from fedscape.datasets.generators import hlcr_synthetic
 from fedscape.deploy.files import SERVER
-from fedscape.engines.flower.server import LocalGrid, Terms, client_app
+from fedscape.engines.flower import LocalGrid, Terms, client_app
 from fedscape.sketches import files as sketches
 from fedscape.studies import Study
 

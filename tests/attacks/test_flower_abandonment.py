@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedscape import Federation, FixedSize, Flower, Gaussian, Histogram, Ledger, rounds
-from fedscape.engines.flower.server import LocalGrid, client_app
+from fedscape.engines.flower import LocalGrid, client_app
 
 
 def engine(folder, n_clients: int) -> Flower:

@@ -13,8 +13,8 @@ import pytest
 from asking import Asker
 
 from fedscape import Computation, Federation, Flower, Gaussian, Histogram, rounds
+from fedscape.engines.flower import LocalGrid, Terms, client_app
 from fedscape.engines.flower.node_store import FAILURES
-from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 
 STRICT = Terms(epsilon=0.01, unnoised=0, places=("local",))
 LOCAL = Gaussian(clip=1.0, multiplier=1e5, place="local")

@@ -9,9 +9,9 @@ import pytest
 from asking import Asker
 
 from fedscape import DataError, Federation, Gaussian, Histogram, Laplace, Ledger, Moments
+from fedscape.engines.flower import Terms
 from fedscape.engines.flower import terms as owner_terms
 from fedscape.engines.flower.booking import groups_of, spent_in_all
-from fedscape.engines.flower.server import Terms
 from fedscape.privacy.accounting import epsilon_of
 from fedscape.sketches import DistributionSketch
 from fedscape.sketches.distribution import ClientSketches

@@ -13,7 +13,7 @@ import pytest
 from fedscape import Computation, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
 from fedscape.core.blocks import Reply, broadcast
 from fedscape.core.rounds import frozen
-from fedscape.engines.flower.wire import KNOWN
+from fedscape.engines.flower.computations import KNOWN
 from fedscape.errors import TooFewClients
 from fedscape.privacy.release import Release
 

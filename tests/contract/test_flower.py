@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedscape import Computation, Federation, Flower, Gaussian, Local, rounds
-from fedscape.engines.flower import wire
-from fedscape.engines.flower.server import LocalGrid, Terms, client_app
+from fedscape.engines.flower import LocalGrid, Terms, client_app, computations
 
 CASES = {}
 for _name, _computation, _fed in found.examples():
@@ -23,7 +22,7 @@ NODES = 3
 
 
 def flower(computation: Computation, fed: Federation, folder: Path, **how) -> Flower:
-    known = not wire.described(computation)["theirs"] and in_list(computation)
+    known = not computations.described(computation)["theirs"] and in_list(computation)
     app = client_app(
         lambda context: fed.take(np.arange(context.node_config["part"], len(fed), NODES)),
         folder=lambda context: folder / str(context.node_id),
@@ -34,7 +33,7 @@ def flower(computation: Computation, fed: Federation, folder: Path, **how) -> Fl
 
 
 def in_list(computation: Computation) -> bool:
-    return wire.name_of(computation) in wire.KNOWN
+    return computations.name_of(computation) in computations.KNOWN
 
 
 def assert_close(a: dict, b: dict) -> None:
@@ -74,6 +73,6 @@ def test_what_needs_no_code_is_on_the_list():
     loose = {
         type(c).__module__
         for _, c, _ in found.examples()
-        if not wire.described(c)["theirs"] and not in_list(c) and "torch" not in type(c).__module__
+        if not computations.described(c)["theirs"] and not in_list(c) and "torch" not in type(c).__module__
     }
     assert not {module for module in loose if module.split(".")[1] not in ("learning", "personal", "temporal")}

@@ -49,6 +49,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import push_message
 
 from fedscape import checkpoint
+from fedscape.core import codec
 from fedscape.engines import _wire
 
 PLAN = @PLAN@
@@ -92,7 +93,7 @@ def header(message):
 
 def changed(blob, change):
     arrays, about = wire.read(blob)
-    return checkpoint.pack({**arrays, "total/sum": change(arrays["total/sum"])}, about)
+    return codec.pack({**arrays, "total/sum": change(arrays["total/sum"])}, about)
 
 
 def send_past_the_supernode(reply, context, home):

@@ -19,9 +19,9 @@ from deployment import Deployment, until
 
 from fedscape import Federation, Local, rounds
 from fedscape.core import checkpoint
-from fedscape.core.random import Array
 from fedscape.deploy import init as deploy
 from fedscape.deploy.node import change_terms
+from fedscape.types import Array
 
 WORK = """
 import numpy as np

@@ -12,7 +12,7 @@ from shell import fedscape, ok, refused, started
 
 from fedscape import DataError, EngineError, Federation, Flower, Histogram, Laplace
 from fedscape.deploy import init as deploy
-from fedscape.engines.flower.server import LocalGrid, client_app
+from fedscape.engines.flower import LocalGrid, client_app
 
 
 def test_init_writes_a_deployment_that_check_finds_no_error_in(tmp_path):

@@ -117,3 +117,32 @@ def test_a_number_that_is_not_known_is_null(tmp_path):
     shown = ok(*call, "--rounds", 2, "--json")
     assert "NaN" not in shown
     assert json.loads(shown)["test"]["R2"] is None
+
+
+def test_regress_fills_missing_features_and_predict_fills_with_the_same(tmp_path):
+    rng = np.random.default_rng(4)
+    x = rng.normal(5, 1, 240)
+    lines = ["agent,x,z,y"]
+    for i, v in enumerate(x):
+        seen = "" if i % 4 == 0 else f"{v:.4f}"
+        lines.append(f"{i % 8},{seen},{i % 7},{3 * v + 0.01 * rng.normal():.4f}")
+    (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")
+    how = ("regress", tmp_path / "d.csv", "--client", "agent", "--column", "y", "--features", "x,z", "--components", 1)
+    dropped = json.loads(ok(*how, "--quiet", "--json"))
+    assert dropped["test"]["rows_left_out"] == 60
+    assert dropped["classes"][0]["coefficients"]["x"] == pytest.approx(3, abs=0.05)
+    fills = {}
+    for fill in ("mean", "median"):
+        about = json.loads(ok(*how, "--fill", fill, "--quiet", "--json", "--out", tmp_path / f"{fill}.json"))
+        assert about["test"]["rows_left_out"] == 0
+        fills[fill] = json.loads((tmp_path / f"{fill}.json").read_text())["learned"]["fills_"]["x"]
+        assert abs(fills[fill][0] - 5) < 0.4
+        out = tmp_path / f"{fill}.parquet"
+        said = json.loads(ok("predict", tmp_path / f"{fill}.json", tmp_path / "d.csv", "--client", "agent",
+                             "--out", out, "--json"))  # fmt: skip
+        assert said["rows_without_prediction"] == 0
+        assert np.isfinite(pq.read_table(out)["prediction"].to_numpy()).all()
+    assert fills["mean"] != fills["median"]
+    said = refused(2, *how, "--fill", "zero")
+    assert "fill must be one of drop, mean, median, not 'zero'" in said
+    assert said.count("\n") == 1

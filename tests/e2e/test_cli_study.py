@@ -153,17 +153,50 @@ def test_what_cannot_be_studied_gives_one_line(case, tmp_path):
     assert said.startswith("fedscape: ")
 
 
-def test_fit_and_study_find_the_same_kinds(tmp_path):
+def _many_categories(number, *, n_clients=60, seed=5):
+    """Two kinds of clients that prefer other halves of the categories, most of them rare."""
+    draw = np.random.default_rng(seed)
+    popular = 1 / np.arange(1, number + 1)
+    alphas = [200 * p / p.sum() for p in (popular * (1 + 9 * (np.arange(number) % 2 == k)) for k in (0, 1))]
+    rows = [draw.choice(number, 120, p=draw.dirichlet(alphas[i % 2])) for i in range(n_clients)]
+    words = np.array([f"word {j:04d}" for j in range(number)])
+    return Federation.from_arrays(
+        {"y": words[np.concatenate(rows)]}, clients=np.repeat(np.arange(n_clients), [len(r) for r in rows])
+    )
+
+
+@pytest.mark.parametrize("case", ["acs-mini", 150, 400])
+def test_fit_and_study_find_the_same_kinds(case, tmp_path):
     """Also where a study puts rare categories together: what it says is then the sums of what fit found."""
-    datasets.load("acs-mini").select(["race"]).save(tmp_path / "d")
-    found = json.loads(ok("fit", tmp_path / "d", "--column", "race", "--quiet", "--json"))
+    fed = datasets.load(case).select(["race"]) if case == "acs-mini" else _many_categories(case)
+    fed.save(tmp_path / "d")
+    column = next(iter(fed.columns))
+    fitted = json.loads(ok("fit", tmp_path / "d", "--column", column, "--quiet", "--json"))
     how = ("--rounds", 1, "--seeds", 1, "--quiet", "--json", "--out", tmp_path / "s")
-    told = json.loads(ok("study", tmp_path / "d", "--column", "race", *how))["model"]
-    assert "(all other)" in told["names"]
-    assert [row["score"] for row in told["candidates"]] == pytest.approx([r["score"] for r in found["candidates"]])
-    assert len(told["components"]) == len(found["components"])
-    for kind, component in zip(told["components"], found["components"], strict=True):
+    reported = json.loads(ok("study", tmp_path / "d", "--column", column, *how))["model"]
+    assert "(all other)" in reported["names"]
+    assert [row["score"] for row in reported["candidates"]] == [row["score"] for row in fitted["candidates"]]
+    assert case == "acs-mini" or len(fitted["components"]) == 2
+    assert len(reported["components"]) == len(fitted["components"])
+    components = sorted(fitted["components"], key=lambda row: -row["weight"])
+    for kind, component in zip(reported["components"], components, strict=True):
         assert kind["scale"] == pytest.approx(component["scale"], rel=1e-3)
         assert kind["share"]["value"] == pytest.approx(component["weight"], abs=0.01)
         assert kind["size"] == pytest.approx(component["mean_size"], rel=1e-3)
         assert sum(kind["means"]) == pytest.approx(1, abs=1e-3)
+        for text in component["most"].split(", "):  # the most frequent are never merged
+            name, _, share = text.rpartition(" ")
+            if name in reported["names"]:
+                mean = kind["means"][reported["names"].index(name)]
+                assert mean == pytest.approx(float(share.rstrip("%")) / 100, abs=1e-3)
+
+
+def test_kinds_of_clients_with_one_row_each_are_not_named(tmp_path):
+    lines = "".join(f"p{i},{i % 5}.5,{'uvw'[i % 3]}\n" for i in range(90))
+    (tmp_path / "single.csv").write_text("who,a,y\n" + lines)
+    about = json.loads(ok("study", tmp_path / "single.csv", "--client", "who", "--json", "--out", tmp_path / "s"))
+    assert len(about["model"]["components"]) == 1
+    assert about["model"]["components"][0]["words"].startswith("All clients, one row each: their kinds cannot be told")
+    answers = {item["question"]: item["answer"] for item in about["advise"]}
+    assert answers["How many kinds of clients?"] == "not known"
+    assert "one row says nothing of a client's kind" in ok("fit", tmp_path / "single.csv", "--client", "who")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
+import numpy as np
 import pytest
 from shell import fedscape, ok, refused, started
 
@@ -203,3 +204,20 @@ def test_losses_that_are_not_known_are_null_for_programs(tmp_path):
     for text in (shown, (tmp_path / "run" / "table.json").read_text()):
         assert "NaN" not in text
         assert '"loss_p50": null' in text
+
+
+def test_a_training_that_ends_far_worse_than_guessing_says_so_in_one_line(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(240, 3))
+    rows = [f"{i % 12},{a:.3f},{b:.3f},{c:.3f},{int(a + b > 0) ^ int(i % 5 == 0)}" for i, (a, b, c) in enumerate(x)]
+    (tmp_path / "t.csv").write_text("site,a,b,c,y\n" + "\n".join(rows) + "\n")
+    how = ("train", tmp_path / "t.csv", "--client", "site", "--model", "linear", "--cohort", 0, "--rounds", 6)
+    noisy = fedscape(*how, "--epsilon", 0.5, "--names", "0,1", "--json")
+    assert noisy.returncode == 0
+    assert json.loads(noisy.stdout)["worse_than_guessing"] is True
+    (line,) = [text for text in noisy.stderr.splitlines() if "diverged" in text]
+    assert "and 0.693 is guessing; the noise is stronger than what 12 clients say together" in line
+    wild = fedscape(*how, "--lr", 300)
+    (line,) = [text for text in wild.stderr.splitlines() if "diverged" in text]
+    assert line.endswith("the clients' steps are too long: lower --lr")
+    assert "diverged" not in fedscape(*how).stderr

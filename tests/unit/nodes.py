@@ -8,7 +8,7 @@ import numpy as np
 
 from fedscape import Computation, Federation, Flower
 from fedscape.core.arrays import Ragged
-from fedscape.engines.flower.server import LocalGrid, Terms, client_app
+from fedscape.engines.flower import LocalGrid, Terms, client_app
 
 
 def federation(n: int = 12, seed: int = 0) -> Federation:

@@ -38,6 +38,14 @@ KINDS = {
     "an index": ("Unnamed: 0", np.arange(200), "id"),
     "ids of 10^25": ("b", 1e25 + np.arange(200) * 1e20, "id"),
     "a survey weight": ("PWGTP", RNG.integers(5, 900, 500), "weight"),
+    "the final weight of a census": ("fnlwgt", RNG.integers(12_285, 1_484_705, 500), "weight"),
+    "replicate weights": ("PWGTP80", RNG.integers(5, 900, 500), "weight"),
+    "a weight of mean 1": ("weight", np.linspace(0.8, 1.2, 401), "weight"),
+    "an uneven weight": ("weight", np.exp(RNG.normal(4, 0.8, 500)), "weight"),
+    "what patients weigh": ("weight", RNG.normal(75, 14, 500).round(1), "number"),
+    "what patients weigh, whole": ("Weight", RNG.normal(75, 14, 500).astype(int), "number"),
+    "what cars weigh": ("wt", RNG.normal(3.2, 0.9, 200).round(3), "number"),
+    "what children weigh at birth": ("birth_weight", RNG.normal(3300, 500, 500).astype(int), "number"),
     "one value": ("unit", np.full(50, 7), "constant"),
     "no value": ("unit", np.full(50, np.nan), "empty"),
     "a date": ("when", np.datetime64("2024-01-01") + np.arange(9), "date"),
@@ -287,3 +295,27 @@ def test_python_takes_the_same_overrules():
     assert fed.counts("stars").tolist() == [[1, 1], [0, 1]]
     assert np.array_equal(fed["v"], [1.5, np.nan, 2.0], equal_nan=True)
     assert list(fed.columns) == ["stars", "v"]
+
+
+def test_a_weight_that_is_used_is_said_and_one_that_is_not_too():
+    """Body weight in a clinic table is a feature; nothing about a column of this name goes without a word."""
+    rng = np.random.default_rng(3)
+    kilograms = Federation({"weight": rng.normal(75, 14, 300).round(1), "y": rng.integers(0, 2, 300)}, [0, 150, 300])
+    reading = read_columns(kilograms, target="y")
+    assert reading.features == ("weight",)
+    (line,) = [str(finding) for finding in reading.findings]
+    assert line.startswith("'weight' is taken for what something weighs")
+    assert line.endswith("used as a number; --ignore weight leaves it out")
+    survey = kilograms.with_column("weight", np.exp(rng.normal(4, 0.8, 300)))
+    reading = read_columns(survey, target="y")
+    assert reading.features == ()
+    (line,) = [str(finding) for finding in reading.findings]
+    assert "survey weight" in line
+    assert line.endswith("--keep weight uses it")
+    texts = np.append(survey["weight"].astype(str)[:-1], "n/a")
+    assert kind_of("PWGTP", *_coded(texts)).kind == "weight"
+
+
+def _coded(texts):
+    fed = Federation({"v": texts}, [0, len(texts)])
+    return fed["v"], fed.names["v"]

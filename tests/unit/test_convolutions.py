@@ -17,8 +17,7 @@ from fedscape.learning import models
 from fedscape.learning.fast import conv as convolutions
 from fedscape.learning.fast import folded
 from fedscape.learning.fast import lowrank as trails
-from fedscape.learning.fast.pooling import RectifiedPool
-from fedscape.learning.layers import trainable_copy
+from fedscape.learning.layers import RectifiedPool, trainable_copy
 
 CASES = [  # clients, batch, height, width, channels, out, kernel, padding
     (2, 3, 7, 6, 3, 5, (3, 3), (0, 0)),
@@ -71,7 +70,7 @@ def test_the_operation_says_its_shapes_and_types_to_a_compiler():
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_a_folded_network_gives_the_same_with_the_operation(monkeypatch, precision):
-    model = trainable_copy(models.cnn((1, 8, 8), 3, dropout=False), "vmap")
+    model = trainable_copy(models.cnn((1, 8, 8), 3, dropout=False))
     twin = folded.folded(model, precision)
     torch.manual_seed(1)
     params = {n: torch.randn(2, *p.shape) / p[0].numel() ** 0.5 for n, p in model.named_parameters()}
@@ -143,8 +142,8 @@ def test_products_with_earlier_rows_and_their_gradients(shape):
 @pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d((2, 2), stride=2), RectifiedPool()])
 def test_a_folded_network_takes_maxima_by_the_operation(monkeypatch, layer):
     model = nn.Sequential(nn.Conv2d(1, 3, 3), layer, nn.Flatten(), nn.Linear(12, 2))
-    twin, x = folded.folded(trainable_copy(model, "vmap")), torch.rand(6, 1, 6, 6)
-    params = {n: torch.randn(2, *p.shape) for n, p in trainable_copy(model, "vmap").named_parameters()}
+    twin, x = folded.folded(trainable_copy(model)), torch.rand(6, 1, 6, 6)
+    params = {n: torch.randn(2, *p.shape) for n, p in trainable_copy(model).named_parameters()}
     plain, used = torch.func.functional_call(twin, params, (x,)), []
     monkeypatch.setattr(folded, "can_pool", lambda x: used.append(x) or True)
     torch.testing.assert_close(torch.func.functional_call(twin, params, (x,)), plain)

@@ -218,3 +218,12 @@ def test_ready_counts_that_do_not_fit_are_refused():
     fed = Federation({"y": np.array([[2 * 10**9, 1]] * 2)}, [0, 2])
     with pytest.raises(DataError, match=r"column 'y' has a count of 4,000,000,000: the largest is 2\*\*31 - 1"):
         fed.counts("y")
+
+
+def test_counts_of_values_that_are_no_codes_are_refused_before_memory_is_taken():
+    fed = Federation({"y": (np.arange(2000) % 40 + 1) * 25_000}, np.arange(0, 2001, 2))  # 40 of a million codes
+    with pytest.raises(DataError, match=r"40 values up to 1,000,000.*would take 4.0 GB.*coded\('y'\)"):
+        fed.counts("y")
+    with pytest.raises(DataError, match=r"coded\('y'\)"):
+        Federation({"y": [10**9, 10**9 + 1]}, [0, 1, 2]).counts("y")
+    assert fed.coded("y").counts("y").shape[0] == 1000

@@ -38,12 +38,11 @@ from fedscape import (
     Poisson,
     rounds,
 )
-from fedscape.core import checkpoint
+from fedscape.core import codec
 from fedscape.core.blocks import sum_type
 from fedscape.core.computation import Computation
-from fedscape.engines.flower import wire
+from fedscape.engines.flower import LocalGrid, Terms, client_app, computations, wire
 from fedscape.engines.flower.library import Message, RecordDict
-from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.errors import CheckpointError, TooFewClients
 from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments
 from fedscape.privacy.mechanisms import AdaptiveClip
@@ -84,7 +83,7 @@ def answered(message, blob: bytes):
 
 def changed(reply, message, change):
     arrays, header = wire.read(wire.disclose(reply.content, 2**30))
-    return answered(message, checkpoint.pack(*change(arrays, header)))
+    return answered(message, codec.pack(*change(arrays, header)))
 
 
 def with_counts(make):
@@ -627,7 +626,7 @@ def ask(tmp_path, *, terms=None, own=(), change=None, state=None, computation=No
             arrays, about = wire.read(wire.disclose(message.content, 2**30))
             if about["op"] == "run":
                 new = change(arrays, {**about, **header}) if change else (arrays, {**about, **header})
-                blob = checkpoint.pack(*new)
+                blob = codec.pack(*new)
                 message.content = wire.enclose(blob, wire.order_of(message.content))
                 reply = super().deliver(message)[0]
                 said.append(wire.read(wire.disclose(reply.content, 2**30))[1].get("refused"))
@@ -757,7 +756,7 @@ def test_where_and_how_fast_a_node_trains_is_its_own():
     from fedscape.learning import LocalSGD
 
     own = trained(strategy="sequential", lr=0.05)
-    assert wire.rebuilt(wire.described(trained()), (trained(lr=0.1), own)) is own
+    assert computations.rebuilt(computations.described(trained()), (trained(lr=0.1), own)) is own
     apart = set(own.local.settings()) ^ {f.name for f in fields(LocalSGD) if f.init}
     assert apart == {"parameters", "strategy", "precision", "device"}
 
@@ -858,13 +857,13 @@ def test_random_bytes_and_changed_bytes_never_break_a_node(tmp_path):
         "run": "0" * 32,
         "number": 0,
         "closed": -1,
-        "computation": wire.described(work),
+        "computation": computations.described(work),
         "key": [0, 0, "step"],
         "measure": False,
         "release": wire.release_written(Release(Gaussian(clip=1.0, multiplier=1.0, place="local"), 1.0, b"", False, 1)),
         "measure_release": None,
     }
-    good = checkpoint.pack({"state/counts": work.start(0)["counts"], "cohort": np.array(["c00"])}, about)
+    good = codec.pack({"state/counts": work.start(0)["counts"], "cohort": np.array(["c00"])}, about)
     header = range(19, good[:-32].rindex(b"}") + 1)
     heard, past = [], 0
     for number in range(300):

@@ -21,11 +21,10 @@ from fedscape import (
     Moments,
     rounds,
 )
-from fedscape.core import checkpoint
+from fedscape.core import codec
 from fedscape.core.kernel import kernel, uncompiled
-from fedscape.engines.flower import wire
+from fedscape.engines.flower import LocalGrid, Terms, client_app, computations, wire
 from fedscape.engines.flower.library import Message
-from fedscape.engines.flower.server import LocalGrid, Terms, client_app
 from fedscape.errors import EngineError, TooFewClients
 from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints
@@ -56,7 +55,7 @@ class Node:
             "run": "0" * 32,
             "number": number,
             "closed": closed,
-            "computation": wire.described(computation),
+            "computation": computations.described(computation),
             "key": [0, number, "step"],
             "measure": False,
             "release": wire.release_written(release),
@@ -65,7 +64,7 @@ class Node:
         }
         begin = computation.start(0) if state is None else state
         arrays = {f"state/{name}": values for name, values in begin.items()}
-        return self.send(checkpoint.pack({**arrays, "cohort": self.fed.ids if cohort is None else cohort}, about))
+        return self.send(codec.pack({**arrays, "cohort": self.fed.ids if cohort is None else cohort}, about))
 
     def send(self, blob):
         self.asked += 1
@@ -232,7 +231,7 @@ class Spoiling(LocalGrid):
         reply = super().deliver(message)[0]
         if unpacked(message)[1]["op"] != "run" or message.metadata.dst_node_id != 2:
             return [reply]
-        return [Message(wire.enclose(checkpoint.pack(*self.change(*unpacked(reply)))), reply_to=message)]
+        return [Message(wire.enclose(codec.pack(*self.change(*unpacked(reply)))), reply_to=message)]
 
 
 def spoiled(change):
@@ -355,7 +354,7 @@ class Refusing(LocalGrid):
             return super().deliver(message)
         request = wire.digest(wire.disclose(message.content, 2**30))
         said = {"format": wire.FORMAT, "request": request, "refused": "no\nround 9, node 3: forged \u202e" + "!" * 999}
-        return [Message(wire.enclose(checkpoint.pack({}, said)), reply_to=message)]
+        return [Message(wire.enclose(codec.pack({}, said)), reply_to=message)]
 
 
 class Alone:

@@ -11,15 +11,18 @@ import torch
 from torch import nn
 
 from fedscape import Federation, FixedSize, Key, Local, rounds
-from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models
+from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, trainer
 from fedscape.learning.batches import work_of
 from fedscape.learning.fast import program
-from fedscape.learning.fast.folded import agree, folded
+from fedscape.learning.fast.agreement import agree
+from fedscape.learning.fast.folded import folded
+from fedscape.learning.fast.gradients import in_one_batch, once_used
 from fedscape.learning.fast.lowrank import Factors
-from fedscape.learning.gradients import by_client, in_one_batch, once_used
+from fedscape.learning.gradients import by_client
 from fedscape.learning.layers import initialised, trainable_copy
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
+from fedscape.learning.trainer import Trainer, trainer_of
 from fedscape.personal.shared import trained_alone
 
 CLIENTS, BATCH = 3, 4
@@ -76,7 +79,7 @@ def test_gradients_are_those_of_each_client_by_itself(name):
     make, shape = MODELS[name]
     torch.manual_seed(0)
     local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=BATCH)
-    module = trainable_copy(local.model, "vmap")
+    module = trainable_copy(local.model)
     twin = folded(module)
     assert twin is not None
     params = {n: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
@@ -105,7 +108,7 @@ def test_gradients_of_layers_used_once_come_as_factors_and_move_the_weights_alik
     make, shape = MODELS[name]
     torch.manual_seed(0)
     local = LocalSGD(make().double(), cross_entropy, lr=0.1, epochs=1, batch_size=BATCH)
-    module = trainable_copy(local.model, "vmap")
+    module = trainable_copy(local.model)
     twin = folded(module)
     params = {n: p.detach() + 0.1 * torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in module.named_parameters()}
     dropped = [n for n, m in module.named_modules() if type(m).__name__ == "KeyedDropout"]
@@ -161,7 +164,7 @@ def watched():
     ids=["own parameter", "tied", "watched", "conv1d", "grouped", "padding"],
 )
 def test_layers_without_a_form_for_many_clients_are_not_folded(make):
-    assert folded(trainable_copy(make(), "vmap")) is None
+    assert folded(trainable_copy(make())) is None
 
 
 class Centred(nn.Module):
@@ -263,12 +266,12 @@ def test_frozen_parameters_are_the_same_for_all_clients(frozen, uncompiled):
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3)).double()
     for name, p in model.named_parameters():
         p.requires_grad_(not name.startswith(frozen))
-    assert folded(trainable_copy(model, "vmap")) is not None
+    assert folded(trainable_copy(model)) is not None
     local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
     one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert one.keys() == other.keys()
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert local._spare["train"][-1]._programs[0, True].twin is not None
+    assert trainer_of(local).programs[0, True].twin is not None
 
 
 class Picky(nn.Module):
@@ -296,7 +299,7 @@ def test_a_program_is_for_one_type_of_rows(uncompiled):
     y, offsets = np.zeros(8, int), [0, 4, 8]
     for kind in (np.uint8, np.float64):
         last(local, Federation({"x": np.ones((8, 6), kind), "y": y}, offsets))
-    assert len(local._spare["train"][-1]._programs[0, True].known) == 2
+    assert len(trainer_of(local).programs[0, True].known) == 2
 
 
 def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
@@ -309,7 +312,7 @@ def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
         for pull in (None, (0.5, local.parameters()), (0.5, None)):
             one, other = (trained_alone(how, own, fed, key, pull=pull) for how in (local, plain))
             assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-        made.append({kind: list(p.known) for kind, p in local._spare["train"][-1]._programs.items()})
+        made.append({kind: list(p.known) for kind, p in trainer_of(local).programs.items()})
     assert made[0] == made[1]
     assert sorted(made[0]) == [(0, False), (1, False), (2, False)]
 
@@ -327,7 +330,7 @@ def broad(**how):
 
 
 def trails_of(local):
-    return local._spare["train"][-1]._programs[0, True].traced
+    return trainer_of(local).programs[0, True].traced
 
 
 @pytest.mark.parametrize("how", [{}, {"early_stopping": 0.3, "epochs": 3, "batch_size": 1}], ids=["plain", "stopping"])
@@ -358,7 +361,7 @@ def test_steps_that_look_at_the_weights_leave_no_trail(how, uncompiled):
     local, fed = broad(lr=0.05, **how), wide([4, 4, 4])
     one, other = last(local, fed), last(replace(local, strategy="sequential"), fed)
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert not any(p.traced for p in local._spare["train"][-1]._programs.values())
+    assert not any(p.traced for p in trainer_of(local).programs.values())
 
 
 def test_each_client_that_is_asked_for_has_weights_of_its_own(uncompiled):
@@ -367,7 +370,7 @@ def test_each_client_that_is_asked_for_has_weights_of_its_own(uncompiled):
         FedAvg(how).step(FedAvg(how).start(0), fed, Key(0))[0] for how in (local, replace(local, strategy="vmap"))
     )
     assert all(np.abs(one[n] - other[n]).max() < 1e-12 for n in one)
-    assert list(local._spare["train"][-1]._programs) == [(0, False)]
+    assert list(trainer_of(local).programs) == [(0, False)]
 
 
 def assert_sweeps_agree(local, fed, *, n_rounds):
@@ -385,7 +388,7 @@ def assert_sweeps_agree(local, fed, *, n_rounds):
 def test_settings_of_a_sweep_read_the_weights_of_their_own_start(sizes, uncompiled):
     local, fed = broad(), wide(sizes)
     assert_sweeps_agree(local, fed, n_rounds=3)
-    assert [len(common) for common in local._spare["train"][-1]._programs[0, True].common.values()] == [4]
+    assert [len(common) for common in trainer_of(local).programs[0, True].common.values()] == [4]
 
 
 @pytest.mark.parametrize("strategy", ["compiled", "vmap"])
@@ -394,14 +397,14 @@ def test_a_plan_made_ahead_is_the_plan_made_in_time(sizes, strategy, uncompiled,
     local, fed, made = broad(strategy=strategy), wide(sizes), []
     how = {"n_rounds": 4, "sampler": FixedSize(4), "measure": 0}
     *_, want = rounds(FedAvg(local), Local(fed, threads=1), **how)
-    monkeypatch.setattr(FedAvg, "foresees", True)
+    monkeypatch.setattr(Trainer, "prefetches", True)
     plain = work_of
-    monkeypatch.setattr(sys.modules[work_of.__module__], "work_of", lambda *a: made.append(a[-1].round) or plain(*a))
+    monkeypatch.setattr(trainer, "work_of", lambda *a: made.append(a[-1].round) or plain(*a))
     *_, found = rounds(FedAvg(local), Local(fed, threads=1), **how)
     assert all(np.array_equal(want.state[n], found.state[n]) for n in want.state)
     assert made == sorted(made)  # none again in its own round
     assert len(made) == 4 or len(set(sizes)) > 1
-    assert local._ready == []
+    assert trainer_of(local)._prefetched is None
 
 
 class Replayed:
@@ -425,7 +428,7 @@ class Replayed:
 @pytest.fixture
 def replayed(monkeypatch, uncompiled):
     monkeypatch.setattr(program, "Recorded", Replayed)
-    for place in (program, sys.modules["fedscape.learning.loop"]):
+    for place in (program, sys.modules["fedscape.learning.fast.trainers"]):
         monkeypatch.setattr(place, "records", lambda local: True)
 
 
@@ -443,7 +446,7 @@ def test_a_round_that_comes_again_is_one_program(how, drop, replayed):
         *_, end = rounds(FedAvg(one), Local(fed, threads=1), n_rounds=5, sampler=FixedSize(3), measure=0)
         ends.append(end.state)
     assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
-    made = local._spare["train"][-1]._programs[0, True]
+    made = trainer_of(local).programs[0, True]
     assert len(made.wholes) == 1
     assert bool(made.traced) == (how in ({}, {"weights": "w"}))
 
@@ -453,7 +456,7 @@ def test_rounds_with_a_pull_or_an_end_of_their_own_go_step_by_step(how, replayed
     local, fed = broad(epochs=2, **how), wide([4] * 5)
     one, other = last(local, fed), last(replace(local, strategy="vmap"), fed)
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert not any(p.wholes for p in local._spare["train"][-1]._programs.values())
+    assert not any(p.wholes for p in trainer_of(local).programs.values())
 
 
 def test_groups_whose_blocks_differ_share_a_recorded_round(replayed):
@@ -464,7 +467,7 @@ def test_groups_whose_blocks_differ_share_a_recorded_round(replayed):
         *_, end = rounds(FedAvg(how), Local(fed, threads=1), n_rounds=6, sampler=FixedSize(3), measure=0)
         ends.append(end.state)
     assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
-    assert len(local._spare["train"][-1]._programs[0, True].wholes) == 1
+    assert len(trainer_of(local).programs[0, True].wholes) == 1
 
 
 @pytest.mark.parametrize("order", [(100, 20, 100), (20, 100, 20)])
@@ -487,9 +490,9 @@ def test_programs_that_are_made_anew_are_recorded_in_a_new_place(replayed, monke
     local = broad()
     for size in (3, 7, 3):
         last(local, wide([size] * 3))
-    mine = local._spare["train"][-1]._programs[0, True]
+    mine = trainer_of(local).programs[0, True]
     assert len(made) == 0
-    monkeypatch.setitem(local.__dict__, "on_gpu", True)
+    monkeypatch.setattr(LocalSGD, "on_gpu", True)
     mine._forget()
     mine._forget()
     assert (made, mine.place) == ([0, 1], 1)
@@ -501,22 +504,22 @@ def test_cohorts_of_many_shapes_are_not_all_recorded(replayed, monkeypatch):
     for size in (3, 4, 5, 6, 3, 4, 5, 6):
         one, other = (last(how, fed.take(np.arange(size))) for how in (local, replace(local, strategy="vmap")))
         assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-    assert len(local._spare["train"][-1]._programs[0, True].wholes) == 2
+    assert len(trainer_of(local).programs[0, True].wholes) == 2
 
 
 def test_settings_of_a_sweep_are_one_program_too(replayed):
     local, fed = broad(), wide([4] * 5)
     assert_sweeps_agree(local, fed, n_rounds=4)
-    assert len(local._spare["train"][-1]._programs[0, True].wholes) == 1
+    assert len(trainer_of(local).programs[0, True].wholes) == 1
 
 
 def test_evaluating_meanwhile_takes_no_program_away(uncompiled):
     local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="compiled")
     last(local, ragged())
-    before = local._spare["train"][-1]._programs
-    with local.borrowed():
+    before = dict(trainer_of(local).programs)
+    with trainer_of(local).borrowed():
         last(local, ragged())
-    assert [module._programs for module in local._spare["train"]] == [before]
+    assert trainer_of(local).programs == before
 
 
 def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):

@@ -36,10 +36,13 @@ from fedscape.learning import (
 )
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.fast import program
-from fedscape.learning.layers import KeyedDropout, ProductConv2d, dropout_keys, self_moving, trainable_copy
+from fedscape.learning.fast.fused import FusedTrainer, self_moving
+from fedscape.learning.fast.products import ProductConv2d, stands_for_product
+from fedscape.learning.layers import KeyedDropout, dropout_keys, trainable_copy
 from fedscape.learning.loop import one_thread, weighted_sum
 from fedscape.learning.memory import Held
 from fedscape.learning.plan import Rows, Timing, groups, make_plan
+from fedscape.learning.trainer import trainer_of
 
 
 def federation(sizes, shape, n_classes, *, seed=0, codes=0) -> Federation:
@@ -126,7 +129,7 @@ def test_every_reference_model_trains_as_by_hand_on_every_path(name, dtype, tole
         if name == "mobilenet_v2" and dtype == torch.float32:  # ill-conditioned: the plain loop's own rounding is more
             exact = by_hand(replace(local, model=copy.deepcopy(model).double()), fed, 3, 5)
             tolerance = max(tolerance, 3 * max(np.abs(expected[n] - exact[n]).max() for n in exact))
-    for strategy in ("sequential", "vmap", *(["scripted"] if local.chosen == "scripted" else [])):
+    for strategy in ("sequential", "vmap", *(["stacked"] if trainer_of(local).strategy == "stacked" else [])):
         assert_agree(expected, trained(replace(local, strategy=strategy), fed), tolerance)
 
 
@@ -142,7 +145,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("strategy", ["sequential", "vmap", "scripted"])
+@pytest.mark.parametrize("strategy", ["sequential", "vmap", "stacked"])
 def test_every_setting_is_that_of_a_plain_loop(settings, strategy):
     fed = federation([7, 2, 0, 11, 1, 4, 10], (4,), 3)
     model = models.mlp(4, 5, 3, seed=1).double()
@@ -183,7 +186,7 @@ def test_a_dropout_layer_in_two_places_is_keyed_in_both(strategy):
     local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy=strategy)
     fed = federation([5, 3], (4,), 3)
     assert_agree(trained(local, fed), trained(replace(local, strategy="vmap"), fed), 1e-9)
-    assert [type(layer).__name__ for layer in trainable_copy(model, "vmap")][::2] == ["KeyedDropout"] * 2
+    assert [type(layer).__name__ for layer in trainable_copy(model)][::2] == ["KeyedDropout"] * 2
 
 
 def test_dropout_keeps_the_stated_share_and_differs_between_clients_steps_and_layers():
@@ -207,7 +210,7 @@ def test_dropout_keeps_the_stated_share_and_differs_between_clients_steps_and_la
 def test_dropout_is_off_in_evaluation_and_the_model_given_is_left_alone():
     model = with_dropout()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    twin = trainable_copy(model, "vmap")
+    twin = trainable_copy(model)
     assert [type(layer).__name__ for layer in twin] == ["Conv2d", "KeyedDropout", "Flatten", "KeyedDropout", "Linear"]
     assert twin.eval()(torch.ones(1, 1, 6, 6, dtype=torch.float64)).shape == (1, 3)
     trained(LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2), federation([3], (1, 6, 6), 3))
@@ -239,15 +242,15 @@ def test_layers_move_their_own_weights_only_where_that_is_the_same(settings):
 
 
 def test_layers_that_move_by_themselves_are_found_and_left_as_they_were():
-    twin = trainable_copy(initialised(Tied(), 0), "sequential")
+    twin = fused_copy(initialised(Tied(), 0))
     before = {n: p.detach().clone() for n, p in twin.named_parameters()}
     assert self_moving(twin, lambda: twin(torch.ones(2, 3, dtype=torch.float64)).sum().backward()) == []
     assert all(torch.equal(p, before[n]) and p.grad is None for n, p in twin.named_parameters())
-    twin = trainable_copy(models.mlp(3, 4, 3), "sequential")
+    twin = fused_copy(models.mlp(3, 4, 3))
     assert len(self_moving(twin, lambda: twin(torch.ones(2, 3)).sum().backward())) == 2
     watched = models.mlp(3, 4, 3)
     watched[1].register_forward_hook(lambda *_: None)
-    assert [type(m).__name__ for m in trainable_copy(watched, "sequential")][1::2] == ["Linear", "FusedLinear"]
+    assert [type(m).__name__ for m in fused_copy(watched)][1::2] == ["Linear", "FusedLinear"]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +276,7 @@ def _with_gradients(layer, x):
     "odd", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}]
 )
 def test_other_convolutions_stay_what_they_are(odd):
-    assert isinstance(trainable_copy(nn.Sequential(nn.Conv2d(3, 3, 3, **odd)), "compiled")[0], nn.Conv2d)
+    assert not stands_for_product(nn.Conv2d(3, 3, 3, **odd))
 
 
 @pytest.mark.parametrize("make", [lambda: models.mlp(6, 8, 3), lambda: models.cnn((1, 8, 8), 3)], ids=["mlp", "cnn"])
@@ -609,17 +612,23 @@ def test_a_sum_of_rows_leaves_them_as_they_are():
     assert rows.tolist() == [[1.0] * 3] * 2
 
 
+def fused_copy(model):
+    return FusedTrainer(
+        LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy="sequential")
+    ).new_copy()
+
+
 def test_a_state_counts_as_finite_only_where_each_of_its_arrays_was_found_so_on_the_device():
     local = LocalSGD(models.linear(2, 2), cross_entropy, lr=0.1, epochs=1, batch_size=2)
-    method = FedAvg(local)
+    method = FedAvg(local).trainer
     good, bad = np.ones(3), np.array([1.0, np.nan])
-    assert not method.found_finite({"model.a": good})  # nothing is on a device: it is looked at
-    local._held["model.a"] = Held(good, torch.ones(3), True)
-    local._held["model.b"] = Held(bad, torch.tensor(bad), False)
-    assert method.found_finite({"model.a": good, "server.t": np.asarray(3), "server.x": np.asarray(0.5)})
-    assert not method.found_finite({"model.a": good, "model.b": bad})
-    assert not method.found_finite({"model.a": good.copy()})
-    assert not method.found_finite({"model.a": good, "server.x": np.asarray(np.inf)})
+    assert not method.known_finite({"model.a": good})  # nothing is on a device: it is looked at
+    method._held["model.a"] = Held(good, torch.ones(3), True)
+    method._held["model.b"] = Held(bad, torch.tensor(bad), False)
+    assert method.known_finite({"model.a": good, "server.t": np.asarray(3), "server.x": np.asarray(0.5)})
+    assert not method.known_finite({"model.a": good, "model.b": bad})
+    assert not method.known_finite({"model.a": good.copy()})
+    assert not method.known_finite({"model.a": good, "server.x": np.asarray(np.inf)})
 
 
 def test_rows_that_the_model_does_not_take_and_targets_that_are_no_classes_are_refused_in_one_line():

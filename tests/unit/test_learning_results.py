@@ -30,6 +30,7 @@ from fedscape.learning import (
     sweep,
 )
 from fedscape.learning.sweeps import _Later
+from fedscape.learning.trainer import trainer_of
 from fedscape.sketches.selection import KeyedCoin
 
 
@@ -206,14 +207,20 @@ def test_a_torn_missing_or_foreign_file_is_refused(tmp_path):
 
 def test_strategies_are_timed_and_the_choice_needs_no_clock():
     times = measure_strategies(local_step(), federation([2, 3]), repeats=1)
-    assert set(times) == {"sequential", "vmap", "scripted"}
+    assert set(times) == {"sequential", "vmap", "stacked"}
     chosen = {"linear": models.linear(4, 3), "mlp": models.mlp(), "cnn": models.cnn((1, 8, 8), 3)}
-    found = {n: LocalSGD(m, cross_entropy, lr=0.1, epochs=1, batch_size=2).chosen for n, m in chosen.items()}
-    assert found == {"linear": "scripted", "mlp": "scripted", "cnn": "sequential"}
+    found = {
+        n: trainer_of(LocalSGD(m, cross_entropy, lr=0.1, epochs=1, batch_size=2)).strategy for n, m in chosen.items()
+    }
+    assert found == {"linear": "stacked", "mlp": "stacked", "cnn": "sequential"}
     stops = {
         n: LocalSGD(m, cross_entropy, lr=0.1, epochs=1, batch_size=2, early_stopping=0.1) for n, m in chosen.items()
     }
-    assert {n: s.chosen for n, s in stops.items()} == {"linear": "vmap", "mlp": "sequential", "cnn": "sequential"}
+    assert {n: trainer_of(s).strategy for n, s in stops.items()} == {
+        "linear": "vmap",
+        "mlp": "sequential",
+        "cnn": "sequential",
+    }
     with pytest.raises(DataError, match="repeats must be at least 1"):
         measure_strategies(local_step(), federation([2]), repeats=0)
 

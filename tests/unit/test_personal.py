@@ -833,3 +833,13 @@ def test_targets_of_several_numbers_are_no_classes():
     fed = two_concepts()
     with pytest.raises(DataError, match=r"column 'y' must hold classes, whole numbers, not int64 of shape \[2\] a row"):
         train("fedem", step(), fed.with_column("y", np.stack([fed["y"]] * 2, axis=1)), n_rounds=1)
+
+
+def test_the_gaussians_that_fedgmm_begins_with_show_their_rounds(capsys):
+    fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    train("fedgmm", step, fed, n_rounds=1, progress=True)
+    shown = capsys.readouterr().err
+    assert shown.index("GaussianMixture") < shown.index("FedGMM")
+    train("fedgmm", step, fed, n_rounds=1, progress=False)
+    assert capsys.readouterr().err == ""

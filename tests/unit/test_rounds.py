@@ -193,17 +193,27 @@ def test_too_few_clients_abandon_the_round_and_change_nothing():
         assert r.state["sum"].tobytes() == before["sum"].tobytes()
 
 
-class Seer(Histogram):
-    """Notes what it was told of rounds to come, and who took them."""
+class Prefetcher:
+    """The trainer of a device that is always busy: notes which rounds it was asked to prefetch."""
 
-    foresees = True
+    prefetches = True
+
+    def __init__(self):
+        self.asked = []
+
+    def prefetch(self, clients, key):
+        self.asked.append((key.round, clients))
+
+    def known_finite(self, state):
+        return False
+
+
+class Seer(Histogram):
+    """Has such a trainer, and notes who took its rounds."""
 
     def __init__(self):
         super().__init__(2, column="x")
-        self.told, self.took = [], []
-
-    def foresee(self, clients, key):
-        self.told.append((key.round, clients))
+        self.trainer, self.took = Prefetcher(), []
 
     def step(self, state, clients, key):
         self.took.append((key.round, clients))
@@ -212,21 +222,21 @@ class Seer(Histogram):
     total = Computation.total
 
 
-def test_a_computation_that_foresees_is_told_of_the_next_round_and_gets_the_same_clients():
+def test_a_trainer_prefetches_the_next_round_whose_step_gets_the_same_clients():
     fed, seer = people().with_column("x", np.zeros(people().n_rows, int)), Seer()
     *_, end = rounds(seer, fed, n_rounds=4, sampler=FixedSize(7), seed=3)
-    assert [index for index, _ in seer.told] == [1, 2, 3]
-    assert all(a is b for (_, a), (_, b) in zip(seer.told, seer.took[1:], strict=True))
+    assert [index for index, _ in seer.trainer.asked] == [1, 2, 3]
+    assert all(a is b for (_, a), (_, b) in zip(seer.trainer.asked, seer.took[1:], strict=True))
     want = last(Histogram(2, column="x"), fed, n_rounds=4, sampler=FixedSize(7), seed=3)
     assert all(end.state[n].tobytes() == want[n].tobytes() for n in want)
 
 
-def test_nothing_is_foreseen_of_several_blocks_or_under_privacy():
+def test_nothing_is_prefetched_of_several_blocks_or_under_privacy():
     fed, blocks, private = people().with_column("x", np.zeros(people().n_rows, int)), Seer(), Seer()
     blocks.block_clients = blocks.total_clients = 10
     list(rounds(blocks, fed, n_rounds=2))
     list(rounds(private, fed, n_rounds=2, privacy=Gaussian(clip=1.0, multiplier=1.0), measure=0))
-    assert blocks.told == private.told == []
+    assert blocks.trainer.asked == private.trainer.asked == []
 
 
 @pytest.mark.parametrize("error", [DataError, IndexError])

@@ -16,12 +16,12 @@ from fedscape.core.blocks import Answer
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, logistic, models, squared_error, standardising, sweep
 from fedscape.learning.batches import work_of
 from fedscape.learning.evaluation import tensors_of
-from fedscape.learning.fast import stacks as under_test
+from fedscape.learning.fast import stack_steps as under_test
 from fedscape.learning.fast.stacks import checked_stack, stack_of
 from fedscape.learning.layers import initialised
-from fedscape.learning.loop import train
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.sweeps import grid
+from fedscape.learning.trainer import train, trainer_of
 
 SIZES = [7, 2, 0, 11, 1, 4, 10, 8, 3]
 
@@ -48,7 +48,7 @@ def step(model, loss=cross_entropy, **settings) -> LocalSGD:
 
 
 def assert_as_plain(local: LocalSGD, fed: Federation, tolerance=1e-9):
-    assert local.chosen == "scripted"
+    assert trainer_of(local).strategy == "stacked"
     assert_agree(trained(local, fed), trained(replace(local, strategy="vmap"), fed), tolerance)
 
 
@@ -120,7 +120,7 @@ def test_bytes_images_and_standardised_inputs_are_taken_as_the_model_takes_them(
 def test_rows_sums_and_parameters_that_stay_are_those_of_any_model():
     fed, local = federation(), step(models.mlp(6, 70, 3).double(), momentum=0.5)
     start, positions = tensors_of(local, local.parameters()), np.argsort(-fed.sizes, kind="stable")[:8]
-    work = work_of(local, local.data(fed), fed, positions, Key(3))
+    work = work_of(local, trainer_of(local).data(fed), fed, positions, Key(3))
     own = {n: p + 0.1 * torch.randn((8, *p.shape[1:]), dtype=p.dtype) for n, p in start.items()}
     rates = Rates(torch.linspace(0.01, 0.2, 8).double(), torch.linspace(0.0, 1.0, 8).double())
     plain = replace(local, strategy="vmap")
@@ -147,24 +147,13 @@ def test_threads_do_not_change_a_byte(monkeypatch):
     assert all(one[n].tobytes() == four[n].tobytes() for n in one)
 
 
-def test_without_an_interpreter_of_its_own_the_same_function_gives_the_same_numbers(monkeypatch):
-    local, fed = step(models.mlp(6, 70, 3), momentum=0.5, proximal=0.1, weight_decay=0.1), federation()
-    scripted = trained(local, fed)
-    monkeypatch.delattr(torch.jit, "script")
-    plain = under_test._scripted.__wrapped__()
-    assert plain is under_test.all_clients
-    monkeypatch.setattr(under_test, "_scripted", lambda: plain)
-    assert all(scripted[n].tobytes() == v.tobytes() for n, v in trained(local, fed).items())
-
-
 def test_a_gradient_that_is_not_the_models_is_found_out(monkeypatch):
-    monkeypatch.setattr(under_test, "_scripted", lambda: under_test.all_clients)
     model = models.mlp(6, 5, 3).double()
     assert checked_stack(model, cross_entropy) is not None
     monkeypatch.setattr(under_test, "back_through", lambda grad, output, kind: grad)
     assert checked_stack(model, cross_entropy) is None
     local, fed = step(model), federation()
-    assert local.chosen == "vmap"
+    assert trainer_of(local).strategy == "vmap"
     assert_agree(trained(local, fed), trained(replace(local, strategy="sequential"), fed))
 
 
@@ -220,9 +209,9 @@ def test_other_losses_are_left_to_autograd(loss):
 
 def test_other_ways_to_train_are_left_to_autograd():
     for settings in ({"optimiser": "adam"}, {"early_stopping": 0.1}, {"strategy": "vmap"}, {"strategy": "sequential"}):
-        assert step(models.linear(6, 3), **settings).chosen in ("vmap", "sequential")
-    assert step(models.cnn((1, 8, 8), 3), strategy="scripted").chosen == "sequential"
-    assert step(models.linear(6, 3), strategy="scripted").chosen == "scripted"
+        assert trainer_of(step(models.linear(6, 3), **settings)).strategy in ("vmap", "sequential")
+    assert trainer_of(step(models.cnn((1, 8, 8), 3), strategy="stacked")).strategy == "sequential"
+    assert trainer_of(step(models.linear(6, 3), strategy="stacked")).strategy == "stacked"
 
 
 def test_rows_that_a_stack_does_not_take_are_the_models_business():
@@ -242,7 +231,7 @@ def test_rows_that_a_stack_does_not_take_are_the_models_business():
 def test_a_sweep_trains_stacks_under_rates_of_their_own():
     fed, model = federation(), models.mlp(6, 70, 3).double()
     settings = grid(lr=[0.01, 0.1], proximal=[0.0, 0.3], seeds=[0, 1])
-    found = [sweep(step(model, strategy=s), fed, settings, n_rounds=2, validation=fed) for s in ("scripted", "vmap")]
+    found = [sweep(step(model, strategy=s), fed, settings, n_rounds=2, validation=fed) for s in ("stacked", "vmap")]
     losses = [{trial.setting: trial.loss for trial in trials} for trials in found]
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
@@ -265,6 +254,6 @@ def test_rows_and_targets_that_the_model_refuses_are_refused():
         (column, step(nn.Sequential(nn.Linear(6, 1)).double(), logistic)),
         (flat, step(nn.Sequential(nn.Flatten(), nn.Linear(1, 3)).double())),
     ]:
-        for strategy in ("vmap", "scripted"):
+        for strategy in ("vmap", "stacked"):
             with pytest.raises((DataError, ValueError, IndexError)):
                 trained(replace(local, strategy=strategy), data)

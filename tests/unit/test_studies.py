@@ -130,7 +130,7 @@ def test_the_worst_tenth_of_clients_served_equally_is_what_chance_alone_gives():
 
 
 def test_federation_is_compared_as_the_best_of_five():
-    from fedscape.studies.study import _beside
+    from fedscape.studies.learn import _beside
 
     rng = np.random.default_rng(7)
     found = {m: rng.normal(0.5 + 0.1 * (m == "fedem"), 0.05, size=(2, 40)) for m in learn.METHODS}
@@ -393,7 +393,7 @@ def test_a_result_is_made_to_be_shared():
 def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
     from types import SimpleNamespace
 
-    from fedscape.studies.study import _name_clients
+    from fedscape.studies.describe import name_clients
 
     rng = np.random.default_rng(3)
     counts, shares = rng.integers(1, 40, size=(30, 3)), rng.dirichlet([1, 1], size=30)
@@ -403,7 +403,7 @@ def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
     def numbered(order: np.ndarray) -> dict:
         points = {"clients": list(range(30)), "labels": {"points": [where[i] for i in order]}}
         data = SimpleNamespace(counts=counts[order], given=SimpleNamespace(ids=order))
-        _name_clients({"measure": {"map": points}}, data, shares[order], {}, False)
+        name_clients({"measure": {"map": points}}, data, shares[order], {}, False)
         return points
 
     first = numbered(np.arange(30))
@@ -436,17 +436,17 @@ def test_what_fewer_than_five_clients_have_is_not_in_a_shared_result():
 def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
     from types import SimpleNamespace
 
-    from fedscape.studies.study import _described
+    from fedscape.studies.describe import described
 
     sizes = np.append(np.full(19, 10), 777)
     fed = Federation({"y": np.arange(sizes.sum()) % 2}, np.concatenate(([0], np.cumsum(sizes))))
     data = SimpleNamespace(given=fed, counts=fed.counts("y"), names=("0", "1"), ordered=False)
-    about = _described(data, False)
+    about = described(data, False)
     assert about["rows_per_client"]["largest"] == "512 to 1,023 rows"
     assert not {"min", "max"} & set(about["rows_per_client"])
     assert sum(about["sizes"]["clients"]) == 20
     assert not {777, 778} & set(about["sizes"]["edges"])
-    assert _described(data, True)["rows_per_client"]["max"] == 777
+    assert described(data, True)["rows_per_client"]["max"] == 777
     assert all(kind["clients"] >= 5 for kind in done().result["learn"]["by_kind"])
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fedscape
-from fedscape.core.engine import cores
+from fedscape.core.schedule import cores
 from fedscape.datasets import info, names
 
 EXTRAS = {

@@ -13,7 +13,8 @@ import typer
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError, plural
-from fedscape.formats.reading import Overrules, Reading
+from fedscape.formats.kinds import Overrules
+from fedscape.formats.reading import Reading
 
 if TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger

@@ -81,6 +81,7 @@ def fit(
     from fedscape.formats.modelled import with_classes
     from fedscape.studies import population
     from fedscape.studies.kinds import candidates_for
+    from fedscape.studies.prepare import single_rows
 
     free(out, force)
     check_json(out)
@@ -90,10 +91,13 @@ def fit(
     fed, classes = with_classes(fed, column, kind=reading[column], overrules=said)
     if classes is not None and classes.remark and not json_:
         typer.echo(classes.remark)
+    single = single_rows(fed.sizes) if fed[column].ndim == 1 else None
+    if single and not json_:
+        typer.echo(single)
     made, about = population(
         fed,
         column,
-        candidates=candidates_for(len(fed)) if components is None else numbers(components),
+        candidates=candidates_for(fed, column) if components is None else numbers(components),
         solver=solver,
         n_init=starts,
         rounds=rounds,

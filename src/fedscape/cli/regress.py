@@ -50,6 +50,9 @@ def regress(
     alpha: Annotated[float, typer.Option(help="How even classes are over all agents.")] = 1.0,
     beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
     learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
+    fill: Annotated[
+        str, typer.Option(help="Missing features: drop the row, or mean or median of the training rows.")
+    ] = "drop",
     out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -63,7 +66,7 @@ def regress(
     json_: Json = False,
 ) -> None:
     """Sort the entities of agents into classes, each with a regression of its own; a fifth of the rows test it."""
-    from fedscape.mixtures.latent_class.baselines import regression
+    from fedscape.mixtures.latent_class.baselines import Fill, regression
     from fedscape.mixtures.latent_class.model import Link, Method
 
     free(out, force)
@@ -83,6 +86,7 @@ def regress(
         chains=chains,
         alpha=None if learn_prior else alpha,
         beta=None if learn_prior else beta,
+        fill=cast(Fill, fill),
         seed=seed,
         progress=False if quiet else None,
         place=placing(engine, address, workers),

@@ -11,6 +11,8 @@ import typer
 from fedscape.cli.show import as_text, table
 from fedscape.errors import plural
 
+_FAR_WORSE = 2.0  # times the loss of guessing: less may be a model that is only too sure of itself
+
 
 def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
     """The folder of a run, made where it is missing; unless the run goes on, old checkpoints leave it."""
@@ -102,6 +104,25 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
         typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
     if folder is not None:
         typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+
+
+def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
+    """Say that a training ended far worse than guessing all classes alike, and why that may be."""
+    import math
+
+    loss, guess = about["table"][-1].get("loss_pooled"), math.log(max(n_classes, 2))
+    if loss is None or loss <= _FAR_WORSE * guess:
+        return
+    about["worse_than_guessing"] = True
+    why = "the clients' steps are too long: lower --lr"
+    if "epsilon" in about:
+        why = (
+            f"the noise is stronger than what {plural(about['clients'], 'client')} say together: more clients, a "
+            "larger --epsilon, fewer --rounds or a smaller --clip"
+        )
+    if not quiet:
+        text = f"the training diverged: loss {loss:.3g} on held-out rows, and {guess:.3g} is guessing; {why}"
+        typer.echo(text, err=True)
 
 
 def sweep_table(rows: list[dict[str, Any]]) -> None:

@@ -9,8 +9,8 @@ from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 
 if TYPE_CHECKING:
-    from fedscape.core.random import Array
     from fedscape.learning import FedAvg, LocalSGD
+    from fedscape.types import Array
 
 TEMPORAL = ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")
 WITH_PRIOR = ("fedtem", "fedtem-sums", "fedtkm", "scsgd")

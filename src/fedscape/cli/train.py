@@ -27,7 +27,7 @@ from fedscape.cli.options import (
     placing,
     say_revealed,
 )
-from fedscape.cli.results import finish, folder_for, say, sweep_table, write, write_tables
+from fedscape.cli.results import finish, folder_for, say, say_worse, sweep_table, write, write_tables
 from fedscape.cli.rows import (
     Classes,
     Features,
@@ -67,7 +67,7 @@ Epochs = Annotated[int, typer.Option(help="How often a client goes through its r
 BatchSize = Annotated[int, typer.Option(help="Rows of a step.")]
 Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or scripted.")]
+Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or stacked.")]
 
 
 def train(
@@ -163,6 +163,7 @@ def train(
         about = _personal(
             method, model, arguments, inputs, local, place(learners), held_out, how, folder_for(out, False, quiet)
         )
+        say_worse(about, len(inputs.classes), quiet)
         show(about, json_, lambda made: finish(made, out, quiet))
         return
     computation, judge = _computation(
@@ -191,6 +192,7 @@ def train(
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
+    say_worse(result, len(inputs.classes), quiet)
     show(result, json_, lambda about: finish(about, folder, quiet))
 
 

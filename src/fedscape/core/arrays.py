@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array
+from fedscape.types import Array
 
 
 class Ragged(NamedTuple):

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.computation import Arrays, Computation, Kept, sent_and_kept
+from fedscape.core.computation import Computation, sent_and_kept
 from fedscape.core.federation import Federation
 from fedscape.core.kept import joined
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import all_finite
 from fedscape.errors import DataError, EngineError, NotFinite
-from fedscape.privacy.release import Release
+from fedscape.types import Array, Arrays, Kept
+
+if TYPE_CHECKING:
+    from fedscape.privacy.release import Release
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,6 @@ class Task:
     measure: bool
     release: Release | None
     measure_release: Release | None
-    by_rows: bool = False  # one client, whose answer crosses a network: see Computation.narrow_rows
 
 
 class Block(NamedTuple):
@@ -132,8 +134,7 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     computation, metrics = task.computation, {}
     if task.measure:
         metrics = _summed(_checked(computation, computation.measure(state, clients), clients))
-    rows = task.by_rows and computation.narrow_rows
-    fast = None if rows else computation.total(state, clients, task.key)
+    fast = computation.total(state, clients, task.key)
     given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
     sums = {name: values for name, values in given.items() if name not in computation.reveals}
     lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())

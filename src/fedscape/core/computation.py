@@ -14,13 +14,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedscape.core.arrays import Ragged
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError, EngineError
-
-Arrays = dict[str, Array]
-Kept = Mapping[str, "Array | Ragged"]
+from fedscape.types import Array, Arrays, Kept
 
 
 class Computation:
@@ -51,10 +48,6 @@ class Computation:
     block_clients: int = 512
     block_rows: int = 2**18
     total_clients: int | None = None
-    #: Whether a client's row of `step` takes fewer bytes than its `total`: a node of one client then sends the row.
-    narrow_rows: ClassVar[bool] = False
-    #: Whether `foresee` makes anything ready.
-    foresees: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -115,16 +108,6 @@ class Computation:
         rows passes None, and each client asks again.
         """
         return None
-
-    def foresee(self, clients: Federation, key: Key) -> None:
-        """Make ready what depends only on who takes the round of this key, which comes next; the last is under way.
-
-        Where a device computes, the host has time for it. Never needed: a round finds its own way without.
-        """
-
-    def found_finite(self, state: Arrays) -> bool:
-        """Whether all numbers of this new state were found finite where they were made; if not, they are looked at."""
-        return False
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import Answer, Block, Reply, Site, Task, broadcast, nobody
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store
-from fedscape.core.random import Array, HasKeys, Key
-from fedscape.core.schedule import as_slice, in_order, one_library_thread, sections, without_warnings
+from fedscape.core.random import Key
+from fedscape.core.schedule import as_slice, cores, in_order, one_library_thread, sections, without_warnings
 from fedscape.errors import DataError, TooFewClients, plural
-from fedscape.privacy.release import Release
+from fedscape.types import Array, Arrays, HasKeys
+
+if TYPE_CHECKING:
+    from fedscape.privacy.release import Release
 
 
 class Engine(Protocol):
@@ -64,6 +66,23 @@ class Engine(Protocol):
         ...
 
 
+class Trainer(Protocol):
+    """What a run may ask of the device that a computation trains on; see `learning.trainer`."""
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether the device computes while the host is free to prefetch."""
+        ...
+
+    def prefetch(self, clients: Federation, key: Key) -> None:
+        """Prefetch the batches of these clients in the round of this key, which comes next."""
+        ...
+
+    def known_finite(self, state: Mapping[str, Array]) -> bool:
+        """Whether all numbers of this state were checked on the device."""
+        ...
+
+
 class Local:
     """All clients in this process, block by block on a few threads.
 
@@ -93,9 +112,8 @@ class Local:
         self.federation = federation
         self.threads = threads or cores()
         self.min_clients = min_clients
-        self.by_rows = False  # as in Task
         self._store = Store(len(federation))
-        self._foreseen: tuple[Array, Federation] | None = None
+        self._prefetched: tuple[Array, Federation] | None = None
         self._pool = None if self.threads == 1 else ThreadPoolExecutor(self.threads, thread_name_prefix="fedscape")
 
     @property
@@ -128,7 +146,7 @@ class Local:
         check_enough(cohort, self.min_clients, key, release)
         cohort = self._in_order_of_id(cohort)
         sent = broadcast(state)
-        task = Task(computation, key, measure, release, measure_release, self.by_rows)
+        task = Task(computation, key, measure, release, measure_release)
         parts = [
             [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
@@ -141,17 +159,17 @@ class Local:
         self._store.put(answer.kept)
         return answer.reply(computation, self.federation.ids[cohort], sent)
 
-    def foresee(self, computation: Computation, cohort: Array, key: Key) -> None:
-        """Tell a computation who will take the round of this key, where they make one block."""
+    def prefetch(self, computation: Computation, trainer: Trainer, cohort: Array, key: Key) -> None:
+        """Let a trainer prefetch the round of this key, where its cohort makes one block."""
         cohort = self._in_order_of_id(cohort)
         if len(sections(computation, self.federation.sizes[cohort], clipped=False)) == 1:
             clients = self.federation.borrow(as_slice(cohort))
-            self._foreseen = (cohort, clients)
-            computation.foresee(clients, key)
+            self._prefetched = (cohort, clients)
+            trainer.prefetch(clients, key)
 
     def _known(self, cohort: Array) -> Federation | None:
-        foreseen, self._foreseen = self._foreseen, None
-        return foreseen[1] if foreseen is not None and np.array_equal(foreseen[0], cohort) else None
+        ready, self._prefetched = self._prefetched, None
+        return ready[1] if ready is not None and np.array_equal(ready[0], cohort) else None
 
     def _kept(self, where: Array | slice) -> Mapping[str, Ragged]:
         return {name: arrays.take(where) for name, arrays in self._store.arrays.items()}
@@ -159,16 +177,6 @@ class Local:
     def _in_order_of_id(self, cohort: Array) -> Array:
         order = self.federation.order
         return cohort if order is None else order[np.sort(ranks(order)[cohort])]
-
-
-def cores() -> int:
-    """How many this process may use; where the system does not say, how many there are.
-
-    >>> cores() >= 1
-    True
-    """
-    allowed = getattr(os, "sched_getaffinity", None)  # not on macOS
-    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def check_enough(cohort: Array, min_clients: int, key: Key, release: Release | None) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from fedscape.core.computation import Arrays, Computation
-from fedscape.core.engine import Engine, as_engine
-from fedscape.core.federation import Federation
-from fedscape.core.history import History
-from fedscape.core.progress import shown
-from fedscape.core.random import Array
-from fedscape.core.rounds import rounds
-from fedscape.core.sampling import Sampler
+from fedscape.core.computation import Computation
 from fedscape.core.validate import check_whole
 from fedscape.errors import NotFittedError, PrivacyError, TooFewClients
-from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.mechanisms import Privacy
+from fedscape.types import Array, Arrays
+
+if TYPE_CHECKING:  # what runs a fit is loaded by the first fit: a node that only takes the step never needs it
+    from fedscape.core.engine import Engine
+    from fedscape.core.federation import Federation
+    from fedscape.core.history import History
+    from fedscape.core.sampling import Sampler
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import Privacy
 
 C = TypeVar("C", bound=Computation)
 
@@ -109,10 +109,13 @@ class Estimator(Computation):
         measure_privacy
             How metrics are clipped and noised; without it a private fit measures nothing.
         """
+        from fedscape.core.engine import as_engine
+        from fedscape.core.history import History
+
         self.history_ = History()
         self.history_.private = privacy is not None
         if privacy is not None and ledger is None:
-            ledger = Ledger()
+            ledger = privacy.new_ledger()
         how = Fit(sampler, checkpoint, every, allow, progress, privacy, ledger, measure_privacy)
         self._fit(as_engine(data), column, how)
         self.ledger_ = ledger
@@ -140,6 +143,9 @@ class Estimator(Computation):
         With a checkpoint, a run that was stopped goes on where it was. `carry` leaves clients what an earlier phase
         made them keep. Where all rounds were abandoned nothing was learned: an error, if the run is `needed`.
         """
+        from fedscape.core.progress import shown
+        from fedscape.core.rounds import rounds
+
         loop = rounds(
             computation,
             engine,

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from os import PathLike
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.arrays import Gathered, Ragged, group_rows, offsets_of, rows_of, segment_count, segment_sum
-from fedscape.core.random import Array, Key, client_keys
+from fedscape.core.arrays import group_rows, offsets_of, segment_count, segment_sum
+from fedscape.core.clients import Clients
+from fedscape.core.random import Key
 from fedscape.core.validate import (
     Collected,
     check_categories,
+    check_dense,
     check_share,
     checked_columns,
     checked_ids,
     codes_by_name,
     factorise,
-    is_rising,
     is_sorted,
-    positions,
-    read_only,
 )
-from fedscape.errors import DataError, nearest, plural
+from fedscape.errors import DataError
+from fedscape.types import Array
 
 
-class Federation:
+class Federation(Clients):
     """Clients and their rows, immutable.
 
     The rows of client i are `offsets[i]:offsets[i + 1]` of every column. Clients without rows are normal. A cohort, one
@@ -56,73 +54,6 @@ class Federation:
     >>> fed.counts("y", n_categories=3).tolist()
     [[1, 1, 1], [0, 1, 0]]
     """
-
-    columns: Mapping[str, Array]
-    offsets: Array
-    ids: Array
-    names: Mapping[str, tuple[str, ...]]
-    kept: Mapping[str, Ragged]
-
-    def __init__(
-        self,
-        columns: Mapping[str, npt.ArrayLike],
-        offsets: npt.ArrayLike,
-        ids: npt.ArrayLike | None = None,
-        *,
-        names: Mapping[str, Sequence[str]] | None = None,
-    ) -> None:
-        ends = np.asarray(offsets)
-        if ends.ndim != 1 or len(ends) == 0 or ends.dtype.kind not in "iu" or ends[0] != 0 or np.any(np.diff(ends) < 0):
-            raise DataError(
-                "offsets must be whole numbers that start at 0 and never fall, one more than there are clients"
-            )
-        ends = ends.astype(np.int64, copy=False)
-        stored, known = checked_columns(columns, dict(names or {}))
-        for name, values in stored.items():
-            if len(values) != ends[-1]:
-                raise DataError(f"column {name!r} has {len(values):,} rows, but the offsets end at {ends[-1]:,}")
-        who = np.arange(len(ends) - 1) if ids is None else checked_ids(ids)
-        if len(who) != len(ends) - 1:
-            raise DataError(f"there are {len(who):,} ids, but the offsets describe {len(ends) - 1:,} clients")
-        self._set(stored, ends, who, known, {})
-
-    def _set(
-        self,
-        columns: Mapping[str, Array],
-        offsets: Array,
-        ids: Array,
-        names: Mapping[str, tuple[str, ...]],
-        kept: Mapping[str, Ragged],
-    ) -> None:
-        put = object.__setattr__
-        put(self, "columns", MappingProxyType(columns) if isinstance(columns, dict) else columns)
-        put(self, "offsets", read_only(offsets))
-        put(self, "ids", read_only(ids))
-        put(self, "names", names)
-        put(self, "kept", kept)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"a Federation is immutable: {name!r} cannot be set; with_column() makes a new one")
-
-    def _derive(
-        self,
-        columns: Mapping[str, Array] | None = None,
-        offsets: Array | None = None,
-        ids: Array | None = None,
-        *,
-        names: Mapping[str, tuple[str, ...]] | None = None,
-        kept: Mapping[str, Ragged] | None = None,
-    ) -> Federation:
-        """A Federation from parts that are known to be sound."""
-        fed = object.__new__(Federation)
-        fed._set(
-            self.columns if columns is None else columns,
-            self.offsets if offsets is None else offsets,
-            self.ids if ids is None else ids,
-            self.names if names is None else names,
-            {} if kept is None else kept,
-        )
-        return fed
 
     # -- ways in -------------------------------------------------------------------------------------------------------
 
@@ -287,136 +218,7 @@ class Federation:
 
         save_folder(self, path, overwrite=overwrite)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, column: str) -> Array:
-        try:
-            return self.columns[column]
-        except KeyError:
-            have = ", ".join(map(repr, self.columns)) or "none"
-            raise DataError(
-                f"there is no column {column!r}; the columns are: {have}{nearest(column, self.columns)}"
-            ) from None
-
-    def __contains__(self, column: object) -> bool:
-        return column in self.columns
-
-    def __repr__(self) -> str:
-        shapes = [f"{n} {v.dtype}{list(v.shape[1:]) if v.ndim > 1 else ''}" for n, v in self.columns.items()]
-        listed = [plural(len(self), "client"), plural(self.n_rows, "row"), *(shapes or ["no columns"])]
-        return f"Federation({', '.join(listed)})"
-
-    @property
-    def n_rows(self) -> int:
-        """The number of rows of all clients together."""
-        return int(self.offsets[-1])
-
-    @property
-    def sizes(self) -> Array:
-        """The number of rows of each client."""
-        return np.diff(self.offsets)
-
-    @property
-    def client_of_row(self) -> Array:
-        """The position of the client that owns each row."""
-        return np.repeat(np.arange(len(self)), self.sizes)
-
-    @property
-    def keys(self) -> Array:
-        """The 64-bit key of each client, from its id."""
-        keys: Array = self._once("keys", lambda: client_keys(self.ids))
-        return keys
-
-    @property
-    def order(self) -> Array | None:
-        """The positions of the clients in the order of their ids; None where they lie in that order already."""
-        order: Array | None = self._once("order", lambda: None if is_rising(self.ids) else np.argsort(self.ids))
-        return order
-
-    def _once(self, name: str, make: Any) -> Any:
-        store = self.__dict__.setdefault("_store", {})
-        if name not in store:
-            store[name] = make()
-        return store[name]
-
-    def positions(self, ids: npt.ArrayLike) -> Array:
-        """The positions of these ids; an unknown id is refused.
-
-        >>> Federation({}, [0, 0, 0], ids=["a", "b"]).positions(["b"])
-        array([1])
-        """
-        wanted = np.atleast_1d(np.asarray(ids))
-        known: dict[Any, int] = self._once("index", lambda: {v: i for i, v in enumerate(self.ids.tolist())})
-        try:
-            return np.array([known[v] for v in wanted.tolist()], dtype=np.int64)
-        except KeyError as error:
-            raise DataError(f"there is no client {error.args[0]!r} among the {len(self):,} ids") from None
-
-    def fingerprint(self) -> str:
-        """A digest of who the clients are and how many rows of what shape they have (not of the values)."""
-        digest = hashlib.sha256()
-        digest.update(repr([(n, str(v.dtype), v.shape[1:]) for n, v in self.columns.items()]).encode())
-        digest.update(self.offsets.tobytes())
-        digest.update(self.keys.tobytes())
-        return digest.hexdigest()
-
-    # -- cutting -------------------------------------------------------------------------------------------------------
-
-    def take(self, clients: npt.ArrayLike | slice) -> Federation:
-        """These clients, by position, mask or slice; other clients' rows are not touched.
-
-        >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).take([1])["y"].tolist()
-        [2, 3]
-        """
-        part = self.borrow(clients)
-        object.__setattr__(part, "columns", MappingProxyType({name: part[name] for name in self.columns}))
-        return part
-
-    def borrow(self, clients: npt.ArrayLike | slice) -> Federation:
-        """The same as `take`, but a column is read when it is first asked for: until then these rows stay here.
-
-        >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).borrow([1])["y"].tolist()
-        [2, 3]
-        """
-        where = clients if isinstance(clients, slice) else positions(clients, len(self))
-        rows, offsets = rows_of(self.offsets, where)
-        columns = Gathered(self.columns, rows)
-        kept = {name: arrays.take(where) for name, arrays in self.kept.items()}
-        part = self._derive(columns, offsets, self.ids[where], kept=kept)
-        if "keys" in self.__dict__.get("_store", {}):
-            part.__dict__["_store"] = {"keys": self.keys[where]}
-        return part
-
-    def client(self, id: Any) -> Federation:  # noqa: A002
-        """The Federation of this one client."""
-        return self.take(self.positions([id]))
-
-    def where(self, rows: npt.ArrayLike) -> Federation:
-        """The same clients with only the rows where this mask holds.
-
-        >>> fed = Federation({"t": [1, 5, 9]}, [0, 2, 3])
-        >>> fed.where(fed["t"] < 5).sizes
-        array([1, 0])
-        """
-        mask = np.asarray(rows)
-        if mask.dtype != bool or mask.shape != (self.n_rows,):
-            raise DataError(
-                f"where() needs one True or False for each of the {self.n_rows:,} rows, got {mask.dtype}{mask.shape}"
-            )
-        passed = np.concatenate(([0], np.cumsum(mask)))
-        columns = {name: values[mask] for name, values in self.columns.items()}
-        return self._derive(columns, passed[self.offsets].astype(np.int64), kept=self.kept)
-
-    def select(self, columns: Sequence[str]) -> Federation:
-        """Only these columns."""
-        return self._derive(
-            {name: self[name] for name in columns},
-            names={name: value for name, value in self.names.items() if name in columns},
-            kept=self.kept,
-        )
+    # -- changing and splitting ----------------------------------------------------------------------------------------
 
     def with_column(self, name: str, values: npt.ArrayLike, *, names: Sequence[str] | None = None) -> Federation:
         """The same rows with one column added or replaced.
@@ -461,10 +263,6 @@ class Federation:
         names = self.names.get(column)
         return not isinstance(names, Collected) and (names is not None or self[column].ndim > 1)
 
-    def with_kept(self, kept: Mapping[str, Ragged]) -> Federation:
-        """The same clients, holding what they kept in an earlier round."""
-        return self._derive(kept=kept)
-
     def split(self, *, test: float = 0.2, seed: int = 0) -> tuple[Federation, Federation]:
         """Split the rows inside each client into train and test.
 
@@ -497,16 +295,6 @@ class Federation:
         chosen = np.zeros(len(self), dtype=bool)
         chosen[np.argsort(Key(seed, purpose="split clients").uniform(self), kind="stable")[:n_test]] = True
         return self.take(~chosen), self.take(chosen)
-
-    def batches(self, clients: int = 512) -> Iterator[Federation]:
-        """Consecutive groups of this many clients.
-
-        >>> [len(part) for part in Federation({}, [0] * 6).batches(2)]
-        [2, 2, 1]
-        """
-        if clients < 1:
-            raise DataError(f"batches() needs at least one client a batch, not {clients}")
-        return (self.take(slice(begin, begin + clients)) for begin in range(0, len(self), clients))
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -556,6 +344,8 @@ class Federation:
         [[1, 0, 0], [0, 0, 2]]
         """
         n = self.categories(column) if n_categories is None else n_categories
+        if n_categories is None and column not in self.names and self[column].ndim == 1:
+            check_dense(self[column], n, len(self), column)
         values = check_categories(self[column], n, column)
         if values.ndim == 2:
             made = self.segment_sum(values)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedscape.core.checkpoint import replace_file
-from fedscape.core.rounds import Round
 from fedscape.errors import DataError, plural
+
+if TYPE_CHECKING:
+    from fedscape.core.rounds import Round
 
 
 class History:
@@ -83,6 +84,7 @@ class History:
         import pyarrow.csv
         import pyarrow.parquet
 
+        from fedscape.core.checkpoint import replace_file
         from fedscape.formats.cells import without_formulas
 
         table = self.to_arrow()

@@ -8,8 +8,8 @@ import numpy as np
 
 from fedscape.core.arrays import Ragged, offsets_of, rows_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import CheckpointError
+from fedscape.types import Array
 
 
 class Store:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from fedscape.core.kernel import compiles, has_compiler, kernel
 from fedscape.errors import DataError
-
-Array = npt.NDArray[Any]
+from fedscape.types import Array, HasKeys, HasRows
 
 TINIEST = 1e-100  # a smaller concentration could not be told from this one, but its logarithms overflow
 
@@ -30,20 +27,6 @@ _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _MANY = 2**17  # draws that take as long as a compiled loop takes to load
 _CALL = 2**11  # draws that take as long as a call by itself takes beside them
 _drawn = [0]
-
-
-class HasKeys(Protocol):
-    """Anything whose clients have 64-bit keys: a Federation, for one."""
-
-    @property
-    def keys(self) -> Array: ...
-
-
-class HasRows(HasKeys, Protocol):
-    """Clients with rows."""
-
-    @property
-    def offsets(self) -> Array: ...
 
 
 def client_keys(ids: Array) -> Array:

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedscape.core import checkpoint
-from fedscape.core.arrays import Ragged
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.sampling import All, Sampler
 from fedscape.core.validate import Collected, all_finite, check_whole, read_only
 from fedscape.errors import CheckpointError, DataError, EngineError, NotFinite, PrivacyError, TooFewClients
-from fedscape.privacy.guard import Guard
-from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.mechanisms import Privacy
+from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
-    from fedscape.core.engine import Engine
+    from fedscape.core.engine import Engine, Trainer
+    from fedscape.privacy.guard import Guard
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import Privacy
 
 FORMAT = 2  # of the checkpoint of a run: since 2 computations are known by names that do not move with their modules
 
@@ -130,7 +129,7 @@ class Rounds:
             reply = self.engine.run(self.computation, state, cohort, key, measure=measure, **releases)
         except TooFewClients as error:
             return Round(key.round, state, {}, 0, True, time.perf_counter() - started, 0, 0, self, error.faults)
-        self._look_ahead(key.at(key.round + 1))
+        self._prefetch(key.at(key.round + 1))
         total, clients = reply.total, reply.clients
         if guard is not None and opened is not None:
             released = guard.released(opened, reply)
@@ -151,14 +150,16 @@ class Rounds:
             self.engine.clients, key.to("cohort") if self.guard is None else self.guard.cohort_key(key)
         )
 
-    def _look_ahead(self, key: Key) -> None:
-        """While a device is still at work on this round: who takes the next, and what that alone decides."""
-        look = getattr(self.engine, "foresee", None)
-        if look is None or not self.computation.foresees or self.guard is not None or key.round >= self.n_rounds:
+    def _prefetch(self, key: Key) -> None:
+        """Prefetch the next round's cohort and batches while the device is still busy with this one."""
+        trainer, prefetch = device_trainer(self.computation), getattr(self.engine, "prefetch", None)
+        if trainer is None or not trainer.prefetches or prefetch is None or self.guard is not None:
+            return
+        if key.round >= self.n_rounds:
             return
         try:
             self._ahead = (key, self._cohort(key))
-            look(self.computation, self._ahead[1], key)
+            prefetch(self.computation, trainer, self._ahead[1], key)
         except Exception:  # the round itself will say it, and this one is not lost
             self._ahead = None
 
@@ -183,9 +184,10 @@ class Rounds:
 
     def write(self, path: str | os.PathLike[str], notes: Mapping[str, Any]) -> None:
         """Write the state the next round starts from, and what clients keep."""
+        from fedscape.core import checkpoint, codec
+
         arrays = {f"state/{name}": values for name, values in self.state.items()}
-        for name, ragged in self.engine.kept().items():
-            arrays[f"kept/{name}/flat"], arrays[f"kept/{name}/offsets"] = ragged
+        arrays |= codec.plain_of_ragged(self.engine.kept(), "kept/")
         header = {"kind": "run", "format": FORMAT, "run": self.identity(), "next": self.index, "notes": dict(notes)}
         if self.guard is not None:
             header["guard"] = self.guard.saved()
@@ -193,6 +195,8 @@ class Rounds:
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint."""
+        from fedscape.core import checkpoint, codec
+
         arrays, header = checkpoint.read(path)
         if header.get("kind") != "run":
             raise CheckpointError(f"{os.fspath(path)} is a fedscape file, but not the checkpoint of a run")
@@ -210,9 +214,8 @@ class Rounds:
                     f"{os.fspath(path)} belongs to another run: its {name} is {header['run'].get(name)!r}, "
                     f"here it is {mine!r}"
                 )
-        names = [n[len("kept/") : -len("/flat")] for n in arrays if n.startswith("kept/") and n.endswith("/flat")]
-        self.engine.restore({n: Ragged(arrays[f"kept/{n}/flat"], arrays[f"kept/{n}/offsets"]) for n in names})
-        self.state = frozen({n[len("state/") :]: v for n, v in arrays.items() if n.startswith("state/")})
+        self.engine.restore(codec.ragged_of_plain(arrays, "kept/"))
+        self.state = frozen(codec.prefixed(arrays, "state/"))
         self.index, self.notes = header["next"], header["notes"]
         if self.guard is not None:
             self.guard.restore(header["guard"])
@@ -281,7 +284,7 @@ def rounds(
     where, guard = as_engine(engine), None
     if privacy is not None:
         check_declared(where.clients, computation.coded_columns())
-        guard = Guard(privacy, measure_privacy, Ledger() if ledger is None else ledger, sampler, where)
+        guard = privacy.guard(sampler, where, ledger=ledger, metrics=measure_privacy)
     elif ledger is not None or measure_privacy is not None:
         raise PrivacyError("a ledger and measure_privacy go with privacy=, which is not given")
     run = Rounds(computation, where, sampler, seed=seed, n_rounds=n_rounds, measure=measure, guard=guard)
@@ -305,7 +308,8 @@ def frozen(state: Mapping[str, Any]) -> Arrays:
 
 def check_state(computation: Computation, state: Arrays, index: int) -> None:
     """Refuse a state that is not finite, naming round and array."""
-    if computation.found_finite(state):
+    trainer = device_trainer(computation)
+    if trainer is not None and trainer.known_finite(state):
         return
     for name, values in state.items():
         if not all_finite(values):
@@ -314,6 +318,12 @@ def check_state(computation: Computation, state: Arrays, index: int) -> None:
                 f"numbers of the state {name!r} are NaN or infinite: look for them in the data, or take smaller steps; "
                 "the last finished round is unharmed"
             )
+
+
+def device_trainer(computation: Computation) -> Trainer | None:
+    """The trainer of a computation that trains on a device; most have none."""
+    trainer: Trainer | None = getattr(computation, "trainer", None)
+    return trainer
 
 
 def _check_reveals(computation: Computation, allow: Sequence[str]) -> None:

@@ -7,8 +7,9 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
+from fedscape.types import Array, HasKeys
 
 
 @runtime_checkable

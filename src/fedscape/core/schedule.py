@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import deque
@@ -9,18 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from fedscape.core.computation import Computation
-from fedscape.core.random import Array
-from fedscape.privacy.release import Release
+from fedscape.types import Array
+
+if TYPE_CHECKING:
+    from fedscape.privacy.release import Release
 
 T = TypeVar("T")
 S = TypeVar("S")
 
-SECTIONS = 256  # at most so many runs of blocks, each added up where it is run: what waits for its turn is bounded
+SECTIONS = 256  # cap on partial sums held in memory
 
 
 @lru_cache(maxsize=1)
@@ -31,6 +34,16 @@ def _libraries(n_modules: int) -> Any:
     except ImportError:  # a machine with NumPy and torch alone
         return None
     return ThreadpoolController()
+
+
+def cores() -> int:
+    """How many this process may use; where the system does not say, how many there are.
+
+    >>> cores() >= 1
+    True
+    """
+    allowed = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
 def one_library_thread() -> AbstractContextManager[Any]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
+from fedscape.types import Array
 
 NUMBERS = "biufmM"
+_MOST_CELLS = 2**26  # of counts that are made without asking how many codes are used
 
 
 class Collected(tuple[str, ...]):
@@ -76,6 +77,19 @@ def check_categories(values: Array, n_categories: int, column: str) -> Array:
             f"{n_categories - 1}: raise n_categories to {high + 1} or more"
         )
     return values
+
+
+def check_dense(values: Array, n: int, clients: int, column: str) -> None:
+    """Refuse large counts of codes that hardly any row has: values that are no codes 0, 1, 2, ..."""
+    if n * clients <= _MOST_CELLS:
+        return
+    distinct = len(np.unique(values))
+    if n > 4 * distinct:
+        raise DataError(
+            f"column {column!r} holds {distinct:,} values up to {n - 1:,}, and counts of 0 to {n - 1:,} for "
+            f"{plural(clients, 'client')} would take {4e-9 * n * clients:,.1f} GB: count its values as classes "
+            f"with coded({column!r})"
+        )
 
 
 def check_finite(values: Array, column: str) -> Array:

@@ -13,9 +13,9 @@ import numpy as np
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError, MissingExtraError
 from fedscape.formats.npz import read_gzip, read_npz
+from fedscape.types import Array
 
 DIGITS = tuple("0123456789")
 CHARACTERS = (*DIGITS, *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", *"abcdefghijklmnopqrstuvwxyz")

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedscape.core.random import Array
 from fedscape.core.validate import Collected
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 EXACT = 2**53  # whole numbers up to here are exact in float64
 DENSE = 2**22  # whole numbers that span no more than this are looked up in an array

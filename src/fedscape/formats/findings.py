@@ -11,8 +11,18 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
-from fedscape.formats.kinds import BEYOND, ColumnKind, Overrules, as_codes, as_numbers, label_of, parse_numbers
+from fedscape.core.random import Key
+from fedscape.formats.kinds import (
+    BEYOND,
+    ColumnKind,
+    Overrules,
+    as_codes,
+    as_numbers,
+    label_of,
+    parse_numbers,
+)
+from fedscape.formats.weights import MEASURED
+from fedscape.types import Array
 
 LEAK = 0.97  # a column that alone predicts more of the held-out labels than this gives the label away
 _ROWS = 20_000  # rows that are looked at for leaks
@@ -151,6 +161,9 @@ def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Over
     elif kind.kind == "weight":
         line = f"{name!r} looks like a survey weight, which says how many a row stands for ({kind.why})"
         yield Finding("weight", name, line, f"{left_out}, and rows count once; --keep {option} uses it")
+    elif kind.why == MEASURED:
+        line = f"{name!r} is taken for {MEASURED}, not for a survey weight"
+        yield Finding("weight", name, line, f"used as a number; --ignore {option} leaves it out")
     elif kind.code:
         used = "an indicator for each" if kind.use else "too many values, left out of the features"
         line = f"{name!r} looks like a code ({kind.distinct:,} whole numbers whose order means nothing)"

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import Collected
 from fedscape.errors import DataError
 from fedscape.formats.files import Name, new_folder, reading
+from fedscape.types import Array
 
 FORMAT, VERSION = "fedscape federation", 1
 INDEX = "federation.json"

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import checked_ids
 from fedscape.errors import DataError, nearest
 from fedscape.formats.arrow import Codes, Column, check_type, is_list, is_string, recode
+from fedscape.types import Array
 
 CLIENT_ROWS = 2**19  # rows in a batch of the first pass, where looking up the clients of a batch costs most
 ROWS = 2**16  # and of the second, where working space a row costs most

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.formats.weights import weight_or_mass
+from fedscape.types import Array
 
 Kind = Literal["class", "ordered", "number", "text", "date", "id", "weight", "constant", "empty", "array"]
 Use = Literal["number", "indicators", "array", ""]  # what a column becomes as a feature; "": it is left out
@@ -25,9 +26,6 @@ _ID = re.compile(
     r"(^|[_\W])(ids?|uuid|guid|key|ssn|serial(no)?)$|(?-i:[a-z]I[dD])$|^(id|uuid|guid)([_\W]|$)|"
     r"^(invoice|order|ticket|transaction|customer|patient|account|phone|user|person|case|record)(_?(no|nr|num|number))?$",
     re.IGNORECASE,
-)
-_WEIGHT = re.compile(
-    r"(^|_)(survey_?weight|sample_?weight|person_?weight|weights?|wgt|wt|w?gtp)$|^(p|h)?wgtp?\d*$", re.I
 )
 _CODE = re.compile(
     r"code|zip|postal|postcode|fips|naics|naicsp|^soc|occ(p|upation)?$|icd|isco|puma|sku|^st$|state", re.I
@@ -195,6 +193,9 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
         fine = numbers[np.abs(numbers) <= BEYOND]
         low, high = (float(fine.min()), float(fine.max())) if len(fine) else (0.0, 0.0)
         why = f"texts, of which {wrong:,} {'is' if wrong == 1 else 'are'} no number" if wrong else "texts of numbers"
+        weight = weight_or_mass(name, numbers, often[used])
+        if weight is not None and weight[0] == "weight" and name not in said.numeric:
+            return replace(kind, kind="weight", low=low, high=high, missing=missing + wrong, why=weight[1])
         gone = missing + int(often[used][~(np.abs(numbers) <= BEYOND)].sum())
         return replace(kind, kind="number", low=low, high=high, missing=gone, why=why)
     if d == 1:
@@ -227,8 +228,8 @@ def _number_kind(name: str, values: Array, missing: int, said: Overrules) -> Col
         )
     if whole:
         return _whole_kind(kind, known, distinct, often)
-    if _WEIGHT.search(name) and distinct[0] >= 0 and d > FEW:
-        return replace(kind, kind="weight", why="by its name")
+    if (weight := weight_or_mass(name, distinct, often)) is not None:
+        return replace(kind, kind=weight[0], why=weight[1])
     if d <= FEW and n >= 5 * d:
         return _as_class(kind, [label_of(v) for v in distinct], "ordered")
     return kind
@@ -247,8 +248,8 @@ def _whole_kind(kind: ColumnKind, known: Array, distinct: Array, often: Array) -
         return _as_class(kind, [label_of(v) for v in distinct], "class", code=_is_code(name, distinct, often))
     if label and span <= 1.5 * d and n >= 2 * d:
         return _as_class(kind, [label_of(v) for v in distinct], "class", "by its name")
-    if _WEIGHT.search(name) and distinct[0] >= 0:
-        return replace(kind, kind="weight", why="by its name")
+    if (weight := weight_or_mass(name, distinct, often)) is not None:
+        return replace(kind, kind=weight[0], why=weight[1])
     if n >= 50 and d > 0.95 * n and (float(distinct[-1]) > 2**53 or (known.dtype.kind in "iu" and _is_even(distinct))):
         return replace(kind, kind="id", why="a value of its own in nearly every row")
     if _is_code(name, distinct, often):

@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError, require
 from fedscape.formats.files import one_line
 from fedscape.formats.grouping import group, table_source
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 from fedscape.formats.tables import stack_clients
+from fedscape.types import Array
 
 
 def from_huggingface(dataset: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:

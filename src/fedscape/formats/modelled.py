@@ -9,10 +9,10 @@ from itertools import pairwise
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import Collected
 from fedscape.errors import DataError
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
+from fedscape.types import Array
 
 BINS = 5
 

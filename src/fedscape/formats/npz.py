@@ -11,9 +11,9 @@ from typing import IO
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.formats.files import Name, reading
+from fedscape.types import Array
 
 LIMIT = 2**30
 VARIABLE = "FEDSCAPE_LIMIT"

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.formats.dialect import ALWAYS_ALLOWED, MOST_EXPANSION, find_dialect, open_bytes
 from fedscape.formats.files import Name, reading
 from fedscape.formats.grouping import Source, group, keyed, read_clients, table_source
 from fedscape.formats.parquet import from_parquet, parquet_source
 from fedscape.formats.tables import csv_source
+from fedscape.types import Array
 
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _TEXTS = (".csv", ".tsv", ".tab")

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 ROWS = 2**17  # few enough that the texts of a batch stay below Arrow's 2 GiB
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError, nearest
 from fedscape.formats.findings import Finding, find, lines_of
 from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, kind_of
+from fedscape.types import Array
 
 __all__ = ["ColumnKind", "Finding", "Overrules", "Reading", "encode", "read_columns"]
 _LEAVE_OUT = ("leak", "duplicate", "of client")  # findings that keep a column from being a feature by default

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import as_array, plain_array
 from fedscape.errors import DataError
 from fedscape.formats.arrow import Codes, check_type, holds_texts, recode, to_float, to_numpy
@@ -22,6 +21,7 @@ from fedscape.formats.dialect import Dialect, find_dialect, open_bytes
 from fedscape.formats.files import Name, files_in, new_file, one_line, reading
 from fedscape.formats.grouping import Source, group, table_source
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
+from fedscape.types import Array
 
 Piece = tuple[Array, bool]  # the rows of one client in one column, and whether they are codes of texts
 

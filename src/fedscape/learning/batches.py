@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch
 
 from fedscape.core.arrays import rows_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
+from fedscape.learning.device import Data, Device
 from fedscape.learning.gradients import Batch, Tensors
 from fedscape.learning.layers import dropout_keys
-from fedscape.learning.local import Data, LocalSGD
-from fedscape.learning.losses import Tensor
-from fedscape.learning.plan import Plan, Rows, groups, make_plan
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.plan import Plan, Rows, make_plan
+from fedscape.types import Array, Tensor
 
 LEAST = 8  # clients below which a program for exactly so many is not worth compiling
 
@@ -33,27 +34,8 @@ class Work(NamedTuple):
     feed: Feed | None = None  # its batches, where they were made ready
 
 
-def works_of(local: LocalSGD, clients: Federation, key: Key) -> Iterator[tuple[Array, Work]]:
-    """Positions and work of groups of clients, as they were foreseen or else made now."""
-    ready, local._ready[:] = list(local._ready), []
-    if ready and ready[0][0] is clients and ready[0][1] == key:
-        yield from ready[0][2]
-        return
-    data = local.data(clients)
-    for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        yield positions, work_of(local, data, clients, positions, key)
-
-
-def foresee(local: LocalSGD, clients: Federation, key: Key) -> None:
-    """Make the work of these clients in the round of this key ready, as `deltas` will ask for it."""
-    works = list(works_of(local, clients, key))
-    if local.fallback == "compiled":
-        works = [(positions, work._replace(feed=Feed(local, work))) for positions, work in works]
-    local._ready[:] = [(clients, key, works)]
-
-
 def work_of(local: LocalSGD, data: Data, clients: Federation, positions: Array, key: Key) -> Work:
-    """The work of these clients, which must be in falling order of size; `data` is `local.data(clients)`."""
+    """The work of these clients, which must be in falling order of size; `data` is that of the block."""
     rows, offsets = rows_of(clients.offsets, positions)
     members = Rows(clients.keys[positions], offsets)
     plan = make_plan(members, key, local.timing)
@@ -68,7 +50,8 @@ class Feed:
     `room` clients, a multiple of `kinds`, and batches of `wide` rows.
     """
 
-    def __init__(self, local: LocalSGD, work: Work, *, padded: bool = True, kinds: int = 1) -> None:
+    def __init__(self, device: Device, work: Work, *, padded: bool = True, kinds: int = 1) -> None:
+        local = device.local
         plan, most, rows = work.plan, local.timing.batch_size, len(work.plan.rows)
         wide = plan.rows.shape[2]
         few = local.on_gpu and rows < LEAST and wide < most  # a client or two of a size of their own
@@ -77,9 +60,9 @@ class Feed:
             (rounded(rows, rows, kinds), min(most, 1 << (wide - 1).bit_length())) if self.ragged else (rows, wide)
         )
         self.room, self.wide, self.data = room, wide, work.data
-        index, counts = (local.sent(a) for a in plan)
+        index, counts = (device.sent(a) for a in plan)
         self.index, self.counts = padded_to(padded_to(index, room), wide, 2), padded_to(counts, room)
-        self.keys = {path: padded_to(k, room, 1) for path, k in keys_of(local, work).items()}
+        self.keys = {path: padded_to(k, room, 1) for path, k in keys_of(device, work).items()}
         place = torch.arange(self.index.shape[2], device=counts.device)
         number = self.counts[..., None]
         self.shares = (place < number).to(local.dtype) / number.clamp(min=1)  # [clients, steps, width]
@@ -101,9 +84,9 @@ class Feed:
         return Batch(self.data.x[index], self.data.y[index], shares, random)
 
 
-def keys_of(local: LocalSGD, work: Work) -> Tensors:
+def keys_of(device: Device, work: Work) -> Tensors:
     """The keys of each layer that drops anything, [steps, rows, 2]."""
-    return {path: local.sent(work.dropout(path, work.plan.counts.shape[1])) for path in local.dropout_paths}
+    return {path: device.sent(work.dropout(path, work.plan.counts.shape[1])) for path in device.dropout_paths}
 
 
 def room_for(places: int, *, ragged: bool) -> int:

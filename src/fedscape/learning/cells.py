@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.formats.kinds import as_numbers, label_of
+from fedscape.types import Array
 
 
 def is_text(table: Federation, name: str) -> bool:

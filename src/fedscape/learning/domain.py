@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import all_valid
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
+from fedscape.learning.trainer import trainer_of
+from fedscape.types import Array
 
 
 def valid_rows(local: LocalSGD, clients: Federation) -> Array | None:
@@ -53,7 +54,7 @@ def _classes(y: Array, x: Array, local: LocalSGD) -> Array | None:
     of_classes = local.loss is cross_entropy or isinstance(local.loss, nn.CrossEntropyLoss)
     if not of_classes or y.dtype.kind not in "biu" or y.ndim != 1 or not len(x):
         return None
-    with torch.no_grad(), local.borrowed() as module:
+    with torch.no_grad(), trainer_of(local).borrowed() as module:
         module.eval()
         output = module(local.inputs(torch.zeros((1, *x.shape[1:]), dtype=torch.from_numpy(x[:0].copy()).dtype)))
         module.train()

@@ -12,18 +12,19 @@ from torch import nn
 from torch.func import functional_call
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept
-from fedscape.core.engine import cores
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
-from fedscape.core.schedule import cut
+from fedscape.core.random import Key
+from fedscape.core.schedule import cores, cut
 from fedscape.errors import DataError, plural
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import known_classes, one_thread
-from fedscape.learning.losses import Tensor, checked_loss, correct, cross_entropy
+from fedscape.learning.losses import checked_loss, correct, cross_entropy
+from fedscape.learning.trainer import trainer_of
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 _BATCH = 1024  # rows of one forward pass
 _BLOCK = 2**14  # rows on one thread
@@ -191,11 +192,11 @@ def sums_of_clients(local: LocalSGD, state: Arrays, clients: Federation) -> tupl
     losses, right = np.zeros(clients.n_rows), np.zeros(clients.n_rows)
     classes = clients[local.target].dtype.kind in "biu"
     params = {name: values[0] for name, values in tensors_of(local, model_arrays(state)).items()}
-    with one_thread(), precise(local), known_classes(local), torch.no_grad(), local.borrowed() as module:
+    with one_thread(), precise(local), known_classes(local), torch.no_grad(), trainer_of(local).borrowed() as module:
         module.eval()
         for begin in range(0, clients.n_rows, _BATCH):
             rows = slice(begin, begin + _BATCH)
-            data = local.data(clients, rows)
+            data = trainer_of(local).data(clients, rows)
             output: Tensor = functional_call(module, params, (local.inputs(data.x),))
             losses[rows] = checked_loss(local.loss, output, data.y).cpu().numpy()
             hits = correct(output, data.y)
@@ -224,4 +225,5 @@ def checked_params(local: LocalSGD, params: Mapping[str, Array]) -> Arrays:
 
 def tensors_of(local: LocalSGD, params: Mapping[str, Array]) -> Tensors:
     """Parameters as tensors with a leading axis of one."""
-    return {n: local.tensor(f"model.{n}", np.asarray(p))[None] for n, p in checked_params(local, params).items()}
+    device, own = trainer_of(local), checked_params(local, params)
+    return {n: device.tensor(f"model.{n}", np.asarray(p))[None] for n, p in own.items()}

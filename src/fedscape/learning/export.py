@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from fedscape.core.checkpoint import replace_file
-from fedscape.core.random import Array
 from fedscape.errors import DataError, require
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import Module
+from fedscape.types import Array
 
 
 def module_of(model: Module, state: Mapping[str, Array]) -> Module:

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays, sums_of_clients
 from fedscape.learning.fedavg import FedAvg, rows_of_moves
@@ -19,6 +18,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Mean, Momentum, Rule
+from fedscape.types import Array, Arrays, Kept
 
 _MEAN = Mean()
 _LEAST = 1e-10  # of a loss: for q < 1 the formula divides by a power of it

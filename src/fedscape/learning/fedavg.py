@@ -10,19 +10,20 @@ import torch
 from torch import nn
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.learning.batches import foresee
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
 from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
-from fedscape.learning.loop import deltas, weighted_sum
-from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.loop import weighted_sum
+from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adam, Mean, Rule
+from fedscape.learning.trainer import Trainer, deltas, trainer_of
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 WEIGHTINGS = ("samples", "equal")
 _MEAN = Mean()
@@ -60,7 +61,6 @@ class FedAvg(Computation):
 
     name = "fedavg"
 
-    narrow_rows = True
     block_rows = 2**14  # rows may be images
 
     def __init__(
@@ -77,15 +77,12 @@ class FedAvg(Computation):
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side: a block holds every client's parameters."""
-        return self.local.chunk
+        return trainer_of(self.local).chunk
 
     @property
-    def foresees(self) -> bool:  # type: ignore[override]  # it depends on the device
-        """Whether the plan of the next round is made while this one is under way."""
-        return self.local.on_gpu and type(self).total is FedAvg.total
-
-    def foresee(self, clients: Federation, key: Key) -> None:
-        foresee(self.local, clients, key)
+    def trainer(self) -> Trainer | None:
+        """The device's trainer, for a run to ask; None for a subclass that sums in another way."""
+        return trainer_of(self.local) if type(self).total is FedAvg.total else None
 
     def start(self, seed: int) -> Arrays:
         model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
@@ -104,16 +101,17 @@ class FedAvg(Computation):
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         made, numbers = self.moved(state, total)
-        return {**state, **self.local.arrays(made), **numbers}
+        return {**state, **trainer_of(self.local).arrays(made), **numbers}
 
     def moved(self, state: Arrays, total: Arrays) -> tuple[Tensors, Arrays]:
         """What a round makes of the state: its arrays, where clients train, and its numbers; nothing of no client."""
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
         if weight < 1:  # nobody had a row, or noise says so
             return {}, {}
-        params = {n: self.local.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
+        device = trainer_of(self.local)
+        params = {n: device.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
         known = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
-        held = {n: self.local.tensor(f"server.{n}", v) for n, v in known.items() if v.ndim}
+        held = {n: device.tensor(f"server.{n}", v) for n, v in known.items() if v.ndim}
         memory = {**known, **{n: v.to(torch.float64) for n, v in held.items()}}
         mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
         moves, after = self.server.move(memory, mean)
@@ -121,9 +119,6 @@ class FedAvg(Computation):
         made |= {f"server.{n}": torch.as_tensor(v).to(held[n].dtype) for n, v in after.items() if n in held}
         numbers = {f"server.{n}": _number(v, known[n]) for n, v in after.items() if n not in held}
         return made, numbers
-
-    def found_finite(self, state: Arrays) -> bool:
-        return self.local.found_finite(state)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right, rows = sums_of_clients(self.local, state, clients)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import all_finite
 from fedscape.errors import DataError, plural
 from fedscape.formats.kinds import as_codes
 from fedscape.learning.cells import first_texts, is_text, missing_in, numbers_in, place_of, text_at
+from fedscape.types import Array
 
 ROW = "fedscape.row"  # a column of predictions: which row of the file a row is
 KINDS = ("number", "category", "array")

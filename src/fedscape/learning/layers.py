@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.learning.losses import Tensor
+from fedscape.types import Array, HasKeys, Tensor
 
 Module = Any
 
@@ -108,11 +107,10 @@ def _hashed(h: Tensor) -> Tensor:
     return h ^ ((h >> 15) & 0x1FFFF)
 
 
-def trainable_copy(model: Module, strategy: str) -> Module:
+def trainable_copy(model: Module, stand_in: Callable[[Module], Module | None] | None = None) -> Module:
     """A copy in training mode whose dropout layers are keyed; the model itself is left as it is.
 
-    One client after the other trains with linear layers that move their own weights; compiled training with
-    convolutions as matrix products.
+    `stand_in` may give a layer to take the place of another, or None to leave it.
     """
     twin = nn.Sequential(copy.deepcopy(model))  # so that the model itself may be such a layer
     for parent in list(twin.modules()):
@@ -121,10 +119,8 @@ def trainable_copy(model: Module, strategy: str) -> Module:
                 continue
             if isinstance(child, _DROPOUTS):
                 setattr(parent, name, KeyedDropout(child.p, channels=not isinstance(child, nn.Dropout)))
-            elif strategy == "sequential" and is_plain(child, nn.Linear):
-                setattr(parent, name, FusedLinear(child))
-            elif strategy == "compiled" and is_plain(child, nn.Conv2d) and stands_for_product(child):
-                setattr(parent, name, ProductConv2d(child))
+            elif stand_in is not None and (layer := stand_in(child)) is not None:
+                setattr(parent, name, layer)
     return twin[0].train()
 
 
@@ -134,108 +130,15 @@ def is_plain(layer: Module, kind: type) -> bool:
     return type(layer) is kind and not watched
 
 
-class FusedLinear(nn.Module):  # type: ignore[misc]
-    """A linear layer that, given a `rate`, moves its weights by itself as gradients pass: w <- keep w - rate g.
+class RectifiedPool(nn.Module):  # type: ignore[misc]
+    """The largest of each 2 x 2 numbers, or zero: the rectifier after the maxima, on a quarter of the numbers.
 
-    The gradient of a weight matrix is as large as the matrix; so it is never written and read again. Only for plain
-    SGD, and only where a step uses the layer exactly once: see `self_moving`.
-
-    >>> layer = FusedLinear(nn.Linear(2, 1, bias=False))
-    >>> layer.rate, layer.weight.data[:] = 0.5, 1.0
-    >>> layer(torch.tensor([[1.0, 3.0]])).sum().backward()
-    >>> layer.weight.tolist()
-    [[0.5, -0.5]]
+    >>> RectifiedPool()(torch.tensor([[[[-1.0, 2.0, -3.0], [0.0, 1.0, 9.0]]]])).tolist()
+    [[[[2.0]]]]
     """
-
-    def __init__(self, layer: Module) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.rate: float | None = None
-        self.keep = 1.0
-        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.rate is None:
-            return functional.linear(x, self.weight, self.bias)
-        return _Fused.apply(x, self.weight, self.bias, self)
-
-
-class _Fused(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: FusedLinear) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.layer = layer
-        return functional.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (x,), layer = ctx.saved_tensors, ctx.layer
-        down = grad @ layer.weight if ctx.needs_input_grad[0] else None  # before the weights move
-        rows = grad.reshape(-1, grad.shape[-1])
-        layer.weight.addmm_(rows.t(), x.reshape(-1, x.shape[-1]), beta=layer.keep, alpha=-layer.rate)
-        if layer.bias is not None:
-            layer.bias.mul_(layer.keep).sub_(rows.sum(dim=0), alpha=layer.rate)
-        return down, None, None, None
-
-
-def self_moving(module: Module, backward: Callable[[], None]) -> list[FusedLinear]:
-    """The layers that may move their own weights: used once in a step, their weights by nobody else.
-
-    `backward` makes one pass there and back; no weight is changed.
-    """
-    users = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
-    layers = [m for m in module.modules() if isinstance(m, FusedLinear)]
-    for layer in layers:
-        layer.calls, layer.rate = 0, 0.0
-    backward()
-    found = []
-    for layer in layers:
-        mine = list(layer.parameters())
-        alone = all(users[id(p)] == 1 and p.grad is None and p.requires_grad for p in mine)
-        found += [layer] if alone and layer.calls == 1 else []
-        layer.rate = None
-    for p in module.parameters():
-        p.grad = None
-    return found
-
-
-class ProductConv2d(nn.Module):  # type: ignore[misc]
-    """A convolution as one matrix product over patches, channels last: over many clients, a batch of products.
-
-    >>> layer, x = nn.Conv2d(2, 3, 3, stride=2, padding=1), torch.arange(50.0).reshape(1, 2, 5, 5)
-    >>> torch.allclose(ProductConv2d(layer)(x), layer(x), atol=1e-4)
-    True
-    """
-
-    def __init__(self, layer: Module) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.stride, self.padding = layer.stride, layer.padding
-
-    def forward(self, x: Tensor) -> Tensor:
-        out, _, high, wide = self.weight.shape
-        parts = shifted_views(x, (high, wide), self.stride, self.padding)
-        h, w = parts[0].shape[1:3]
-        patches = torch.cat(parts, dim=-1).reshape(len(x), h * w, -1)
-        made = patches @ self.weight.permute(2, 3, 1, 0).reshape(-1, out)
-        made = made if self.bias is None else made + self.bias
-        return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2).contiguous()  # a group norm under vmap wants that
-
-
-def stands_for_product(layer: Module, *, groups: int = 1) -> bool:
-    """Whether this convolution has nothing that a sum over `shifted_views` leaves out."""
-    plain = layer.groups == groups and layer.padding_mode == "zeros" and tuple(layer.dilation) == (1, 1)
-    return plain and not isinstance(layer.padding, str)
-
-
-def shifted_views(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
-    """Views of the padded images, channels last, one for each place of the kernel: [batch, H out, W out, channels]."""
-    (up, left), (down, right), (high, wide) = padding, stride, kernel
-    x = functional.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up))
-    h, w = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
-    corners = [(i, j) for i in range(high) for j in range(wide)]
-    return [x[:, i : i + down * (h - 1) + 1 : down, j : j + right * (w - 1) + 1 : right] for i, j in corners]
+        return functional.relu(functional.max_pool2d(x, 2), inplace=not torch.is_grad_enabled())
 
 
 class Standardise(nn.Module):  # type: ignore[misc]
@@ -256,8 +159,8 @@ class Standardise(nn.Module):  # type: ignore[misc]
 
 def keyed_layers(module: Module) -> Iterator[tuple[str, KeyedDropout]]:
     """The paths and layers of the keyed dropout in a `trainable_copy` that drop anything."""
-    found = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, KeyedDropout))
-    return ((path, layer) for path, layer in found if layer.p > 0)
+    layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, KeyedDropout))
+    return ((path, layer) for path, layer in layers if layer.p > 0)
 
 
 def dropout_keys(key: Key, clients: HasKeys, path: str, steps: int) -> Array:

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedscape.core.arrays import Gathered
-from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.learning.fast.stacks import Stack, checked_stack
-from fedscape.learning.layers import Module, check_module, drawing, keyed_layers, trainable_copy
-from fedscape.learning.losses import Loss, Tensor, cross_entropy
-from fedscape.learning.memory import Held, is_same_memory, resident, shared
+from fedscape.learning.layers import Module, check_module, drawing
+from fedscape.learning.losses import Loss
 from fedscape.learning.plan import Timing
+from fedscape.types import Array, Tensor
 
-STRATEGIES = ("auto", "sequential", "vmap", "compiled", "scripted")
+STRATEGIES = ("auto", "sequential", "vmap", "compiled", "stacked")
 PRECISIONS = ("exact", "tf32", "bf16")
-RESIDENT = 2**33  # bytes of a column up to which all of it is kept on a GPU
-LOCKED = 2**28  # bytes of an array up to which it may lie in locked memory, of which torch gives nothing back
-SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
-
-
-class Data(NamedTuple):
-    """Rows of some clients as tensors: features as they are stored, targets, and sample weights if there are any."""
-
-    x: Tensor
-    y: Tensor
-    weights: Tensor | None
-
-
-def _nothing_spare() -> dict[str, deque[Module]]:
-    return {use: deque() for use in ("train", "evaluate", "any")}
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -87,7 +66,7 @@ class LocalSGD:
     strategy
         "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
         folded into one batch where the model allows it, gradient and update compiled, and on a GPU recorded and
-        replayed; the first round takes ten to forty seconds longer. "scripted": a stack of linear layers on a CPU
+        replayed; the first round takes ten to forty seconds longer. "stacked": a stack of linear layers on a CPU
         with its gradient written out, a few clients at once, outside of the interpreter; any other model, loss or
         optimiser is then trained as by "auto". "auto": by a rule on model and device, never by a
         clock, so that a run can be repeated; `measure_strategies` tells which is faster here. They agree to rounding:
@@ -101,8 +80,8 @@ class LocalSGD:
         What a function that makes the model draws its weights from.
 
     >>> step = LocalSGD(nn.Linear(4, 2), nn.CrossEntropyLoss(reduction="none"), lr=0.1, epochs=1, batch_size=10)
-    >>> step.n_parameters, step.chosen
-    (10, 'scripted')
+    >>> step.n_parameters, step.names
+    (10, ('weight', 'bias'))
     """
 
     model: Module = field(kw_only=False)
@@ -126,16 +105,17 @@ class LocalSGD:
     precision: str = "exact"
     device: str = "cpu"
     seed: int = 0
-    _spare: dict[str, deque[Module]] = field(default_factory=_nothing_spare, init=False)
-    _held: dict[str, Held] = field(default_factory=dict, init=False)
-    _ready: list[Any] = field(default_factory=list, init=False)  # the plan of a round to come
-    _tried: set[Any] = field(default_factory=set, init=False)  # kinds of rows that the model has taken
+    names: tuple[str, ...] = field(init=False)
+    n_parameters: int = field(init=False)
+    dtype: Any = field(init=False)
+    embeds: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module) and callable(self.model):
             with drawing(self.seed):
                 object.__setattr__(self, "model", self.model())
         check_module(self.model)
+        self._derive()
         if not callable(self.loss):
             raise DataError(f"loss must be a callable of (output, target), not {self.loss!r}")
         if (self.epochs is None) == (self.steps is None):
@@ -164,71 +144,22 @@ class LocalSGD:
                 "a client compares an epoch with the one before"
             )
 
-    # -- what is trained -----------------------------------------------------------------------------------------------
+    def _derive(self) -> None:
+        """Read what follows from the model: it is set here, once, and nothing is added later."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        facts = {
+            "names": tuple(trained),
+            "n_parameters": sum(p.numel() for p in trained.values()),
+            "dtype": next(iter(trained.values())).dtype,
+            "embeds": any(isinstance(layer, nn.Embedding) for layer in self.model.modules()),
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """The names of the parameters that are trained."""
-        return [name for name, p in self.model.named_parameters() if p.requires_grad]
-
-    @functools.cached_property
-    def n_parameters(self) -> int:
-        """How many numbers are trained."""
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-
-    @functools.cached_property
-    def dtype(self) -> Any:
-        """The type of the model's numbers."""
-        return next(p.dtype for p in self.model.parameters() if p.requires_grad)
-
-    @functools.cached_property
+    @property
     def on_gpu(self) -> bool:
         """Whether the device is a CUDA one."""
         return bool(torch.device(self.device).type == "cuda")
-
-    @functools.cached_property
-    def stack(self) -> Stack | None:
-        """What the model is made of where its gradient is written out; None where it is not, or not for this training.
-
-        Such a stack on a CPU, with SGD and no early stopping, is trained "scripted".
-        """
-        fits = torch.device(self.device).type == "cpu" and self.optimiser == "sgd" and self.early_stopping is None
-        return checked_stack(self.model, self.loss) if fits and self.strategy in ("auto", "scripted") else None
-
-    @property
-    def chosen(self) -> str:
-        """The strategy in use: "scripted" where the model is a `stack`, else that of any model."""
-        return self.fallback if self.stack is None else "scripted"
-
-    @property
-    def fallback(self) -> str:
-        """The strategy of any model.
-
-        On a CPU many small clients at once win while per-call overhead rules: up to 2**17 parameters, no convolution
-        and no recurrent layer of torch's. Beyond that arithmetic or memory bounds the work and one client at a time is
-        faster. On a CUDA device compiled training wins throughout.
-        """
-        if self.strategy not in ("auto", "scripted"):
-            return self.strategy
-        if self.on_gpu:
-            return "compiled"
-        if torch.device(self.device).type != "cpu":
-            return "vmap"
-        heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
-        small = self.n_parameters <= SMALL_MODEL and not any(isinstance(m, heavy) for m in self.model.modules())
-        return "vmap" if small else "sequential"
-
-    @property
-    def chunk(self) -> int:
-        """How many clients are trained side by side: as many as fit a fixed number of weights.
-
-        Of a large stack one: the steps of one client keep a thread busy, and threads then share clients evenly.
-        """
-        if torch.device(self.device).type != "cpu":
-            return int(min(max(2**27 // self.n_parameters, 1), 4096))
-        if self.n_parameters > SMALL_MODEL and self.stack is not None:
-            return 1
-        return int(min(max(2**20 // self.n_parameters, 1), 256))
 
     @property
     def timing(self) -> Timing:
@@ -249,7 +180,8 @@ class LocalSGD:
 
         A node compares it with the server's.
 
-        >>> LocalSGD(nn.Linear(4, 2), cross_entropy, lr=0.1, epochs=1, batch_size=10).settings()["lr"]
+        >>> loss = nn.CrossEntropyLoss(reduction="none")
+        >>> LocalSGD(nn.Linear(4, 2), loss, lr=0.1, epochs=1, batch_size=10).settings()["lr"]
         '0.1'
         """
         aside = ("model", "strategy", "precision", "device")
@@ -260,138 +192,13 @@ class LocalSGD:
         ]
         return {**data, "model": _module_text(self.model), "parameters": ", ".join(parameters)}
 
-    # -- what clients have ---------------------------------------------------------------------------------------------
-
     def inputs(self, values: Tensor) -> Tensor:
         """Rows of the features as the model takes them."""
         if values.dtype.is_floating_point:
             return values.to(self.dtype)
-        if self._embeds:
+        if self.embeds:
             return values.to(torch.int64)
         return values.to(self.dtype).div_(255) if values.dtype == torch.uint8 else values.to(self.dtype)
-
-    def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
-        """These rows of the clients where they are trained on: features as stored, targets, sample weights."""
-        x, y = self.column(clients, self.features, rows), self.targets(clients, rows)
-        self.check_row(x[:1])
-        classes = self.loss is cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss)
-        if classes and y.dtype.is_floating_point and y.ndim == 1:
-            raise DataError(
-                f"column {self.target!r} must hold classes 0, 1, 2, ... for this loss, not {_short(y.dtype)}"
-            )
-        return Data(x, y, self._weights(clients, rows))
-
-    def check_row(self, row: Tensor) -> None:
-        """Let the model take one row, [1, ...] as stored, once of each kind: what does not fit is a DataError."""
-        kind = (tuple(row.shape), row.dtype)
-        if kind in self._tried or not len(row):
-            return
-        try:
-            with torch.no_grad(), self.borrowed() as module:
-                module.eval()
-                module(self.inputs(row))
-                module.train()
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            what = f"of shape {list(row.shape[1:])} ({_short(row.dtype)})"
-            said = (str(error).splitlines() or [""])[0]
-            raise DataError(f"the model does not take rows of {self.features!r} {what}: {said}") from None
-        self._tried.add(kind)
-
-    def targets(self, clients: Federation, rows: slice = slice(None)) -> Tensor:
-        """The targets of these rows where they are trained on."""
-        y = self.column(clients, self.target, rows)
-        return y.to(self.dtype if y.dtype.is_floating_point else torch.int64)
-
-    def column(self, clients: Federation, name: str, rows: slice) -> Tensor:
-        """A column as it is stored, where it is trained on; it must not be written to."""
-        columns = clients.columns
-        if self.on_gpu and isinstance(columns, Gathered) and columns.source[name].nbytes <= RESIDENT:
-            where = columns.rows if isinstance(columns.rows, slice) else self.sent(columns.rows)
-            return resident(columns.source[name], self.device)[where][rows]
-        return shared(clients[name][rows]).to(self.device)
-
-    def sent(self, values: Array) -> Tensor:
-        """An array where it is trained on, without waiting for what is under way there; it must not be written to."""
-        if not self.on_gpu or values.nbytes > LOCKED:
-            return shared(values).to(self.device)
-        return shared(values).pin_memory().to(self.device, non_blocking=True)
-
-    @functools.cached_property
-    def dropout_paths(self) -> list[str]:
-        """The paths of the layers that drop anything."""
-        return [path for path, _ in keyed_layers(trainable_copy(self.model, "vmap"))]
-
-    def tensor(self, name: str, values: Array) -> Tensor:
-        """An array of the state where it is trained on; it must not be written to."""
-        held = self._held.get(name)
-        if held is not None and is_same_memory(held.array, values):
-            return held.tensor
-        return shared(values).to(self.device)
-
-    def found_finite(self, state: Mapping[str, Array]) -> bool:
-        """Whether all arrays of this state are `arrays` that were found finite where they were made."""
-        floats = {n: values for n, values in state.items() if values.dtype.kind == "f"}
-        return bool(self._held) and all(self._is_finite(n, values) for n, values in floats.items())
-
-    def _is_finite(self, name: str, values: Array) -> bool:
-        held = self._held.get(name)
-        if held is None or not is_same_memory(held.array, values):
-            return values.ndim == 0 and bool(np.isfinite(values))
-        return held.finite
-
-    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
-        """Tensors as arrays of the state; on a GPU the tensors stay there for the next round."""
-        if not self.on_gpu:
-            return {name: values.cpu().numpy() for name, values in tensors.items()}
-        floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
-        largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
-        good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
-        made = self.fetched(tensors)
-        finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
-        self._held.update({n: Held(made[n], values, finite.get(n, True)) for n, values in tensors.items()})
-        return made
-
-    def fetched(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
-        """Tensors as arrays of their own."""
-        if not self.on_gpu:
-            return {name: values.cpu().numpy() for name, values in tensors.items()}
-        size = {n: t.numel() * t.element_size() for n, t in tensors.items()}
-        locked = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=size[n] <= LOCKED) for n, t in tensors.items()}
-        for name, values in tensors.items():
-            locked[name].copy_(values, non_blocking=True)  # to locked memory is several times as quick
-        torch.cuda.synchronize(self.device)
-        return {name: values.numpy() for name, values in locked.items()}
-
-    @functools.cached_property
-    def _embeds(self) -> bool:
-        return any(isinstance(layer, nn.Embedding) for layer in self.model.modules())
-
-    def _weights(self, clients: Federation, rows: slice) -> Tensor | None:
-        if self.weights is None:
-            return None
-        values = np.array(clients[self.weights][rows], dtype=np.float64)
-        if values.ndim != 1 or not (np.isfinite(values).all() and (values >= 0).all()):
-            raise DataError(f"the column {self.weights!r} must hold one number of at least 0 per row: sample weights")
-        return torch.from_numpy(values).to(self.device, self.dtype)
-
-    @contextmanager
-    def borrowed(self, to: str = "evaluate") -> Iterator[Module]:
-        """A copy of the model that no other thread uses; one that failed is not used again.
-
-        One that trains by a program, which takes long to make, is not lent to evaluate.
-        """
-        spare = self._spare[to if self.fallback == "compiled" else "any"]
-        try:
-            module = spare.pop()
-        except IndexError:
-            module = trainable_copy(self.model, self.fallback).to(self.device)
-            if torch.device(self.device).type == "cpu" and self.fallback == "sequential":
-                module = module.to(memory_format=torch.channels_last)
-        yield module
-        spare.append(module)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spare": _nothing_spare(), "_held": {}, "_ready": []}
 
     def __repr__(self) -> str:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch.nn import functional
 
 from fedscape.errors import DataError
+from fedscape.types import Tensor
 
-Tensor = Any  # torch is an optional dependency: its types are not checked
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

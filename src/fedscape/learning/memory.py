@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedscape.core.random import Array
-from fedscape.learning.losses import Tensor
+from fedscape.types import Array, Tensor
 
 
 class Held(NamedTuple):

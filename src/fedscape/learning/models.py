@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.errors import DataError
-from fedscape.learning.fast.pooling import RectifiedPool
-from fedscape.learning.layers import Module, drawing
-from fedscape.learning.losses import Tensor
+from fedscape.learning.layers import Module, RectifiedPool, drawing
+from fedscape.types import Tensor
 
 Shape = tuple[int, int, int]
 

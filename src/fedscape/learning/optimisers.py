@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor
+from fedscape.types import Tensor
 
 Rate = float | Tensor  # one for all, or one for each row of a group
 

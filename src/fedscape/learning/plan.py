@@ -8,7 +8,8 @@ import numpy as np
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
+from fedscape.types import Array
 
 
 class Rows(NamedTuple):

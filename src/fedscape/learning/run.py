@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedscape.core.computation import Arrays
 from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
@@ -25,6 +24,7 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Mean
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.types import Arrays
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
 METHODS = ("fedavg", "fedprox", "fedadam", "qfedavg")

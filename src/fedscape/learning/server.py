@@ -12,9 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array, Arrays
 
 
 class Rule(Protocol):

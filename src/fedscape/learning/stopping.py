@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor
 from fedscape.learning.optimisers import Rates
+from fedscape.types import Tensor
 
 
 class Stop:

@@ -12,7 +12,7 @@ from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import tensors_of
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import deltas
+from fedscape.learning.trainer import deltas, trainer_of
 
 
 def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3) -> dict[str, float]:
@@ -23,7 +23,7 @@ def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3
     local
         How a client trains.
     clients
-        A handful is enough, as many as `local.chunk` at best.
+        A handful is enough, as many as train side by side at best.
     repeats
         How often each is timed, after one run that is not; the smallest counts.
 
@@ -31,14 +31,15 @@ def measure_strategies(local: LocalSGD, clients: Federation, *, repeats: int = 3
     >>> fed = Federation({"x": [[0.0, 1.0]] * 4, "y": [0, 1, 0, 1]}, [0, 1, 4])
     >>> local = LocalSGD(models.linear(2, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> sorted(measure_strategies(local, fed, repeats=1))
-    ['scripted', 'sequential', 'vmap']
+    ['sequential', 'stacked', 'vmap']
     """
     if repeats < 1 or clients.n_rows == 0:
         raise DataError(
             f"repeats must be at least 1 and clients must have rows, not {repeats} and {clients.n_rows} rows"
         )
     names = ["sequential", "vmap", *(["compiled"] if local.on_gpu else [])]
-    names += ["scripted"] if replace(local, strategy="scripted").stack is not None else []
+    stacked = trainer_of(replace(local, strategy="stacked")).strategy == "stacked"
+    names += ["stacked"] if stacked else []
     return {name: _seconds(replace(local, strategy=name), clients, repeats) for name in names}
 
 

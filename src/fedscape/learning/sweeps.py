@@ -9,25 +9,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
-from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
 from fedscape.learning.batches import Work, work_of
+from fedscape.learning.device import Data
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_sums
 from fedscape.learning.gradients import Tensors
-from fedscape.learning.local import Data, LocalSGD
-from fedscape.learning.loop import one_thread, train
-from fedscape.learning.losses import Tensor
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import one_thread
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
+from fedscape.learning.trainer import Trainer, train, trainer_of
+from fedscape.types import Array, Arrays, HasKeys, Kept, Tensor
 
 _MEAN = Mean()
 
@@ -78,7 +80,6 @@ class Sweep(Computation):
 
     name = "sweep"
 
-    narrow_rows = True
     block_rows = 2**14
 
     def __init__(
@@ -105,7 +106,7 @@ class Sweep(Computation):
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side under all settings; on a GPU four times as many as of one."""
-        return max(1, (4 if self.local.on_gpu else 1) * self.local.chunk // len(self.settings))
+        return max(1, (4 if self.local.on_gpu else 1) * trainer_of(self.local).chunk // len(self.settings))
 
     def start(self, seed: int) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting, initial=self.initial)
@@ -130,8 +131,8 @@ class Sweep(Computation):
         self, state: Arrays, clients: Federation, key: Key, weights: Array | None = None
     ) -> Iterator[tuple[Array, Tensors]]:
         """Groups of clients, and how far each moves each parameter under each setting; or sums, as `train` has them."""
-        start = {n: self.local.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
-        data, index = self.local.data(clients), key.round + self.begin
+        start = {n: trainer_of(self.local).tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
+        data, index = trainer_of(self.local).data(clients), key.round + self.begin
         for positions in groups(clients.sizes, self.local.timing, most=self.block_clients):
             work, rates = self._work(data, clients, positions, key.at(index)), self._rates(index, len(positions))
             mine = None if weights is None else weights[positions]
@@ -140,7 +141,7 @@ class Sweep(Computation):
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
         made, numbers = one.moved(state, total)  # server rules work number by number
-        before = {n: self.local.tensor(n, state[n]) for n in made}
+        before = {n: trainer_of(self.local).tensor(n, state[n]) for n in made}
         factors = torch.tensor([setting.server for setting in self.settings], dtype=torch.float64)
         for n in made if bool((factors != 1).any()) else ():
             if n.startswith("model."):
@@ -154,10 +155,12 @@ class Sweep(Computation):
         for values in made.values():
             gone = gone | ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1)
         stay = {n: torch.where(_along(gone, values), before[n], values) for n, values in made.items()}
-        return {**self.local.arrays(stay), "server.diverged": gone.cpu().numpy()}
+        return {**trainer_of(self.local).arrays(stay), "server.diverged": gone.cpu().numpy()}
 
-    def found_finite(self, state: Arrays) -> bool:
-        return self.local.found_finite(state)
+    @property
+    def trainer(self) -> Trainer:
+        """The device's trainer, for a run to ask."""
+        return trainer_of(self.local)
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 
 def numbers_of(clients: Federation, column: str) -> Array:

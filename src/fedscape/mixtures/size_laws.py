@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 Kind = Literal["bins", "histogram"]
 

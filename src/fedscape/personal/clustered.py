@@ -7,14 +7,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.local import LocalSGD, check_local
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     each_model,
@@ -29,6 +30,7 @@ from fedscape.personal.shared import (
     weighted,
     weighted_sums,
 )
+from fedscape.types import Array, Arrays, Kept
 
 
 class ClusteredFL(Computation):
@@ -72,7 +74,6 @@ class ClusteredFL(Computation):
     name = "clustered-fl"
 
     reveals: ClassVar[tuple[str, ...]] = ("update",)
-    narrow_rows = True
     block_rows = 2**14
 
     def __init__(
@@ -104,7 +105,7 @@ class ClusteredFL(Computation):
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side."""
-        return max(1, self.local.chunk // self.n_clusters)
+        return max(1, trainer_of(self.local).chunk // self.n_clusters)
 
     def start(self, seed: int) -> Arrays:
         one = start_models(self.local, 1, seed, initial=self.initial)

@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError, NotFittedError
 from fedscape.sketches.distances import normalise, pairwise, sizes
 from fedscape.sketches.distribution import DistributionSketch
 from fedscape.statistics.kmeans import FederatedKMeans
+from fedscape.types import Array
 
 M = TypeVar("M")
 

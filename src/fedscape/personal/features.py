@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.learning.export import module_of
 from fedscape.learning.gradients import precise
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread
+from fedscape.learning.trainer import trainer_of
 from fedscape.statistics.moments import Moments
+from fedscape.types import Array
 
 _BATCH = 2048
 
@@ -104,7 +105,7 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     parts = []
     with one_thread(), precise(local), torch.no_grad():
         for begin in range(0, max(fed.n_rows, 1), _BATCH):
-            module(local.inputs(local.column(fed, local.features, slice(begin, begin + _BATCH))))
+            module(local.inputs(trainer_of(local).column(fed, local.features, slice(begin, begin + _BATCH))))
             parts.append(seen.pop().reshape(len(fed[local.features][begin : begin + _BATCH]), -1).cpu().numpy())
     handle.remove()
     return fed.with_column(name, np.concatenate(parts).astype(np.float64))

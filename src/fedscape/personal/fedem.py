@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.learning.domain import valid_rows
@@ -21,6 +21,7 @@ from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.losses import cross_entropy
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.shared import (
     each_model,
     forward,
@@ -31,6 +32,7 @@ from fedscape.personal.shared import (
     sums_over_rows,
     trained,
 )
+from fedscape.types import Array, Arrays, Kept
 
 
 class Expectation(NamedTuple):
@@ -72,7 +74,6 @@ class FedEM(Computation):
 
     name = "fedem"
 
-    narrow_rows = True
     block_rows = 2**14
 
     def __init__(
@@ -90,7 +91,7 @@ class FedEM(Computation):
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side."""
-        return max(1, self.local.chunk // self.n_learners)
+        return max(1, trainer_of(self.local).chunk // self.n_learners)
 
     def start(self, seed: int) -> Arrays:
         models = start_models(self.local, self.n_learners, seed, initial=self.initial)

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.learning.local import LocalSGD
@@ -23,6 +22,7 @@ from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.features import projected
 from fedscape.personal.fedem import Expectation, FedEM, log_sum, logs, normalised, proportions, small_example
 from fedscape.personal.shared import each_model, forward, moved_models, stacked, start_models, sums_over_rows
+from fedscape.types import Array, Arrays, Kept
 
 _GAUSSIAN = ("means", "covariances")
 _PROJECTION = ("projection.mean", "projection.directions")

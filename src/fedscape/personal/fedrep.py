@@ -9,17 +9,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import each_own_log_probs, measured, trained_alone, weighted, weighted_sums
+from fedscape.types import Array, Arrays, Kept
 
 
 class FedRep(Computation):
@@ -47,7 +49,6 @@ class FedRep(Computation):
 
     name = "fedrep"
 
-    narrow_rows = True
     block_rows = 2**14
 
     def __init__(self, local: LocalSGD, *, head: tuple[str, ...] = (), initial: str = "given") -> None:
@@ -70,7 +71,7 @@ class FedRep(Computation):
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side."""
-        return self.local.chunk
+        return trainer_of(self.local).chunk
 
     def start(self, seed: int) -> Arrays:
         model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
@@ -93,7 +94,7 @@ class FedRep(Computation):
     def _moves(self, body: Arrays, heads: Arrays, clients: Federation, key: Key) -> Arrays:
         """How far each client moves the body with its own head fixed: [clients, ...]."""
         every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in body.items()}
-        if self.local.chosen != "sequential":
+        if trainer_of(self.local).strategy != "sequential":
             after = trained_alone(self.local, {**every, **heads}, clients, key, still=frozenset(heads))
             return {n: after[n] - p for n, p in every.items()}
         moves = {n: np.zeros(p.shape, dtype=p.dtype) for n, p in every.items()}
@@ -112,9 +113,8 @@ class FedRep(Computation):
                 with torch.no_grad():
                     p.copy_(torch.tensor(np.asarray(fixed[name])))
                 p.requires_grad_(False)
-        return replace(
-            self.local, model=model, strategy="vmap" if self.local.chosen == "compiled" else self.local.strategy
-        )
+        compiled = trainer_of(self.local).strategy == "compiled"
+        return replace(self.local, model=model, strategy="vmap" if compiled else self.local.strategy)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         over = max(float(total["weight"]), 1e-9)

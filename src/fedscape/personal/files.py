@@ -7,10 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from fedscape.core import checkpoint
-from fedscape.core.random import Array
+from fedscape.core import checkpoint, codec
 from fedscape.errors import CheckpointError, DataError, FedscapeError
 from fedscape.learning import losses, models
 from fedscape.learning.evaluation import model_arrays
@@ -27,6 +24,7 @@ from fedscape.personal.fedrep import FedRep
 from fedscape.personal.methods import Common
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
+from fedscape.types import Array
 
 #: How a method is made again: from how a client trains, its settings as a file has them, and the arrays of its state.
 Maker = Callable[[LocalSGD, Mapping[str, Any], Mapping[str, Array]], Any]
@@ -75,6 +73,7 @@ def save_personal(
         What the method is called, such as "fedavg+", where the class alone does not say it.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> from fedscape.core.federation import Federation
     >>> from fedscape.learning import cross_entropy
     >>> from fedscape.personal import train
@@ -122,7 +121,7 @@ def about_model(
     about: dict[str, Any] = {"architecture": architecture, "arguments": given, "loss": local.loss.__name__}
     about |= {"features": local.features, "target": local.target, "inputs": made.to_json(), "name": name}
     about["training"] = {setting: getattr(local, setting) for setting in TRAINING}
-    about["settings"] = {setting: _plain(getattr(method, setting)) for setting in settings[kind]}
+    about["settings"] = {setting: codec.plain(getattr(method, setting)) for setting in settings[kind]}
     if isinstance(method, FedGMM):
         about["settings"]["gaussian"] = {
             "column": method.mixture.column,
@@ -165,7 +164,7 @@ def _loaded(path: str | os.PathLike[str], makers: Mapping[str, Maker], wraps: An
     known = about.get("architecture") in MODELS and about.get("loss") in LOSSES and set(about) >= _WRITTEN
     if header.get("kind") != "personal" or not known or header["method"] not in makers:
         raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
-    state = {n.removeprefix("state/"): v for n, v in arrays.items() if n.startswith("state/")}
+    state = codec.prefixed(arrays, "state/")
     wrap = None if wraps is None else wraps(about)
     try:
         stacked = header["method"] in _STACKED
@@ -228,10 +227,6 @@ def _json_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise DataError(f"arguments must be what JSON can say: {error}; make it plain numbers") from None
     return made
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _rebuilt(

@@ -12,7 +12,6 @@ from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
-from fedscape.core.random import Array
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import Sampler
 from fedscape.core.validate import check_whole
@@ -30,6 +29,7 @@ from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
 from fedscape.personal.shared import class_column, forward, stacked, with_kept_of
 from fedscape.statistics.moments import Moments
+from fedscape.types import Array
 
 WIDE = 128  # features, above which FedGMM's Gaussians are of their leading directions
 DIRECTIONS = 32
@@ -73,21 +73,23 @@ def make_fedgmm(
     column: str | None = None,
     sampler: Sampler | None = None,
     n_rounds: int = 30,
+    progress: bool | None = False,
 ) -> FedGMM:
     """FedGMM from scratch: its Gaussians are first fitted to this column (by default the features) in a few rounds.
 
     Gaussians of more than WIDE features would cost minutes a round: they are of DIRECTIONS leading ones instead.
+    `progress` shows the rounds of that fit, as for `train`.
     """
     if column is None and is_wide(engine.clients, local.features):
         clients = cast(Federation, engine.clients)
-        moments = Moments(column=local.features).fit(engine, sampler=sampler, progress=False)
+        moments = Moments(column=local.features).fit(engine, sampler=sampler, progress=progress)
         place = principal_directions(moments, DIRECTIONS)
         seen = projected(clients[local.features], *place, residual=True)
         mixture = GaussianMixture(gaussians, column="z", rounds=n_rounds, seed=seed)
-        mixture.fit(Federation({"z": seen}, clients.offsets, clients.ids), sampler=sampler, progress=False)
+        mixture.fit(Federation({"z": seen}, clients.offsets, clients.ids), sampler=sampler, progress=progress)
         return FedGMM(local, mixture, learners, projection=place)
     mixture = GaussianMixture(gaussians, column=column or local.features, rounds=n_rounds, seed=seed)
-    mixture.fit(engine, sampler=sampler, progress=False)
+    mixture.fit(engine, sampler=sampler, progress=progress)
     return FedGMM(local, mixture, learners)
 
 
@@ -155,7 +157,10 @@ def train(
     engine, clients = _checked_engine(data)
     how = _checked_local(method, local)
     class_column(how, clients)  # what is trained here is evaluated as a classifier
-    made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
+    if method == "fedgmm":
+        made: Computation = make_fedgmm(local, engine, seed, progress=progress)
+    else:
+        made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
     loop = rounds(made, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=made.reveals)
     for _ in shown(loop, n_rounds=n_rounds, label=type(made).__name__, progress=progress):
         pass

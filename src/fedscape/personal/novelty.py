@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.personal.personalised import Personalised
 from fedscape.personal.shared import sums_over_rows
+from fedscape.types import Array
 
 SCORES = ("log_prob_x", "log_prob_y_given_x", "log_prob_joint", "typicality", "confidence")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
 from fedscape.learning.domain import valid_rows
@@ -17,8 +17,10 @@ from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.server import Mean, Rule
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import each_own_log_probs, measured, own_models, trained_alone, weighted, weighted_sums
+from fedscape.types import Array, Arrays, Kept
 
 _MEAN = Mean()
 
@@ -56,7 +58,7 @@ class LocalOnly(Computation):
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side."""
-        return self.local.chunk
+        return trainer_of(self.local).chunk
 
     def start(self, seed: int) -> Arrays:
         model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core import checkpoint
+from fedscape.core import checkpoint, codec
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import as_ragged
-from fedscape.core.computation import Arrays
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.rounds import frozen
 from fedscape.core.validate import all_finite, check_finite, check_whole, codes_by_name
 from fedscape.errors import CheckpointError, DataError
 from fedscape.learning.evaluation import Evaluation
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.shared import check_classes, evaluation, log_probs_of, with_kept_of
+from fedscape.types import Array, Arrays
 
 Rows = Federation | npt.ArrayLike
 
@@ -229,8 +229,7 @@ class Personalised:
             Anything JSON can say, for instance how the method is made again.
         """
         arrays = {f"state/{n}": np.asarray(v) for n, v in self.state.items()}
-        for name, ragged in self.kept.items():
-            arrays[f"kept/{name}/flat"], arrays[f"kept/{name}/offsets"] = ragged
+        arrays |= codec.plain_of_ragged(self.kept, "kept/")
         header = {"kind": "personal", "method": type(self.method).__name__, "about": dict(about or {})}
         if self.names is not None:
             header["names"] = list(self.names)
@@ -248,8 +247,6 @@ class Personalised:
             raise CheckpointError(f"{os.fspath(path)} is a fedscape file, but not a personalised model")
         if header["method"] != type(method).__name__:
             raise CheckpointError(f"{os.fspath(path)} was made by {header['method']}, not by {type(method).__name__}")
-        state = {n.removeprefix("state/"): v for n, v in arrays.items() if n.startswith("state/")}
-        names = [n[len("kept/") : -len("/flat")] for n in arrays if n.startswith("kept/") and n.endswith("/flat")]
-        kept = {n: Ragged(arrays[f"kept/{n}/flat"], arrays[f"kept/{n}/offsets"]) for n in names}
+        state, kept = codec.prefixed(arrays, "state/"), codec.ragged_of_plain(arrays, "kept/")
         called = header.get("names")  # older files have none
         return cls(method, state, arrays["ids"], kept, names=None if called is None else tuple(called))

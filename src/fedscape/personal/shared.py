@@ -14,21 +14,23 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedscape.core.arrays import Ragged, offsets_of, segment_sum_twin
-from fedscape.core.computation import Arrays
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import all_finite
 from fedscape.errors import DataError, NotFinite
 from fedscape.learning.batches import Work, work_of
+from fedscape.learning.device import Data
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
 from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
-from fedscape.learning.local import Data, LocalSGD
-from fedscape.learning.loop import known_classes, one_thread, train
-from fedscape.learning.losses import Tensor, checked_loss, cross_entropy, logistic
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import known_classes, one_thread
+from fedscape.learning.losses import checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import Plan, groups
+from fedscape.learning.trainer import train, trainer_of
+from fedscape.types import Array, Arrays, Tensor
 
 _BATCH = 2048  # rows of one forward pass
 
@@ -57,13 +59,15 @@ def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: s
     """For these rows and each model: log p(class | x), [rows, M, classes]; with `loss`, minus the loss, [rows, M]."""
     parts = []
     if rows.stop > rows.start:
-        local.check_row(local.column(clients, local.features, slice(rows.start, rows.start + 1)))
-    with one_thread(), precise(local), known_classes(local), torch.no_grad(), local.borrowed() as module:
+        trainer_of(local).check_row(
+            trainer_of(local).column(clients, local.features, slice(rows.start, rows.start + 1))
+        )
+    with one_thread(), precise(local), known_classes(local), torch.no_grad(), trainer_of(local).borrowed() as module:
         module.eval()
         for begin in range(rows.start, rows.stop, _BATCH):
             part = slice(begin, min(begin + _BATCH, rows.stop))
-            x = local.inputs(local.column(clients, local.features, part))
-            y = local.targets(clients, part) if loss else None
+            x = local.inputs(trainer_of(local).column(clients, local.features, part))
+            y = trainer_of(local).targets(clients, part) if loss else None
             made = [functional_call(module, params, (x,)) for params in models]
             each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in made]
             parts.append(torch.stack(each, dim=1).to("cpu", torch.float64).numpy())
@@ -87,13 +91,13 @@ def trained(
     count, [clients, M], the sums [M, ...] over clients in float64.
     """
     number = weights.shape[1]
-    rates, data = Rates(local.rate(key.round), local.proximal), local.data(clients)
+    rates, data = Rates(local.rate(key.round), local.proximal), trainer_of(local).data(clients)
     mine = torch.from_numpy(weights).to(local.device, local.dtype)
-    together = local.chosen != "sequential"
+    together = trainer_of(local).strategy != "sequential"
     if together:  # learners train side by side as clients do: on rows m * n + i with the weights of learner m
         x, y = (torch.cat([column] * number) for column in data[:2])
         data = Data(x, y, mine.T.reshape(-1))
-    for positions in groups(clients.sizes, local.timing, most=max(1, local.chunk // number)):
+    for positions in groups(clients.sizes, local.timing, most=max(1, trainer_of(local).chunk // number)):
         work = work_of(local, data, clients, positions, key)
         count = None if counts is None else counts[positions]
         if together:
@@ -262,16 +266,17 @@ def trained_alone(
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
     anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
-    new, data = {n: np.empty(p.shape, p.dtype) for n, p in own.items()}, local.data(clients)
+    new, data = {n: np.empty(p.shape, p.dtype) for n, p in own.items()}, trainer_of(local).data(clients)
     idle = np.flatnonzero(clients.sizes == 0)
     for n, p in own.items():
         new[n][idle] = p[idle]
-    for positions in groups(clients.sizes, local.timing, most=local.chunk):
-        starts = {n: local.sent(p[positions]) for n, p in own.items()}
+    for positions in groups(clients.sizes, local.timing, most=trainer_of(local).chunk):
+        starts = {n: trainer_of(local).sent(p[positions]) for n, p in own.items()}
         work = work_of(local, data, clients, positions, key)
         moved = train(local, starts, work, rates, anchor, still=still)
-        for n, ends in local.fetched({n: p + moved[n] if n in moved else p for n, p in starts.items()}).items():
-            new[n][positions] = ends
+        ends = {n: p + moved[n] if n in moved else p for n, p in starts.items()}
+        for n, values in trainer_of(local).fetched(ends).items():
+            new[n][positions] = values
     _check_own(new, clients, key)
     return new
 

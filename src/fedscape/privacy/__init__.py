@@ -1,21 +1,25 @@
 """Clip on the client, noise on the sum, and a ledger of what was spent."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedscape.privacy.accounting import calibrate
-from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.mechanisms import AdaptiveClip, Gaussian, Laplace, Privacy
-from fedscape.privacy.release import noise_sd
+from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
+    from fedscape.privacy.accounting import calibrate
     from fedscape.privacy.auditing import Audit, audit
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import AdaptiveClip, Gaussian, Laplace, Privacy
+    from fedscape.privacy.release import noise_sd
 
 __all__ = ["AdaptiveClip", "Audit", "Gaussian", "Laplace", "Ledger", "Privacy", "audit", "calibrate", "noise_sd"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("Audit", "audit"):  # the audit runs computations, which import this package
-        from fedscape.privacy import auditing
-
-        return getattr(auditing, name)
-    raise AttributeError(f"module 'fedscape.privacy' has no attribute {name!r}")
+__getattr__ = loader(
+    __name__,
+    {
+        "accounting": ["calibrate"],
+        "auditing": ["Audit", "audit"],
+        "ledger": ["Ledger"],
+        "mechanisms": ["AdaptiveClip", "Gaussian", "Laplace", "Privacy"],
+        "release": ["noise_sd"],
+    },
+)

@@ -15,9 +15,10 @@ from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.privacy.attack import attacked, power_of
 from fedscape.privacy.bounds import Booked, epsilon_of_rates
-from fedscape.privacy.mechanisms import Arrays, Privacy
+from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.one_run import power_once, run_once
 from fedscape.privacy.scene import Scene
+from fedscape.types import Arrays
 
 if TYPE_CHECKING:
     from fedscape.core.computation import Computation

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.privacy.accounting import epsilon_of
+from fedscape.types import Array
 
 Counted = Sequence[tuple[Mapping[str, Any], int]]
 

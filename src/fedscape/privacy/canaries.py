@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
+from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.privacy.release import INSIDE, Release
+from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
     from fedscape.core.blocks import Reply

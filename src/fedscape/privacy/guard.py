@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler, marked
 from fedscape.errors import PrivacyError
 from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
+from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.privacy.release import Release, digest_of
+from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
     from fedscape.core.blocks import Reply

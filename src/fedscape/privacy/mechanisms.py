@@ -12,17 +12,20 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.core.sampling import FixedSize, Poisson, Sampler, marked
 from fedscape.errors import PrivacyError
 from fedscape.privacy.noise import Stream, discrete_gaussian, discrete_laplace
 from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
+from fedscape.types import Array
 
-Arrays = dict[str, Array]
+if TYPE_CHECKING:
+    from fedscape.core.engine import Engine
+    from fedscape.privacy.guard import Guard
+    from fedscape.privacy.ledger import Ledger
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
@@ -193,6 +196,30 @@ class Privacy:
         if metrics is not None:
             parts["metrics"] = metrics.parts(sampler, n_clients)["sum"]
         return joint(parts)
+
+    def guard(
+        self, sampler: Sampler, engine: Engine, *, ledger: Ledger | None = None, metrics: Privacy | None = None
+    ) -> Guard:
+        """The guard of a run: what clips, books and noises its rounds.
+
+        Parameters
+        ----------
+        sampler, engine
+            Who takes part, and where the clients live.
+        ledger
+            Where releases are written before they happen; by default one in memory.
+        metrics
+            How metrics are clipped and noised; without it none are measured.
+        """
+        from fedscape.privacy.guard import Guard
+
+        return Guard(self, metrics, self.new_ledger() if ledger is None else ledger, sampler, engine)
+
+    def new_ledger(self) -> Ledger:
+        """A ledger in memory, without a budget."""
+        from fedscape.privacy.ledger import Ledger
+
+        return Ledger()
 
     def new_secret(self) -> bytes:
         """32 bytes from the operating system; from the noise_seed where there is one."""

@@ -11,7 +11,7 @@ import hashlib
 
 import numpy as np
 
-from fedscape.core.random import Array
+from fedscape.types import Array
 
 _CHUNK = 2**20
 

@@ -8,12 +8,13 @@ from functools import cache
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.privacy.bounds import epsilon_of_mu, epsilon_one_run, mu_is_refuted, mu_one_run, one_run_p_value
 from fedscape.privacy.canaries import Sight, Watch
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.scene import Scene
+from fedscape.types import Array
 
 _PARTS = (64, 16, 8, 4, 2)  # one of so many canaries is guessed to be in, and one to be out
 

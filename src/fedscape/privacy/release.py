@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedscape.core.random import Array, HasKeys
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import PrivacyError
-from fedscape.privacy.mechanisms import AdaptiveClip, Arrays, Privacy
+from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.privacy.noise import Stream, discrete_gaussian
 from fedscape.privacy.ranges import LENGTH, check_positive
+from fedscape.types import Array, Arrays, HasKeys
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise

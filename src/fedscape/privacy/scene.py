@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.sampling import All, FixedSize, Poisson, Sampler, marked
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.attack import Sample
 from fedscape.privacy.canaries import Canaries, Sight, Watch, worst_row
 from fedscape.privacy.ledger import Group, Ledger
-from fedscape.privacy.mechanisms import Arrays, Privacy
+from fedscape.privacy.mechanisms import Privacy
+from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
     from fedscape.core.computation import Computation

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import hashlib
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedscape.report.parts import capital
 from fedscape.report.sections import describe, measure, model
 from fedscape.report.tournament import learn, simulate
-from fedscape.report.words import About, embedded, number, safe
+from fedscape.report.words import embedded, number, safe
+
+if TYPE_CHECKING:
+    from fedscape.studies.schema import Result
 
 
-def render(result: About, tables: dict[str, list[dict[str, Any]]]) -> str:
+def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
     """The whole page. The same result gives the same bytes."""
     style, script = (files("fedscape.report").joinpath(name).read_text("utf-8") for name in ("style.css", "script.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -45,7 +48,7 @@ def render(result: About, tables: dict[str, list[dict[str, Any]]]) -> str:
     )
 
 
-def summary(result: About) -> str:
+def summary(result: Result) -> str:
     """The advice alone, for a notebook."""
     items = "".join(
         f"<dt><b>{safe(i['question'])}</b> {safe(i['answer'])}</dt><dd>{safe(i['text'])}</dd>" for i in result["advise"]
@@ -53,7 +56,7 @@ def summary(result: About) -> str:
     return f"<dl>{items}</dl>"
 
 
-def _top(result: About) -> str:
+def _top(result: Result) -> str:
     about, described = result["about"], result["describe"]
     facts = {
         "clients": number(described["clients"], 0),
@@ -86,7 +89,7 @@ def _top(result: About) -> str:
     )
 
 
-def _lede(result: About) -> str:
+def _lede(result: Result) -> str:
     first = {item["question"]: item for item in result["advise"]}
     parts = [f"Column studied: {result['about']['column']}."]
     if "Which method?" in first:
@@ -96,7 +99,7 @@ def _lede(result: About) -> str:
     return " ".join(parts)
 
 
-def _advice(result: About) -> str:
+def _advice(result: Result) -> str:
     cards = []
     for item in result["advise"]:
         first = " first" if item["question"] == "Which method?" else ""
@@ -118,7 +121,7 @@ def _advice(result: About) -> str:
     )
 
 
-def _command(result: About) -> str:
+def _command(result: Result) -> str:
     """What makes this study again: the command, ready for a shell in the folder of the data, or the call."""
     about, asked = result["about"], result["about"]["asked"]
     if about.get("command"):
@@ -129,7 +132,7 @@ def _command(result: About) -> str:
     return f"fedscape.study(federation{listed})"
 
 
-def _computed(result: About) -> str:
+def _computed(result: Result) -> str:
     about = result["about"]
     command = _command(result)
     spent = result["model"].get("census", {}).get("spent", [])
@@ -163,7 +166,7 @@ def _computed(result: About) -> str:
     return f'<h2>How this was computed</h2><div class="card"><dl>{listed}</dl></div>'
 
 
-def _foot(result: About) -> str:
+def _foot(result: Result) -> str:
     return (
         f"<footer>Made by fedscape {safe(result['about']['versions']['fedscape'])}. This file is complete: it "
         "asks no other host for anything. The same data, seed and versions give the same bytes.</footer>"

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedscape.errors import DataError, require
 from fedscape.report.words import About
 
+if TYPE_CHECKING:
+    from fedscape.studies.schema import Result
+
 Rows = list[dict[str, Any]]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B58900", "#3A8FC4")  # told apart by colour-blind readers too
+WHICH: tuple[Literal["true"], Literal["simulated"]] = ("true", "simulated")
 MARKS = ("o", "s", "^", "D", "P", "X")
 
 
-def plot_methods(result: About) -> tuple[Any, Rows]:
+def plot_methods(result: Result) -> tuple[Any, Rows]:
     """The accuracy of every method with its interval, on the true clients and as simulated ones predict it."""
     if "learn" not in result:
         raise DataError("this study has no tournament to plot: its notes say why")
     learn = result["learn"]
-    rows = [
-        {"method": row["called"], "clients": which, **row["accuracy"]}
-        for which in ("true", "simulated")
-        for row in sorted(learn["true"], key=lambda r: r["accuracy"]["value"])
-        for row in [next(r for r in learn[which] if r["method"] == row["method"])]
+    order = [row["method"] for row in sorted(learn["true"], key=lambda row: row["accuracy"]["value"] or 0.0)]
+    standings = {which: {row["method"]: row for row in learn[which]} for which in WHICH}
+    rows: Rows = [
+        {"method": standings[which][name]["called"], "clients": which, **standings[which][name]["accuracy"]}
+        for which in WHICH
+        for name in order
     ]
     names = [row["method"] for row in rows if row["clients"] == "true"]
     figure, axes = _figure(len(names))
@@ -33,11 +38,11 @@ def plot_methods(result: About) -> tuple[Any, Rows]:
     return figure, rows
 
 
-def plot_skew(result: About) -> tuple[Any, Rows]:
+def plot_skew(result: Result) -> tuple[Any, Rows]:
     """Label, feature and quantity skew with their intervals."""
-    measured = result["measure"]
+    measured: About = result["measure"]
     shown = {"labels": "labels", "features": "features", "quantity": "sizes (Gini)"}
-    rows = [
+    rows: Rows = [
         {"in": called, **{k: measured[name][k] for k in ("value", "low", "high")}}
         for name, called in shown.items()
         if "value" in measured.get(name, {})
@@ -49,7 +54,7 @@ def plot_skew(result: About) -> tuple[Any, Rows]:
     return figure, rows
 
 
-def plot_kinds(result: About, kind: str = "A", *, most: int = 15) -> tuple[Any, Rows]:
+def plot_kinds(result: Result, kind: str = "A", *, most: int = 15) -> tuple[Any, Rows]:
     """What a kind of clients has more and less of than all clients together.
 
     Parameters
@@ -65,7 +70,7 @@ def plot_kinds(result: About, kind: str = "A", *, most: int = 15) -> tuple[Any, 
     found = next((c for c in model["components"] if c["kind"] == kind), None)
     if found is None:
         raise DataError(f"there is no kind {kind!r}: the kinds are {', '.join(c['kind'] for c in model['components'])}")
-    rows = [
+    rows: Rows = [
         {"category": name, "kind": mine, "all": pool}
         for name, mine, pool in zip(model["names"], found["means"], model["pool"], strict=True)
     ]
@@ -80,15 +85,15 @@ def plot_kinds(result: About, kind: str = "A", *, most: int = 15) -> tuple[Any, 
     return figure, rows
 
 
-def plot_map(result: About, by: str | None = None) -> tuple[Any, Rows]:
+def plot_map(result: Result, by: str | None = None) -> tuple[Any, Rows]:
     """The map of clients, by "features" or by "labels" (default: features where there are any)."""
-    about = result["measure"]["map"]
+    about: About = result["measure"]["map"]
     way = by or ("features" if "features" in about else "labels")
     have = [name for name in ("labels", "features") if name in about]
     if way not in have:
         raise DataError(f"there is no map by {way!r}: there is one by {' and by '.join(have)}")
     columns = (about["client"], about["kind"], about[way]["points"])
-    rows = [
+    rows: Rows = [
         {"client": client, "kind": kind, "x": point[0], "y": point[1]}
         for client, kind, point in zip(*columns, strict=True)
         if point[0] is not None

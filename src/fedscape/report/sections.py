@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import card, table_of
 from fedscape.report.words import About, between, number, percent, safe
 
+if TYPE_CHECKING:
+    from fedscape.studies.schema import Result
+
 _MOST_BARS = 14
 
 
-def describe(result: About) -> tuple[str, str, str]:
+def describe(result: Result) -> tuple[str, str, str]:
     about = result["describe"]
     sizes, categories = about["sizes"], about["categories"]
     spread = about["rows_per_client"]
@@ -68,8 +71,8 @@ def describe(result: About) -> tuple[str, str, str]:
     return "describe", "Describe", content
 
 
-def measure(result: About) -> tuple[str, str, str]:
-    about = result["measure"]
+def measure(result: Result) -> tuple[str, str, str]:
+    about: About = result["measure"]
     rows = []
     for name, called in (("labels", "Labels"), ("features", "Features")):
         if "value" in about.get(name, {}):
@@ -112,8 +115,8 @@ def _skew_reading(about: About) -> str:
     return text
 
 
-def _map(result: About) -> str:
-    about = result["measure"]["map"]
+def _map(result: Result) -> str:
+    about: About = result["measure"]["map"]
     kinds = [ord(k) - ord("A") for k in about["kind"]]
     tips = [f"{c}\nkind {k}, {s}" for c, k, s in zip(about["client"], about["kind"], about["size"], strict=True)]
     ways = [name for name in ("features", "labels") if name in about]
@@ -143,7 +146,7 @@ def _map(result: About) -> str:
     return card("A map of clients", marks + tabs + panels, reading)
 
 
-def model(result: About) -> tuple[str, str, str]:
+def model(result: Result) -> tuple[str, str, str]:
     about = result["model"]
     names, pool, kinds = about["names"], about["pool"], about["components"]
     buttons = "".join(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import capital, card, cells, dot, stick, table_of
 from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
+
+if TYPE_CHECKING:
+    from fedscape.studies.schema import Learn, Result
 
 _MEASURES = {
     "auc": "A classifier tells them apart (AUC)",
@@ -18,10 +22,11 @@ _MEASURES = {
 }
 
 
-def simulate(result: About) -> tuple[str, str, str] | None:
+def simulate(result: Result) -> tuple[str, str, str] | None:
     if "simulate" not in result:
         return None
-    mixture, iid = result["simulate"]["mixture"], result["simulate"]["iid"]
+    mixture: About = result["simulate"]["mixture"]
+    iid: About = result["simulate"]["iid"]
     rows, table = [], []
     for name, called in _MEASURES.items():
         if name not in mixture:
@@ -89,13 +94,13 @@ def simulate(result: About) -> tuple[str, str, str] | None:
     return "simulate", "Simulate", content
 
 
-def learn(result: About) -> tuple[str, str, str] | None:
+def learn(result: Result) -> tuple[str, str, str] | None:
     if "learn" not in result:
         return None
     learn = result["learn"]
     predicted = {row["method"]: row for row in learn["simulated"]}
     order = sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0))
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": r["called"], "about": r["accuracy"], "hollow": predicted[r["method"]]["accuracy"], "kind": 0}
         for r in order
     ]
@@ -113,7 +118,7 @@ def learn(result: About) -> tuple[str, str, str] | None:
         wide=True,
         table="methods",
     )
-    gains = [
+    gains: list[dict[str, Any]] = [
         {"name": r["called"], "about": r["gain"], "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0}
         for r in order
         if r["gain"]
@@ -135,8 +140,8 @@ def learn(result: About) -> tuple[str, str, str] | None:
     return "learn", "Learn", content
 
 
-def _kinds_card(learn: About) -> str:
-    rows = [
+def _kinds_card(learn: Learn) -> str:
+    rows: list[dict[str, Any]] = [
         {"name": f"{capital(k['kind'])} ({k['clients']})", "about": k, "kind": ord(k["kind"][-1]) - ord("A")}
         for k in learn["by_kind"]
     ]
@@ -155,7 +160,7 @@ def _kinds_card(learn: About) -> str:
     )
 
 
-def _methods_table(order: Sequence[About], predicted: dict[str, About]) -> str:
+def _methods_table(order: Sequence[About], predicted: Mapping[str, About]) -> str:
     rows = []
     for r in order:
         gain = r["gain"] or {"value": None, "low": None, "high": None}
@@ -183,7 +188,7 @@ def _methods_table(order: Sequence[About], predicted: dict[str, About]) -> str:
     return card("Methods in numbers", table, reading, wide=True, table="methods")
 
 
-def _cohorts_card(learn: About) -> str:
+def _cohorts_card(learn: Learn) -> str:
     rows = [(f"{c['clients']} a round", c["curve"]) for c in reversed(learn["cohorts"])]
     reading = "FedAvg with fewer clients a round: " + "; ".join(
         f"{c['clients']} end at {percent(c['accuracy']['value'])} ({between(c['accuracy'], percent)})"
@@ -197,7 +202,7 @@ def _cohorts_card(learn: About) -> str:
     )
 
 
-def _costs_card(learn: About) -> str:
+def _costs_card(learn: Learn) -> str:
     rows = [
         [
             (c["called"], c["called"]),
@@ -219,7 +224,7 @@ def _costs_card(learn: About) -> str:
     return card("Cost of a round, and what the server sees", table, reading, table="costs")
 
 
-def _clients_card(result: About) -> str:
+def _clients_card(result: Result) -> str:
     if "clients" not in result:
         return ""
     names = list(result["clients"][0])

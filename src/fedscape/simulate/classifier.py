@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.schedule import one_library_thread
+from fedscape.types import Array
 
 _PENALTIES = (1.0, 10.0, 100.0)
 _WAVES = 96  # random cosines: what is not linear

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import Collected, check_categories, check_finite
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 
 class Codes(NamedTuple):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array, Key, first_uniform
+from fedscape.core.random import Key, first_uniform
+from fedscape.types import Array
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.simulate.classifier import classify
 from fedscape.simulate.columns import Column, codes_of, with_codes
 from fedscape.sketches import DistributionSketch
+from fedscape.types import Array
 
 Population = Federation | npt.ArrayLike
 CERTAIN = 0.9  # a client is not represented where it is at least nine times as common in the other population

@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from fedscape.core.arrays import group_rows, offsets_of, rows_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import codes_by_name, positions
 from fedscape.errors import DataError
 from fedscape.simulate.columns import Column, codes_of
 from fedscape.simulate.deal import deal, shuffle_groups, words
 from fedscape.simulate.recipes import Recipe
+from fedscape.types import Array
 
 Policy = Literal["refuse", "replace", "scale", "independent"]
 POLICIES = ("refuse", "replace", "scale", "independent")

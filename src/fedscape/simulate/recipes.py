@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.random import Key, dirichlet
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 BLOCK = 4096  # clients that share a generator; always drawn whole, so that none depends on how many follow
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.random import Key, dirichlet
 from fedscape.core.rounds import rounds
 from fedscape.core.validate import valid_categories
 from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import noise_sd
+from fedscape.types import Array, Arrays, Kept
 
 STATISTICS = ("likelihood", "distance", "support", "direction_1", "direction_2", "size")
 _MODEL = ("weights", "concentrations", "size_edges", "size_probabilities")

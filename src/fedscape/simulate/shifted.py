@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_categories
 from fedscape.errors import DataError
 from fedscape.simulate.columns import Column, Labels
 from fedscape.simulate.recipes import Recipe
+from fedscape.types import Array
 
 
 def turned(images: Array) -> Array:

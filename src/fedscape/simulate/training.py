@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError, require
+from fedscape.types import Array
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD, Setting

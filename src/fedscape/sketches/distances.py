@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 _BLOCK = 1024
 

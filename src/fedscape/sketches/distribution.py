@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.arrays import Ragged, offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.estimator import Estimator, Fit, reading
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
 from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.ledger import Ledger
@@ -24,6 +24,7 @@ from fedscape.sketches.features import Features, Spread
 from fedscape.sketches.kernels import count_codes
 from fedscape.sketches.private import noise_variance
 from fedscape.sketches.tokens import token_sets, valid_tokens
+from fedscape.types import Array, Arrays, Kept
 
 FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000

@@ -15,9 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.sketches.kernels import hadamard_signs, hash_sets, pack_buckets, pack_signs
+from fedscape.types import Array
 
 # Products are made of whole tiles, padded with zeros: a BLAS may round the product of another shape otherwise, and a
 # bit must not depend on how many rows are hashed together. So the height is a function of the sketch alone: tall where

@@ -11,7 +11,6 @@ import numpy as np
 
 from fedscape.core import checkpoint
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Laplace
@@ -19,6 +18,7 @@ from fedscape.privacy.ranges import NOISE, check_positive
 from fedscape.sketches.distances import distance, heterogeneity, neighbours, normalise, own_bias, sizes, tvd_lower_bound
 from fedscape.sketches.distribution import DistributionSketch
 from fedscape.sketches.private import choose_rows, noise_variance
+from fedscape.types import Array
 
 _MOST_CELLS = 2**29  # of all clients together, which are in memory at once
 _PLAIN = ("rows", "bits", "family", "column", "width", "shingle", "seed")

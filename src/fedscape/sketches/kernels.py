@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array
+from fedscape.types import Array
 
 EMPTY = np.uint64(2**64 - 1)  # the smallest hash of a set without tokens
 

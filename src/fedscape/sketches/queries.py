@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.sketches.distribution import DistributionSketch
+from fedscape.types import Array
 
 RULES = ("mean", "median-of-means", "median")
 

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.sketches.distances import normalise
 from fedscape.sketches.distribution import DistributionSketch
+from fedscape.types import Array, Arrays, HasKeys, Kept
 
 _STEEPEST = 50.0  # of a summed logit: exp(50) is as good as certain, and sums do not overflow
 

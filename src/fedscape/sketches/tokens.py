@@ -8,9 +8,9 @@ from functools import lru_cache
 import numpy as np
 
 from fedscape.core.arrays import Ragged, offsets_of, rows_of
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.sketches.kernels import mix
+from fedscape.types import Array
 
 
 def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ...] | None = None) -> Ragged:

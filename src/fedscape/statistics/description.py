@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.formats.kinds import Overrules, as_numbers, kind_of
 from fedscape.formats.modelled import with_classes
+from fedscape.types import Array
 
 
 def describe(

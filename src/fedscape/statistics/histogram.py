@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Kept
-from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, reading
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_categories, valid_categories
 from fedscape.errors import DataError
+from fedscape.types import Array, Arrays, Kept
+
+if TYPE_CHECKING:
+    from fedscape.core.engine import Engine
 
 
 class Histogram(Estimator):

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, check_n_init, reading
 from fedscape.core.federation import Federation
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import valid_numbers
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.moments import Moments, features
+from fedscape.types import Array, Arrays, Kept
 
 
 class FederatedKMeans(Estimator):

@@ -8,13 +8,13 @@ from itertools import pairwise
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, reading
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_finite, valid_numbers
 from fedscape.errors import DataError
+from fedscape.types import Array, Arrays, Kept
 
 
 class Moments(Estimator):

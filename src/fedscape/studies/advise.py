@@ -128,6 +128,8 @@ def _kinds(result: dict[str, Any]) -> Item:
     model = result["model"]
     share = model["components"][0]["share"]
     n = len(model["components"])
+    if "undecided" in model:
+        return _item("How many kinds of clients?", "not known", model["undecided"], share)
     word = "kind" if n == 1 else "kinds"
     text = f"{n} {word} of clients; the most frequent has {percent(share)} of them."
     return _item("How many kinds of clients?", str(n), text, share)

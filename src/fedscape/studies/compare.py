@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.studies.intervals import plain
 from fedscape.studies.result import Study
+from fedscape.types import Array
 
 _DRAWS = 4000
 
@@ -35,7 +36,7 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
     >>> compare(done, done)["drift"]["value"]
     0.0
     """
-    a, b = (dict(s.result) for s in (first, second))
+    a, b = first.result, second.result
     return {
         "first": a["about"]["source"],
         "second": b["about"]["source"],

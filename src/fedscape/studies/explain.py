@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
 from fedscape.errors import DataError, require
 from fedscape.statistics.histogram import Histogram
 from fedscape.statistics.kmeans import FederatedKMeans
 from fedscape.statistics.moments import Moments
+from fedscape.types import Array, Arrays
 
 _CLASSES, _FEATURES, _HIDDEN = 10, 16, 8
 _UNITS = (

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedscape import datasets
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.formats.kinds import Overrules
 from fedscape.formats.modelled import with_classes
 from fedscape.mixtures import MixtureOfDirichletMultinomials
@@ -20,6 +20,7 @@ from fedscape.simulate.partition import Policy, as_proxy
 from fedscape.statistics.description import describe
 from fedscape.studies.intervals import plain
 from fedscape.studies.prepare import Prepared
+from fedscape.types import Array
 
 LEAST = 20  # clients, for a comparison of laws
 _DRAWS = 200

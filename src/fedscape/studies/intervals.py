@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
+from fedscape.types import Array
 
 Interval = dict[str, Any]
 

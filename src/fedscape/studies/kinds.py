@@ -11,7 +11,6 @@ import numpy as np
 
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.sampling import All
 from fedscape.core.validate import valid_categories
 from fedscape.errors import DataError, PrivacyError
@@ -24,7 +23,8 @@ from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Gaussian
 from fedscape.statistics.histogram import Histogram
 from fedscape.studies.intervals import mean_interval, plain
-from fedscape.studies.prepare import Prepared
+from fedscape.studies.prepare import Prepared, single_rows
+from fedscape.types import Array
 
 CENSUS_DELTA = 1e-5
 _EPSILONS = (0.5, 1.0, 2.0, 8.0)
@@ -32,10 +32,8 @@ _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tuple[dict[str, Any], Any, Array]:
     """The kinds of clients of a study: what is said of them, the mixture, and each client's shares [clients, K]."""
-    # all categories, as `fedscape fit` models them; what a study says is of those that may be told
-    counts, names = (data.counts, data.names) if data.apart is None else data.apart[:2]
-    clients = Federation({"y": counts}, np.arange(len(counts) + 1), data.given.ids, names={"y": names})
-    mixture, about = population(clients, "y", candidates=candidates_for(len(clients)), seed=seed, progress=progress)
+    clients = _modelled(data)
+    mixture, about = population(clients, "y", candidates=candidates_for(clients, "y"), seed=seed, progress=progress)
     shares = mixture.predict_proba(clients)
     if data.apart is not None:
         mixture = joined(mixture, data.apart.place, data.names)
@@ -55,6 +53,8 @@ def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tup
             }
         )
         components[-1]["words"] = _words(components[-1], pool, data.names, len(order))
+    if (undecided := single_rows(data.counts)) and len(components) == 1:
+        components[0]["words"] = _single_words(components[0], data.names)
     made = {
         "candidates": about["candidates"],
         "names": list(data.names),
@@ -64,16 +64,29 @@ def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tup
         "bytes_up": about["bytes_up"],
         "price": price(data.counts),
     }
+    if undecided:
+        made["undecided"] = undecided
     return plain(made), mixture, shares[:, order]
 
 
-def candidates_for(n_clients: int, most: int = 6) -> list[int]:
-    """Numbers of kinds to choose among: from one up to six, with five clients or more for each.
+def _modelled(data: Prepared) -> Federation:
+    """The clients with all their categories in the column y, as `fedscape fit` models them; a study reports fewer."""
+    if data.apart is not None:
+        return data.apart.clients
+    ends = np.arange(len(data.counts) + 1)
+    return Federation({"y": data.counts}, ends, data.given.ids, names={"y": data.names})
 
-    >>> candidates_for(18), candidates_for(3)
-    ([1, 2, 3], [1])
+
+def candidates_for(federation: Federation, column: str, most: int = 6) -> list[int]:
+    """Numbers of kinds to choose among: from one up to six, with five clients of two rows or more for each.
+
+    One row of a client says nothing of its kind: every mixture of kinds has some single kind with the same law of it.
+
+    >>> candidates_for(Federation({"y": np.zeros(36, dtype=int)}, np.arange(0, 38, 2)), "y")
+    [1, 2, 3]
     """
-    return list(range(1, min(most, n_clients // 5) + 1)) or [1]
+    sizes = federation.sizes if federation[column].ndim == 1 else federation.counts(column).sum(axis=1)
+    return list(range(1, min(most, int((sizes >= 2).sum()) // 5) + 1)) or [1]
 
 
 def joined(
@@ -88,6 +101,13 @@ def joined(
     made.reach_ = np.append(reach[:-1] @ into, reach[-1]).astype(reach.dtype)
     made.category_names_ = tuple(names)
     return made
+
+
+def _single_words(component: dict[str, Any], names: Sequence[str]) -> str:
+    """What is known of clients of one row each: what they have together."""
+    top = np.argsort(-component["means"])[:4]
+    listed = ", ".join(f"{names[j]} ({component['means'][j]:.1%})" for j in top)
+    return f"All clients, one row each: their kinds cannot be told apart. Most frequent: {listed}."
 
 
 def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number: int) -> str:
@@ -207,7 +227,7 @@ def population(
         ]
     mixture.fit(engine, progress=progress)
     names = federation.names.get(column) or [str(i) for i in range(mixture.concentrations_.shape[1])]
-    sizes = federation.counts(column).sum(axis=1)
+    sizes = federation.sizes if federation[column].ndim == 1 else federation.counts(column).sum(axis=1)
     shares = mixture.predict_proba(federation)
     about = {
         "candidates": tried,

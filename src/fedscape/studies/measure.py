@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.simulate import ConditionallyIID, Labels, plan
 from fedscape.sketches import DistributionSketch, heterogeneity, pairwise
 from fedscape.statistics.description import label_skew
 from fedscape.studies.intervals import bootstrap_interval, gini, plain
 from fedscape.studies.prepare import Prepared
+from fedscape.types import Array
 
 _CELLS = 2**25
 _MOST_SKETCH_ROWS = 256

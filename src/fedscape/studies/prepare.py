@@ -9,12 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError, plural
 from fedscape.formats.kinds import LABELS, ColumnKind, Overrules
 from fedscape.formats.modelled import classes_of
 from fedscape.formats.reading import Reading, encode, read_columns
 from fedscape.statistics.kmeans import FederatedKMeans
+from fedscape.types import Array
 
 MOST_CATEGORIES = 100
 MOST_ROWS = 200_000
@@ -24,11 +25,10 @@ _OTHER = "(all other)"
 
 
 class Apart(NamedTuple):
-    """Categories before rare ones were put together."""
+    """All categories, before rare ones were merged: what `fedscape fit` models."""
 
-    counts: Array  # [clients, categories]
-    names: tuple[str, ...]
-    place: Array  # of each among those put together
+    clients: Federation  # column y: one category a row, or ready counts
+    place: Array  # [all categories] position of each among the merged ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Prepared:
     `counts` [clients, C] are the categories of `names`; `rows` has them one a row in the column y, and numbers in the
     column x where there are `features`; it is None where only ready counts are known. `labels` says whether the
     categories are given (or cells of the features, where there is no column of labels), `ordered` whether they are
-    parts of a number, the least first. `apart` has the counts and names of the categories before rare ones were put
-    together, and the place of each among `names`; None where that is the same.
+    parts of a number, the least first. `apart` has the clients with all categories, before rare ones were merged, and
+    the position of each among `names`; None where that is the same.
     """
 
     given: Federation
@@ -109,20 +109,24 @@ def prepare(
     federation = federation.select([kind.name for kind in reading.columns])
     if found is not None and federation[found].ndim == 2 and federation[found].dtype.kind in "biu":
         counts = federation.counts(found)
-        given = federation.names.get(found) or said.names or [str(j) for j in range(counts.shape[1])]
-        counts, kept = _common(counts, list(given), notes)
-        place, common = _seldom_together(counts, list(kept), least, notes)
-        apart = Apart(counts, tuple(kept), place)
-        counts = _joined(counts, place, len(common))
+        every = list(map(str, federation.names.get(found) or said.names or range(counts.shape[1])))
+        clients = Federation({"y": counts}, np.arange(len(counts) + 1), federation.ids, names={"y": every})
+        frequent, kept = _rare_together(counts.sum(axis=0), every, notes)
+        place, common = _seldom_together(_joined(counts, frequent, len(kept)), kept, least, notes)
+        apart = Apart(clients, place[frequent])
+        counts = _joined(counts, apart.place, len(common))
         notes.append("Only ready counts are given: features and training are left out.")
         return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes), reading, apart=apart)
     if found is None:
         return _without_labels(federation, reading, notes, seed)
     codes, labels, ordered = categories_of(federation, found, notes, reading[found], said)
-    counts = federation.select([]).where(codes >= 0).with_column("y", codes[codes >= 0]).counts("y", len(labels))
-    place, together = _seldom_together(counts, labels, least, notes)
-    apart, labels = Apart(counts, tuple(labels), place), together
-    codes, counts = np.where(codes >= 0, place[codes], -1), _joined(counts, place, len(labels))
+    known = federation.select([]).where(codes >= 0)
+    clients = known.with_column("y", codes[codes >= 0].astype(np.int32), names=labels)
+    frequent, labels = _rare_together(np.bincount(clients["y"], minlength=len(labels)), labels, notes)
+    counts = known.with_column("y", frequent[clients["y"]]).counts("y", len(labels))
+    place, labels = _seldom_together(counts, labels, least, notes)
+    apart, counts = Apart(clients, place[frequent]), _joined(counts, place, len(labels))
+    codes = np.where(codes >= 0, apart.place[codes], -1)
     chosen = (codes >= 0) & some_rows(federation, notes, seed)
     rows, codes = federation.where(chosen), codes[chosen]
     used, x = features_of(rows, found, reading, notes)
@@ -132,6 +136,21 @@ def prepare(
     else:
         notes.append("There is no column of features: how features differ and training are left out.")
     return Prepared(federation, made, counts, tuple(labels), found, True, used, tuple(notes), reading, ordered, apart)
+
+
+def single_rows(counts: Array) -> str | None:
+    """Why kinds cannot be told apart, where no client has two rows; None otherwise. Takes counts or sizes.
+
+    >>> single_rows(np.array([2, 1])) is None
+    True
+    """
+    sizes = counts if counts.ndim == 1 else counts.sum(axis=1)
+    if len(sizes) and sizes.max() > 1:
+        return None
+    return (
+        "No client has more than one row, and one row says nothing of a client's kind: kinds cannot be told apart. "
+        "Name a --client column with several rows a client, such as a place or a group."
+    )
 
 
 def label_of_table(federation: Federation) -> str | None:
@@ -189,10 +208,6 @@ def categories_of(
         notes.append(f"{int((~known).sum()):,} of {len(known):,} rows have no {column!r} and are left out.")
     if made.remark:
         notes.append(f"{made.remark} Methods are compared by how often they hit the class.")
-    if len(labels) > MOST_CATEGORIES:
-        often = np.bincount(codes[known], minlength=len(labels))
-        place, labels = _rare_together(often, labels, notes)
-        codes = np.where(known, place[codes], -1)
     if len(labels) < 2:
         raise DataError(
             f"the column {column!r} has the one value {labels[0]!r} in all rows: there is nothing to compare"
@@ -201,22 +216,18 @@ def categories_of(
 
 
 def _rare_together(often: Array, labels: list[str], notes: list[str]) -> tuple[Array, list[str]]:
+    """New places and names of the categories: the most frequent stay, the others are one; few all stay."""
+    if len(labels) <= MOST_CATEGORIES:
+        return np.arange(len(labels)), labels
     top = np.sort(np.argsort(-often, kind="stable")[: MOST_CATEGORIES - 1])
     place = np.full(len(labels), len(top))
     place[top] = np.arange(len(top))
     share = 1 - often[top].sum() / often.sum()
     notes.append(
-        f"There are {len(labels):,} categories: the {len(top)} most frequent stay, the others ({share:.1%} of rows) "
-        f"are together as {_OTHER!r}."
+        f"There are {len(labels):,} categories: kinds of clients are fitted to all of them; everywhere else the "
+        f"{len(top)} most frequent stay and the others ({share:.1%} of rows) are together as {_OTHER!r}."
     )
     return place, [*[labels[j] for j in top], _OTHER]
-
-
-def _common(counts: Array, labels: list[str], notes: list[str]) -> tuple[Array, tuple[str, ...]]:
-    if counts.shape[1] <= MOST_CATEGORIES:
-        return counts, tuple(map(str, labels))
-    place, kept = _rare_together(counts.sum(axis=0), labels, notes)
-    return _joined(counts, place, len(kept)), tuple(map(str, kept))
 
 
 def _joined(counts: Array, place: Array, n: int) -> Array:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError
-
-FORMAT = 1
+from fedscape.studies.schema import FORMAT, Interval, Result, Seconds, Standing
+from fedscape.studies.validate import misfit
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Study:
       Not measurably: 0.0 [-0.1, 0.1].
     """
 
-    result: Mapping[str, Any]
+    result: Result
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -87,10 +87,12 @@ class Study:
             raise DataError(f"{path} is no result of a study: {error}") from None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise DataError(f"{path} is no result of a study of format {FORMAT}: run the study again")
-        return cls(found)
+        if torn := misfit(found):
+            raise DataError(f"{path} is no result of a study: {torn}; run the study again")
+        return cls(found)  # type: ignore[arg-type]
 
 
-def tables(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
     """The tables of a result by name: categories, kinds, fidelity, methods, cohorts, advice, and clients if shown."""
     categories = result["describe"]["categories"]
     columns = zip(*(categories[k] for k in ("names", "rows", "clients", "mean_share")), strict=True)
@@ -110,14 +112,16 @@ def tables(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
         "advice": [dict(item) for item in result["advise"]],
     }
     if "simulate" in result:
+        compared = (("mixture", result["simulate"]["mixture"]), ("iid", result["simulate"]["iid"]))
         made["fidelity"] = [
             {"clients": clients, "measure": name, **value}
-            for clients, about in result["simulate"].items()
+            for clients, about in compared
             for name, value in about.items()
             if isinstance(value, Mapping) and "value" in value
         ]
     if "learn" in result:
-        made["methods"] = [method for which in ("true", "simulated") for method in _methods(result["learn"], which)]
+        standings = {"true": result["learn"]["true"], "simulated": result["learn"]["simulated"]}
+        made["methods"] = [row for which, rows in standings.items() for row in _methods(rows, which)]
         made["cohorts"] = [
             {"clients": row["clients"], "round": number, "accuracy": accuracy}
             for row in result["learn"]["cohorts"]
@@ -135,17 +139,17 @@ def tables(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return made
 
 
-def _methods(learn: Mapping[str, Any], which: str) -> list[dict[str, Any]]:
+def _methods(standings: Sequence[Standing], which: str) -> list[dict[str, Any]]:
     rows = []
-    for row in learn[which]:
-        gain = row["gain"] or {"value": None, "low": None, "high": None}
+    for row in standings:
+        gain = row["gain"] or Interval(value=None, low=None, high=None)
         numbers = {**_spread("accuracy", row["accuracy"]), **_spread("gain", gain), **_spread("worst", row["worst"])}
         numbers["worst_if_equal"] = row["worst"].get("equal")
         rows.append({"clients": which, "method": row["called"], **numbers, "seeds": row["seeds"]})
     return rows
 
 
-def _spread(name: str, about: Mapping[str, Any]) -> dict[str, Any]:
+def _spread(name: str, about: Interval | Seconds) -> dict[str, Any]:
     return {name: about["value"], f"{name}_low": about["low"], f"{name}_high": about["high"]}
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.sampling import FixedSize
 from fedscape.statistics.moments import Moments
 from fedscape.studies.intervals import FEW, bootstrap_interval, mean_interval, plain
+from fedscape.types import Array
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, HasKeys, Key
+from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
 from fedscape.temporal.curves import Curve
+from fedscape.types import Array, HasKeys
 
 _DAY = 24 * 60.0
 

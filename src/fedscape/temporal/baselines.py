@@ -10,19 +10,20 @@ import numpy.typing as npt
 from torch.nn import functional
 
 from fedscape.core.arrays import segment_sum_twin
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import valid_numbers
 from fedscape.errors import DataError
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor
 from fedscape.learning.server import Adam, Rule
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import logs, normalised
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Curve, Linear
 from fedscape.temporal.fedtem import small_example
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 _LINEAR = Linear()
 
@@ -338,6 +339,6 @@ def _fits(method: Branched, state: Arrays, clients: Federation) -> Array:
 
 
 def _fits_of(method: Branched, rows: Seen, clients: Federation) -> Array:
-    y = method.local.targets(clients)
+    y = trainer_of(method.local).targets(clients)
     classes = y[:, None, None].expand(-1, method.n_modes, 1)
     return functional.log_softmax(rows.outputs, dim=-1).gather(2, classes)[:, :, 0].cpu().numpy()  # type: ignore[no-any-return]

@@ -13,24 +13,25 @@ from torch.nn import functional
 
 from fedscape.core.arrays import offsets_of, rows_of, segment_sum_twin
 from fedscape.core.blocks import add_up
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.batches import work_of
 from fedscape.learning.evaluation import model_arrays, tensors_of
 from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
 from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import one_thread, train
-from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.loop import one_thread
+from fedscape.learning.losses import cross_entropy
 from fedscape.learning.memory import shared
 from fedscape.learning.optimisers import Rates
 from fedscape.learning.plan import groups
 from fedscape.learning.server import Mean, Rule
+from fedscape.learning.trainer import train, trainer_of
 from fedscape.personal.shared import log_probs_of
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 _FEW = 128  # rows of one forward pass of a large network on a CPU: activations of more of them leave the cache
 _MANY = 1024  # of others
@@ -162,12 +163,12 @@ class Branched(FedAvg):
     ) -> Iterator[tuple[Array, Tensors]]:
         """Train group by group; what each client has to say of its features goes into `own`."""
         trainer, start = self._trainer, tensors_of(self.local, model_arrays(state))
-        data = self.local.data(clients)
+        data = trainer_of(self.local).data(clients)
         _check_classes(self.local, clients)
         coded = torch.cat([data.y[:, None].to(self.local.dtype), self._tensor(weights)], dim=1)
         data = data._replace(y=coded)
         rates = Rates(self.local.rate(key.round), self.local.proximal)
-        for positions in groups(clients.sizes, self.local.timing, most=self.local.chunk):
+        for positions in groups(clients.sizes, self.local.timing, most=trainer_of(self.local).chunk):
             work, looked = work_of(trainer, data, clients, positions, key), _Looked(trainer, data.x, clients, positions)
             moved = train(trainer, start, work, rates, look=looked if self.looks_back else None)
             if self.looks_back:
@@ -203,12 +204,12 @@ class Branched(FedAvg):
         local, parts, made = self.local, [], []
         many = _at_once(local)
         params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
-        with one_thread(), precise(local), torch.no_grad(), self._trainer.borrowed() as module:
+        with one_thread(), precise(local), torch.no_grad(), trainer_of(self._trainer).borrowed() as module:
             module.eval()
             own = dict(module.named_parameters())  # convolutions are fast in the layout that the module has
             params = {n: torch.empty_like(own[n]).copy_(p) if p.ndim == 4 else p for n, p in params.items()}
             for begin in range(0, max(clients.n_rows, 1), many):
-                x = local.inputs(local.column(clients, local.features, slice(begin, begin + many)))
+                x = local.inputs(trainer_of(local).column(clients, local.features, slice(begin, begin + many)))
                 output, features = functional_call(module, params, (x,), {"both": True, "outputs": outputs})
                 parts.append(features.to(torch.float64))
                 made += [] if output is None else [output.to(torch.float64)]
@@ -291,7 +292,7 @@ class _Looked:
         """Features [rows, d] of the clients in their order, and offsets; float64."""
         local, (_, offsets) = self.local, rows_of(self.clients.offsets, self.positions)
         if not self.parts:
-            with one_thread(), precise(local), torch.no_grad(), local.borrowed() as module:
+            with one_thread(), precise(local), torch.no_grad(), trainer_of(local).borrowed() as module:
                 module.eval()
                 self.parts = [_all_at_once(local, module, start, moved, self.x, self.clients, self.positions)]
                 module.train()
@@ -319,7 +320,7 @@ def _all_at_once(
 
 
 def _at_once(local: LocalSGD) -> int:
-    return _FEW if torch.device(local.device).type == "cpu" and local.chosen == "sequential" else _MANY
+    return _FEW if torch.device(local.device).type == "cpu" and trainer_of(local).strategy == "sequential" else _MANY
 
 
 def _one_hot(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fedscape.errors import DataError
 from fedscape.learning.layers import Module, drawing, redraw
-from fedscape.learning.losses import Tensor
+from fedscape.types import Tensor
 
 
 class Branches(nn.Module):  # type: ignore[misc]

@@ -11,8 +11,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 
 @runtime_checkable

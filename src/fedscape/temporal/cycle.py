@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.temporal.curves import Cosine, Linear
+from fedscape.types import Array
 
 _MOST = 480  # points after averaging neighbours
 _SHORTEST = 6  # points of the shortest period

@@ -12,13 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor, cross_entropy
+from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adam, Rule
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.branches import MultiBranch
@@ -43,6 +42,7 @@ from fedscape.temporal.priors import (
     first_prior,
     in_hours,
 )
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 _LINEAR = Linear()
 

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor
 from fedscape.learning.server import Adam, Rule
 from fedscape.temporal.branched import MEAN, Branched, Seen
 from fedscape.temporal.curves import Linear, Zones
@@ -29,6 +27,7 @@ from fedscape.temporal.priors import (
     first_prior,
     in_hours,
 )
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 _LINEAR = Linear()
 

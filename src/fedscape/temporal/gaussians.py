@@ -7,8 +7,7 @@ import math
 import numpy as np
 import torch
 
-from fedscape.core.random import Array
-from fedscape.learning.losses import Tensor
+from fedscape.types import Array, Tensor
 
 
 def log_densities(features: Tensor, means: Tensor, variances: Tensor) -> Tensor:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import Sampler
 from fedscape.core.schedule import cut
@@ -28,6 +26,7 @@ from fedscape.temporal.curves import Blocks, Curve
 from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM
 from fedscape.temporal.priors import Prior, Soft
+from fedscape.types import Array, Arrays
 
 #: Every method; "single" is the network with one branch, "t-shot" collects for a period before it trains.
 METHODS = ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "single", "scsgd", "ifca", "t-shot", "fedem")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.temporal.curves import Cosine, Curve, Linear, parse_curve
+from fedscape.types import Array, Arrays
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from torch import nn
 from fedscape.core.checkpoint import replace_file
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array
 from fedscape.errors import DataError, require
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.export import module_of
@@ -34,6 +33,7 @@ from fedscape.personal.fedrep import FedRep
 from fedscape.personal.methods import Common
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.trained.model import Trained, load
+from fedscape.types import Array
 
 FORMS = ("onnx", "torch", "sklearn")
 _LAYERS = "fedscape layers 1"

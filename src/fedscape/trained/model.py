@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.schedule import cut
 from fedscape.errors import CheckpointError, DataError
 from fedscape.learning.inputs import Applied, Inputs, as_it_is
@@ -30,6 +29,7 @@ from fedscape.temporal.branched import Branched
 from fedscape.temporal.branches import MeanOfBranches, MultiBranch
 from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM
+from fedscape.types import Array
 
 MODEL = "model"  # the file of a run's folder
 _BLOCK = 2**14  # rows predicted at once

@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import TINIEST, Array, Key, dirichlet
+from fedscape.core.random import TINIEST, Key, dirichlet
 from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_sizes, pick
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 BLOCK = 1024  # clients that share a generator; always drawn whole, so that none depends on how many follow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 
 def pick(rng: np.random.Generator, weights: Array, n: int) -> Array:

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.random import Key, dirichlet
 from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive, check_sizes, pick
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 LAWS = ("gaussian", "laplace", "beta")
 _PURPOSE = "fedgmm synthetic"

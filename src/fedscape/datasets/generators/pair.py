@@ -8,9 +8,10 @@ from statistics import NormalDist
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 
 def gaussian_pair(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.random import Key, dirichlet
 from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive, pick
+from fedscape.types import Array
 
 
 def hlcr_synthetic(

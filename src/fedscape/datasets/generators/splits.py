@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.random import Array, Key, dirichlet
+from fedscape.core.random import Key, dirichlet
 from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 _TRIES = 1000
 

@@ -11,26 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core import checkpoint
+from fedscape.core import codec
 from fedscape.core.blocks import Reply, on_host
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Local
 from fedscape.core.federation import Federation
 from fedscape.core.kernel import uncompiled
 from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared
+from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower import terms as owner_terms
-from fedscape.engines.flower import wire
 from fedscape.engines.flower.booking import Book
 from fedscape.engines.flower.library import ClientApp, Context, Message
 from fedscape.engines.flower.node_store import Folder
-from fedscape.engines.flower.rehearsal import Request, ask, is_few, nobody_like, rehearse
+from fedscape.engines.flower.rehearsal import Request, ask, by_row, is_few, nobody_like, rehearse
 from fedscape.engines.flower.terms import Terms
 from fedscape.engines.flower.wire import Away, Unreadable
 from fedscape.engines.limits import bounded
 from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.release import Release
+from fedscape.types import Arrays
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -121,7 +122,10 @@ class _Owner:
             if header.get("op") == "who":
                 with _rows_are_read():
                     return _packed({"ids": self._load(context).ids}, request)
-            visit.about |= {"run": str(header.get("run"))[:32], "asked": wire.asked_for(header.get("computation"))}
+            visit.about |= {
+                "run": str(header.get("run"))[:32],
+                "asked": computations.asked_for(header.get("computation")),
+            }
             with folder.alone():
                 return self._run(self._checked(visit.terms, arrays, header, request), content, context, visit)
         except Unreadable as refusal:
@@ -176,7 +180,6 @@ class _Owner:
         fed = _allowed(fed, header["computation"], visit)
         where = _positions(fed, request.cohort)
         node, nobody = Local(fed, threads=1), Local(nobody_like(fed), threads=1)
-        node.by_rows = nobody.by_rows = len(where) == 1
         # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
         key = os.urandom(32)
         release, metrics = _releases(request, key, nobody.federation, visit.terms)
@@ -184,12 +187,13 @@ class _Owner:
             check_declared(fed, request.computation.coded_columns())
         with _bounded(visit.terms):
             rehearsed = rehearse(request, nobody, release, metrics, visit.terms)
+        asked = by_row(request) if len(where) == 1 and rehearsed.narrow_row else request
         self._write_down(request, hashlib.sha256(digest.encode() + key).hexdigest(), release, metrics, visit)
         first, self.steps = self.steps == 0, self.steps + 1
         with _rows_are_read():
             node.restore(kept)
             with uncompiled() if first and is_few(request.computation, fed, where) else contextlib.nullcontext():
-                reply = ask(node, request, where, Key(*header["key"]), release, metrics)
+                reply = ask(node, asked, where, Key(*header["key"]), release, metrics)
             rehearsed.check(reply, request.computation, release, metrics)
             left = node.kept()
             keeps = bool(left) if release is None else rehearsed.keeps
@@ -211,7 +215,7 @@ class _Owner:
             raise Unreadable(f"a computation that cannot begin ({type(error).__name__})") from None
 
     def _read(self, terms: Terms, arrays: Arrays, header: dict[str, Any], digest: str) -> Request:
-        state, cohort = wire.prefixed(arrays, "state/"), arrays.get("cohort")
+        state, cohort = codec.prefixed(arrays, "state/"), arrays.get("cohort")
         if sum(values.size for values in arrays.values()) > terms.numbers:
             raise Unreadable("larger than the owner allows")
         for values in state.values():
@@ -226,7 +230,7 @@ class _Owner:
             several = cohort is not None and cohort.ndim == 1 and 0 < len(cohort) == len(np.unique(cohort))
             if not numbers or not -1 <= closed < number or not several:
                 raise Unreadable("without a round, or a cohort in which each client is once")
-            computation = wire.rebuilt(header["computation"], self.computations)
+            computation = computations.rebuilt(header["computation"], self.computations)
         except (KeyError, TypeError, DataError):
             raise Unreadable("not a request of a round") from None
         owner_terms.check_computation(terms, header["computation"], computation.reveals)
@@ -340,4 +344,4 @@ def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, m
 
 
 def _packed(arrays: Arrays, request: str, **about: Any) -> bytes:
-    return checkpoint.pack(on_host(arrays), {"format": wire.FORMAT, "request": request, **about})
+    return codec.pack(on_host(arrays), {"format": wire.FORMAT, "request": request, **about})

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core import checkpoint
+from fedscape.core import checkpoint, codec
 from fedscape.core.arrays import Ragged
 from fedscape.engines.flower import wire
 from fedscape.errors import PrivacyError
@@ -119,24 +119,22 @@ class Folder:
         A request made before one that was answered has been under way too long: it must not undo what came after. With
         what was kept comes which servers of this run are known to be gone.
         """
-        found = {number: checkpoint.read(self._file(run, number)) for number in self.versions(run)}
+        stored = {number: checkpoint.read(self._file(run, number)) for number in self.versions(run)}
         gone: list[str] = []
-        if found:
-            newest = found[max(found)][1]
+        if stored:
+            newest = stored[max(stored)][1]
             last, gone = wire.Order(*newest["order"]), newest["gone"]
             if order.overtaken(last, gone):
                 raise wire.Unreadable("older than one that was answered before")
             gone = gone if order.name == last.name else [*gone, last.name][-_GONE:]
-        if closed >= 0 and closed not in found:
+        if closed >= 0 and closed not in stored:
             raise wire.Unreadable("a round to go on from that this node does not hold any more")
-        for number in found:
+        for number in stored:
             if number > closed:
                 self._file(run, number).unlink()
         if closed < 0:
             return {}, gone
-        arrays = wire.prefixed(found[closed][0], "kept/")
-        names = [name.removesuffix("/flat") for name in arrays if name.endswith("/flat")]
-        return {name: Ragged(arrays[f"{name}/flat"], arrays[f"{name}/offsets"]) for name in names}, gone
+        return codec.ragged_of_plain(stored[closed][0], "kept/"), gone
 
     def store(
         self,
@@ -151,7 +149,7 @@ class Folder:
     ) -> None:
         """Keep this version and the one before; older ones go, and so do the oldest runs."""
         self._run(run).mkdir(mode=0o700, exist_ok=True)
-        arrays = dict(wire.flat(kept, "kept/"))
+        arrays = codec.plain_of_ragged(kept, "kept/")
         arrays["reply"] = np.frombuffer(reply, dtype=np.uint8)
         checkpoint.write(
             self._file(run, number), arrays, {"request": request, "order": list(order), "gone": list(gone)}, secret=True

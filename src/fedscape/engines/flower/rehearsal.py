@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from fedscape.core.blocks import Reply, broadcast, own_row_numbers, own_rows
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation, sent_and_kept
 from fedscape.core.engine import Local
 from fedscape.core.federation import Federation
 from fedscape.core.kernel import uncompiled
@@ -17,6 +18,7 @@ from fedscape.engines.flower.terms import Terms
 from fedscape.engines.flower.wire import Unreadable
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.release import Release
+from fedscape.types import Arrays
 
 _FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
 
@@ -60,6 +62,7 @@ class Rehearsed:
     forms: tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]
     grids: tuple[dict[str, float], dict[str, float]]
     keeps: bool
+    narrow_row: bool  # whether a client's row takes fewer bytes than its sum: float32 and float64
 
     def check(self, reply: Reply, computation: Computation, release: Release | None, metrics: Release | None) -> None:
         forms = _forms(reply, computation)
@@ -87,7 +90,7 @@ def rehearse(
     silent = _without_noise(release), _without_noise(metrics)
     try:
         with uncompiled():
-            _step_unsheltered(request, nobody.federation)
+            row = _step_unsheltered(request, nobody.federation)
             reply = ask(nobody, request, np.arange(1), Key(0), *silent)
     except (PrivacyError, MemoryError):
         raise
@@ -96,19 +99,36 @@ def rehearse(
     if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > terms.numbers:
         raise Unreadable("a computation that sends more than the owner allows")
     grids = tuple({} if made is None else dict(made.grids) for made in silent)
-    return Rehearsed(_forms(reply, request.computation), (grids[0], grids[1]), bool(nobody.kept()))
+    forms, keeps = _forms(reply, request.computation), bool(nobody.kept())
+    return Rehearsed(forms, (grids[0], grids[1]), keeps, _is_narrow(row, reply.total))
 
 
-def _step_unsheltered(request: Request, nobody: Federation) -> None:
+def _is_narrow(row: Arrays, total: Arrays) -> bool:
+    """Whether floats of a row take fewer bytes than those of its sum; whole numbers are counted in the wider type."""
+    pairs = [(np.asarray(values), total[name]) for name, values in row.items() if name in total]
+    if any(values.dtype.kind != "f" and values.nbytes != sums.nbytes for values, sums in pairs):
+        return False
+    return sum(values.nbytes for values, _ in pairs) < sum(sums.nbytes for _, sums in pairs)
+
+
+def by_row(request: Request) -> Request:
+    """The same request of one client, answered by its row of `step`: a sum of one has nothing to add."""
+    twin = copy.copy(request.computation)
+    twin.__dict__["total"] = lambda state, clients, key: None
+    return replace(request, computation=twin)
+
+
+def _step_unsheltered(request: Request, nobody: Federation) -> Arrays:
     """Take the step where errors show: under a release an engine hides them, a read beyond an array's end as well."""
     computation, sent = request.computation, broadcast(request.state)
     state, own = computation.prepare(sent), own_row_numbers(sent, nobody)
     valid = computation.valid_rows(state, nobody)
     clients = nobody if valid is None else nobody.where(valid)
     mine = state if own is None else own_rows(state, own)
-    computation.step(mine, clients, Key(0))
+    sent, _ = sent_and_kept(computation, computation.step(mine, clients, Key(0)))
     if request.header["measure"]:
         computation.measure(mine, clients)
+    return sent
 
 
 def nobody_like(fed: Federation) -> Federation:

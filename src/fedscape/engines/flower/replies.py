@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.core import codec
 from fedscape.core.blocks import sum_type
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array, client_keys
+from fedscape.core.random import client_keys
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.wire import Away, Unreadable, one_line
 from fedscape.errors import EngineError
 from fedscape.privacy.release import INSIDE, Release
+from fedscape.types import Array, Arrays
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def read_answer(
 ) -> Answer:
     """An answer, if it is one to this request from these clients in finite numbers, and clipped where it must be."""
     arrays, header = header_of(one, blob)
-    total, measured = wire.prefixed(arrays, "total/"), wire.prefixed(arrays, "metrics/")
+    total, measured = codec.prefixed(arrays, "total/"), codec.prefixed(arrays, "metrics/")
     ids = total.pop("ids", None)
     if header.get("clients") != len(one.clients):
         raise Unreadable("from another number of clients than asked")

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.core import checkpoint
+from fedscape.core import codec
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import Reply, broadcast, bytes_down, on_host
-from fedscape.core.computation import Arrays, Computation
-from fedscape.core.random import Array, Key
-from fedscape.engines.flower import wire
+from fedscape.core.computation import Computation
+from fedscape.core.random import Key
+from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower.client import client_app
 from fedscape.engines.flower.library import Message
 from fedscape.engines.flower.local_grid import LocalGrid
@@ -29,6 +29,7 @@ from fedscape.engines.flower.terms import Terms
 from fedscape.engines.flower.wire import Away, Unreadable
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.release import Release
+from fedscape.types import Array, Arrays
 
 __all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
 
@@ -150,7 +151,7 @@ class Flower:
         release: Release | None = None,
         measure_release: Release | None = None,
     ) -> Reply:
-        wire.check_sendable(computation)
+        computations.check_sendable(computation)
         least = 1 if release is not None and release.counted else self.min_clients  # a secret number has no noise yet
         self._enough(len(cohort), least, key.round, {})
         sent = broadcast(state)
@@ -159,7 +160,7 @@ class Flower:
             "op": "run",
             "run": self._run,
             "number": self._number,
-            "computation": wire.described(computation),
+            "computation": computations.described(computation),
             "key": [int(key.seed), int(key.round), key.purpose],
             "measure": measure,
             "release": wire.release_written(release),
@@ -209,7 +210,7 @@ class Flower:
                     f"{len(online)} nodes are online after {wait:g} s, {nodes} are needed: start the others"
                 )
             time.sleep(min(self.poll, 1.0))
-        blob = checkpoint.pack({}, {"format": wire.FORMAT, "op": "who", "salt": os.urandom(8).hex()})
+        blob = codec.pack({}, {"format": wire.FORMAT, "op": "who", "salt": os.urandom(8).hex()})
         self.roster = Roster(np.empty(0), np.empty(0), tuple(online), np.empty(0))
         asked = [Asked(place, np.empty(0), blob) for place in range(len(online))]
         who: dict[int, Array] = {}
@@ -237,7 +238,7 @@ class Flower:
             rows = np.isin(state["of_client.ids"], ids)
             arrays |= {n: v[rows] for n, v in state.items() if n.startswith("of_client.")}
         content = {**{f"state/{n}": v for n, v in on_host(arrays).items()}, "cohort": ids}
-        return Asked(int(place), mine, checkpoint.pack(content, {**header, "closed": self._closed[place]}))
+        return Asked(int(place), mine, codec.pack(content, {**header, "closed": self._closed[place]}))
 
     def _exchange(self, asked: Sequence[Asked], check: Callable[[Asked, bytes], Answer], index: int) -> dict[str, int]:
         """Ask, wait, and ask those again who gave no proper answer; count what was odd on the way."""

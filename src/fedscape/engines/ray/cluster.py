@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedscape.core import engine
+from fedscape.core import schedule
 from fedscape.errors import EngineError, require
 from fedscape.formats.files import one_line
 
@@ -101,7 +101,7 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
             _check_token(address)
             ray.init(address=address, **quiet)
             return
-        cores = max(cores, engine.cores())
+        cores = max(cores, schedule.cores())
         with surroundings():
             ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
     except EngineError:

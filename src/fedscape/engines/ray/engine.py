@@ -15,11 +15,11 @@ import numpy as np
 
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import Answer, Reply, Task, broadcast, nobody
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.engine import check_enough, ranks
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.schedule import as_slice, sections
 from fedscape.engines.ray.cluster import Cluster
 from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, seal_of, taken
@@ -27,6 +27,7 @@ from fedscape.engines.ray.workers import Assignment, Crew
 from fedscape.errors import DataError, EngineError
 from fedscape.formats.folder import INDEX
 from fedscape.privacy.release import Release
+from fedscape.types import Array, Arrays
 
 PARTS = 16  # of a round for each worker: few enough to cost nothing, enough to add up while others still compute
 

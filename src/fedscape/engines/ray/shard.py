@@ -15,15 +15,16 @@ import numpy as np
 
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import Answer, Block, Site, Task, on_host
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.schedule import as_slice, in_order, one_library_thread, without_warnings
 from fedscape.engines.limits import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.formats.folder import INDEX, load_folder
 from fedscape.privacy.release import Release
+from fedscape.types import Array, Arrays
 
 Kept = Mapping[str, Ragged]
 Place = tuple[Array | slice, Kept]

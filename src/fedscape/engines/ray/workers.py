@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.random import Array
 from fedscape.engines.ray.cluster import Cluster
 from fedscape.engines.ray.shard import Kinds, Outcome, Part, Shard, Source, software
 from fedscape.errors import EngineError, FedscapeError
 from fedscape.formats.files import one_line
+from fedscape.types import Array
 
 AHEAD = 2  # parts that a worker has before it: one to run, one to go on with
 RESTARTS = 3  # of one worker in one round

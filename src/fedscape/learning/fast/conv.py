@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from fedscape.learning.losses import Tensor
+from fedscape.types import Tensor
 
 HAS_TRITON = find_spec("triton") is not None  # looked for once: a compiler that follows the model stops where files are
 

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from fedscape.learning.fast.conv import can_convolve, can_pool, convolve, patches_of, pool
 from fedscape.learning.fast.lowrank import FEW, along
-from fedscape.learning.fast.pooling import RectifiedPool
-from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept, shifted_views, stands_for_product
-from fedscape.learning.losses import Tensor
+from fedscape.learning.fast.products import shifted_views, stands_for_product
+from fedscape.learning.layers import KeyedDropout, Module, RectifiedPool, dropped, is_plain, kept
+from fedscape.types import Tensor
 
 
 def folded(module: Module, precision: str = "exact") -> Module | None:
@@ -27,7 +27,7 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
 
     Supported are linear layers, convolutions in two dimensions (plain or depthwise), group and layer norms, embeddings,
     keyed dropout, and whatever has no parameters of its own and treats samples one by one. That last is not checked
-    here: see `agree`. With the precision "bf16" convolutions, and products of many rows, are taken in bfloat16.
+    here: see `agreement`. With the precision "bf16" convolutions, and products of many rows, are taken in bfloat16.
 
     >>> twin = folded(nn.Sequential(nn.Linear(2, 1), nn.Tanh()))
     >>> params = {"0.weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]), "0.bias": torch.zeros(2, 1)}
@@ -43,23 +43,11 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
     owners = [m for m in twin.modules() if next(m.parameters(recurse=False), None) is not None]
     watched = [m for m in twin.modules() if m._forward_hooks or m._forward_pre_hooks]
     users = [id(p) for m in owners for p in m.parameters(recurse=False)]
-    known = all(isinstance(m, _Folded) for m in owners) and not watched
+    known = all(isinstance(m, Folded) for m in owners) and not watched
     return twin[0] if known and len(set(users)) == len(users) else None
 
 
-def agree(one: dict[str, Tensor], other: dict[str, Tensor], within: float = 1e-3) -> bool:
-    """Whether two sets of gradients [clients, ...] are the same up to rounding: their distance beside their length.
-
-    Clients whose gradients in the one are not finite settle nothing; where there are no others, no is the answer.
-    """
-    finite = [torch.isfinite(values.reshape(len(values), -1)).all(dim=1) for values in one.values()]
-    which = torch.stack(finite).all(dim=0)
-    apart = torch.stack([(values - other[name])[which].norm() for name, values in one.items()]).norm()
-    size = torch.stack([values[which].norm() for values in one.values()]).norm()
-    return bool(which.any()) and bool(apart <= within * size + 1e-12)
-
-
-class _Folded(nn.Module):  # type: ignore[misc]
+class Folded(nn.Module):  # type: ignore[misc]
     """A layer that holds the weights of a plain one, and is called with those of many clients in their place."""
 
     def __init__(self, layer: Module, precision: str) -> None:
@@ -72,7 +60,7 @@ class _Folded(nn.Module):  # type: ignore[misc]
                 self.register_parameter(name, None)
 
 
-class FoldedLinear(_Folded):
+class FoldedLinear(Folded):
     """A linear layer; one that is `watched` adds a `probe` to its output and notes the rows it was given.
 
     The gradient of a probe of zeros is that of the output, and with the rows it makes that of the weights: two thin
@@ -117,7 +105,7 @@ def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
     return made.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)
 
 
-class _Conv2d(_Folded):
+class _Conv2d(Folded):
     """As one batched product over patches, channels last."""
 
     def __init__(self, layer: Module, precision: str) -> None:
@@ -204,7 +192,7 @@ def _is_of_squares(layer: Module) -> bool:
     return size == [(2, 2), (2, 2), (0, 0)] and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
 
 
-class _GroupNorm(_Folded):
+class _GroupNorm(Folded):
     def __init__(self, layer: Module, precision: str) -> None:
         super().__init__(layer, precision)
         self.groups, self.eps = layer.num_groups, layer.eps
@@ -214,7 +202,7 @@ class _GroupNorm(_Folded):
         return _scaled(made, self.weight, self.bias, (x.shape[1], *[1] * (x.ndim - 2)))
 
 
-class _LayerNorm(_Folded):
+class _LayerNorm(Folded):
     def __init__(self, layer: Module, precision: str) -> None:
         super().__init__(layer, precision)
         self.shape, self.eps = layer.normalized_shape, layer.eps
@@ -237,7 +225,7 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: tuple[
     return (each if bias is None else each + bias.reshape(len(bias), 1, *shape)).reshape(x.shape)
 
 
-class _Embedding(_Folded):
+class _Embedding(Folded):
     def forward(self, x: Tensor) -> Tensor:
         clients, codes, width = self.weight.shape
         first = torch.arange(clients, device=x.device) * codes

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedscape.learning.fast.conv import HAS_TRITON
-from fedscape.learning.losses import Tensor
+from fedscape.types import Tensor
 
 FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
 

@@ -6,32 +6,22 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedscape.learning.fast.folded import agree, folded
+from fedscape.learning.fast.admission import foldable
+from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
+from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
-from fedscape.learning.gradients import (
-    Batch,
-    Gradient,
-    Tensors,
-    by_client,
-    in_one_batch,
-    member,
-    once_used,
-    precise,
-    unfactored,
-)
-from fedscape.learning.layers import Module, trainable_copy
+from fedscape.learning.gradients import Batch, Tensors, by_client
+from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.losses import Tensor
 from fedscape.learning.optimisers import Rates, new_memory, update
+from fedscape.types import Tensor
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
-ROUGH = 0.3  # how far gradients of shorter products may be from those of long ones, as a share of their length
 STEPS = 64  # of a round that is recorded as a whole
 ROUNDS = 8  # of different shapes that are
 _NUMBERS = itertools.count()
@@ -278,7 +268,7 @@ class Program:
         clients, local = len(batch.y), self.local
         whole = self._weights(clients)
         if not self.chosen and clients > 1:
-            self.twin, self.chosen = self._foldable(whole, batch), True
+            self.twin, self.chosen = foldable(local, self.module, whole, batch), True
         once = self._once(whole, batch)
         if self.shared and self.thin is None and clients > 1:
             rows = batch.y.shape[1]
@@ -332,20 +322,6 @@ class Program:
             return {}
         return once_used(local, self.twin, (whole, batch.random, batch.x, batch.y, batch.share))
 
-    def _foldable(self, params: Tensors, batch: Batch) -> Module | None:
-        """The folded model, if it gives the gradients of client by client on this batch, in the model's own type."""
-        local, given = self.local, (params, batch.random, batch.x, batch.y, batch.share)
-        exact = replace(local, precision="exact")
-        with precise(exact):
-            want, _ = by_client(exact, self.module)(*given)  # its errors are readable
-            twin, found = _tried(exact, given)
-            if twin is None or not agree(want, found):
-                return None
-        if local.precision == "exact":
-            return twin
-        quick, found = _tried(local, given)
-        return quick if quick is not None and agree(want, found, ROUGH) else twin
-
     def _trusted(
         self,
         whole: Tensors,
@@ -354,13 +330,12 @@ class Program:
         compiled: Callable[[Any], Any],
         probes: Mapping[str, tuple[int, ...]],
         trails: Mapping[str, Trail],
-    ) -> Gradient:
+    ) -> FoldedGradient:
         """The compiled gradient, or the plain one where a compiler has made something else of it."""
         local, given = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
-            plain = by_client(local, self.module)
-            made: Gradient = compiled(plain)
-            want_of = plain
+            want_of: FoldedGradient = by_client(local, self.module)
+            plain, made = want_of, compiled(want_of)
         else:
             gone = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
@@ -373,7 +348,9 @@ class Program:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
             found = unfactored(made(params, *given)[0])
-        return made if agree(want, found, 1e-3 if local.precision == "exact" else ROUGH) else plain
+        if local.precision == "exact":
+            return made if agree(want, found) else plain
+        return made if agree(want, found, ROUGH) and same_lengths(want, found) else plain
 
 
 class _Counted(TorchDispatchMode):  # type: ignore[misc]
@@ -398,17 +375,6 @@ def _take_turns(rows: Tensor, start: Tensor) -> None:
     """Rows become those of `start`, one after the other and again from the first; what is left over stays."""
     many = len(rows) // len(start) * len(start)
     rows[:many].unflatten(0, (-1, len(start))).copy_(start)
-
-
-def _tried(local: LocalSGD, given: tuple[Any, ...]) -> tuple[Module | None, Tensors]:
-    """The folded model and its gradients of this batch; no model where it has no such form or does not take them."""
-    twin = folded(trainable_copy(local.model, "vmap"), local.precision)
-    if twin is None:
-        return None, {}
-    try:
-        return twin, in_one_batch(local, twin.to(local.device))(*given)[0]
-    except Exception:  # whatever a model says of a shape or a type that only a client by itself has
-        return None, {}
 
 
 def _alone(name: str, *, dynamic: bool = False) -> Callable[[Any], Any]:

@@ -10,7 +10,6 @@ import numpy as np
 from fedscape.core.computation import Computation
 from fedscape.core.estimator import Fit
 from fedscape.core.history import History
-from fedscape.core.random import Array
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler, Side
 from fedscape.errors import DataError, TooFewClients
@@ -20,6 +19,7 @@ from fedscape.mixtures.dirichlet_multinomial.private import ScoreAscent
 from fedscape.mixtures.dirichlet_multinomial.private_fit import contrast_of
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.types import Array
 
 
 @dataclass(frozen=True)

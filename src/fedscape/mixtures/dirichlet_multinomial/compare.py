@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.private import shortened
 from fedscape.mixtures.dirichlet_multinomial.start import example
 from fedscape.mixtures.size_laws import Kind
+from fedscape.types import Array, Arrays, Kept
 
 
 class ModelComparison(Computation):

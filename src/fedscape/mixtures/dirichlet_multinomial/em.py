@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.mixtures.dirichlet_multinomial.kernels import (
     Counts,
@@ -42,6 +42,7 @@ from fedscape.mixtures.dirichlet_multinomial.solvers import (
 )
 from fedscape.mixtures.dirichlet_multinomial.start import example
 from fedscape.mixtures.size_laws import FLOOR, Kind, background, bin_of, most_likely, size_edges
+from fedscape.types import Array, Arrays, Kept
 
 Solver = Literal["exact", "newton", "fixed_point"]
 

@@ -14,9 +14,9 @@ from typing import IO, Any
 import numpy as np
 
 from fedscape.core.checkpoint import replace_file
-from fedscape.core.random import Array
 from fedscape.errors import CheckpointError, DataError
 from fedscape.formats.npz import read_npz
+from fedscape.types import Array
 
 
 def write_population(

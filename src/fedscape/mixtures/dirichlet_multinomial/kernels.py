@@ -17,9 +17,9 @@ import numpy as np
 from fedscape.core.arrays import rows_of
 from fedscape.core.federation import Federation
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array
 from fedscape.core.validate import all_valid, check_categories, is_rising, valid_categories
 from fedscape.errors import DataError
+from fedscape.types import Array
 
 DENSE = 512  # up to so many categories zeros are kept, above only the non-zeros are
 

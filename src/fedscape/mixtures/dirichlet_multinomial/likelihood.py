@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import gammaln
 
-from fedscape.core.random import Array
 from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, add_ends, add_shares, fill_rising, tails_of
+from fedscape.types import Array
 
 COUNTS = (64, 8)  # cells of counts: one for each up to 64, then an eighth wider each
 TOTALS = (512, 32)  # cells of a client's total, of which there are few: finer

@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, check_n_init
 from fedscape.core.federation import Federation
 from fedscape.core.history import History
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
@@ -36,6 +36,7 @@ from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey
 from fedscape.mixtures.size_laws import Kind, SizeLaws
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.types import Array, Arrays
 
 Data = Engine | Federation | npt.ArrayLike
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array
 from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, posterior, posterior_twin
 from fedscape.mixtures.dirichlet_multinomial.likelihood import Tables, rows_of_entries
 from fedscape.mixtures.size_laws import bin_of, log_density
+from fedscape.types import Array, Arrays
 
 _PARTS = ("first", "cap", "rows", "total")
 

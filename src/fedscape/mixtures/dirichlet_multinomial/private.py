@@ -11,14 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import psi
 
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.dirichlet_multinomial.em import looked_up, sound
 from fedscape.mixtures.dirichlet_multinomial.kernels import counts_of, stand_for_many, valid_counts
 from fedscape.mixtures.dirichlet_multinomial.posterior import shares_and_likelihood, with_tables
 from fedscape.mixtures.dirichlet_multinomial.start import example, shares_of
 from fedscape.mixtures.size_laws import FLOOR, Kind, SizeLaws, background, bin_of, most_likely, size_edges
+from fedscape.types import Array, Arrays, Kept
 
 REACH = 1024  # of tables; larger counts are computed one by one. Of the finer bins of sizes: four times that
 TIGHTEST, WIDEST = 1e-5, 1e2  # dispersions

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
 from fedscape.core.estimator import Fit
 from fedscape.core.rounds import check_declared
 from fedscape.core.sampling import All
@@ -26,6 +25,7 @@ from fedscape.mixtures.dirichlet_multinomial.private import (
 from fedscape.mixtures.dirichlet_multinomial.source import Source
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import noise_sd
+from fedscape.types import Arrays
 
 if TYPE_CHECKING:
     from fedscape.mixtures.dirichlet_multinomial.model import MixtureOfDirichletMultinomials

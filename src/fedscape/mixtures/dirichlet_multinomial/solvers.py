@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.mixtures.dirichlet_multinomial.likelihood import LEAST, MEAN_FLOOR, MOST, Points
+from fedscape.types import Array
 
 STEPS = 60  # of Newton's method on the server at most; they cost no round
 SCALES = LEAST ** (1 - np.arange(1, 33) / 33)  # dispersions to look at where a component leaves the multinomial limit

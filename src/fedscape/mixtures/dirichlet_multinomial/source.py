@@ -10,9 +10,9 @@ import scipy.sparse
 
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.formats.kinds import as_codes, label_of
+from fedscape.types import Array
 
 
 class Source(NamedTuple):

@@ -8,12 +8,13 @@ from itertools import pairwise
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, counts_of, valid_counts
 from fedscape.mixtures.dirichlet_multinomial.likelihood import LEAST
 from fedscape.mixtures.dirichlet_multinomial.solvers import floored
+from fedscape.types import Array, Arrays, Kept
 
 #: Counts at which clients say whether they go beyond: 1, 2, 3, 4, 6, 8, 12, ...
 LEVELS = np.unique(np.concatenate((2 ** np.arange(31), 3 * 2 ** np.arange(29)))).astype(np.int64)

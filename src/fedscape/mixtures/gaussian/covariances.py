@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from fedscape.core.random import Array
 from fedscape.errors import DataError
 from fedscape.mixtures.gaussian.kernels import add_moments
+from fedscape.types import Array
 
 
 class Moments(NamedTuple):

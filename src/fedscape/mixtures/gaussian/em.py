@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedscape.core.arrays import offsets_of, segment_sum_twin
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.schedule import one_library_thread
 from fedscape.core.validate import all_finite, check_finite, valid_numbers
 from fedscape.errors import DataError
@@ -23,6 +23,7 @@ from fedscape.mixtures.gaussian.covariances import Covariance, Diagonal, Full, M
 from fedscape.mixtures.gaussian.kernels import squares
 from fedscape.mixtures.numbers import numbers_of
 from fedscape.statistics.moments import shortened
+from fedscape.types import Array, Arrays, Kept
 
 Scatter = Literal["all", "within_clients"]
 Weighting = Literal["rows", "clients"]

@@ -14,8 +14,8 @@ from itertools import pairwise
 import numpy as np
 
 from fedscape.core.kernel import compiles, kernel
-from fedscape.core.random import Array
 from fedscape.core.validate import read_only
+from fedscape.types import Array
 
 _LARGE = 2**14  # numbers from which a compiled loop is worth its import
 _TILE = 120  # rows at once; not a power of two, whose columns would fall on the same lines of the cache

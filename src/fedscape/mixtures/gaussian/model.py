@@ -17,7 +17,7 @@ from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit, check_n_init
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.rounds import frozen
 from fedscape.core.sampling import All
 from fedscape.errors import DataError, PrivacyError
@@ -26,6 +26,7 @@ from fedscape.mixtures.gaussian.em import GaussianRounds, GaussianScore, Part, S
 from fedscape.mixtures.gaussian.start import draw_means, spread_of
 from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.privacy.release import noise_sd
+from fedscape.types import Array
 
 Rows = Federation | npt.ArrayLike
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.gaussian.covariances import Covariance
+from fedscape.types import Array
 
 _CANDIDATES = 16  # per component
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
-from fedscape.errors import plural
+from fedscape.errors import DataError, plural
 from fedscape.formats.kinds import as_numbers, kind_of
 from fedscape.mixtures.latent_class.model import LatentClassRegression, Link, Method, column_names
 from fedscape.mixtures.numbers import numbers_of
+from fedscape.types import Array
+
+Fill = Literal["drop", "mean", "median"]
+FILLS: tuple[str, ...] = get_args(Fill)
 
 
 def regression(
@@ -29,13 +32,16 @@ def regression(
     chains: int = 1,
     alpha: float | None = 1.0,
     beta: float | None = 1.0,
+    fill: Fill = "drop",
     seed: int = 0,
     progress: bool | None = None,
     place: Callable[[Federation], Engine] = Local,
 ) -> tuple[LatentClassRegression, dict[str, Any]]:
     """Fit to four fifths of each agent's events, test on the rest, and say what the classes are, the commonest first.
 
-    Rows without a number in any of the columns are left out, and counted; `place` says where the agents live.
+    `fill` says what becomes of missing features: "drop" leaves the row out, "mean" and "median" are those of the
+    training rows, kept with the model as `fills_`. Rows without a target are left out in any case; rows left out are
+    counted. `place` says where the agents live.
 
     >>> from fedscape import datasets
     >>> _, about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
@@ -45,8 +51,12 @@ def regression(
     """
     names = column_names(features, target=target)
     federation = _as_numbers(federation, [*names, target])
-    whole = _whole(federation, [*names, target])
+    if fill not in FILLS:
+        raise DataError(f"fill must be one of {', '.join(FILLS)}, not {fill!r}")
+    whole = _whole(federation, [target] if fill != "drop" else [*names, target])
     train, test = federation.where(whole).split(test=0.2, seed=seed)
+    fills = _fills(train, names, fill)
+    train, test = _filled(train, fills), _filled(test, fills)
     ks = tuple(candidates)
     model = LatentClassRegression(
         ks if len(ks) > 1 else ks[0],
@@ -62,6 +72,8 @@ def regression(
         seed=seed,
     )
     model.fit(place(train), progress=progress)
+    if fills:
+        model.fills_ = fills
     about = {
         "target": target,
         "link": link,
@@ -103,7 +115,7 @@ def predictions(model: LatentClassRegression, federation: Federation) -> tuple[d
         Events with the features, and the entity column where the regression has one.
     """
     names = column_names(model.features, target=model.target)
-    federation = _as_numbers(federation, [*names, model.target])
+    federation = _filled(_as_numbers(federation, [*names, model.target]), getattr(model, "fills_", {}))
     whole = _whole(federation, names)
     made = {name: np.full(federation.n_rows, np.nan) for name in ("prediction", "deviation")}
     if whole.any():
@@ -128,6 +140,35 @@ def _as_numbers(federation: Federation, names: Sequence[str]) -> Federation:
             continue
         if kind_of(name, values, texts).kind in ("number", "weight"):
             federation = federation.with_column(name, as_numbers(values, texts))
+    return federation
+
+
+def _fills(train: Federation, names: Sequence[str], fill: Fill) -> dict[str, list[float]]:
+    """What stands in for the missing numbers of each feature that misses some, learned from the training rows."""
+    fills: dict[str, list[float]] = {}
+    for name in names if fill != "drop" else ():
+        values = numbers_of(train, name)
+        if values.dtype.kind != "f":
+            continue
+        cells = np.where(np.isfinite(values), values, np.nan).reshape(len(values), -1)
+        if not np.isfinite(cells).any(axis=0).all():
+            raise DataError(
+                f"--fill {fill} needs a number of {name!r} in some training row: leave it out of --features"
+            )
+        fills[name] = (np.nanmean if fill == "mean" else np.nanmedian)(cells, axis=0).tolist()
+    return fills
+
+
+def _filled(federation: Federation, fills: Mapping[str, Sequence[float]]) -> Federation:
+    """The rows with their missing features filled in; a fill is one number for each of a row's cells."""
+    for name, fill in fills.items():
+        if name not in federation:
+            continue
+        values = numbers_of(federation, name).astype(np.float64)
+        if not np.isfinite(values).all():
+            stand_in = np.reshape(np.asarray(fill), values.shape[1:])
+            values = np.where(np.isfinite(values), values, stand_in)
+            federation = federation.with_column(name, values)
     return federation
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.latent_class.classes import for_agents
 from fedscape.mixtures.latent_class.kernels import add_by_class, count_tables, sweep_labels
 from fedscape.mixtures.latent_class.prior import prior_shares, tables_of
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, one_hot
 from fedscape.mixtures.latent_class.table import Groups, groups_of, sums_of
+from fedscape.types import Array, Arrays
 
 
 class Chain:

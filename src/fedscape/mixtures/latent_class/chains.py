@@ -9,12 +9,13 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.latent_class.central import Chain
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.rounds import ClassAssignment
+from fedscape.types import Array, Arrays, Kept
 
 T = TypeVar("T")
 LEVEL = 0.95  # of the intervals

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array
 from fedscape.mixtures.latent_class.kernels import packed, triangle, unpacked
+from fedscape.types import Array, Arrays
 
 FLOOR = 1e-10  # of the target's variance: noise and coefficients' variances stay above
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Kept
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.kernels import add_by_class
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, Keyed, example, one_hot
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of, sums_of
+from fedscape.types import Array, Arrays, Kept
 
 
 class Share(ClassAssignment):

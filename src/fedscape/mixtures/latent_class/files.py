@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array
+from fedscape.core.codec import prefixed
 from fedscape.errors import CheckpointError
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
 from fedscape.mixtures.latent_class.kernels import width
@@ -18,10 +17,19 @@ from fedscape.mixtures.latent_class.links import Logistic, Probit
 from fedscape.mixtures.latent_class.predict import Places
 from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from fedscape.mixtures.latent_class.table import Table
+from fedscape.types import Array, Arrays
 
 KINDS: dict[str, type[ClassAssignment]] = {"identity": ClassAssignment, "logistic": Logistic, "probit": Probit}
 WHAT = "regression"
-NUMBERS = ("sigma_", "delta_", "alpha_", "beta_", "feature_names_", "candidates_")  # what is learned, as JSON has it
+NUMBERS = (
+    "sigma_",
+    "delta_",
+    "alpha_",
+    "beta_",
+    "feature_names_",
+    "candidates_",
+    "fills_",
+)  # what is learned, as JSON has it
 ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
 _SINGLE = ("noise", "least", "alpha", "beta", "unit", "rounds", "held")
 
@@ -76,8 +84,8 @@ def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -
         table |= {"features": tuple(table["features"]), "ranges": tuple(tuple(ends) for ends in table["ranges"])}
         kind = KINDS[header["parameters"]["link"]]
         work = kind(**{**header["work"], "table": Table(**table)})
-        draws = [_draw(_under(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]
-        learned = _under(arrays, "learned.")
+        draws = [_draw(prefixed(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]
+        learned = prefixed(arrays, "learned.")
         unknown = ({*header["learned"], *learned} - {*NUMBERS, *ARRAYS}) | (set(header["parameters"]) - set(parameters))
         if unknown:
             raise ValueError(", ".join(sorted(unknown)))
@@ -125,22 +133,7 @@ def _sized(arrays: Mapping[str, Array], sizes: Mapping[str, tuple[int, ...]]) ->
             raise ValueError(f"{name}, which must be numbers {list(size)}, not {found.dtype}{list(found.shape)}")
 
 
-def _under(arrays: Mapping[str, Array], mark: str) -> dict[str, Array]:
-    return {name[len(mark) :]: values for name, values in arrays.items() if name.startswith(mark)}
-
-
 def _draw(arrays: Mapping[str, Array], names: Sequence[str] | None) -> Draw:
-    places = _under(arrays, "places.")
+    places = prefixed(arrays, "places.")
     found = Places(**places, names=None if names is None else tuple(names)) if places else None
-    return Draw(_under(arrays, "state."), found)
-
-
-def plain(value: Any) -> Any:
-    """A parameter as JSON has it."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {name: [float(end) for end in ends] for name, ends in value.items()}
-    if isinstance(value, Sequence | range) and not isinstance(value, str):
-        return [plain(one) for one in value]
-    return value
+    return Draw(prefixed(arrays, "state."), found)

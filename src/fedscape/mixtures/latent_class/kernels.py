@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedscape.core.kernel import kernel
-from fedscape.core.random import Array
+from fedscape.types import Array
 
 
 def triangle(f: int) -> int:

@@ -13,15 +13,14 @@ import numpy as np
 from scipy.special import expit, log_expit, log_ndtr
 
 from fedscape.core.arrays import segment_sum_twin
-from fedscape.core.computation import Arrays
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array
 from fedscape.core.validate import all_valid
 from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.kernels import add_events, width
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, Labelled, example, old_labels
 from fedscape.mixtures.latent_class.table import Table, groups_of
+from fedscape.types import Array, Arrays
 
 LEAST = 1e-3  # weight of an event: any weight has the same end, and near zero steps would run away
 

@@ -13,12 +13,12 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedscape.core.computation import Arrays, Computation
+from fedscape.core.codec import plain
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine
 from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
 from fedscape.core.history import History
-from fedscape.core.random import Array
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError, NotFittedError
 from fedscape.mixtures.latent_class.chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
@@ -30,7 +30,6 @@ from fedscape.mixtures.latent_class.files import (
     NUMBERS,
     Draw,
     Saved,
-    plain,
     read_regression,
     write_regression,
 )
@@ -52,6 +51,7 @@ from fedscape.mixtures.latent_class.table import Table, groups_of
 from fedscape.privacy.ledger import Ledger, summary_of
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import noise_sd
+from fedscape.types import Array, Arrays
 
 Method = Literal["federated", "central", "central-exact", "em"]
 Link = Literal["identity", "logistic", "probit"]
@@ -166,6 +166,7 @@ class LatentClassRegression(Estimator):
         self.entity = entity
         self.seed = seed
 
+    fills_: dict[str, list[float]]  # what stands in for missing features, where a table was filled
     _agreement: Agreement
     _private = False  # whether the fit added noise
     _spent: dict[str, Any] | None = None  # of a loaded private fit

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import all_valid
 from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.classes import classes_of, opened
@@ -18,6 +18,7 @@ from fedscape.mixtures.latent_class.kernels import settle_shares
 from fedscape.mixtures.latent_class.prior import prior_shares
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, example
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of
+from fedscape.types import Array, Arrays, Kept
 
 PASSES = 10  # of expected labels; they settle in fewer
 

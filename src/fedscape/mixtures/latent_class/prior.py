@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import digamma
 
-from fedscape.core.computation import Arrays
-from fedscape.core.random import Array
+from fedscape.types import Array, Arrays
 
 RATE = 0.01  # of the exponential priors on alpha and beta: labels that agents share evenly would make beta infinite
 STEPS = 200

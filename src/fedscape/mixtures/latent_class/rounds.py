@@ -8,14 +8,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedscape.core.arrays import Ragged, offsets_of, rows_of
-from fedscape.core.computation import Arrays, Computation, Kept
+from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.classes import FLOOR, for_agents, learned, opened, sound
 from fedscape.mixtures.latent_class.kernels import add_by_class, add_log_densities, draw_labels, width
 from fedscape.mixtures.latent_class.prior import learned_prior, prior_shares, tables_of
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of, sums_of
+from fedscape.types import Array, Arrays, Kept
 
 NO_HIERARCHY = 1e9  # a beta beside which an agent's own labels do not count
 PURE = 0.3  # of the events: the classes by which noise is learned in early rounds

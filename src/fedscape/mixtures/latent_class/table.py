@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.core.computation import Arrays
 from fedscape.core.federation import Federation
-from fedscape.core.random import Array, Key
+from fedscape.core.random import Key
 from fedscape.core.validate import all_valid, check_finite, valid_numbers
 from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.kernels import add_events, width
 from fedscape.mixtures.numbers import numbers_of
+from fedscape.types import Array, Arrays
 
 
 @dataclass(frozen=True)

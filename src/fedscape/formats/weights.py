@@ -1,0 +1,47 @@
+"""Columns called weight: a survey's weight, or what something weighs."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import numpy as np
+
+from fedscape.types import Array
+
+MEASURED = "what something weighs, by how close its values lie"
+_UNEVEN = 0.5  # deviation over mean: about 0.2 for what people or cars weigh, 0.5 to 2 for weights of surveys
+_SURVEY_WEIGHT = re.compile(
+    r"(^|[_\W])(survey|sampl(e|ing)|design|person|household|final|fnl|hh|per|asec|case|freq(uency)?|replicate)[_\W]?"
+    r"(weights?|wgt|wt)\d*$|^[ph]?wgtp\d*$",
+    re.I,
+)
+_WEIGHT = re.compile(r"(weights?|wgt|wt)", re.I)  # the whole name: a survey's, or what something weighs
+_FEW = 20  # values up to which a column is one of classes
+
+
+def weight_or_mass(name: str, distinct: Array, often: Array) -> tuple[Literal["weight", "number"], str] | None:
+    """Tell a survey weight from a mass, with the reason; None where the name or the values speak of neither.
+
+    PWGTP and survey_weight are a survey's. A plain `weight` is a survey's where its mean is 1 (normalised weights) or
+    where few rows stand for far more than the rest; what people or cars weigh lies close around its mean.
+
+    >>> weight_or_mass("weight", np.linspace(50, 100, 30), np.ones(30))
+    ('number', 'what something weighs, by how close its values lie')
+    >>> weight_or_mass("PWGTP", np.linspace(50, 100, 30), np.ones(30))
+    ('weight', 'by its name')
+    """
+    named = bool(_SURVEY_WEIGHT.search(name))
+    known = np.isfinite(distinct)
+    values, times = distinct[known].astype(float), often[known]
+    if not (named or _WEIGHT.fullmatch(name)) or len(values) <= _FEW or values.min() < 0:
+        return None
+    if named:
+        return "weight", "by its name"
+    mean = np.average(values, weights=times)
+    deviation = np.sqrt(np.average((values - mean) ** 2, weights=times))
+    if abs(mean - 1) < 0.02:
+        return "weight", "by its name and its mean of 1"
+    if deviation > _UNEVEN * mean:
+        return "weight", "by its name and how unevenly it is spread"
+    return "number", MEASURED

@@ -1,0 +1,200 @@
+"""What training keeps on a device: copies of the model, columns and the state as tensors."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedscape.core.arrays import Gathered
+from fedscape.core.federation import Federation
+from fedscape.errors import DataError
+from fedscape.learning.layers import Module, keyed_layers, trainable_copy
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import cross_entropy
+from fedscape.learning.memory import Held, is_same_memory, resident, shared
+from fedscape.types import Array, Tensor
+
+RESIDENT = 2**33  # bytes of a column up to which all of it stays on a GPU
+SMALL_MODEL = 2**17  # parameters up to which vmap is measured to win on a CPU (benchmarks/training_speed.py)
+PINNED = 2**28  # bytes of an array up to which it may lie in pinned memory, which torch never gives back
+
+
+class Data(NamedTuple):
+    """Rows of some clients as tensors: features as they are stored, targets, and sample weights if there are any."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor | None
+
+
+class Device:
+    """What training keeps on its device between calls: model copies, the last state, and which rows the model takes.
+
+    The settings themselves hold nothing: all of it goes with this object.
+
+    Parameters
+    ----------
+    local
+        How a client trains, and where.
+
+    >>> local = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=0.1, epochs=1, batch_size=10)
+    >>> Device(local).data(Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 4])).y.tolist()
+    [0, 1, 1, 0]
+    """
+
+    def __init__(self, local: LocalSGD) -> None:
+        self.local = copy.copy(local)  # equal settings, not the key that this object is remembered by
+        self._spare: deque[Module] = deque()
+        self._held: dict[str, Held] = {}
+        self._accepted: set[tuple[tuple[int, ...], object]] = set()  # shapes and types of rows that the model takes
+
+    @property
+    def reference(self) -> str:
+        """The strategy of the reference loop: "sequential" or "vmap".
+
+        Many small clients at once win on a CPU while per-call overhead rules: up to 2**17 parameters, no convolution
+        and no recurrent layer of torch's. Beyond that arithmetic or memory bounds the work and one client at a time is
+        faster. On any other device clients train at once.
+        """
+        local = self.local
+        if local.strategy in ("sequential", "vmap"):
+            return local.strategy
+        if torch.device(local.device).type != "cpu":
+            return "vmap"
+        heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
+        small = local.n_parameters <= SMALL_MODEL and not any(isinstance(m, heavy) for m in local.model.modules())
+        return "vmap" if small else "sequential"
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def data(self, clients: Federation, rows: slice = slice(None)) -> Data:
+        """These rows of the clients on the device: features as stored, targets, sample weights."""
+        local = self.local
+        x, y = self.column(clients, local.features, rows), self.targets(clients, rows)
+        self.check_row(x[:1])
+        classes = local.loss is cross_entropy or isinstance(local.loss, nn.CrossEntropyLoss)
+        if classes and y.dtype.is_floating_point and y.ndim == 1:
+            short = str(y.dtype).removeprefix("torch.")
+            raise DataError(f"column {local.target!r} must hold classes 0, 1, 2, ... for this loss, not {short}")
+        return Data(x, y, self._weights(clients, rows))
+
+    def check_row(self, row: Tensor) -> None:
+        """Run one row, [1, ...] as stored, through the model, once per shape and type: a misfit is a DataError."""
+        kind = (tuple(row.shape), row.dtype)
+        if kind in self._accepted or not len(row):
+            return
+        try:
+            with torch.no_grad(), self.borrowed() as module:
+                module.eval()
+                module(self.local.inputs(row))
+                module.train()
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            what = f"of shape {list(row.shape[1:])} ({str(row.dtype).removeprefix('torch.')})"
+            reason = (str(error).splitlines() or [""])[0]
+            raise DataError(f"the model does not take rows of {self.local.features!r} {what}: {reason}") from None
+        self._accepted.add(kind)
+
+    def targets(self, clients: Federation, rows: slice = slice(None)) -> Tensor:
+        """The targets of these rows on the device."""
+        y = self.column(clients, self.local.target, rows)
+        return y.to(self.local.dtype if y.dtype.is_floating_point else torch.int64)
+
+    def column(self, clients: Federation, name: str, rows: slice) -> Tensor:
+        """A column as it is stored, on the device; it must not be written to."""
+        columns, local = clients.columns, self.local
+        if local.on_gpu and isinstance(columns, Gathered) and columns.source[name].nbytes <= RESIDENT:
+            where = columns.rows if isinstance(columns.rows, slice) else self.sent(columns.rows)
+            return resident(columns.source[name], local.device)[where][rows]
+        return shared(clients[name][rows]).to(local.device)
+
+    def _weights(self, clients: Federation, rows: slice) -> Tensor | None:
+        name = self.local.weights
+        if name is None:
+            return None
+        values = np.array(clients[name][rows], dtype=np.float64)
+        if values.ndim != 1 or not (np.isfinite(values).all() and (values >= 0).all()):
+            raise DataError(f"the column {name!r} must hold one number of at least 0 per row: sample weights")
+        return torch.from_numpy(values).to(self.local.device, self.local.dtype)
+
+    # -- transfers -----------------------------------------------------------------------------------------------------
+
+    def sent(self, values: Array) -> Tensor:
+        """An array copied to the device through pinned memory, without waiting; it must not be written to."""
+        if not self.local.on_gpu or values.nbytes > PINNED:
+            return shared(values).to(self.local.device)
+        return shared(values).pin_memory().to(self.local.device, non_blocking=True)
+
+    def fetched(self, tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+        """Tensors copied to host arrays."""
+        if not self.local.on_gpu:
+            return {name: values.cpu().numpy() for name, values in tensors.items()}
+        size = {n: t.numel() * t.element_size() for n, t in tensors.items()}
+        pinned = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=size[n] <= PINNED) for n, t in tensors.items()}
+        for name, values in tensors.items():
+            pinned[name].copy_(values, non_blocking=True)  # several times as fast as to pageable memory
+        torch.cuda.synchronize(self.local.device)
+        return {name: values.numpy() for name, values in pinned.items()}
+
+    # -- the state between rounds --------------------------------------------------------------------------------------
+
+    def tensor(self, name: str, values: Array) -> Tensor:
+        """An array of the state on the device, which may have it already; it must not be written to."""
+        held = self._held.get(name)
+        if held is not None and is_same_memory(held.array, values):
+            return held.tensor
+        return shared(values).to(self.local.device)
+
+    def arrays(self, tensors: dict[str, Tensor]) -> dict[str, Array]:
+        """Tensors as arrays of the state; on a GPU the tensors stay there for the next round."""
+        if not self.local.on_gpu:
+            return {name: values.cpu().numpy() for name, values in tensors.items()}
+        floats = [n for n, values in tensors.items() if values.is_floating_point() and values.numel()]
+        largest = torch._foreach_norm([tensors[n] for n in floats], float("inf")) if floats else []
+        good = torch.isfinite(torch.stack([size.to(torch.float64) for size in largest])) if floats else None
+        arrays = self.fetched(tensors)
+        finite = {} if good is None else dict(zip(floats, good.tolist(), strict=True))
+        self._held.update({n: Held(arrays[n], values, finite.get(n, True)) for n, values in tensors.items()})
+        return arrays
+
+    def known_finite(self, state: Mapping[str, Array]) -> bool:
+        """Whether every float of this state came from `arrays` and was checked on the device."""
+        floats = {n: values for n, values in state.items() if values.dtype.kind == "f"}
+        return bool(self._held) and all(self._is_finite(n, values) for n, values in floats.items())
+
+    def _is_finite(self, name: str, values: Array) -> bool:
+        held = self._held.get(name)
+        if held is None or not is_same_memory(held.array, values):
+            return values.ndim == 0 and bool(np.isfinite(values))
+        return held.finite
+
+    # -- model copies --------------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def dropout_paths(self) -> list[str]:
+        """The paths of the layers that drop anything."""
+        return [path for path, _ in keyed_layers(trainable_copy(self.local.model))]
+
+    def new_copy(self) -> Module:
+        """A trainable copy of the model on the device."""
+        module = trainable_copy(self.local.model).to(self.local.device)
+        if torch.device(self.local.device).type == "cpu" and self.reference == "sequential":
+            module = module.to(memory_format=torch.channels_last)
+        return module
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Module]:
+        """A copy of the model that no other thread uses; one that failed is not used again."""
+        try:
+            module = self._spare.pop()
+        except IndexError:
+            module = self.new_copy()
+        yield module
+        self._spare.append(module)

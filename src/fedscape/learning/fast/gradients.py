@@ -1,0 +1,108 @@
+"""Gradients of a folded model: one batch for all clients, those of thin linear layers as low-rank factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from fedscape.learning.fast.folded import FoldedLinear
+from fedscape.learning.fast.lowrank import Factors, Trail
+from fedscape.learning.gradients import Tensors
+from fedscape.learning.layers import Module
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.losses import checked_loss
+from fedscape.types import Tensor
+
+Gradients = Mapping[str, Tensor | Factors]
+FoldedGradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Gradients, Tensor]]
+
+
+def in_one_batch(
+    local: LocalSGD,
+    module: Module,
+    compiled: Callable[[Any], Any] = lambda f: f,
+    *,
+    probes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    trails: Mapping[str, Trail] = MappingProxyType({}),
+) -> FoldedGradient:
+    """The same of a `folded` model: the sum over clients has each client's gradient in its own weights.
+
+    `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
+    outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
+    """
+    frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
+    layers = {path: module.get_submodule(path) for path in probes}
+    gone = {member(path, f"trail_{n}"): v for path, t in trails.items() for n, v in zip(t._fields, t, strict=True)}
+
+    def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Any, ...]:
+        same = {n: p.expand(len(share), *p.shape) for n, p in frozen.items()}
+        output = functional_call(module, (same, params, random), (local.inputs(x.flatten(0, 1)),)).to(local.dtype)
+        rows = checked_loss(local.loss, output, y.flatten(0, 1))
+        each = (rows.reshape(share.shape) * share).sum(dim=1)
+        return each.sum(), each.detach(), [layer.rows for layer in layers.values()]
+
+    forward = compiled(loss_of_all)
+
+    def gradient(params: Tensors, *batch: Any) -> tuple[Gradients, Tensor]:
+        thin = {member(path, "weight"): member(path, "probe") for path in probes}
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items() if n not in thin}
+        fixed = {n: params[n].detach() for n in thin}
+        like = next(iter(params.values()))
+        zeros = {member(path, "probe"): like.new_zeros(shape).requires_grad_() for path, shape in probes.items()}
+        with torch.enable_grad(), _watched(layers.values()):
+            total, each, given = forward({**leaves, **fixed, **zeros, **gone}, *batch)
+        wanted = {**leaves, **zeros}
+        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
+        found = dict(zip(wanted, grads, strict=True))
+        rows = dict(zip(thin, given, strict=True))
+        return {n: Factors(found[thin[n]], rows[n]) if n in thin else found[n] for n in params}, each
+
+    return gradient
+
+
+def member(path: str, name: str) -> str:
+    """The name of a parameter or buffer of the layer at this path."""
+    return f"{path}.{name}" if path else name
+
+
+@contextmanager
+def _watched(layers: Collection[Any]) -> Iterator[None]:
+    for layer in layers:
+        layer.watched = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.watched, layer.rows = False, None
+
+
+def once_used(local: LocalSGD, twin: Module, given: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
+    """The linear layers of a folded model that one step uses once, and the shapes of their outputs.
+
+    The gradient of such a weight matrix is a product of two factors, and where rows are few larger than both.
+    """
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    layers = {path: m for path, m in twin.named_modules() if isinstance(m, FoldedLinear) and m.weight.requires_grad}
+    hooks = []
+    for path, layer in layers.items():
+
+        def look(_: Any, __: Any, made: Tensor, path: str = path) -> None:
+            seen.setdefault(path, []).append((len(given[-1]), made[..., 0].numel() // len(given[-1]), made.shape[-1]))
+
+        hooks.append(layer.register_forward_hook(look))
+    try:
+        in_one_batch(local, twin)(*given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1}
+
+
+def unfactored(grads: Gradients) -> Tensors:
+    """Gradients themselves, in place of factors."""
+    return {n: g.product() if isinstance(g, Factors) else g for n, g in grads.items()}

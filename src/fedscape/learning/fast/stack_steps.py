@@ -1,0 +1,275 @@
+"""All local steps of a few clients of a stack, with the gradient written out.
+
+A step of such a model is so short that most of it is spent in autograd and in gradients written and read again. Here
+it is a handful of batched products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import torch
+
+from fedscape.learning.layers import Standardise
+from fedscape.types import Tensor
+
+WIDE = 64  # outputs from which products are faster with a weight matrix [in, out] (benchmarks/training_speed.py)
+IN_CACHE = 2**18  # weights up to which clients step side by side: those of more leave the processor's cache
+
+
+class Dense(NamedTuple):
+    """A linear layer: the names of its weight and bias ("" for none), its shape, and the activation after it."""
+
+    weight: str
+    bias: str
+    inputs: int
+    outputs: int
+    activation: str  # "relu", "tanh", "sigmoid" or ""
+
+    @property
+    def turned(self) -> bool:
+        """Whether the weight is held as [in, out]."""
+        return self.outputs >= WIDE
+
+
+class Stack(NamedTuple):
+    """A model that is nothing but linear layers one after the other, with its loss."""
+
+    layers: tuple[Dense, ...]
+    loss: str  # "classes", "odds" or "squares"
+    flattens: bool
+    standard: Standardise | None
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Flat rows as the first layer takes them."""
+        if x.dtype != dtype:
+            x = x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)
+        if self.standard is None:
+            return x
+        return ((x - self.standard.mean.reshape(-1)) / self.standard.scale.reshape(-1)).to(dtype)
+
+
+class Steps(NamedTuple):
+    """Which rows clients take in which step, and how far they go.
+
+    `index`, `targets` and `shares` are [steps, clients, width, ...]: the rows of each step, their targets, and what
+    they count times the learning rate. `decay` and `pull` are the learning rate times weight decay, and times the
+    proximal weight: [1 or clients, 1, 1], or empty for none.
+    """
+
+    index: Tensor
+    targets: Tensor
+    shares: Tensor
+    counts: Tensor  # [steps, clients]
+    decay: Tensor
+    pull: Tensor
+
+    def part(self, begin: int, end: int) -> Steps:
+        """Those of some clients."""
+        index, targets, shares, counts = (values[:, begin:end] for values in self[:4])
+        return Steps(index, targets, shares, counts, between(self.decay, begin, end), between(self.pull, begin, end))
+
+    def active(self) -> list[tuple[int, int]]:
+        """Of each step: how many clients take it, and the largest batch among them."""
+        ends, widths = (self.counts > 0).sum(dim=1).tolist(), self.counts.amax(dim=1).tolist()
+        return [(end, width) for end, width in zip(ends, widths, strict=True) if end]
+
+
+def between(values: Tensor, begin: int, end: int) -> Tensor:
+    """The values of some clients; shared (size 1) and empty tensors are left as they are."""
+    return values if len(values) <= 1 else values[begin:end]
+
+
+def first(values: Tensor, end: int) -> Tensor:
+    """The values of the first clients; shared and empty tensors are left as they are."""
+    return values if len(values) <= end else values[:end]
+
+
+def activated(z: Tensor, kind: str) -> Tensor:
+    """The output of a layer after its activation, in place."""
+    if kind == "relu":
+        return torch.relu_(z)
+    if kind == "tanh":
+        return torch.tanh_(z)
+    if kind == "sigmoid":
+        return torch.sigmoid_(z)
+    return z
+
+
+def back_through(grad: Tensor, output: Tensor, kind: str) -> Tensor:
+    """The gradient before an activation, from that after it and the activation's output."""
+    if kind == "relu":
+        return torch.ops.aten.threshold_backward(grad, output, 0)
+    if kind == "tanh":
+        return torch.ops.aten.tanh_backward(grad, output)
+    if kind == "sigmoid":
+        return torch.ops.aten.sigmoid_backward(grad, output)
+    return grad
+
+
+def loss_gradient(output: Tensor, target: Tensor, share: Tensor, kind: str) -> Tensor:
+    """The gradient of the batch's loss at the outputs [clients, batch, out]; `share` [clients, batch, 1]."""
+    if kind == "classes":
+        odds = (output - output.amax(2, True)).exp_()  # quicker than softmax, which takes a row of classes at a time
+        return odds.mul_(share / odds.sum(2, True)).scatter_add_(2, target, -share)
+    if kind == "odds":
+        return (torch.sigmoid(output) - target).mul_(share)
+    return (output - target).mul_(share)
+
+
+def loosen(
+    value: Tensor,
+    memory: Tensor,
+    anchor: Tensor,
+    decay: Tensor,
+    pull: Tensor,
+    momentum: float,
+) -> Tensor:
+    """Apply weight decay and proximal pull in place; returns what the gradient is added to: momentum, or the value."""
+    away = value - anchor if len(pull) > 0 else anchor
+    if momentum > 0:
+        memory.mul_(momentum)
+        if len(decay) > 0:
+            memory.addcmul_(value, decay)
+        return memory.addcmul_(away, pull) if len(pull) > 0 else memory
+    if len(decay) > 0:
+        value.mul_(1 - decay)
+    return value.addcmul_(away, pull, value=-1.0) if len(pull) > 0 else value
+
+
+def all_steps(
+    stack: Stack,
+    x: Tensor,
+    steps: Steps,
+    weights: list[Tensor],
+    anchors: list[Tensor],
+    moves: list[bool],
+    momentum: float,
+) -> None:
+    """All local steps of a few clients, in place.
+
+    Parameters
+    ----------
+    stack
+        The layers.
+    x
+        Rows of all clients.
+    steps
+        Which of them these clients take when.
+    weights, anchors
+        For each layer its weight [clients, ...] and its bias [clients, 1, out], and what a proximal weight pulls to.
+    moves
+        Which of these are trained.
+    momentum
+        Of plain SGD; 0 for none.
+    """
+    layers, dtype = stack.layers, steps.shares.dtype
+    memories = [torch.zeros_like(w) if momentum > 0 else w for w in weights]
+    sign = 1.0 if momentum > 0 else -1.0
+    lowest = next((k for k in range(len(layers)) if moves[2 * k] or moves[2 * k + 1]), len(layers) - 1)
+    for t, (end, width) in enumerate(steps.active()):
+        rows, target, share = (values[t, :end, :width] for values in steps[:3])
+        a = stack.inputs(x.index_select(0, rows.reshape(-1)), dtype).reshape(end, width, -1)
+        passed = [a]
+        for k, layer in enumerate(layers):
+            w, b = first(weights[2 * k], end), first(weights[2 * k + 1], end)
+            m = w if layer.turned else w.transpose(1, 2)
+            a = activated(torch.baddbmm(b, a, m) if b.numel() > 0 else torch.bmm(a, m), layer.activation)
+            passed.append(a)
+        grad = loss_gradient(a, target, share, stack.loss)
+        for k in range(len(layers) - 1, lowest - 1, -1):
+            layer = layers[k]
+            grad = back_through(grad, passed[k + 1], layer.activation)
+            down = grad
+            if k > lowest:
+                w = first(weights[2 * k], end)
+                down = torch.bmm(grad, w.transpose(1, 2) if layer.turned else w)
+            for j in (2 * k, 2 * k + 1):
+                if not moves[j]:
+                    continue
+                value, memory = first(weights[j], end), first(memories[j], end)
+                pulls = first(anchors[j], end), first(steps.decay, end), first(steps.pull, end)
+                to = loosen(value, memory, *pulls, momentum)
+                if j % 2 == 1:
+                    to.add_(grad.sum(1, keepdim=True), alpha=sign)
+                elif layer.turned:
+                    to.baddbmm_(passed[k].transpose(1, 2), grad, alpha=sign)
+                else:
+                    to.baddbmm_(grad.transpose(1, 2), passed[k], alpha=sign)
+                if momentum > 0:
+                    value.sub_(memory)
+            grad = down
+
+
+def run_steps(
+    stack: Stack,
+    x: Tensor,
+    start: list[Tensor],
+    steps: Steps,
+    *,
+    anchor: list[Tensor] | None = None,
+    momentum: float = 0.0,
+    still: Collection[str] = (),
+    factors: Tensor | None = None,
+) -> list[Tensor]:
+    """How far each client moves, laid out as `start` is by `laid_out`; with factors the sum, so weighted, in float64.
+
+    A few clients at a time, as many as stay in the cache. Parameters that are `still` stay.
+    """
+    clients, layers = steps.index.shape[1], stack.layers
+    rows, dtype = (clients, start[0].dtype) if factors is None else (1, torch.float64)
+    out = [torch.zeros((rows if len(p) else 0, *p.shape[1:]), dtype=dtype) for p in start]
+    moves = [bool(name) and name not in still for layer in layers for name in (layer.weight, layer.bias)]
+    to = [p[:0] for p in start] if anchor is None else anchor
+    with torch.inference_mode():
+        for begin, end in _parts(clients, max(1, IN_CACHE // sum(p[:1].numel() for p in start))):
+            begun = [between(p, begin, end) for p in start]
+            at = [
+                (room[begin:end] if factors is None else p.new_empty((end - begin, *p.shape[1:]))).copy_(p)
+                if p.numel()
+                else p
+                for p, room in zip(begun, out, strict=True)
+            ]
+            all_steps(stack, x, steps.part(begin, end), at, [between(p, begin, end) for p in to], moves, momentum)
+            for now, before, total in zip(at, begun, out, strict=True):
+                moved = now.sub_(before).flatten(1)
+                if factors is not None and moved.numel():
+                    _add(moved, factors[begin:end], total.view(-1))
+    return out
+
+
+def _parts(clients: int, most: int) -> Iterator[tuple[int, int]]:
+    """Cut clients into parts of like size, at most so many in each."""
+    few = -(-clients // -(-clients // most))
+    return ((begin, min(begin + few, clients)) for begin in range(0, clients, few))
+
+
+def _add(moved: Tensor, factors: Tensor, total: Tensor) -> None:
+    """Add rows times factors to a sum in float64, as many rows at a time as stay in the cache in that type."""
+    together = max(8, 2**16 // moved.shape[1])
+    for rows, weights in zip(moved.split(together), factors.split(together), strict=True):
+        total.addmv_(rows.to(torch.float64).t(), weights)
+
+
+def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
+    """Of {name: [rows, ...]} each layer's weight and bias [rows, 1, out], empty where there is none.
+
+    Each is in one piece, wide weights as [in, out]; it may be the memory of the parameters themselves.
+    """
+    arrays = []
+    for layer in stack.layers:
+        weight = params[layer.weight]
+        arrays.append((weight.transpose(1, 2) if layer.turned else weight).contiguous())
+        arrays.append(params[layer.bias][:, None].contiguous() if layer.bias else weight.new_zeros((0, 1, 1)))
+    return arrays
+
+
+def in_names(stack: Stack, at: list[Tensor]) -> dict[str, Tensor]:
+    """Views of the same memory as the model names and shapes it: {name: [rows, ...]}."""
+    named = {}
+    for layer, weight, bias in zip(stack.layers, at[::2], at[1::2], strict=True):
+        named[layer.weight] = weight.transpose(1, 2) if layer.turned else weight
+        if layer.bias:
+            named[layer.bias] = bias[:, 0]
+    return named

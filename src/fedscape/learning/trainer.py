@@ -1,0 +1,203 @@
+"""Who trains: the trainer of some settings, an object with a lifetime that holds all that training keeps."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.learning.batches import Work, work_of
+from fedscape.learning.device import Device
+from fedscape.learning.gradients import Tensors, precise
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import (
+    Look,
+    Steps,
+    descend,
+    drawing_nothing,
+    each_start,
+    known_classes,
+    one_thread,
+    sequential,
+    side_by_side,
+    weighted_sum,
+)
+from fedscape.learning.optimisers import Rates
+from fedscape.learning.plan import groups
+from fedscape.types import Array
+
+
+class Trainer(Device):
+    """Trains groups of clients on one device by the reference loop.
+
+    The trainers of `learning/fast` are subclasses that agree with this one to rounding; `trainer_of` finds the one to
+    use.
+
+    >>> from torch import nn
+    >>> from fedscape.learning import cross_entropy
+    >>> Trainer(LocalSGD(nn.Linear(4, 2), cross_entropy, lr=0.1, epochs=1, batch_size=10)).strategy
+    'vmap'
+    """
+
+    def __init__(self, local: LocalSGD) -> None:
+        super().__init__(local)
+        self._prefetched: tuple[Federation, Key, list[tuple[Array, Work]]] | None = None
+        self._draws_nothing = False  # whether the model was seen to draw no random numbers
+
+    @property
+    def strategy(self) -> str:
+        """How clients are trained: "sequential", "vmap", "compiled" or "stacked"."""
+        return self.reference
+
+    @property
+    def chunk(self) -> int:
+        """How many clients are trained side by side: as many as fit a fixed number of weights."""
+        if torch.device(self.local.device).type != "cpu":
+            return int(min(max(2**27 // self.local.n_parameters, 1), 4096))
+        return int(min(max(2**20 // self.local.n_parameters, 1), 256))
+
+    # -- the work of a round -------------------------------------------------------------------------------------------
+
+    @property
+    def prefetches(self) -> bool:
+        """Whether a run should call `prefetch`: a GPU computes while the host draws the next round's batches."""
+        return self.local.on_gpu
+
+    def prefetch(self, clients: Federation, key: Key) -> None:
+        """Draw the batches of the round of this key while the device is busy with the round before."""
+        self._prefetched = (clients, key, list(self.works(clients, key)))
+
+    def works(self, clients: Federation, key: Key) -> Iterator[tuple[Array, Work]]:
+        """Positions and work of groups of clients, prefetched or drawn now."""
+        ready, self._prefetched = self._prefetched, None
+        if ready is not None and ready[0] is clients and ready[1] == key:
+            yield from ready[2]
+            return
+        data = self.data(clients)
+        for positions in groups(clients.sizes, self.local.timing, most=self.chunk):
+            yield positions, work_of(self.local, data, clients, positions, key)
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        start: Tensors,
+        work: Work,
+        rates: Rates,
+        anchor: Tensors | None = None,
+        *,
+        weights: Array | None = None,
+        still: Collection[str] = (),
+        look: Look | None = None,
+    ) -> Tensors:
+        """As `train`, by the reference loop."""
+        rows = len(work.plan.rows)
+        start, anchor = each_start(start, rows), None if anchor is None else each_start(anchor, rows)
+        to = start if anchor is None else anchor
+        with self.on_device(), self.borrowed() as module, known_classes(self.local):
+            if self.reference == "sequential" and not still:
+                with nullcontext() if self._draws_nothing else drawing_nothing():
+                    moved = sequential(self, module, start, to, work, rates, look=look, descend=self.descend)
+                self._draws_nothing = True
+            else:
+                moved = side_by_side(self, module, start, to, work, rates, still)
+            return moved if weights is None else {n: weighted_sum(p, weights) for n, p in moved.items()}
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Within it torch computes on this device, on one thread of a CPU, as exactly as the settings say."""
+        with torch.cuda.device(self.local.device) if self.local.on_gpu else one_thread(), precise(self.local):
+            yield
+
+    def descend(self, local: LocalSGD, steps: Steps) -> None:
+        """Make the steps of one client."""
+        descend(local, steps)
+
+
+_TRAINERS: weakref.WeakKeyDictionary[LocalSGD, Trainer] = weakref.WeakKeyDictionary()
+_PICKING = threading.Lock()
+
+
+def trainer_of(local: LocalSGD) -> Trainer:
+    """The trainer of these settings: made when first asked for, and gone with them.
+
+    This is the only door to `learning/fast`; without that folder all training is by the reference loop.
+
+    >>> from torch import nn
+    >>> from fedscape.learning import cross_entropy
+    >>> local = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=0.1, epochs=1, batch_size=10)
+    >>> trainer_of(local) is trainer_of(local), trainer_of(local).strategy
+    (True, 'stacked')
+    """
+    trainer = _TRAINERS.get(local)
+    if trainer is None:
+        with _PICKING:
+            trainer = _TRAINERS.get(local)
+            if trainer is None:
+                trainer = _TRAINERS[local] = _pick()(local)
+    return trainer
+
+
+def _pick() -> Callable[[LocalSGD], Trainer]:
+    try:
+        from fedscape.learning.fast import pick
+    except ModuleNotFoundError as error:
+        if error.name != "fedscape.learning.fast":
+            raise
+        return Trainer
+    return pick
+
+
+def deltas(
+    local: LocalSGD, start: Tensors, clients: Federation, key: Key, *, weights: Array | None = None
+) -> Iterator[tuple[Array, Tensors]]:
+    """Train all clients, group by group: positions of the clients, and how far each moves each parameter.
+
+    With `weights`, one for each client, the weighted sums over the group instead.
+    """
+    trainer, rates = trainer_of(local), Rates(local.rate(key.round), local.proximal)
+    for positions, work in trainer.works(clients, key):
+        yield positions, trainer.train(start, work, rates, weights=None if weights is None else weights[positions])
+
+
+def train(
+    local: LocalSGD,
+    start: Tensors,
+    work: Work,
+    rates: Rates,
+    anchor: Tensors | None = None,
+    *,
+    weights: Array | None = None,
+    still: Collection[str] = (),
+    look: Look | None = None,
+) -> Tensors:
+    """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights the sum of that as float64.
+
+    Sums are taken in float64, but for those that a program makes of a `Trail`: these are products in the model's type.
+
+    Parameters
+    ----------
+    local
+        How to train.
+    start
+        Where to begin, {name: [1, kinds or rows, ...]}: rows of work take them by turns.
+    work
+        The rows of a group.
+    rates
+        Learning rate and proximal weight, for all rows or for each.
+    anchor
+        What the proximal weight pulls to, like `start`; by default where training begins.
+    weights
+        One for each row of work: the sum over rows, so weighted, is wanted and not the rows. As [clients, kinds], where
+        a client has a row of each kind, sums over clients: {name: [kinds, ...]}.
+    still
+        Parameters that stay as they are, on each row its own.
+    look
+        Where rows train one after the other, called with the row and the module that it has just trained.
+    """
+    return trainer_of(local).train(start, work, rates, anchor, weights=weights, still=still, look=look)

@@ -1,0 +1,126 @@
+"""What there is: sizes, categories and columns of the clients, their numbers or names, and where it was computed."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from fedscape.errors import plural
+from fedscape.statistics.description import describe
+from fedscape.studies.intervals import mean_interval, plain
+from fedscape.studies.prepare import Prepared
+from fedscape.types import Array
+
+_PACKAGES = ("fedscape", "numpy", "scipy", "numba", "torch")
+
+
+def about_study(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[str, Any]:
+    def known(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    return {
+        "source": source,
+        "column": data.column,
+        "labels": data.labels,
+        "features": list(data.features),
+        "seed": seed,
+        "show_clients": show_clients,
+        "versions": {"python": platform.python_version(), **{name: known(name) for name in _PACKAGES}},
+        "machine": platform.machine(),
+    }
+
+
+def described(data: Prepared, show: bool) -> dict[str, Any]:
+    about = describe(data.given)
+    for column in about["columns"]:
+        for extreme in ("min", "max"):  # the value of one row
+            column.pop(extreme, None)
+    about["rows_per_client"]["largest"] = _about_size(int(data.given.sizes.max()), show)
+    if not show:
+        for extreme in ("min", "max"):  # the size of one client
+            about["rows_per_client"].pop(extreme)
+    counts = data.counts
+    shares = counts[counts.sum(axis=1) > 0] / np.maximum(counts[counts.sum(axis=1) > 0].sum(axis=1, keepdims=True), 1)
+    edges, tally = _size_bins(counts.sum(axis=1))
+    n = len(shares)
+    # what a comparison of two studies needs: the clients' mean shares, and how far means of so many clients vary
+    spread = np.cov(shares.T, ddof=1) / n if n > 1 else np.zeros((counts.shape[1],) * 2)
+    sizes = np.log(np.maximum(counts.sum(axis=1), 1))
+    about["sizes"] = {"edges": edges, "clients": tally, "log_mean": mean_interval(sizes)}
+    about["categories"] = {
+        "names": list(data.names),
+        "ordered": data.ordered,
+        "rows": counts.sum(axis=0),
+        "clients": (counts > 0).sum(axis=0),
+        "mean_share": shares.mean(axis=0),
+        "clients_with_rows": n,
+    }
+    made: dict[str, Any] = plain(about)
+    made["categories"]["covariance"] = plain(spread, 10)  # small numbers: more digits than the rest
+    return made
+
+
+def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
+    """Bins between powers of two, or of their roots where there are few: no edge is the size of a client."""
+    known = sizes[sizes > 0]
+    logs = np.log2([known.min(), known.max()])
+    fine = 1 if logs[1] - logs[0] > 8 else 2
+    edges = np.arange(np.floor(fine * logs[0]), np.floor(fine * logs[1]) + 2) / fine
+    edges = np.unique(np.floor(2**edges))
+    if len(edges) < 2:  # all clients have one row, or all have two
+        edges = np.append(edges, edges[-1] + 1)
+    return edges.tolist(), np.histogram(known, edges)[0].tolist()
+
+
+def name_clients(
+    result: dict[str, Any], data: Prepared, shares: Array, accuracies: dict[str, Array], show: bool
+) -> None:
+    """Give the points of the map a kind and a number; where clients may be shown, one row for each.
+
+    Numbers follow the places on the map: whoever knows the order of the ids learns nothing from them.
+    """
+    kind = [chr(ord("A") + k) for k in shares.argmax(axis=1).tolist()]
+    points = result["measure"]["map"]
+    places = points.pop("clients")
+    sizes = [_about_size(int(data.counts[i].sum()), show) for i in places]
+    ways = [name for name in ("labels", "features") if name in points]
+    printed = [
+        ([[_last(v) for v in points[name]["points"][j]] for name in ways], sizes[j], kind[i])
+        for j, i in enumerate(places)
+    ]
+    order = sorted(range(len(places)), key=printed.__getitem__)  # who is equal in all that is printed may swap
+    for name in ways:
+        points[name]["points"] = [points[name]["points"][j] for j in order]
+    shown = [places[j] for j in order]
+    points["client"] = [str(data.given.ids[i]) if show else f"client {n + 1}" for n, i in enumerate(shown)]
+    points["kind"] = [kind[i] for i in shown]
+    points["size"] = [sizes[j] for j in order]
+    if not show:
+        return
+    table: list[dict[str, Any]] = []
+    where = {int(c): i for i, c in enumerate(accuracies.get("who", np.empty(0)).tolist())}
+    for i in range(len(data.counts)):
+        row = {"client": str(data.given.ids[i]), "rows": int(data.counts[i].sum()), "kind": kind[i]}
+        for name in (m for m in accuracies if m != "who"):
+            row[name] = plain(accuracies[name][where[i]]) if i in where else None
+        table.append(row)
+    result["clients"] = table
+
+
+def _last(value: float | None) -> float:
+    """A coordinate to sort by; who has no place comes last."""
+    return float("inf") if value is None else value
+
+
+def _about_size(size: int, exact: bool) -> str:
+    """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
+    if exact or size < 2:
+        return plural(size, "row")
+    low = 2 ** (size.bit_length() - 1)
+    return f"{low:,} to {2 * low - 1:,} rows"
