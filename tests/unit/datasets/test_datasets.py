@@ -24,7 +24,7 @@ from fedscape.datasets.catalogue import CATALOGUE
 from fedscape.datasets.loading import EMBEDDED
 from fedscape.errors import DataError, MissingExtraError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = os.environ.get("FEDSCAPE_DATA")
 MINI = [name for name, entry in CATALOGUE.items() if entry.embedded]
 FULL = [name for name, entry in CATALOGUE.items() if not entry.embedded]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "threats.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[^`]*)`", PAGE)))
 
