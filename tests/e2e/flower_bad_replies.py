@@ -21,7 +21,7 @@ ROUNDS = (
     ("oversized", {"corrupt": 1}, "its answer is larger than allowed"),
     ("random bytes", {"corrupt": 1}, "its answer is torn, damaged or foreign"),
     # A SuperLink stores one reply to a message and refuses the second, which therefore cannot come as far as the engine
-    # and be counted there as `duplicate`: tests/unit/engines/test_flower.py has that, over a grid which lets it through.
+    # and be counted there as `duplicate`: tests/unit/engines/test_flower.py has that, over a grid that lets it through.
     ("two replies", {}, ""),
     ("last round's reply", {"corrupt": 1}, "its answer is to another request"),  # one that was counted
     ("lost", {"missing": 1}, "missing"),
