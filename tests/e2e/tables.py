@@ -347,6 +347,21 @@ def _(path: Path) -> None:
     _text(path, _lines(columns, ";"))
 
 
+@nasty_file("points between thousands", ".csv")
+def _(path: Path) -> None:
+    columns = _plain()
+    grouped = [f"{1e6 * v:,.2f}".translate(str.maketrans(",.", ".,")) for v in columns["a"].tolist()]
+    _text(path, _lines({**columns, "a": grouped}, ";"))
+
+
+@nasty_file("money and dates as texts", ".csv")
+def _(path: Path) -> None:
+    columns = _plain()
+    money = [f'"${1000 * abs(v):,.2f}"' for v in columns["a"].tolist()]
+    days = [f"{j % 28 + 1:02d}.{j % 12 + 1:02d}.2024 {j % 24:02d}:00" for j in range(CLIENTS * ROWS)]
+    _text(path, _lines({**columns, "a": money, "b": days}))
+
+
 @nasty_file("Latin-1", ".csv")
 def _(path: Path) -> None:
     columns = _plain()

@@ -19,8 +19,8 @@ from fedscape.formats.kinds import (
     as_codes,
     as_numbers,
     label_of,
-    parse_numbers,
 )
+from fedscape.formats.texts import how_written, parse_numbers
 from fedscape.formats.weights import MEASURED
 from fedscape.types import Array
 
@@ -30,8 +30,8 @@ _LEAST_ROWS = 40
 _FAR = 100  # an outlier is so many times the middle 98% of the values away from their median
 _FILL = "a study takes the mean instead; train takes --fill"
 _ORDER = (
-    "leak", "text in numbers", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text", "date",
-    "of client", "constant", "duplicate", "missing", "clients", "dialect",
+    "leak", "text in numbers", "written", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text",
+    "date", "of client", "constant", "duplicate", "missing", "clients", "dialect",
 )  # fmt: skip
 
 
@@ -42,8 +42,8 @@ class Finding:
     Parameters
     ----------
     kind
-        leak, text in numbers, infinite, outlier, no label, empty, id, weight, code, text, date, of client, constant,
-        duplicate, missing, clients or dialect.
+        leak, text in numbers, written, infinite, outlier, no label, empty, id, weight, code, text, date, of client,
+        constant, duplicate, missing, clients or dialect.
     column
         Where it is; "" where it is about the table.
     line
@@ -194,6 +194,12 @@ def _texts(name: str, values: Array, names: Sequence[str]) -> Iterator[Finding]:
         line = f"{name!r} is a number, but {_rows(int(wrong.sum()))} {'holds' if wrong.sum() == 1 else 'hold'} a text"
         remedy = f"taken as missing; mend the cells, or --categorical {shlex.quote(name)} takes all as classes"
         yield Finding("text in numbers", name, line, remedy, row, str(names[int(values[row])]), int(wrong.sum()))
+    form = how_written([str(text) for text, no_number in zip(names, bad.tolist(), strict=True) if not no_number])
+    if form and not wrong.all():
+        line = f"{name!r} holds numbers as texts, with {form}"
+        yield Finding(
+            "written", name, line, f"read as numbers; --categorical {shlex.quote(name)} takes them as classes"
+        )
     if not wrong.all():
         yield from _extremes(name, np.append(numbers, np.nan)[values])
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedscape.errors import DataError
+from fedscape.formats.texts import are_dates, how_written, parse_numbers
 from fedscape.formats.weights import weight_or_mass
 from fedscape.types import Array
 
@@ -30,8 +31,6 @@ _ID = re.compile(
 _CODE = re.compile(
     r"code|zip|postal|postcode|fips|naics|naicsp|^soc|occ(p|upation)?$|icd|isco|puma|sku|^st$|state", re.I
 )
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*|\s*[-+]?inf(inity)?\s*|nan", re.I)
-_COMMA = re.compile(r"\s*[-+]?\d+,\d+\s*")
 
 
 @dataclass(frozen=True)
@@ -193,6 +192,8 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
         fine = numbers[np.abs(numbers) <= BEYOND]
         low, high = (float(fine.min()), float(fine.max())) if len(fine) else (0.0, 0.0)
         why = f"texts, of which {wrong:,} {'is' if wrong == 1 else 'are'} no number" if wrong else "texts of numbers"
+        form = how_written([labels[j] for j in np.flatnonzero(~bad)])
+        why += f", {form}" if form else ""
         weight = weight_or_mass(name, numbers, often[used])
         if weight is not None and weight[0] == "weight" and name not in said.numeric:
             return replace(kind, kind="weight", low=low, high=high, missing=missing + wrong, why=weight[1])
@@ -200,6 +201,8 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
         return replace(kind, kind="number", low=low, high=high, missing=gone, why=why)
     if d == 1:
         return replace(kind, kind="constant", values=tuple(labels), why=f"{labels[0]!r} in all rows")
+    if are_dates(labels) and d > 2:
+        return replace(kind, kind="date", why="texts of dates")
     spaced = np.mean([" " in text.strip() and len(text) > 20 for text in labels[:1000]])
     if n >= 20 and d > 0.9 * n:
         return replace(kind, kind="text" if spaced > 0.5 else "id", why="a value of its own in nearly every row")
@@ -313,21 +316,6 @@ def _nearly_numeric(labels: list[str], numbers: Array, bad: Array, wrong: int, n
     if len(good) < max(3, FEW * (wrong == 0)):
         return False
     return wrong <= 0.05 * n or (bad.sum() <= 3 and wrong <= 0.5 * n)
-
-
-def parse_numbers(texts: Sequence[str]) -> tuple[Array, Array]:
-    """The numbers behind texts, NaN where a text is none, and which are none. A decimal comma is read as a point.
-
-    >>> parse_numbers(["1.5", "2,5", "n/a"])[0].tolist()
-    [1.5, 2.5, nan]
-    """
-    made = np.full(len(texts), np.nan)
-    for j, text in enumerate(texts):
-        if _NUMBER.fullmatch(text):
-            made[j] = float(text)
-        elif _COMMA.fullmatch(text):
-            made[j] = float(text.replace(",", "."))
-    return made, np.isnan(made)
 
 
 def as_numbers(values: Array, names: Sequence[str] | None = None) -> Array:
