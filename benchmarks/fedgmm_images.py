@@ -39,8 +39,9 @@ from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.fast import program
 from fedscape.learning.layers import Standardise, drawing
 from fedscape.learning.models import _Image as Image
+from fedscape.methods import Options, make
 from fedscape.personal import FedGMM, LocalOnly, Personalised, with_embedding, with_projection
-from fedscape.personal.methods import METHODS
+from fedscape.personal.methods import Common
 from table import RESULTS, arguments, report
 
 SHAPES = {"femnist": (1, 28, 28), "cifar10": (3, 32, 32)}
@@ -218,7 +219,10 @@ def trained(
     """The method after its last round, and its accuracy on the test rows on the way."""
     engine, seed = Local(parts["fit"], threads=1), cell["seed"]
     name = "fedavg" if cell["method"] == "fedprox" else cell["method"]
-    made: Any = FedGMM(step, mixture, 3) if mixture is not None else METHODS[name](step, engine, seed)
+    made: Any = Common(step, initial="seed") if name == "fedavg" else None
+    if made is None:
+        options = Options(engine=engine, seed=seed)
+        made = FedGMM(step, mixture, 3) if mixture is not None else make(name, step, options)
     made.block_rows = BLOCK
     cohort = FixedSize(max(1, len(parts["fit"]) // 4)) if cell["net"] in QUARTER else None
     marks = [int(cell["rounds"] * share) for share in (0.1, 0.25, 0.5, 0.75)]

@@ -22,8 +22,8 @@ from cells import Row, check_time, percent, read, run_cells
 from fedscape import Federation, FixedSize, Local, rounds
 from fedscape.core.arrays import segment_sum_twin
 from fedscape.learning import CosineDecay, LocalSGD, cross_entropy, models
+from fedscape.methods import Course, Options
 from fedscape.personal import LocalOnly, Personalised, make_fedgmm
-from fedscape.personal.methods import METHODS
 from table import RESULTS, arguments, half_width, report
 
 D, M = 32, 3
@@ -102,16 +102,13 @@ def work(cell: Row, until: float) -> list[Row]:
             step, engine, seed, sampler=sampler, n_rounds=15, gaussians=gaussians, learners=learners
         )
     else:
-        made = METHODS["fedavg" if method == "fedprox" else method](step, engine, seed)
+        made = Course(method, step, engine, Options(seed=seed, initial="seed")).computation
     made.block_rows = BLOCK
     sampler = FixedSize(len(fed) // 3) if cell["kind"] == "thirds" else None
     loop = rounds(made, engine, n_rounds=cell["rounds"], seed=seed, sampler=sampler, measure=0, allow=made.reveals)
     for _ in loop:
         check_time(until)
-    done = Personalised(made, loop.state, fed.ids, dict(engine.kept()))
-    if sampler is not None and method == "local":  # who was never drawn trains once
-        undrawn = np.flatnonzero(next(iter(done.kept.values())).lengths == 0)
-        done = done.adapt(fed.take(undrawn), seed=seed) if len(undrawn) else done
+    done = Course(made, step, engine, Options(seed=seed)).end(loop.state)  # who was never drawn trains once
     found = [{**cell, **scored(done, test, bayes), "seconds": time.time() - began}]
     if method == "fedavg":
         begin = {**loop.state, "rows": np.zeros(())}

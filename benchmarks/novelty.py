@@ -39,6 +39,7 @@ from fedscape.core.arrays import segment_sum_twin
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.export import module_of
 from fedscape.learning.trainer import trainer_of
+from fedscape.methods import make
 from fedscape.personal import (
     Alarm,
     FedGMM,
@@ -50,7 +51,7 @@ from fedscape.personal import (
     with_embedding,
     with_projection,
 )
-from fedscape.personal.methods import METHODS
+from fedscape.personal.methods import Common
 from table import RESULTS, arguments, report
 
 SCORES = ("log_prob_x", "typicality", "confidence")
@@ -220,7 +221,7 @@ def work(cell: Row, until: float) -> list[Row]:
     if cell["part"] == "baselines":
         found = []
         for name in BASELINES:
-            done = trained(METHODS[name](step, Local(fed, threads=1), seed), fed, cell, until)
+            done = trained(method(name, step), fed, cell, until)
             found.append(row(name, {n: surest(done, p) for n, p in parts.items()}, order))
             if name == "fedavg":
                 STATES.mkdir(exist_ok=True)
@@ -236,6 +237,10 @@ def work(cell: Row, until: float) -> list[Row]:
     return [{**cell, **each} for each in found]
 
 
+def method(name: str, step: LocalSGD) -> Any:
+    return Common(step, initial="seed") if name == "fedavg" else make(name, step)
+
+
 def gaussian(fed: Federation, step: LocalSGD, cell: Row, until: float) -> Personalised:
     """FedGMM on the column z."""
     about: Row = {"regularisation": 1e-2, "n_init": 2, "rounds": 30, "seed": cell["seed"]}
@@ -249,7 +254,7 @@ def figure_2(cell: Row, step: LocalSGD, until: float) -> list[Row]:
     fed, held = draw(Path(cell["data"]), cell["seed"], cell["clients"], cell["rows"], plain=True)
     ones = held.where(held["y"] == 1)
     fed, held = fed.where(fed["y"] != 1), held.where(held["y"] != 1)
-    common = trained(METHODS["fedavg"](step, Local(fed, threads=1), cell["seed"]), fed, cell, until)
+    common = trained(Common(step, initial="seed"), fed, cell, until)
     made = with_z("convolutions", {"fit": fed, "held": held, "ones": ones}, step, common.state)
     done = gaussian(made["fit"], step, cell, until)
     digits = np.setdiff1d(np.arange(10), [1])
@@ -294,7 +299,7 @@ def figures_5_to_7(cell: Row, step: LocalSGD, until: float) -> list[Row]:
     parts = {"half the size": novel(held), **new_in_part(held, cell["seed"])}
     found, state = [], {}
     for name in ("fedem", "fedavg"):
-        done = trained(METHODS[name](step, Local(fed, threads=1), cell["seed"]), fed, cell, until)
+        done = trained(method(name, step), fed, cell, until)
         scores, state = [surest(done, p) for p in (held, parts["half the size"])], done.state
         found.append({"novel": "half the size", "score": f"{name}: confidence", **apart(*scores, held.offsets)})
     made = with_z("convolutions", {"fit": fed, "known": held, **parts}, step, state)

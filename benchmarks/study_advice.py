@@ -106,7 +106,7 @@ def federation(make, rows: int, seed: int, world: int) -> Federation:
 
 def realised(make, rows: int, world: int, repeats: int, lr: float) -> dict[str, float]:
     """The accuracy of every method on other clients, tested on many rows of each."""
-    found: dict[str, list[float]] = {name: [] for name in learn.METHODS}
+    found: dict[str, list[float]] = {name: [] for name in learn.ENTRANTS}
     for again in range(repeats):
         trained = round(rows * (1 - (0.25 if rows >= 8 else 0.5)))
         whole = learn.directions(federation(make, trained + TEST, 1000 + again, world))

@@ -33,8 +33,8 @@ from torch import nn
 from cells import share_programs
 from fedscape import Federation, LocalSGD, datasets, rounds
 from fedscape.learning import Adam, cross_entropy, models, standardising
+from fedscape.methods import METHODS, Options, make
 from fedscape.temporal import (
-    METHODS,
     FedTEM,
     MultiBranch,
     Shifting,
@@ -42,7 +42,6 @@ from fedscape.temporal import (
     by_mode,
     collect_centres,
     evaluate,
-    method_for,
     parse_curve,
     parse_prior,
 )
@@ -211,7 +210,7 @@ def run(cell: Cell, job: Task, *, until: float = float("inf")) -> dict[str, Any]
         given["centres"] = collect_centres(train, 2, **collect)
     assert kind in METHODS
     special = set(cell.how) & {"choice", "pick"}
-    method = FedTEM(local, belief, **given) if special else method_for(kind, local, belief, **given)
+    method = FedTEM(local, belief, **given) if special else make(kind, local, Options(prior=belief, **given))
     trainer = getattr(method, "_trainer", method.local)
     share_programs(trainer, (cell.set, cell.model, cell.most, repr(trainer.model), repr(trainer.loss)))
     found: dict[str, list[float]] = {}

@@ -16,7 +16,8 @@ import torch
 
 from fedscape import Federation, LocalSGD, datasets, rounds
 from fedscape.learning import Adam, cross_entropy, models, standardising
-from fedscape.temporal import FedTEM, FedTEMBySums, FedTKM, Linear, MultiBranch, Shifting, Steady, by_mode, method_for
+from fedscape.methods import Options, make
+from fedscape.temporal import FedTEM, FedTEMBySums, FedTKM, Linear, MultiBranch, Shifting, Steady, by_mode
 from table import arguments, report
 
 KINDS = {"FedTEM": FedTEM, "FedTEM by sums": FedTEMBySums, "FedTKM": FedTKM}
@@ -57,7 +58,8 @@ def main() -> None:
     train = train.where(np.arange(train.n_rows) - train.offsets[:-1][train.client_of_row] < args.limit)
     net = MultiBranch(standardising(models.mlp(784, 64, 62), train))
     local = LocalSGD(net, cross_entropy, lr=10**-1.5, epochs=1, batch_size=20)
-    first = method_for("ifca", local, server=Adam(0.01, beta2=0.999, epsilon=1e-4, correction="bias"), initial="seed")
+    adam = Adam(0.01, beta2=0.999, epsilon=1e-4, correction="bias")
+    first = make("ifca-branches", local, Options(server=adam, initial="seed"))
     steady = {"n_rounds": 10 if args.quick else 100, "sampler": Shifting(modes, Steady(2), 10), "measure": 0}
     network = {n: v for n, v in [*rounds(first, train, **steady)][-1].state.items() if n.startswith("model.")}
     features = first.see(network, train).features.numpy()

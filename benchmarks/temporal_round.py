@@ -14,7 +14,8 @@ import torch
 
 from fedscape import Federation, Local, LocalSGD, rounds
 from fedscape.learning import cross_entropy, models
-from fedscape.temporal import Linear, MultiBranch, method_for
+from fedscape.methods import Options, make
+from fedscape.temporal import Linear, MultiBranch
 from table import arguments, report
 
 METHODS = ("vanilla", "fedtem", "fedtem-sums", "fedtkm")
@@ -31,7 +32,7 @@ def main() -> None:
     lines = []
     for name, net in (("cnn", models.cnn((1, 28, 28), 62, dropout=False)), ("mlp 64", models.mlp(784, 64, 62))):
         step = LocalSGD(MultiBranch(net), cross_entropy, lr=0.03, epochs=1, batch_size=20, device=args.device)
-        methods = {m: method_for(m, step, Linear(64)) for m in METHODS}
+        methods = {m: make(m, step, Options(prior=Linear(64))) for m in METHODS}
         loops = {
             m: rounds(w, Local(fed, threads=1), n_rounds=args.repeats + 1, measure=0, allow=w.reveals)
             for m, w in methods.items()

@@ -11,7 +11,8 @@ import numpy as np
 
 import fedscape as fs
 from fedscape.learning import cross_entropy, models
-from fedscape.temporal import Cosine, Linear, MultiBranch, Shifting, by_mode, evaluate, method_for, read_clock
+from fedscape.methods import Options, make
+from fedscape.temporal import Cosine, Linear, MultiBranch, Shifting, by_mode, evaluate, read_clock
 
 PERIOD, ROUNDS = 16, 96
 
@@ -27,7 +28,7 @@ def main() -> None:
     swinging = Shifting(modes, Cosine(PERIOD, p=1), 10)
     curves = {}
     for name in ("vanilla", "fedtkm"):
-        method = method_for(name, step, Linear(PERIOD))
+        method = make(name, step, Options(prior=Linear(PERIOD)))
         curve = []
         for r in fs.rounds(method, train, n_rounds=ROUNDS, sampler=swinging, seed=0, measure=0):
             if r.index % 2 == 1:

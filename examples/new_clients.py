@@ -11,7 +11,7 @@ import numpy as np
 
 import fedscape as fs
 from fedscape.learning import cross_entropy, models
-from fedscape.personal import train
+from fedscape.methods import train
 from fedscape.personal.cold_start import ColdStart
 
 

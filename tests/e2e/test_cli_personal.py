@@ -11,7 +11,8 @@ from shell import fedscape, ok, refused, started
 
 from fedscape import Federation, GaussianMixture
 from fedscape.learning import LocalSGD, cross_entropy, models
-from fedscape.personal import FedGMM, save_personal, train
+from fedscape.methods import train
+from fedscape.personal import FedGMM, save_personal
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,12 @@ from every_command import call
 from shell import fedscape, ok, refused, started
 
 from fedscape import datasets
-from fedscape.cli.temporal import TEMPORAL
-from fedscape.cli.validate import PERSONAL
 from fedscape.core import checkpoint
 from fedscape.errors import FedscapeError
-from fedscape.learning.run import METHODS
+from fedscape.methods import names
 from fedscape.trained import model as trained
 
+PERSONAL, TEMPORAL = (names(family, command=True) for family in ("personal", "temporal"))
 HEADER = "town,street,age,job,income,species"
 
 
@@ -78,7 +77,7 @@ def rows_of(path):
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-@pytest.mark.parametrize("method", [*METHODS, *PERSONAL, *TEMPORAL])
+@pytest.mark.parametrize("method", names(command=True))
 def test_every_method_predicts_in_a_new_process_what_it_did_in_this_one(method, runs, tables, tmp_path):
     run = runs(method)
     about = json.loads(ok("predict", run, tables[1], "--out", tmp_path / "p.csv", "--probabilities", "--json"))
@@ -107,7 +106,7 @@ def test_every_method_predicts_in_a_new_process_what_it_did_in_this_one(method, 
         assert len(served) == 112
 
 
-@pytest.mark.parametrize("method", [*METHODS, *PERSONAL, *TEMPORAL])
+@pytest.mark.parametrize("method", names(command=True))
 def test_what_is_saved_judges_held_out_rows_as_training_did(method, runs, tables):
     """The table of clients that training wrote is an oracle for the file: same rows, same models."""
     run = runs(method)

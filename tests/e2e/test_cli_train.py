@@ -37,24 +37,35 @@ def test_a_run_that_goes_on_ends_with_the_bytes_of_one_never_stopped(tmp_path):
 def test_a_personal_method_trains_and_its_file_is_read_by_adapt(tmp_path):
     out = ok("train", "femnist-mini", *SHORT, "--method", "fedem", "--out", tmp_path / "run")
     assert "30 clients after 4 rounds" in out
-    assert "clients.csv, model, table.json" in out
+    assert "checkpoint, clients.csv, model, table.csv, table.json" in out
     about = json.loads(ok("adapt", tmp_path / "run", "femnist-mini", "--json"))
     assert (about["method"], about["clients"]) == ("fedem", 30)
-    assert "not ditto" in refused(2, "train", "femnist-mini", "--method", "ditto", "--epsilon", 3)
 
 
-def test_personal_methods_are_those_of_the_library():
-    from fedscape.cli.train import PERSONAL
-    from fedscape.personal import METHODS
+@pytest.mark.parametrize("method", ["fedavg+", "ditto", "clustered"])
+def test_a_personal_run_that_goes_on_ends_with_the_bytes_of_one_never_stopped(method, tmp_path):
+    how = ["train", "femnist-mini", *SHORT, "--method", method, "--quiet"]
+    ok(*how, "--out", tmp_path / "whole", "--tensorboard", tmp_path / "board")
+    ok(*how, "--rounds", 2, "--out", tmp_path / "parts")
+    ok(*how, "--out", tmp_path / "parts", "--resume")
+    for name in ("model", "clients.csv"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    tables = [json.loads((tmp_path / run / "table.json").read_text()) for run in ("whole", "parts")]
+    assert [[{**row, "seconds": 0} for row in rows] for rows in tables] == [
+        [{**row, "seconds": 0} for row in tables[0]]
+    ] * 2
+    lines = (tmp_path / "whole" / "table.csv").read_text().splitlines()
+    assert [row["round"] for row in csv.DictReader(lines)] == ["2", "4"]
+    assert list((tmp_path / "board").iterdir())
 
-    assert set(PERSONAL) == set(METHODS) - {"fedavg"}
 
-
-def test_methods_on_a_schedule_are_among_those_of_the_library():
-    from fedscape.cli.train import TEMPORAL
-    from fedscape.temporal import METHODS
-
-    assert set(TEMPORAL) <= set(METHODS)
+def test_a_personal_method_is_private_in_what_it_sends(tmp_path):
+    how = ["train", "femnist-mini", *SHORT, "--epsilon", 8, "--delta", 1e-3]
+    about = json.loads(ok(*how, "--method", "ditto", "--out", tmp_path / "run", "--json"))
+    assert 4 < about["epsilon"]["client replace-one central"] <= 8
+    assert (tmp_path / "run" / "model").stat().st_mode & 0o077 == 0
+    said = refused(2, *how, "--method", "clustered")
+    assert "clustered cannot be private: the server sees projected updates client by client" in said
 
 
 def test_fair_training_is_a_method_with_a_weight_of_its_own(tmp_path):
@@ -92,10 +103,10 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
             ["train", "femnist-mini", "--method", "sgd"],
             "qfedavg, local, fedavg+, clustered, ifca, pfedme, fedem, fedgmm",
         ),
-        (["train", "femnist-mini", "--method", "sgd"], "fedtkm, em-only, vanilla, scsgd, t-shot, not 'sgd'"),
+        (["train", "femnist-mini", "--method", "sgd"], "em-only, vanilla, scsgd, t-shot, ifca-branches, not 'sgd'"),
         (["train", "femnist-mini", "--method", "fedprox"], "fedprox needs proximal above 0"),
         (["train", "femnist-mini", "--method", "fedadam", "--q", "1"], "q goes with qfedavg, not with fedadam"),
-        (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "--q go with fedavg and its kin, not ifca"),
+        (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "q goes with qfedavg, not with ifca"),
         (["train", "femnist-mini", "--resume"], "--resume goes with --out"),
         (["train", "acs-mini", "--features", "SCHL,PINCP", "--target", "race"], "'SCHL' must hold one finite number"),
         (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "is a number, not a class"),

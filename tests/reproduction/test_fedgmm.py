@@ -12,7 +12,7 @@ from fedscape import FedEM, Federation, FedGMM, GaussianMixture
 from fedscape.core.kept import kept_rows
 from fedscape.datasets.generators import fedgmm_synthetic
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models
-from fedscape.personal import train
+from fedscape.methods import train
 
 
 def accuracy(weights: np.ndarray, yes: np.ndarray, fed: Federation) -> float:

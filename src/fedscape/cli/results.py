@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fedscape.cli.show import as_text, table
 from fedscape.errors import plural
+from fedscape.methods import METHODS
+
+if TYPE_CHECKING:
+    from fedscape.core.federation import Federation
+    from fedscape.learning import LocalSGD
+    from fedscape.methods import Course
 
 _FAR_WORSE = 2.0  # times the loss of guessing: less may be a model that is only too sure of itself
 
@@ -33,32 +40,30 @@ def write(
     arguments: dict[str, Any],
     inputs: Any,
     name: str,
-    method: Any,
+    course: Course,
     state: Any,
     found: Any,
     rows: list[dict[str, Any]],
-    *,
-    private: bool,
 ) -> None:
-    """Keep the model, to be used again and as plain weights, and the tables; of a private run for their owner alone."""
-    import numpy as np
+    """Keep the model, to be used again and (one for all) as plain weights, and the tables.
+
+    Of a private run they are for their owner alone.
+    """
+    from dataclasses import replace
 
     from fedscape.learning import save_model
-    from fedscape.personal import Personalised
-    from fedscape.personal.methods import Common
-    from fedscape.temporal.branched import Branched
     from fedscape.trained.model import MODEL, trained
 
-    weights = {n: v for n, v in state.items() if not n.startswith("server.")}
-    serving = method if isinstance(method, Branched) else Common(method.local)
-    made = Personalised(serving, weights, np.empty(0, dtype=np.int64), {}, names=inputs.classes)
-    trained(made, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
-    about = {"model": model, "round": rows[-1]["round"]}
-    save_model(folder / "model.safetensors", method.local.model, state, about=about, private=private)
-    write_tables(folder, found, rows, private=private)
+    assert course.model is not None  # it was judged
+    kept = course.model if course.personal else replace(course.model, names=inputs.classes)
+    trained(kept, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
+    if not course.personal:
+        about, network = {"model": model, "round": rows[-1]["round"]}, course.computation.local.model
+        save_model(folder / "model.safetensors", network, state, about=about, private=course.private)
+    _write_tables(folder, found, rows, private=course.private)
 
 
-def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]], *, private: bool = False) -> None:
+def _write_tables(folder: Path, found: Any, rows: list[dict[str, Any]], *, private: bool) -> None:
     """Keep the table of clients and that of rounds."""
     import pyarrow as pa
     import pyarrow.csv
@@ -67,7 +72,9 @@ def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]], *, privat
     from fedscape.formats.cells import without_formulas
 
     clients, text = without_formulas(pa.table(found.table())), as_text(rows, indent=1) + "\n"
+    rounds = pa.Table.from_pylist(rows)
     replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file), private=private)
+    replace_file(folder / "table.csv", lambda file: pyarrow.csv.write_csv(rounds, file), private=private)
     replace_file(folder / "table.json", lambda file: file.write(text.encode()), private=private)
 
 
@@ -100,16 +107,26 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
         columns = ["of clients", *names]
         lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in ("accuracy", "loss")]
         table(f"{plural(last['clients_with_rows'], 'client')} after {plural(last['round'], 'round')}", columns, lines)
+    own = " and what clients keep are" if METHODS[about["method"]].family == "personal" else " is"
     for group, spent in about.get("epsilon", {}).items():
-        typer.echo(f"spent: epsilon {spent:.3g} ({group}); the table of clients is the simulation's view, not private")
+        typer.echo(
+            f"spent: epsilon {spent:.3g} ({group}); the table of clients{own} the simulation's view, not private"
+        )
     if folder is not None:
         typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 
+def say_directions(method: str, local: LocalSGD, rows: Federation, quiet: bool) -> None:
+    """Say that the Gaussians of fedgmm are not of all features, where there are too many."""
+    from fedscape.personal.methods import DIRECTIONS, is_wide
+
+    if method == "fedgmm" and not quiet and is_wide(rows, local.features):
+        width = math.prod(rows[local.features].shape[1:])
+        typer.echo(f"{width:,} features are wide: the Gaussians are of their {DIRECTIONS} leading directions", err=True)
+
+
 def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
     """Say that a training ended far worse than guessing all classes alike, and why that may be."""
-    import math
-
     loss, guess = about["table"][-1].get("loss_pooled"), math.log(max(n_classes, 2))
     if loss is None or loss <= _FAR_WORSE * guess:
         return

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fedscape.cli.options import say_revealed
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 
 if TYPE_CHECKING:
-    from fedscape.learning import FedAvg, LocalSGD
+    from fedscape.methods import Options
     from fedscape.types import Array
-
-TEMPORAL = ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")
-WITH_PRIOR = ("fedtem", "fedtem-sums", "fedtkm", "scsgd")
 
 
 def of_modes(fed: Federation, text: str | None, target: str) -> tuple[Federation, Array]:
@@ -41,31 +37,12 @@ def sampler_for(schedule: str, modes: Array, cohort: int) -> Any:
     return Shifting(modes, parse_curve(schedule), cohort)
 
 
-def temporal_method(
-    name: str,
-    local: LocalSGD,
-    learners: Federation,
-    sampler: Any,
-    prior: str,
-    *,
-    server: Any,
-    weighting: str,
-    seed: int,
-) -> tuple[FedAvg, Any]:
-    """The method, and how to evaluate a state of it."""
+def options_on(options: Options, sampler: Any, prior: str | None) -> Options:
+    """The same with what methods on a schedule believe of it."""
     from dataclasses import replace
 
-    from fedscape.temporal import LocalCentres, MultiBranch, collect_centres, evaluate, method_for, parse_prior
+    from fedscape.temporal import parse_prior
 
     curve = sampler.curve
     period = float(getattr(curve, "period", 256.0))
-    local = replace(local, model=MultiBranch(local.model, n_branches=curve.n_modes, seed=seed))
-    centres = None
-    if name == "t-shot":
-        how = {"n_rounds": int(period), "sampler": sampler, "seed": seed, "column": local.features}
-        centres = collect_centres(learners, curve.n_modes, **how)
-    belief = parse_prior(prior, period)
-    method = method_for(name, local, belief, server=server, weighting=weighting, centres=centres)
-    reveals = LocalCentres.reveals if name == "t-shot" else method.reveals
-    say_revealed(name, reveals)
-    return method, lambda state, test: evaluate(method, state, test)
+    return replace(options, prior=parse_prior(prior or "linear", period), period=period, modes=curve.n_modes)

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from fedscape.cli.options import (
@@ -27,7 +26,7 @@ from fedscape.cli.options import (
     placing,
     say_revealed,
 )
-from fedscape.cli.results import finish, folder_for, say, say_worse, sweep_table, write, write_tables
+from fedscape.cli.results import finish, folder_for, say, say_directions, say_worse, sweep_table, write
 from fedscape.cli.rows import (
     Classes,
     Features,
@@ -44,9 +43,8 @@ from fedscape.cli.rows import (
     split_rows,
 )
 from fedscape.cli.show import as_text, show
-from fedscape.cli.temporal import TEMPORAL, of_modes, sampler_for, temporal_method
+from fedscape.cli.temporal import of_modes, options_on, sampler_for
 from fedscape.cli.validate import (
-    PERSONAL,
     check_method,
     check_out,
     check_private,
@@ -54,12 +52,12 @@ from fedscape.cli.validate import (
     fractions,
     whole_numbers,
 )
-from fedscape.core.engine import Engine
-from fedscape.core.federation import Federation
 from fedscape.errors import DataError, require
+from fedscape.methods import FAMILIES, METHODS, Course, Options
+from fedscape.methods import names as method_names
 
 if TYPE_CHECKING:
-    from fedscape.learning import FedAvg, LocalSGD
+    from fedscape.learning import LocalSGD
     from fedscape.learning.inputs import Inputs
 
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
@@ -74,7 +72,7 @@ def train(
     source: Source,
     model: Model = "mlp",
     method: Annotated[
-        str, typer.Option(help=f"fedavg, fedprox, fedadam, qfedavg; {', '.join((*PERSONAL, *TEMPORAL))}.")
+        str, typer.Option(help=f"{'; '.join(', '.join(method_names(f, command=True)) for f in FAMILIES)}.")
     ] = "fedavg",
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
     cohort: Cohort = 10,
@@ -132,7 +130,7 @@ def train(
 
     check_out(out, resume, force)
     place = placing(engine, address, workers)
-    check_method(method, rounds, every)
+    check_method(method, rounds, every, proximal=proximal, q=q, server_lr=server_lr, private=epsilon is not None)
     check_schedule(method, schedule, modes, prior)
     check_private(epsilon, delta, clip, standardise, fill)
     over = overrules(categorical, numeric, ignore, keep)
@@ -153,30 +151,20 @@ def train(
         lr=lr, epochs=epochs, batch_size=batch_size, proximal=proximal, device=device, strategy=strategy,
     )  # fmt: skip
     sampler = _sampler(cohort, len(learners)) if schedule is None else chosen
-    if method in PERSONAL:
-        if resume or any(given is not None for given in (epsilon, server_lr, tensorboard, q)):
-            raise DataError(
-                f"--resume, --epsilon, --server-lr, --tensorboard and --q go with fedavg and its kin, not {method}"
-            )
-        say_lines([*lines, *left_out, *more], quiet)
-        how = {"n_rounds": rounds, "sampler": sampler, "seed": seed, "progress": False if quiet else None}
-        about = _personal(
-            method, model, arguments, inputs, local, place(learners), held_out, how, folder_for(out, False, quiet)
-        )
-        say_worse(about, len(inputs.classes), quiet)
-        show(about, json_, lambda made: finish(made, out, quiet))
-        return
-    computation, judge = _computation(
-        method, local, learners, sampler, prior, server_lr=server_lr, q=q, private=epsilon is not None, seed=seed
-    )
+    options = Options(server_lr=server_lr, q=q, sampler=sampler, seed=seed, progress=False if quiet else None)
+    if METHODS[method].family == "temporal":
+        options = options_on(options, sampler, prior)
     say_lines([*lines, *left_out, *more], quiet)
+    say_directions(method, local, held_out, quiet)
+    course = Course(method, local, place(learners), options, private=epsilon is not None)
+    say_revealed(method, METHODS[method].reveals)
     folder = folder_for(out, resume, quiet)
     how = _private(epsilon, delta or 1e-6, clip or 1.0, rounds, sampler, len(learners), folder)
     said: list[dict[str, Any]] = []
     board = None if tensorboard is None else Board(tensorboard)
     for r, found, rows in training(
-        computation, place(learners), test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
-        checkpoint=folder and folder / "checkpoint", allow=computation.reveals, judge=judge,
+        course.computation, course.engine, test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
+        checkpoint=folder and folder / "checkpoint", allow=course.computation.reveals, judge=course.judge,
         progress=False if quiet else None, **how,
     ):  # fmt: skip
         say(rows[len(said) :], quiet or json_, first=not said)
@@ -184,9 +172,7 @@ def train(
             board.write(rows[len(said) :])
         said = list(rows)
         if folder is not None:
-            write(
-                folder, model, arguments, inputs, method, computation, r.state, found, rows, private=epsilon is not None
-            )
+            write(folder, model, arguments, inputs, method, course, r.state, found, rows)
     if not said:
         raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
@@ -265,32 +251,6 @@ def sweep(
     show(result, json_, sweep_table)
 
 
-def _computation(
-    method: str,
-    local: LocalSGD,
-    learners: Federation,
-    sampler: Any,
-    prior: str | None,
-    *,
-    server_lr: float | None,
-    q: float | None,
-    private: bool,
-    seed: int,
-) -> tuple[FedAvg, Any]:
-    """What clients are to train, and how a state of it is judged where that is not by its model alone."""
-    from fedscape.learning.run import method_for
-
-    weighting = "equal" if private else "samples"
-    if method not in TEMPORAL:
-        return method_for(method, local, server_lr=server_lr, weighting=weighting, q=q), None
-    if q is not None:
-        raise DataError(f"q goes with qfedavg, not with {method}")
-    server = method_for("fedavg" if server_lr is None else "fedadam", local, server_lr=server_lr).server
-    return temporal_method(
-        method, local, learners, sampler, prior or "linear", server=server, weighting=weighting, seed=seed
-    )
-
-
 def _local(network: Any, inputs: Inputs, **how: Any) -> LocalSGD:
     from fedscape.learning import LocalSGD, cross_entropy
 
@@ -315,31 +275,3 @@ def _private(
     multiplier = calibrate(epsilon, delta, rounds=rounds, sampler=sampler, n_clients=n_clients)
     ledger = Ledger(None if folder is None else folder / "ledger.jsonl", epsilon=epsilon, delta=delta)
     return {"privacy": Gaussian(clip=clip, multiplier=multiplier), "ledger": ledger}
-
-
-def _personal(
-    method: str,
-    model: str,
-    arguments: dict[str, Any],
-    inputs: Inputs,
-    local: LocalSGD,
-    engine: Engine,
-    held_out: Federation,
-    how: dict[str, Any],
-    folder: Path | None,
-) -> dict[str, Any]:
-    from fedscape.personal import train as train_personal
-    from fedscape.personal.methods import DIRECTIONS, is_wide
-    from fedscape.trained.model import MODEL, trained
-
-    if method == "fedgmm" and how["progress"] is None and is_wide(held_out, local.features):
-        width = int(np.prod(held_out[local.features].shape[1:]))
-        typer.echo(f"{width:,} features are wide: the Gaussians are of their {DIRECTIONS} leading directions", err=True)
-    made = train_personal(method, local, engine, **how)
-    say_revealed(method, made.method.reveals)
-    found = made.evaluate(held_out)
-    rows = [{"round": how["n_rounds"], **found.summary()}]
-    if folder is not None:
-        write_tables(folder, found, rows)
-        trained(made, model, arguments, inputs=inputs, name=method).save(folder / MODEL)
-    return {"model": model, "method": method, "clients": len(held_out), "rounds": how["n_rounds"], "table": rows}

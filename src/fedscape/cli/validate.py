@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedscape.cli.options import free
-from fedscape.cli.temporal import TEMPORAL, WITH_PRIOR
 from fedscape.errors import DataError
+from fedscape.methods import METHODS, check_options, find, names
+from fedscape.methods import check_private as refuse_exact
 
-PERSONAL = ("local", "fedavg+", "clustered", "ifca", "pfedme", "fedem", "fedgmm", "ditto", "fedrep")
 
-
-def check_method(method: str, rounds: int, every: int) -> None:
-    """Refuse a method that there is not, and no rounds."""
-    from fedscape.learning.run import METHODS
-
-    known = (*METHODS, *PERSONAL, *TEMPORAL)
-    if method not in known:
-        raise DataError(f"method must be one of {', '.join(known)}, not {method!r}")
+def check_method(
+    name: str, rounds: int, every: int, *, proximal: float, q: float | None, server_lr: float | None, private: bool
+) -> None:
+    """Refuse a method that there is not, options that it does not take, privacy that it cannot have, and no rounds."""
+    method = find(name, command=True)
+    check_options(method, proximal=proximal, q=q, server_lr=server_lr)
+    if private:
+        refuse_exact(method)
     for name, value in (("rounds", rounds), ("every", every)):
         if value < 1:
             raise DataError(f"--{name} must be at least 1, not {value}")
@@ -50,11 +50,12 @@ def check_private(
 
 def check_schedule(method: str, schedule: str | None, modes: str | None, prior: str | None) -> None:
     """Refuse a schedule, or what goes with one, where the other is missing."""
-    if prior is not None and method not in WITH_PRIOR:
-        raise DataError(f"--prior goes with --schedule and {', '.join(WITH_PRIOR)}, not {method}")
+    if prior is not None and "prior" not in METHODS[method].takes:
+        with_prior = ", ".join(name for name in names(command=True) if "prior" in METHODS[name].takes)
+        raise DataError(f"--prior goes with --schedule and {with_prior}, not {method}")
     if schedule is not None:
         return
-    if method in TEMPORAL:
+    if METHODS[method].family == "temporal":
         raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
     if modes is not None:
         raise DataError("--modes goes with --schedule")

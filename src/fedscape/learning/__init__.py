@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedscape.learning.layers import initialised
     from fedscape.learning.local import LocalSGD
     from fedscape.learning.losses import cross_entropy, logistic, squared_error
-    from fedscape.learning.run import method_for, model_for, standardising, training, with_features
+    from fedscape.learning.run import model_for, standardising, training, with_features
     from fedscape.learning.schedules import CosineDecay, StepDecay
     from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
     from fedscape.learning.strategies import measure_strategies
@@ -51,7 +51,6 @@ __all__ = [
     "load_model",
     "logistic",
     "measure_strategies",
-    "method_for",
     "model_for",
     "models",
     "module_of",
@@ -73,7 +72,7 @@ __getattr__ = loader(
         "layers": ["initialised"],
         "local": ["LocalSGD"],
         "losses": ["cross_entropy", "logistic", "squared_error"],
-        "run": ["method_for", "model_for", "standardising", "training", "with_features"],
+        "run": ["model_for", "standardising", "training", "with_features"],
         "schedules": ["CosineDecay", "StepDecay"],
         "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],
         "strategies": ["measure_strategies"],

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
 from fedscape.core.progress import shown
@@ -17,17 +18,12 @@ from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
 from fedscape.learning import models
 from fedscape.learning.evaluation import Evaluation, evaluate
-from fedscape.learning.fair import QFedAvg
-from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.layers import Module, Standardise
-from fedscape.learning.local import LocalSGD
-from fedscape.learning.server import Adam, Mean
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.types import Arrays
 
 MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_lstm")
-METHODS = ("fedavg", "fedprox", "fedadam", "qfedavg")
 
 
 def with_features(federation: Federation, names: Sequence[str]) -> Federation:
@@ -132,44 +128,11 @@ def arguments_for(name: str, federation: Federation, *, features: str = "x", tar
     return {"shape": shape, "n_classes": n_classes}
 
 
-def method_for(
-    name: str,
-    local: LocalSGD,
-    *,
-    server_lr: float | None = None,
-    weighting: str = "samples",
-    q: float | None = None,
-) -> FedAvg:
-    """FedAvg under the name of one of its kin; `local` says the proximal weight.
-
-    Clients of "qfedavg" count once, whatever the weighting; its q is 1 unless said otherwise.
-
-    >>> from fedscape.learning import cross_entropy
-    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
-    >>> method_for("fedadam", step, server_lr=0.01).server.lr
-    0.01
-    """
-    if name not in METHODS:
-        raise DataError(f"method must be one of {', '.join(METHODS)}, not {name!r}")
-    if name == "fedprox" and local.proximal == 0:
-        raise DataError("fedprox needs proximal above 0, such as 0.1: with 0 it is fedavg")
-    if name != "fedprox" and local.proximal:
-        raise DataError(f"proximal goes with fedprox, not with {name}")
-    if name != "qfedavg" and q is not None:
-        raise DataError(f"q goes with qfedavg, not with {name}")
-    if name == "fedadam":
-        return FedAvg(local, server=Adam(0.1 if server_lr is None else server_lr), weighting=weighting)
-    server = Mean(1.0 if server_lr is None else server_lr)
-    if name == "qfedavg":
-        return QFedAvg(local, q=1.0 if q is None else q, server=server)
-    return FedAvg(local, server=server, weighting=weighting)
-
-
 def training(
-    method: FedAvg,
+    method: Computation,
     engine: Engine | Federation,
     *,
-    test: Federation,
+    test: Federation | None,
     n_rounds: int,
     sampler: Sampler | None = None,
     seed: int = 0,
@@ -183,7 +146,8 @@ def training(
 ) -> Iterator[tuple[Round, Evaluation, list[dict[str, Any]]]]:
     """Train, and every so many rounds evaluate every client: the round, the evaluation, and the table so far.
 
-    A run that finds its checkpoint goes on from there to the same bytes; leaving the loop is stopping.
+    The one training loop, of every method: `fedscape.methods` makes methods by name, and what judges them. A run that
+    finds its checkpoint goes on from there to the same bytes; leaving the loop is stopping.
 
     Parameters
     ----------
@@ -192,7 +156,7 @@ def training(
     engine
         Who trains.
     test
-        The clients' rows to evaluate on.
+        The clients' rows to evaluate on; None evaluates nobody.
     n_rounds
         How many rounds.
     sampler, seed, privacy, ledger, allow
@@ -206,7 +170,7 @@ def training(
     progress
         True shows a bar, None one on a terminal and a line a minute elsewhere.
 
-    >>> from fedscape.learning import cross_entropy
+    >>> from fedscape.learning import FedAvg, LocalSGD, cross_entropy
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> [r.index for r, _, _ in training(FedAvg(step), fed, test=fed, n_rounds=5, every=2)]
@@ -231,9 +195,18 @@ def training(
         seconds += r.seconds
         if (r.index + 1) % every and r.index + 1 < n_rounds:
             continue
-        found = evaluate(method.local, r.state, test) if judge is None else judge(r.state, test)
+        found = _nobody() if test is None else (judge or _judge(method))(r.state, test)
         table.append({"round": r.index + 1, "cohort": r.clients, "seconds": seconds, **found.summary()})
         if checkpoint is not None:
             r.save(checkpoint, notes={"table": table})
         seconds = 0.0
         yield r, found, table
+
+
+def _judge(method: Any) -> Callable[[Arrays, Federation], Evaluation]:
+    return lambda state, test: evaluate(method.local, state, test)
+
+
+def _nobody() -> Evaluation:
+    none = np.zeros(0)
+    return Evaluation(none.astype(np.int64), none.astype(np.int64), none, None)

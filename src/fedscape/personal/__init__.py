@@ -13,15 +13,13 @@ if TYPE_CHECKING:
     from fedscape.personal.fedgmm import FedGMM
     from fedscape.personal.fedrep import FedRep
     from fedscape.personal.files import load_personal, save_personal
-    from fedscape.personal.methods import FINISH, METHODS, make_fedgmm, train
+    from fedscape.personal.methods import make_fedgmm
     from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
     from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
     from fedscape.personal.personalised import Personalised
 
 __all__ = [
-    "FINISH",
     "IFCA",
-    "METHODS",
     "Alarm",
     "ClusteredFL",
     "Ditto",
@@ -39,7 +37,6 @@ __all__ = [
     "max_f1",
     "principal_directions",
     "save_personal",
-    "train",
     "with_embedding",
     "with_projection",
 ]
@@ -53,7 +50,7 @@ __getattr__ = loader(
         "fedgmm": ["FedGMM"],
         "fedrep": ["FedRep"],
         "files": ["load_personal", "save_personal"],
-        "methods": ["FINISH", "METHODS", "make_fedgmm", "train"],
+        "methods": ["make_fedgmm"],
         "novelty": ["Alarm", "Novelty", "auroc", "average_precision", "max_f1"],
         "own_models": ["Ditto", "LocalOnly", "PFedMe"],
         "personalised": ["Personalised"],

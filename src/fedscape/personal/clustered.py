@@ -72,6 +72,7 @@ class ClusteredFL(Computation):
     """
 
     name = "clustered-fl"
+    newcomers: ClassVar[str | None] = "the model of the first cluster"
 
     reveals: ClassVar[tuple[str, ...]] = ("update",)
     block_rows = 2**14

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -73,6 +73,7 @@ class FedEM(Computation):
     """
 
     name = "fedem"
+    newcomers: ClassVar[str | None] = "the learners mixed by their shares of all clients"
 
     block_rows = 2**14
 

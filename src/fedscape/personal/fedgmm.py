@@ -6,7 +6,7 @@ Wu et al., "Personalized Federated Learning under Mixture of Distributions"; alg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -79,6 +79,7 @@ class FedGMM(FedEM):
     """
 
     name = "fedgmm"
+    newcomers: ClassVar[str | None] = "the learners mixed by what its features say, with the weights of all clients"
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,6 +49,7 @@ class FedRep(Computation):
     """
 
     name = "fedrep"
+    newcomers: ClassVar[str | None] = None
 
     block_rows = 2**14
 

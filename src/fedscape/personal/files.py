@@ -34,7 +34,7 @@ TRAINING = ("lr", "epochs", "steps", "batch_size", "momentum", "weight_decay", "
 #: Arguments of a method, beside how a client trains, that matter once it is trained.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Common": (),
-    "LocalOnly": (),
+    "LocalOnly": ("initial",),
     "ClusteredFL": ("n_clusters", "projection", "small", "large", "wait"),
     "IFCA": ("n_learners",),
     "PFedMe": ("strength", "pull", "repeats"),
@@ -76,7 +76,7 @@ def save_personal(
     >>> import numpy as np
     >>> from fedscape.core.federation import Federation
     >>> from fedscape.learning import cross_entropy
-    >>> from fedscape.personal import train
+    >>> from fedscape.methods import train
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -214,8 +214,16 @@ def _make_fedgmm(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[st
     return FedGMM(local, mixture, **own)
 
 
-_KINDS = (Common, LocalOnly, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep)
-MAKERS: dict[str, Maker] = {**{kind.__name__: with_settings(kind) for kind in _KINDS}, "FedGMM": _make_fedgmm}
+def _make_local(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str, Array]) -> LocalOnly:
+    return LocalOnly(local, **{"initial": "seed", **settings})  # older files do not say: nothing for newcomers, then
+
+
+_KINDS = (Common, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep)
+MAKERS: dict[str, Maker] = {
+    **{kind.__name__: with_settings(kind) for kind in _KINDS},
+    "FedGMM": _make_fedgmm,
+    "LocalOnly": _make_local,
+}
 
 
 def _json_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

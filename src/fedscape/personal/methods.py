@@ -1,40 +1,36 @@
-"""All methods by name, in one harness: the same training, the same evaluation."""
+"""What comes before and after the rounds of personalised methods: first Gaussians, fine-tuning, undrawn clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from fedscape.core.computation import Computation
+from fedscape.core.arrays import Ragged
+from fedscape.core.blocks import as_ragged
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
-from fedscape.core.progress import shown
+from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import Sampler
-from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
-from fedscape.learning.local import LocalSGD, check_local
+from fedscape.learning.local import LocalSGD
 from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.features import principal_directions, projected
-from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
 from fedscape.personal.fedrep import FedRep
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
-from fedscape.personal.shared import class_column, forward, stacked, with_kept_of
+from fedscape.personal.shared import COMMON_MODEL, forward, stacked, with_kept_of
 from fedscape.statistics.moments import Moments
-from fedscape.types import Array
+from fedscape.types import Array, Arrays
 
 WIDE = 128  # features, above which FedGMM's Gaussians are of their leading directions
 DIRECTIONS = 32
-
-Maker = Callable[[LocalSGD, Engine, int], Computation]
 
 
 class Common(FedAvg):
@@ -47,6 +43,8 @@ class Common(FedAvg):
     """
 
     name = "common-model"
+    #: What a client gets that the model does not know; None where there is nothing for it.
+    newcomers: ClassVar[str | None] = COMMON_MODEL
 
     def log_probs(self, state: dict[str, Array], clients: Federation) -> Array:
         """log p(class | x) of each row: [rows, classes]."""
@@ -93,106 +91,68 @@ def make_fedgmm(
     return FedGMM(local, mixture, learners)
 
 
-#: A computation for `rounds`, from (how a client trains, the clients, seed); only "fedgmm" looks at the clients.
-METHODS: dict[str, Maker] = {
-    "local": lambda local, engine, seed: LocalOnly(local, initial="seed"),
-    "fedavg": lambda local, engine, seed: Common(local, initial="seed"),
-    "fedavg+": lambda local, engine, seed: Common(local, initial="seed"),
-    "clustered": lambda local, engine, seed: ClusteredFL(local, initial="seed"),
-    "ifca": lambda local, engine, seed: IFCA(local),
-    "pfedme": lambda local, engine, seed: PFedMe(local, initial="seed"),
-    "fedem": lambda local, engine, seed: FedEM(local),
-    "fedgmm": make_fedgmm,
-    "ditto": lambda local, engine, seed: Ditto(local, initial="seed"),
-    "fedrep": lambda local, engine, seed: FedRep(local, initial="seed"),
-}
-
-#: Methods that end with rounds of another computation, which begins with the last state.
-FINISH: dict[str, Callable[[LocalSGD], LocalOnly]] = {"fedavg+": LocalOnly}
-
 #: What these have for a client that never trained is no use to it.
 _POOR_FOR_NEWCOMERS = (LocalOnly, Ditto, PFedMe, FedRep, ClusteredFL)
 
 
-def train(
-    method: str | Computation,
-    local: LocalSGD,
-    data: Engine | Federation,
-    *,
-    n_rounds: int,
-    sampler: Sampler | None = None,
-    seed: int = 0,
-    finish_rounds: int = 1,
-    progress: bool | None = False,
+def finished(
+    method: Any, state: Arrays, engine: Engine, *, seed: int, tune: int | None = None, private: bool = False
 ) -> Personalised:
-    """Train a method by name (or as made by hand) to the end, all its phases.
+    """What a training that ended with this state would leave: the model, and what each client keeps.
 
-    Where clients keep models of their own, one that no round has drawn trains its own once at the end.
+    Where clients keep models of their own, one that no round has drawn trains its own now. Nothing of the run changes:
+    it can go on.
 
     Parameters
     ----------
     method
-        A name in METHODS, or a computation of this package.
-    local
-        How a client trains.
-    data
-        The clients.
-    n_rounds
-        Rounds of the method itself.
-    sampler, seed
-        As for `rounds`.
-    finish_rounds
-        Rounds of what follows (fine-tuning in "fedavg+").
-    progress
-        True shows a bar, None one on a terminal and a line a minute elsewhere.
-
-    >>> from fedscape.learning import cross_entropy, models
-    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
-    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
-    >>> float(train("fedavg+", step, fed, n_rounds=9).evaluate(fed).accuracy.mean())
-    1.0
+        What was trained.
+    state
+        Its last state.
+    engine
+        The clients, with what they keep.
+    seed
+        Of the run.
+    tune
+        So many rounds every client then trains the common model on its own rows and keeps it, as FedAvg+ does; None
+        is no fine-tuning.
+    private
+        Whether nothing may be sent while clients are fine-tuned: their number of rows is not, then.
     """
-    check_whole("n_rounds", n_rounds, least=0)
-    check_whole("finish_rounds", finish_rounds, least=0)
-    engine, clients = _checked_engine(data)
-    how = _checked_local(method, local)
-    class_column(how, clients)  # what is trained here is evaluated as a classifier
-    if method == "fedgmm":
-        made: Computation = make_fedgmm(local, engine, seed, progress=progress)
-    else:
-        made = METHODS[method](local, engine, seed) if isinstance(method, str) else method
-    loop = rounds(made, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=made.reveals)
-    for _ in shown(loop, n_rounds=n_rounds, label=type(made).__name__, progress=progress):
+    clients, kept = cast(Federation, engine.clients), dict(engine.kept())
+    if tune is not None:
+        method, state, kept = _tuned(method.local, state, engine, seed, tune, private)
+    model = Personalised(method, state, clients.ids, kept, names=clients.names.get(method.local.target))
+    return _with_undrawn(model, clients, seed) if isinstance(method, _POOR_FOR_NEWCOMERS) else model
+
+
+def _tuned(
+    local: LocalSGD, state: Arrays, engine: Engine, seed: int, n_rounds: int, private: bool
+) -> tuple[LocalOnly, Arrays, dict[str, Ragged]]:
+    """Fine-tune: rounds of training alone from the common model, after which the engine is as it was."""
+    work, before = LocalOnly(local), dict(engine.kept())
+    begin = {**{n: v for n, v in state.items() if n.startswith("model.")}, "rows": work.start(seed)["rows"]}
+    if private:
+        clients = cast(Federation, engine.clients).with_kept({})
+        for r in range(n_rounds):
+            clients = clients.with_kept(as_ragged(work.adapt(begin, clients, Key(seed, r)), len(clients)))
+        return work, begin, dict(clients.kept)
+    loop = rounds(work, engine, n_rounds=n_rounds, seed=seed, state=begin, measure=0)
+    for _ in loop:
         pass
-    state = loop.state
-    if isinstance(method, str) and method in FINISH:
-        made = FINISH[method](local)
-        begin = {**{n: v for n, v in state.items() if n.startswith("model.")}, "rows": made.start(seed)["rows"]}
-        loop = rounds(made, engine, n_rounds=finish_rounds, seed=seed, state=begin, measure=0)
-        for _ in shown(loop, n_rounds=finish_rounds, label=type(made).__name__, progress=progress):
-            pass
-        state = loop.state
-    trained = Personalised(made, state, clients.ids, dict(engine.kept()), names=clients.names.get(how.target))
-    return _with_undrawn(trained, clients, seed) if isinstance(made, _POOR_FOR_NEWCOMERS) else trained
+    kept = dict(engine.kept())
+    engine.restore(before)
+    return work, loop.state, kept
 
 
-def _checked_engine(data: Engine | Federation) -> tuple[Engine, Federation]:
+def check_clients(data: Engine | Federation) -> Engine:
+    """The engine of clients whose data are here; others are refused."""
     if not isinstance(data, Federation) and not hasattr(data, "run"):
         raise DataError(f"data must be a Federation or an engine such as Local, not a {type(data).__name__}")
     engine = as_engine(data)
     if not isinstance(engine.clients, Federation):
         raise DataError("train() is for clients whose data are here; elsewhere use rounds() with the method itself")
-    return engine, engine.clients
-
-
-def _checked_local(method: str | Computation, local: LocalSGD) -> LocalSGD:
-    """How clients will train: as the method made by hand says, or as given."""
-    if isinstance(method, str) and method not in METHODS:
-        raise DataError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
-    if not isinstance(method, str | Computation):
-        raise DataError(f"method must be a name or a computation of this package, not of type {type(method).__name__}")
-    found = local if isinstance(method, str) else getattr(method, "local", None)
-    return check_local(found)
+    return engine
 
 
 def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Personalised:

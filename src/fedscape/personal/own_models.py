@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +20,15 @@ from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
-from fedscape.personal.shared import each_own_log_probs, measured, own_models, trained_alone, weighted, weighted_sums
+from fedscape.personal.shared import (
+    COMMON_MODEL,
+    each_own_log_probs,
+    measured,
+    own_models,
+    trained_alone,
+    weighted,
+    weighted_sums,
+)
 from fedscape.types import Array, Arrays, Kept
 
 _MEAN = Mean()
@@ -59,6 +68,11 @@ class LocalOnly(Computation):
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
         """As many clients as are trained side by side."""
         return trainer_of(self.local).chunk
+
+    @property
+    def newcomers(self) -> str | None:
+        """What a client gets that keeps no model: where clients trained from scratch, nothing."""
+        return None if self.initial == "seed" else f"{COMMON_MODEL} before it was tuned"
 
     def start(self, seed: int) -> Arrays:
         model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
@@ -117,6 +131,7 @@ class Ditto(FedAvg):
     """
 
     name = "ditto"
+    newcomers: ClassVar[str | None] = COMMON_MODEL
 
     def __init__(
         self,
@@ -186,6 +201,7 @@ class PFedMe(FedAvg):
     """
 
     name = "pfedme"
+    newcomers: ClassVar[str | None] = COMMON_MODEL
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ from fedscape.learning.plan import Plan, groups
 from fedscape.learning.trainer import train, trainer_of
 from fedscape.types import Array, Arrays, Tensor
 
+COMMON_MODEL = "the common model"  # what a client gets that keeps nothing
 _BATCH = 2048  # rows of one forward pass
 
 

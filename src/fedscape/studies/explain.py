@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.core.rounds import rounds
 from fedscape.errors import DataError, require
+from fedscape.methods import METHODS, Options, train
 from fedscape.statistics.histogram import Histogram
 from fedscape.statistics.kmeans import FederatedKMeans
 from fedscape.statistics.moments import Moments
@@ -27,28 +26,8 @@ _UNITS = (
 )
 _REVEALED = "What is revealed can only be protected on the client itself (place local), before it is sent."
 
-#: What a method is, in a sentence.
-WORDS = {
-    "fedavg": "Clients train from the common weights; the server moves by the mean of their moves.",
-    "fedprox": "FedAvg whose clients are held near the common weights while they train.",
-    "fedadam": "FedAvg whose server moves by Adam; what it remembers stays with it.",
-    "qfedavg": "FedAvg in which clients with a high loss weigh more: they also send how much they weigh.",
-    "fedavg+": "FedAvg, and then every client trains the common model once more on its own rows and keeps it.",
-    "local": "Every client trains alone; the server learns how many rows there are and nothing else.",
-    "ifca": "Several models; each client picks the one with the lowest loss on its rows and trains that.",
-    "clustered": "FedAvg that splits into clusters by the cosines of clients' updates (Sattler et al.).",
-    "fedem": "Several models for all; each client keeps its own mixing weights of them, found by EM.",
-    "fedgmm": "Gaussians over features and models over labels, shared; each client keeps its own weights of the pairs.",
-    "pfedme": "Each client keeps a model near the common one, which follows the clients' models.",
-    "ditto": "FedAvg, beside which every client trains a model of its own that is held near the common one.",
-    "fedrep": "Common layers that all train, and a last layer of its own for every client.",
-    "fedtem": "A branch for each mode of day and night; clients choose theirs by EM with a prior over time.",
-    "fedtem-sums": "The same with the modes' features learned from sums.",
-    "fedtkm": "A branch for each mode; clients choose theirs by k-means with the hour's shares, from sums.",
-    "em-only": "FedTEM without a prior over time.",
-    "vanilla": "FedAvg of a network whose branches are averaged.",
-    "scsgd": "A branch for each half of the day, trained in its hours.",
-    "t-shot": "A branch for each mode; clients first send the centres of their rows, which the server clusters.",
+#: What a statistic is, in a sentence; methods have theirs in the table of methods.
+STATISTICS = {
     "histogram": "How many rows of each category all clients have together.",
     "moments": "Mean and covariance of all rows, from sums.",
     "kmeans": "Centres of all rows: each client sends, for each centre, the sum and number of its nearest rows.",
@@ -97,8 +76,8 @@ def phase_of(computation: Computation, state: Arrays, client: Federation, key: K
 
 
 def names() -> list[str]:
-    """The methods that `explain` knows."""
-    return list(WORDS)
+    """The methods and statistics that `explain` knows."""
+    return [*METHODS, *STATISTICS]
 
 
 def explain(method: str) -> dict[str, Any]:
@@ -113,14 +92,14 @@ def explain(method: str) -> dict[str, Any]:
     >>> [(array["name"], array["seen"]) for array in about["phases"][0]["sent"]]
     [('counts', 'as a sum')]
     """
-    if method not in WORDS:
-        raise DataError(f"method must be one of {', '.join(WORDS)}, not {method!r}")
-    phases = watched(_RUNS.get(method, _personal(method)), _clients())
+    if method not in names():
+        raise DataError(f"method must be one of {', '.join(names())}, not {method!r}")
+    phases = watched(_RUNS.get(method, _training(method)), _clients())
     revealed = sorted({name for phase in phases for name in phase["reveals"]})
     privacy = f"{_UNITS} {_REVEALED}" if revealed else _UNITS
     return {
         "method": method,
-        "words": WORDS[method],
+        "words": STATISTICS[method] if method in STATISTICS else METHODS[method].sentence,
         "phases": phases,
         "reveals": revealed,
         "privacy": privacy,
@@ -143,42 +122,16 @@ def _clients() -> Federation:
     return Federation({"x": x, "y": y, "entity": np.arange(len(y)) // 3}, offsets_of(sizes))
 
 
-def _step(**how: Any) -> Any:
-    require("torch", extra="learn")
-    from fedscape.learning import LocalSGD, cross_entropy, models
-
-    return LocalSGD(models.mlp(_FEATURES, _HIDDEN, _CLASSES), cross_entropy, lr=0.1, epochs=1, batch_size=8, **how)
-
-
-def _personal(method: str) -> Callable[[Engine], object]:
+def _training(method: str) -> Callable[[Engine], object]:
     def run(engine: Engine) -> object:
-        local = _step()
-        from fedscape.personal import train
+        require("torch", extra="learn")
+        from fedscape.learning import LocalSGD, cross_entropy, models
+        from fedscape.temporal import parse_prior
 
-        return train(method, local, engine, n_rounds=2)
-
-    return run
-
-
-def _kin(method: str) -> Callable[[Engine], object]:
-    def run(engine: Engine) -> object:
-        local = _step(proximal=0.1 if method == "fedprox" else 0.0)
-        from fedscape.learning.run import method_for
-
-        return list(rounds(method_for(method, local), engine, n_rounds=2))
-
-    return run
-
-
-def _temporal(method: str) -> Callable[[Engine], object]:
-    def run(engine: Engine) -> object:
-        local = _step()
-        from fedscape.temporal import MultiBranch, collect_centres, method_for, parse_prior
-
-        centres = collect_centres(engine, 2, n_rounds=2, column="x") if method == "t-shot" else None
-        branched = replace(local, model=MultiBranch(local.model, n_branches=2))
-        made = method_for(method, branched, parse_prior("linear", 2.0), centres=centres)
-        return list(rounds(made, engine, n_rounds=2, allow=made.reveals))
+        model, needed = models.mlp(_FEATURES, _HIDDEN, _CLASSES), 0.1 if method == "fedprox" else 0.0
+        local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=8, proximal=needed)
+        options = Options(prior=parse_prior("linear", 2.0), period=2.0)
+        return train(method, local, engine, n_rounds=2, options=options)
 
     return run
 
@@ -208,8 +161,6 @@ def _regress(engine: Engine) -> object:
 
 
 _RUNS: dict[str, Callable[[Engine], object]] = {
-    **{name: _kin(name) for name in ("fedprox", "fedadam", "qfedavg")},
-    **{name: _temporal(name) for name in ("fedtem", "fedtem-sums", "fedtkm", "em-only", "vanilla", "scsgd", "t-shot")},
     "histogram": lambda engine: Histogram(_CLASSES).fit(engine, progress=False),
     "moments": lambda engine: Moments().fit(engine, progress=False),
     "kmeans": lambda engine: FederatedKMeans(4).fit(engine, progress=False),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.errors import plural
+from fedscape.methods import METHODS, Options, train
 from fedscape.simulate import FromMixture
 from fedscape.studies import tournament as learning
 from fedscape.studies.advise import DEVICE, chosen
@@ -40,7 +41,7 @@ def learn(
     rows = learning.directions(data.rows)
     who = learning.some_clients(rows, notes, seed=seed)
     true = learning.Clients.of(learning.fewer_rows(rows.take(who), notes, seed=seed), seed=seed)
-    steps = 2 * len(learning.METHODS) * seeds + 6
+    steps = 2 * len(learning.ENTRANTS) * seeds + 6
     how: dict[str, Any] = {"seed": seed, "n_rounds": n_rounds, "seeds": seeds}
     said = stages.inside("learn", steps)
     said("learning rate")
@@ -116,16 +117,14 @@ def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dic
 def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, Any]]:
     """For each method: arrays and bytes of the costliest round of a client, and its seconds on an assumed device."""
     from fedscape.core.engine import Engine
-    from fedscape.personal import make_fedgmm, train
 
     local = learning.way(clients.train, seed=seed, lr=lr)
     few = clients.train.take(np.argsort(-clients.train.sizes, kind="stable")[:6])
     made = []
-    for name, called in learning.METHODS.items():
+    for name in learning.ENTRANTS:
 
         def run(engine: Engine, name: str = name) -> object:
-            method: Any = make_fedgmm(local, engine, seed, column="z") if name == "fedgmm" else name
-            return train(method, local, engine, n_rounds=2, seed=seed)
+            return train(name, local, engine, n_rounds=2, seed=seed, options=Options(column="z"))
 
         phases = watched(run, few)
         heaviest = max(phases, key=lambda phase: phase["bytes_up"])
@@ -137,7 +136,7 @@ def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, An
         made.append(
             {
                 "method": name,
-                "called": called,
+                "called": METHODS[name].title,
                 "bytes_up": heaviest["bytes_up"],
                 "bytes_down": heaviest["bytes_down"],
                 "seconds": {"value": middle, "low": low, "high": high},

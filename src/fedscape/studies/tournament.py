@@ -11,6 +11,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.sampling import FixedSize
+from fedscape.methods import METHODS, Options, train
 from fedscape.statistics.moments import Moments
 from fedscape.studies.intervals import FEW, bootstrap_interval, mean_interval, plain
 from fedscape.types import Array
@@ -18,15 +19,8 @@ from fedscape.types import Array
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
 
-#: Methods of the tournament, the simplest first, and what they are called.
-METHODS = {
-    "fedavg": "FedAvg",
-    "fedavg+": "FedAvg+ (fine-tuned)",
-    "ifca": "Clustered (IFCA)",
-    "fedem": "FedEM",
-    "fedgmm": "FedGMM",
-    "local": "Local (alone)",
-}
+#: Methods of the tournament, the simplest first.
+ENTRANTS = ("fedavg", "fedavg+", "ifca", "fedem", "fedgmm", "local")
 ROUNDS = 20
 SEEDS = 2
 MOST_CLIENTS = 60
@@ -131,17 +125,11 @@ def best_rate(clients: Clients, *, seed: int) -> float:
 
 def trained(method: str, clients: Clients, *, lr: float, seed: int, n_rounds: int = ROUNDS) -> Array:
     """The accuracy of every client under its own model, NaN where it has no rows to test on."""
-    from fedscape.core.engine import as_engine
-    from fedscape.personal import make_fedgmm, train
-
     local = way(clients.train, seed=seed, lr=lr)
-    made: Any = method
-    if method == "fedgmm":
-        made = make_fedgmm(local, as_engine(clients.train), seed, column="z")
-    found = train(made, local, clients.train, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH).evaluate(
-        clients.test
+    model = train(
+        method, local, clients.train, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=Options(column="z")
     )
-    return np.asarray(found.accuracy)
+    return np.asarray(model.evaluate(clients.test).accuracy)
 
 
 def tournament(
@@ -149,10 +137,10 @@ def tournament(
 ) -> dict[str, Array]:
     """Accuracies [seeds, clients] of every method."""
     made = {}
-    for name, called in METHODS.items():
+    for name in ENTRANTS:
         runs = []
         for run in range(seeds):
-            say(called)
+            say(METHODS[name].title)
             runs.append(trained(name, clients, lr=lr, seed=seed + run, n_rounds=n_rounds))
         made[name] = np.array(runs)
     return made
@@ -191,7 +179,7 @@ def standing(found: dict[str, Array], *, seed: int, sizes: Array | None = None) 
         mine = runs.mean(axis=0)
         row: dict[str, Any] = {
             "method": name,
-            "called": METHODS[name],
+            "called": METHODS[name].title,
             "accuracy": mean_interval(mine, least=0.0, most=1.0),
             "together": mean_interval(mine, least=0.0, most=1.0, comparisons=len(found)),
         }

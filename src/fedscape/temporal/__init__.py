@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from fedscape.temporal.cycle import Cycle, read_clock
     from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
     from fedscape.temporal.fedtkm import FedTKM
-    from fedscape.temporal.methods import METHODS, collect_centres, evaluate, method_for
+    from fedscape.temporal.methods import collect_centres, evaluate
     from fedscape.temporal.priors import Soft, parse_prior
 
 __all__ = [
-    "METHODS",
     "Blocks",
     "BranchFedEM",
     "BranchLoss",
@@ -46,7 +45,6 @@ __all__ = [
     "centres_of",
     "collect_centres",
     "evaluate",
-    "method_for",
     "parse_curve",
     "parse_prior",
     "read_clock",
@@ -62,7 +60,7 @@ __getattr__ = loader(
         "cycle": ["Cycle", "read_clock"],
         "fedtem": ["FedTEM", "FedTEMBySums"],
         "fedtkm": ["FedTKM"],
-        "methods": ["METHODS", "collect_centres", "evaluate", "method_for"],
+        "methods": ["collect_centres", "evaluate"],
         "priors": ["Soft", "parse_prior"],
     },
 )

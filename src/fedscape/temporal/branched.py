@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -64,6 +64,7 @@ class Branched(FedAvg):
     """
 
     name = "branched"
+    newcomers: ClassVar[str | None] = "the branch that its own rows choose, as every client"
 
     #: Whether clients look at their features again with the network they trained.
     looks_back = False

@@ -33,33 +33,6 @@ from fedscape.types import Array
 
 MODEL = "model"  # the file of a run's folder
 _BLOCK = 2**14  # rows predicted at once
-_COMMON = "the common model"
-_BRANCH = "the branch that its own rows choose, as every client"
-#: What a client gets that the model does not know, by the method's name; None: it has nothing for it.
-NEWCOMERS: dict[str, str | None] = {
-    **dict.fromkeys(("fedavg", "fedprox", "fedadam", "qfedavg", "vanilla"), _COMMON),
-    "local": None,
-    "fedrep": None,
-    "fedavg+": "the common model before it was tuned",
-    "clustered": "the model of the first cluster",
-    "ifca": "the learners mixed by their shares of all clients",
-    "fedem": "the learners mixed by their shares of all clients",
-    "fedgmm": "the learners mixed by what its features say, with the weights of all clients",
-    "pfedme": _COMMON,
-    "ditto": _COMMON,
-    **dict.fromkeys(("fedtem", "fedtem-sums", "fedtkm", "em-only", "scsgd", "t-shot"), _BRANCH),
-}
-_NAMES = {
-    "Common": "fedavg",
-    "LocalOnly": "local",
-    "ClusteredFL": "clustered",
-    "IFCA": "ifca",
-    "PFedMe": "pfedme",
-    "FedEM": "fedem",
-    "FedGMM": "fedgmm",
-    "Ditto": "ditto",
-    "FedRep": "fedrep",
-}
 _TEMPORAL: dict[str, tuple[str, ...]] = {
     "FedTEM": ("choice",),
     "FedTEMBySums": ("choice",),
@@ -130,7 +103,7 @@ class Trained:
 
     >>> import tempfile
     >>> from fedscape.learning import cross_entropy, models
-    >>> from fedscape.personal import train
+    >>> from fedscape.methods import train
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> made = trained(train("ditto", step, fed, n_rounds=9), "linear", {"n_features": 4, "n_classes": 2})
@@ -145,13 +118,13 @@ class Trained:
     @property
     def method(self) -> str:
         """What the method is called, as for `fedscape train`."""
-        kind = type(self.model.method).__name__
-        return str(self.about.get("name") or _NAMES.get(kind, kind))
+        return str(self.about.get("name") or self.model.method.known_as())
 
     @property
     def newcomers(self) -> str | None:
         """What a client gets that the model does not know; None where it gets no prediction."""
-        return NEWCOMERS.get(self.method, _COMMON)
+        served: str | None = self.model.method.newcomers
+        return served
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all; readable by its owner alone."""

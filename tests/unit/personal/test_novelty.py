@@ -10,7 +10,8 @@ from torch import nn
 
 from fedscape import DataError, Federation, GaussianMixture
 from fedscape.learning import LocalSGD, cross_entropy, initialised
-from fedscape.personal import Alarm, FedGMM, Novelty, Personalised, auroc, average_precision, max_f1, train
+from fedscape.methods import train
+from fedscape.personal import Alarm, FedGMM, Novelty, Personalised, auroc, average_precision, max_f1
 
 
 def clients(n: int, rows: int) -> Federation:

@@ -17,10 +17,10 @@ from fedscape.core import checkpoint
 from fedscape.core.blocks import as_ragged
 from fedscape.errors import CheckpointError
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models, squared_error
+from fedscape.methods import make, names, train
 from fedscape.mixtures import Diagonal
 from fedscape.personal import (
     IFCA,
-    METHODS,
     ClusteredFL,
     Ditto,
     FedEM,
@@ -32,7 +32,6 @@ from fedscape.personal import (
     PFedMe,
     load_personal,
     save_personal,
-    train,
     with_embedding,
     with_projection,
 )
@@ -277,7 +276,7 @@ def test_clients_that_no_round_drew_train_their_own_model_at_the_end(name):
     assert all((kept.lengths > 0).all() for kept in model.kept.values())
     assert model.evaluate(fed).accuracy.mean() > model.common().evaluate(fed).accuracy.mean() + 0.1
     engine = Local(fed)  # those that were drawn keep what they had
-    method = METHODS[name](local, engine, 0)
+    method = make(name, local)
     for _ in fs.rounds(method, engine, n_rounds=1, sampler=fs.FixedSize(2)):
         pass
     for n, ragged in engine.kept().items():
@@ -449,7 +448,7 @@ def test_a_long_name_is_no_other_clients_name_cut_short():
     assert (model.predict_proba(x, client="c12") == common).all()
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", names("personal"))
 def test_unseen_and_empty_clients_never_crash_an_evaluation(name):
     fed = clients()
     local = step()

@@ -7,8 +7,9 @@ import pytest
 
 from fedscape import Federation, Local, rounds
 from fedscape.learning import LocalSGD, cross_entropy, models
+from fedscape.methods import train
 from fedscape.mixtures import GaussianMixture
-from fedscape.personal import FedGMM, load_personal, make_fedgmm, save_personal, train, with_projection
+from fedscape.personal import FedGMM, load_personal, make_fedgmm, save_personal, with_projection
 from fedscape.personal.methods import DIRECTIONS, WIDE
 from fedscape.statistics.moments import Moments
 

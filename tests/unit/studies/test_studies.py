@@ -14,6 +14,7 @@ from dp_accounting import pld
 import fedscape as fs
 from fedscape import DataError, Federation
 from fedscape.formats.kinds import Overrules
+from fedscape.methods import METHODS
 from fedscape.studies import Study, compare, explain, study
 from fedscape.studies import tournament as learn
 from fedscape.studies.advise import advise, chosen, verdict
@@ -76,7 +77,7 @@ def test_gains_of_two_seeds_cover_the_truth():
     covered = []
     for _ in range(400):  # clients vary little, seeds much: two seeds have one degree of freedom a method
         clients = 0.7 + 0.01 * rng.normal(size=40)
-        found = {m: clients + 0.02 * rng.normal(size=(2, 1)) + 0.01 * rng.normal(size=(2, 40)) for m in learn.METHODS}
+        found = {m: clients + 0.02 * rng.normal(size=(2, 1)) + 0.01 * rng.normal(size=(2, 40)) for m in learn.ENTRANTS}
         gain = found["fedem"].mean(axis=0) - found["fedavg"].mean(axis=0)
         about = mean_interval(gain, variance=learn.seed_variance(found, "fedem", "fedavg"))
         covered.append(about["low"] <= 0 <= about["high"])
@@ -96,7 +97,7 @@ def test_a_method_chosen_on_its_test_rows_has_an_interval_that_allows_for_it():
     rng = np.random.default_rng(5)
     best = []
     for _ in range(300):  # six methods of the same true accuracy
-        found = {m: rng.normal(0.7, 0.1, size=(1, 30)) for m in learn.METHODS}
+        found = {m: rng.normal(0.7, 0.1, size=(1, 30)) for m in learn.ENTRANTS}
         rows = [{"value": v.mean(), "about": mean_interval(v[0], comparisons=6)} for v in found.values()]
         best.append(max(rows, key=lambda row: row["value"])["about"])
     missed = np.mean([about["low"] > 0.7 for about in best])
@@ -125,7 +126,7 @@ def test_the_worst_tenth_of_clients_served_equally_is_what_chance_alone_gives():
     expected = learn.equal_tenth(accuracy, sizes, seed=0)
     assert expected < accuracy.mean() - 0.2  # far below the mean though nobody is served badly
     assert abs(learn.worst_tenth(accuracy) - expected) < 0.15
-    found = dict.fromkeys(learn.METHODS, accuracy[None])
+    found = dict.fromkeys(learn.ENTRANTS, accuracy[None])
     assert learn.standing(found, seed=0, sizes=sizes)[0]["worst"]["equal"] == pytest.approx(expected, abs=1e-6)
 
 
@@ -133,7 +134,7 @@ def test_federation_is_compared_as_the_best_of_five():
     from fedscape.studies.learn import _beside
 
     rng = np.random.default_rng(7)
-    found = {m: rng.normal(0.5 + 0.1 * (m == "fedem"), 0.05, size=(2, 40)) for m in learn.METHODS}
+    found = {m: rng.normal(0.5 + 0.1 * (m == "fedem"), 0.05, size=(2, 40)) for m in learn.ENTRANTS}
     rows = learn.standing(found, seed=0)
     made = {"true": rows, "simulated": rows, "cohorts": [{"curve": [[1, 0.5]]}]}
     about = _beside(made, found, np.ones((40, 1)))
@@ -364,17 +365,12 @@ def test_every_method_is_explained_and_reveals_are_named(method):
         assert phase["bytes_up"] == sum(array["bytes"] for array in phase["sent"])
         revealed = {array["name"] for array in phase["sent"] if array["seen"] == "client by client"}
         assert revealed == set(phase["reveals"])
-    modes = ["log_share", "mean", "rows", "variance"]
-    seen = {"clustered": ["update"], "fedtem": modes, "em-only": modes, "t-shot": ["centres", "rows"]}
-    assert about["reveals"] == seen.get(method, [])
+    listed = METHODS[method].reveals if method in METHODS else ()
+    assert about["reveals"] == sorted(listed)
 
 
 def test_every_method_of_the_command_line_is_explained():
-    from fedscape.cli.temporal import TEMPORAL
-    from fedscape.cli.train import PERSONAL
-    from fedscape.learning.run import METHODS
-
-    assert {*METHODS, *PERSONAL, *TEMPORAL} <= set(names())
+    assert set(METHODS) <= set(names())
 
 
 def test_an_unknown_method_is_refused():

@@ -16,9 +16,9 @@ import fedscape
 from fedscape import DataError, EngineError, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
 from fedscape.learning import Adam, LocalSGD, cross_entropy, initialised, models, squared_error
 from fedscape.learning.plan import Rows, make_plan
+from fedscape.methods import Options, make, names
 from fedscape.mixtures import Diagonal
 from fedscape.temporal import (
-    METHODS,
     Blocks,
     BranchFedEM,
     BranchLoss,
@@ -42,7 +42,6 @@ from fedscape.temporal import (
     centres_of,
     collect_centres,
     evaluate,
-    method_for,
 )
 from fedscape.temporal.fedtem import small_example
 from fedscape.temporal.gaussians import log_densities, log_posteriors, log_shares, mode_parameters
@@ -603,11 +602,11 @@ def test_t_shot_finds_the_modes_of_raw_rows():
         NearestCentre(training(), [[0.0]])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names("temporal"))
 def test_every_method_trains_by_name(name):
     fed, modes = tiny(n=16)
     centres = collect_centres(fed, 2, n_rounds=1, column="x")
-    method = method_for(name, training(), Linear(4), server=Adam(0.05), initial="seed", centres=centres)
+    method = make(name, training(), Options(prior=Linear(4), server=Adam(0.05), initial="seed", centres=centres))
     sampler = Shifting(modes, Linear(4), 8)
     before = evaluate(method, method.start(0), fed).loss.mean()
     *_, r = rounds(method, fed, n_rounds=16, sampler=sampler, allow=method.reveals, measure=0)
@@ -625,7 +624,7 @@ def test_features_are_looked_at_where_a_group_norm_follows_a_convolution(name, m
     model, ends = MultiBranch(nn.Sequential(*layers)).double(), []
     for strategy in ("vmap", "compiled"):
         local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy=strategy)
-        method = method_for(name, local, Linear(4))
+        method = make(name, local, Options(prior=Linear(4)))
         *_, last = rounds(method, fed, n_rounds=2, allow=method.reveals, measure=0)
         ends.append(last.state)
     assert all(np.allclose(ends[0][n], ends[1][n], atol=1e-9) for n in ends[0])
@@ -641,7 +640,7 @@ def test_features_are_looked_at_part_by_part_behind_layers_that_are_frozen(name,
     model, ends = MultiBranch(nn.Sequential(*layers)).double(), []
     for strategy in ("vmap", "sequential"):
         local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=2, strategy=strategy)
-        method = method_for(name, local, Linear(4))
+        method = make(name, local, Options(prior=Linear(4)))
         *_, last = rounds(method, fed, n_rounds=3, allow=method.reveals, measure=0)
         ends.append(last.state)
     assert all(np.allclose(ends[0][n], ends[1][n], atol=1e-9) for n in ends[0])
@@ -665,20 +664,20 @@ def test_without_smoothing_a_class_that_is_ruled_out_costs_nothing():
     assert float(BranchLoss(0.0, 0.1)(output, target)) == pytest.approx(float(want))
 
 
-def test_method_for_refuses_what_it_does_not_know():
-    with pytest.raises(DataError, match="method must be one of fedtem"):
-        method_for("fedxyz", training())
+def test_a_name_that_there_is_not_and_missing_centres_are_refused():
+    with pytest.raises(DataError, match=r"method must be one of fedavg, .*, fedtem"):
+        make("fedxyz", training())
     with pytest.raises(DataError, match="t-shot needs centres"):
-        method_for("t-shot", training())
+        make("t-shot", training())
 
 
 # -- which branch, in tests --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedtem", "fedtem-sums", "fedtkm", "ifca", "scsgd"])
+@pytest.mark.parametrize("name", ["fedtem", "fedtem-sums", "fedtkm", "ifca-branches", "scsgd"])
 def test_the_branch_of_test_rows_depends_on_neither_labels_nor_other_clients(name):
     fed, _ = tiny()
-    method = method_for(name, training(), Linear(4))
+    method = make(name, training(), Options(prior=Linear(4)))
     state = method.start(0)
     for unit in ("sample", "batch", "client"):
         whole = method.branches_of(state, fed, unit=unit, batch=4)

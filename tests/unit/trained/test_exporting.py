@@ -14,7 +14,7 @@ from fedscape import DataError, Federation
 from fedscape.errors import MissingExtraError
 from fedscape.learning import LocalSGD, cross_entropy, models
 from fedscape.learning.fitting import learn_inputs
-from fedscape.personal import train
+from fedscape.methods import train
 from fedscape.trained.export import Program, columns_for, export, networks_of, to_sklearn
 from fedscape.trained.model import load, trained
 

@@ -1,0 +1,118 @@
+"""How methods are made of their options; a class is imported, and torch with it, when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedscape.errors import DataError
+from fedscape.methods.method import Maker, Options
+
+if TYPE_CHECKING:
+    from fedscape.learning.local import LocalSGD
+
+
+def a_class(path: str, arguments: Callable[[Options], dict[str, Any]], *, branches: bool = False) -> Maker:
+    """Make the class at "module:Class" of fedscape with these arguments, of a network with branches if so."""
+
+    def make(local: LocalSGD, how: Options) -> Any:
+        module, _, name = path.partition(":")
+        kind = getattr(import_module(f"fedscape.{module}"), name)
+        return kind(_branched(local, how) if branches else local, **arguments(how))
+
+    return make
+
+
+def _branched(local: LocalSGD, how: Options) -> LocalSGD:
+    """The same training of a network with a branch for each mode."""
+    from fedscape.temporal.branches import MultiBranch
+
+    if isinstance(local.model, MultiBranch):
+        return local
+    return replace(local, model=MultiBranch(local.model, n_branches=how.modes, seed=how.seed))
+
+
+def _server(how: Options, rule: str = "Mean") -> Any:
+    from fedscape.learning import server
+
+    return how.server or getattr(server, rule)(*(() if how.server_lr is None else (how.server_lr,)))
+
+
+def plain(how: Options, *, rule: str = "Mean", initial: str = "given") -> dict[str, Any]:
+    """What FedAvg takes, and all that is built on it."""
+    return {"server": _server(how, rule), "weighting": how.weighting, "initial": how.initial or initial}
+
+
+def fair(how: Options) -> dict[str, Any]:
+    return {"q": 1.0 if how.q is None else how.q, "server": _server(how), "initial": how.initial or "given"}
+
+
+def drawn(how: Options) -> dict[str, Any]:
+    """First weights from the seed of the run."""
+    return {"initial": how.initial or "seed"}
+
+
+def drawn_plain(how: Options) -> dict[str, Any]:
+    return plain(how, initial="seed")
+
+
+def on_a_day(how: Options) -> dict[str, Any]:
+    """What FedAvg takes; a rate of the server's own is that of Adam."""
+    return plain(how, rule="Mean" if how.server_lr is None else "Adam")
+
+
+def smooth(how: Options) -> dict[str, Any]:
+    return {**on_a_day(how), "strength": how.strength, "smoothing": how.smoothing}
+
+
+def timed(how: Options) -> dict[str, Any]:
+    return {**smooth(how), "prior": how.prior, "hours": how.hours, "inertia": how.inertia}
+
+
+def halved(how: Options) -> dict[str, Any]:
+    from fedscape.temporal.methods import halves
+
+    return {**on_a_day(how), "schedule": halves(how.prior)}
+
+
+def fedgmm(local: LocalSGD, how: Options) -> Any:
+    from fedscape.personal.methods import make_fedgmm
+
+    if how.engine is None:
+        raise DataError("fedgmm first fits Gaussians to the clients' features: give the clients as engine=")
+    return make_fedgmm(local, how.engine, how.seed, column=how.column, progress=how.progress)
+
+
+def vanilla(local: LocalSGD, how: Options) -> Any:
+    from fedscape.learning.fedavg import FedAvg
+    from fedscape.temporal.branches import MeanOfBranches
+
+    made = _branched(local, how)
+    return FedAvg(replace(made, model=MeanOfBranches(made.model)), **on_a_day(how))
+
+
+def single(local: LocalSGD, how: Options) -> Any:
+    from fedscape.learning.fedavg import FedAvg
+
+    made = _branched(local, how)
+    return FedAvg(replace(made, model=made.model.first()), **on_a_day(how))
+
+
+def t_shot(local: LocalSGD, how: Options) -> Any:
+    from fedscape.temporal.baselines import NearestCentre
+    from fedscape.temporal.methods import collect_centres
+
+    made, centres = _branched(local, how), how.centres
+    if centres is None:
+        if how.engine is None:
+            raise DataError("t-shot needs centres: run collect_centres() over a period, or give the clients as engine=")
+        given: dict[str, Any] = {
+            "n_rounds": int(how.period),
+            "sampler": how.sampler,
+            "seed": how.seed,
+            "column": local.features,
+        }
+        centres = collect_centres(how.engine, made.model.n_branches, **given)
+    return NearestCentre(made, centres, **on_a_day(how))

@@ -1,0 +1,204 @@
+"""The one table of training methods. Commands, studies and explanations read it; it imports no torch.
+
+A new method is one line here: what it is called, what it does in a sentence, how it is made, what the server sees of
+it, and what of it noise on sums would not cover.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedscape.errors import DataError
+from fedscape.methods import makers
+from fedscape.methods.makers import a_class
+from fedscape.methods.method import Method, Options
+
+if TYPE_CHECKING:
+    from fedscape.learning.local import LocalSGD
+
+_MODES = ("log_share", "mean", "variance", "rows")
+_SEEN = "the server sees {} client by client, which noise on sums does not cover"
+_ALL = (
+    Method(
+        name="fedavg", title="FedAvg", takes=("server_lr",), make=a_class("learning.fedavg:FedAvg", makers.plain),
+        sentence="Clients train from the common weights; the server moves by the mean of their moves.",
+    ),
+    Method(
+        name="fedprox", title="FedProx", takes=("server_lr", "proximal"),
+        make=a_class("learning.fedavg:FedAvg", makers.plain),
+        sentence="FedAvg whose clients are held near the common weights while they train.",
+    ),
+    Method(
+        name="fedadam", title="FedAdam", takes=("server_lr",),
+        make=a_class("learning.fedavg:FedAvg", lambda how: makers.plain(how, rule="Adam")),
+        sentence="FedAvg whose server moves by Adam; what it remembers stays with it.",
+    ),
+    Method(
+        name="qfedavg", title="q-FedAvg", takes=("server_lr", "q"), make=a_class("learning.fair:QFedAvg", makers.fair),
+        sentence="FedAvg in which clients with a high loss weigh more: they also send how much they weigh.",
+    ),
+    Method(
+        name="local", title="Local (alone)", family="personal", takes=("proximal",),
+        make=a_class("personal.own_models:LocalOnly", makers.drawn),
+        exact="no model is shared: each client keeps its own, and noise on a sum covers none of it",
+        sentence="Every client trains alone; the server learns how many rows there are and nothing else.",
+    ),
+    Method(
+        name="fedavg+", title="FedAvg+ (fine-tuned)", family="personal", takes=("server_lr", "proximal"), tunes=True,
+        make=a_class("personal.methods:Common", makers.drawn_plain),
+        sentence="FedAvg, and then every client trains the common model once more on its own rows and keeps it.",
+    ),
+    Method(
+        name="clustered", title="Clustered FL", family="personal", takes=("proximal",), reveals=("update",),
+        make=a_class("personal.clustered:ClusteredFL", makers.drawn), exact=_SEEN.format("projected updates"),
+        sentence="FedAvg that splits into clusters by the cosines of clients' updates (Sattler et al.).",
+    ),
+    Method(
+        name="ifca", title="Clustered (IFCA)", family="personal", takes=("proximal",),
+        make=a_class("personal.fedem:IFCA", makers.drawn),
+        sentence="Several models; each client picks the one with the lowest loss on its rows and trains that.",
+    ),
+    Method(
+        name="pfedme", title="pFedMe", family="personal", takes=("server_lr",),
+        make=a_class("personal.own_models:PFedMe", makers.drawn_plain),
+        sentence="Each client keeps a model near the common one, which follows the clients' models.",
+    ),
+    Method(
+        name="fedem", title="FedEM", family="personal", takes=("proximal",),
+        make=a_class("personal.fedem:FedEM", makers.drawn),
+        sentence="Several models for all; each client keeps its own mixing weights of them, found by EM.",
+    ),
+    Method(
+        name="fedgmm", title="FedGMM", family="personal", takes=("proximal",), make=makers.fedgmm,
+        exact="its Gaussians are first fitted to exact sums of features, which the budget of its rounds does not cover",
+        sentence="Gaussians over features and models over labels, shared; each client keeps its own weights of the "
+        "pairs.",
+    ),
+    Method(
+        name="ditto", title="Ditto", family="personal", takes=("server_lr", "proximal"),
+        make=a_class("personal.own_models:Ditto", makers.drawn_plain),
+        sentence="FedAvg, beside which every client trains a model of its own that is held near the common one.",
+    ),
+    Method(
+        name="fedrep", title="FedRep", family="personal", takes=("proximal",),
+        make=a_class("personal.fedrep:FedRep", makers.drawn),
+        sentence="Common layers that all train, and a last layer of its own for every client.",
+    ),
+    Method(
+        name="fedtem", title="FedTEM", family="temporal", takes=("server_lr", "prior"), reveals=_MODES,
+        make=a_class("temporal.fedtem:FedTEM", makers.timed, branches=True), exact=_SEEN.format("shares and features"),
+        sentence="A branch for each mode of day and night; clients choose theirs by EM with a prior over time.",
+    ),
+    Method(
+        name="fedtem-sums", title="FedTEM by sums", family="temporal", takes=("server_lr", "prior"),
+        make=a_class("temporal.fedtem:FedTEMBySums", makers.timed, branches=True),
+        sentence="The same with the modes' features learned from sums.",
+    ),
+    Method(
+        name="fedtkm", title="FedTKM", family="temporal", takes=("server_lr", "prior"),
+        make=a_class("temporal.fedtkm:FedTKM", makers.timed, branches=True),
+        sentence="A branch for each mode; clients choose theirs by k-means with the hour's shares, from sums.",
+    ),
+    Method(
+        name="em-only", title="EM only", family="temporal", takes=("server_lr",), reveals=_MODES,
+        make=a_class("temporal.fedtem:FedTEM", lambda how: {**makers.smooth(how), "prior": None}, branches=True),
+        exact=_SEEN.format("shares and features"), sentence="FedTEM without a prior over time.",
+    ),
+    Method(
+        name="vanilla", title="Vanilla", family="temporal", takes=("server_lr",), make=makers.vanilla,
+        sentence="FedAvg of a network whose branches are averaged.",
+    ),
+    Method(
+        name="single", title="Single branch", family="temporal", takes=("server_lr",), command=False,
+        make=makers.single,
+        sentence="FedAvg of the network with one branch: the method fedavg on a schedule.",
+    ),
+    Method(
+        name="scsgd", title="Semi-cyclic SGD", family="temporal", takes=("server_lr", "prior"),
+        make=a_class("temporal.baselines:SemiCyclic", makers.halved, branches=True),
+        sentence="A branch for each half of the day, trained in its hours.",
+    ),
+    Method(
+        name="t-shot", title="T-shot k-means", family="temporal", takes=("server_lr",), reveals=("centres", "rows"),
+        make=makers.t_shot, exact=_SEEN.format("centres of rows"),
+        sentence="A branch for each mode; clients first send the centres of their rows, which the server clusters.",
+    ),
+    Method(
+        name="ifca-branches", title="IFCA on branches", family="temporal", takes=("server_lr",),
+        make=a_class("temporal.baselines:MinLoss", makers.smooth, branches=True),
+        sentence="A branch for each mode; clients train the one with the lowest loss on their rows.",
+    ),
+    Method(
+        name="fedem-branches", title="FedEM on branches", family="temporal", takes=("server_lr",), command=False,
+        make=a_class("temporal.baselines:BranchFedEM", makers.on_a_day, branches=True),
+        sentence="Branches for all; each client keeps its own weights of them, and needs labels to be tested.",
+    ),
+)  # fmt: skip
+
+#: Every training method by its name, the simplest first.
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+
+
+def names(family: str | None = None, *, command: bool | None = None) -> tuple[str, ...]:
+    """Names of methods: of a family, or (with command=True) of those that `fedscape train` has.
+
+    >>> names("global")[:3]
+    ('fedavg', 'fedprox', 'fedadam')
+    """
+    kept = [m for m in METHODS.values() if family in (None, m.family) and command in (None, m.command)]
+    return tuple(m.name for m in kept)
+
+
+def find(name: str, *, command: bool | None = None) -> Method:
+    """The method of this name; another is refused with the names that there are.
+
+    >>> find("fedprox").takes
+    ('server_lr', 'proximal')
+    """
+    if name not in names(command=command):
+        raise DataError(f"method must be one of {', '.join(names(command=command))}, not {name!r}")
+    return METHODS[name]
+
+
+def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
+    """The computation of a method for `rounds` and `training`; an option that it does not take is refused.
+
+    Parameters
+    ----------
+    name
+        A name of METHODS.
+    local
+        How a client trains; methods on a schedule make branches of its model unless it is a MultiBranch.
+    options
+        What else the method is told.
+
+    >>> from fedscape.learning import LocalSGD, cross_entropy, models
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> make("fedadam", step, Options(server_lr=0.01)).server.lr
+    0.01
+    """
+    how, method = options or Options(), find(name)
+    check_options(method, proximal=local.proximal, q=how.q, server_lr=how.server_lr)
+    return method.make(local, how)
+
+
+def check_options(method: Method, *, proximal: float = 0.0, q: float | None = None, server_lr: float | None) -> None:
+    """Refuse an option that the method does not take, and the lack of one that it needs.
+
+    >>> check_options(METHODS["fedprox"], proximal=0.1, server_lr=None)
+    """
+    if method.name == "fedprox" and proximal == 0:
+        raise DataError("fedprox needs proximal above 0, such as 0.1: with 0 it is fedavg")
+    for option, value in {"proximal": proximal or None, "q": q, "server_lr": server_lr}.items():
+        if value is not None and option not in method.takes:
+            others = [n for n in names(command=True) if option in METHODS[n].takes]
+            raise DataError(f"{option} goes with {', '.join(others)}, not with {method.name}")
+
+
+def check_private(method: Method) -> None:
+    """Refuse a private training of a method that noise on its sums does not cover.
+
+    >>> check_private(METHODS["fedavg"])
+    """
+    if method.exact:
+        raise DataError(f"{method.name} cannot be private: {method.exact}; leave out --epsilon or use another method")

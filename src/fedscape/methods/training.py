@@ -1,0 +1,189 @@
+"""The way from a method to a trained model: on its clients, judged as it goes on, with all its phases."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from fedscape.core.computation import Computation
+from fedscape.core.engine import Engine
+from fedscape.core.federation import Federation
+from fedscape.core.sampling import Sampler
+from fedscape.core.validate import check_whole
+from fedscape.errors import DataError
+from fedscape.methods.method import Options
+from fedscape.methods.table import METHODS, check_private, find, make
+from fedscape.types import Arrays
+
+if TYPE_CHECKING:
+    from fedscape.learning.evaluation import Evaluation
+    from fedscape.learning.local import LocalSGD
+    from fedscape.personal.personalised import Personalised
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import Privacy
+
+
+class Course:
+    """A method on its clients: what runs, how a state of it is judged, and the model that a state leaves.
+
+    `computation` goes to `training`, with `judge` and the names that `reveals` has; `model` is that of the state that
+    was judged last. What a state leaves includes what follows the rounds: fine-tuning, and models of clients that no
+    round has drawn. So the row of round r is that of a training of r rounds.
+
+    Parameters
+    ----------
+    method
+        A name of METHODS, or a computation.
+    local
+        How a client trains.
+    data
+        The clients.
+    options
+        As for `make`; its engine is made of `data`.
+    tune
+        Rounds of fine-tuning, for methods that end with it.
+    private
+        Whether the training is: a method that cannot be is refused.
+
+    >>> from fedscape.learning import LocalSGD, cross_entropy, models
+    >>> fed = Federation({"x": [[0.0], [1.0]], "y": [0, 1]}, [0, 2])
+    >>> step = LocalSGD(models.linear(1, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> type(Course("ifca", step, fed).computation).__name__
+    'IFCA'
+    """
+
+    def __init__(
+        self,
+        method: str | Computation,
+        local: LocalSGD,
+        data: Engine | Federation,
+        options: Options | None = None,
+        *,
+        tune: int = 1,
+        private: bool = False,
+    ) -> None:
+        from fedscape.learning.local import check_local
+        from fedscape.personal.methods import check_clients
+        from fedscape.personal.shared import class_column
+
+        named = METHODS.get(method) if isinstance(method, str) else None
+        if private and named is not None:
+            check_private(named)
+        self.engine = check_clients(data)
+        how = replace(options or Options(), engine=self.engine)
+        how = replace(how, weighting="equal") if private else how
+        if isinstance(method, str):
+            find(method)
+            check_local(local)
+        elif not isinstance(method, Computation):
+            raise DataError(f"method must be a name or a computation, not of type {type(method).__name__}")
+        trains = check_local(local if isinstance(method, str) else getattr(method, "local", None))
+        class_column(trains, cast(Federation, self.engine.clients))  # what is trained here is judged as a classifier
+        self.computation: Any = make(method, local, how) if isinstance(method, str) else method
+        self.seed, self.private = how.seed, private
+        self.tune = tune if named is not None and named.tunes else None
+        self.model: Personalised | None = None
+
+    def judge(self, state: Arrays, test: Federation) -> Evaluation:
+        """Loss and accuracy of every client under what a training that ended with this state would leave."""
+        from fedscape.learning.evaluation import evaluate as evaluate_model
+        from fedscape.temporal.branched import Branched
+        from fedscape.temporal.methods import evaluate
+
+        self.model = self.end(state)
+        if isinstance(self.computation, Branched):
+            return evaluate(self.computation, state, test)
+        if not self.personal:
+            return evaluate_model(self.computation.local, state, test)
+        return self.model.evaluate(test)
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients come to have something of their own."""
+        from fedscape.temporal.branched import Branched
+
+        shared = isinstance(self.computation, Branched) or not hasattr(self.computation, "log_probs")
+        return self.tune is not None or not shared
+
+    def end(self, state: Arrays) -> Personalised:
+        """What a training that ended with this state would leave; the run can go on."""
+        from fedscape.personal.methods import Common, finished
+        from fedscape.temporal.branched import Branched
+
+        method, shared = self.computation, {n: v for n, v in state.items() if not n.startswith("server.")}
+        if not isinstance(method, Branched) and not hasattr(method, "log_probs"):
+            method = Common(method.local)
+        model = finished(method, shared, self.engine, seed=self.seed, tune=self.tune, private=self.private)
+        return model if self.personal else model.common()  # a model for all holds no client's name
+
+
+def train(
+    method: str | Computation,
+    local: LocalSGD,
+    data: Engine | Federation,
+    *,
+    n_rounds: int,
+    sampler: Sampler | None = None,
+    seed: int = 0,
+    finish_rounds: int = 1,
+    options: Options | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    privacy: Privacy | None = None,
+    ledger: Ledger | None = None,
+    progress: bool | None = False,
+) -> Personalised:
+    """Train a method by name (or as made by hand) to the end, all its phases.
+
+    Where clients keep models of their own, one that no round has drawn trains its own once at the end.
+
+    Parameters
+    ----------
+    method
+        A name in METHODS, or a computation such as FedEM.
+    local
+        How a client trains.
+    data
+        The clients.
+    n_rounds
+        Rounds of the method itself.
+    sampler, seed
+        As for `rounds`.
+    finish_rounds
+        Rounds of what follows (fine-tuning in "fedavg+").
+    options
+        What else the method is told; first weights are drawn from the seed unless it says otherwise.
+    checkpoint, every
+        A file to save to every so many rounds, and to go on from to the same bytes.
+    privacy, ledger
+        As for `rounds`; a method that noise on its sums does not cover is refused.
+    progress
+        True shows a bar, None one on a terminal and a line a minute elsewhere.
+
+    >>> from fedscape.learning import LocalSGD, cross_entropy, models
+    >>> fed = Federation({"x": [[0.0], [1.0], [0.0], [1.0]], "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> step = LocalSGD(models.linear(1, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> float(train("fedavg+", step, fed, n_rounds=9, finish_rounds=9).evaluate(fed).accuracy.mean())
+    1.0
+    """
+    from fedscape.core.rounds import rounds
+    from fedscape.learning.run import training
+
+    check_whole("n_rounds", n_rounds, least=0)
+    check_whole("finish_rounds", finish_rounds, least=0)
+    how = replace(options or Options(), sampler=sampler, seed=seed, progress=progress)
+    how = how if how.initial is not None else replace(how, initial="seed")
+    course = Course(method, local, data, how, tune=finish_rounds, private=privacy is not None)
+    given: dict[str, Any] = {"sampler": sampler, "seed": seed, "privacy": privacy, "ledger": ledger}
+    work, allow, state = course.computation, course.computation.reveals, None
+    if n_rounds:
+        for r, _, _ in training(
+            work, course.engine, test=None, n_rounds=n_rounds, every=every or n_rounds, checkpoint=checkpoint,
+            allow=allow, progress=progress, **given,
+        ):  # fmt: skip
+            state = r.state
+    if state is not None:
+        return course.end(state)
+    with rounds(work, course.engine, n_rounds=n_rounds, measure=0, resume=checkpoint, allow=allow, **given) as done:
+        return course.end(done.state)  # there were no rounds left to make
