@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedscape.learning.export import load_model, module_of, save_model
     from fedscape.learning.fair import QFedAvg
     from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
+    from fedscape.learning.fednova import FedNova
     from fedscape.learning.layers import initialised
     from fedscape.learning.local import LocalSGD
     from fedscape.learning.losses import cross_entropy, logistic, squared_error
@@ -31,6 +32,7 @@ __all__ = [
     "Evaluation",
     "FedAdam",
     "FedAvg",
+    "FedNova",
     "FedProx",
     "LocalSGD",
     "Mean",
@@ -69,6 +71,7 @@ __getattr__ = loader(
         "export": ["load_model", "module_of", "save_model"],
         "fair": ["QFedAvg"],
         "fedavg": ["FedAdam", "FedAvg", "FedProx"],
+        "fednova": ["FedNova"],
         "layers": ["initialised"],
         "local": ["LocalSGD"],
         "losses": ["cross_entropy", "logistic", "squared_error"],

@@ -38,6 +38,11 @@ _ALL = (
         sentence="FedAvg in which clients with a high loss weigh more: they also send how much they weigh.",
     ),
     Method(
+        name="fednova", title="FedNova", takes=("server_lr", "proximal"),
+        make=a_class("learning.fednova:FedNova", makers.plain),
+        sentence="FedAvg of moves per effective step: clients that make more local steps weigh no more.",
+    ),
+    Method(
         name="local", title="Local (alone)", family="personal", takes=("proximal",),
         make=a_class("personal.own_models:LocalOnly", makers.drawn),
         exact="no model is shared: each client keeps its own, and noise on a sum covers none of it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from typing import Any
 
@@ -128,7 +129,8 @@ def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, An
 
         phases = watched(run, few)
         heaviest = max(phases, key=lambda phase: phase["bytes_up"])
-        learners = 3 if name in ("fedem", "fedgmm", "ifca") else 1
+        moved = sum(math.prod(a["shape"]) for a in heaviest["sent"] if a["name"].startswith("delta."))
+        learners = max(1, moved // local.n_parameters)
         size = np.quantile(clients.train.sizes, [0.25, 0.5, 0.75])
         work = 6 * local.n_parameters * learners * size / DEVICE["operations"]
         wire = heaviest["bytes_up"] / DEVICE["up"] + heaviest["bytes_down"] / DEVICE["down"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedscape.learning import Board, LocalSGD, cross_entropy, models, training
 from fedscape.methods import FAMILIES, METHODS, Course, Options, find, make, names, train
 from fedscape.temporal import Linear
 
+ROOT = Path(__file__).parents[3]
 EVERY = pytest.mark.parametrize("name", METHODS)
 
 
@@ -153,3 +155,12 @@ def test_names_are_those_of_the_table_and_others_are_refused():
 def test_the_table_imports_no_torch():
     code = "import sys, fedscape.methods as m; m.names(); print([n for n in ('torch', 'numba') if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@EVERY
+def test_the_docs_have_a_row_for_a_method(name):
+    method = METHODS[name]
+    called = f"`{name}`" if method.command else f"`{name}` (Python only)"
+    private = f"no: {method.exact}" if method.exact else "yes"
+    row = [called, method.title, method.family, ", ".join(method.reveals) or "nothing", private]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "training.md").read_text().splitlines()
