@@ -88,7 +88,7 @@ class Method:
     reveals
         What the server sees client by client, all phases together.
     exact
-        What noise on its sums does not cover, which is why it cannot be private; empty where it can.
+        Why it cannot be private: what noise on its sums does not cover, or what is lost in it; empty where it can.
     tunes
         Whether every client trains the common model on its own rows at the end, and keeps it.
     command

@@ -40,6 +40,7 @@ _ALL = (
     Method(
         name="fednova", title="FedNova", takes=("server_lr", "proximal"),
         make=a_class("learning.fednova:FedNova", makers.plain),
+        exact="its numbers of steps share one clip with the moves, which are lost in the noise",
         sentence="FedAvg of moves per effective step: clients that make more local steps weigh no more.",
     ),
     Method(
