@@ -55,7 +55,9 @@ def write(
     from fedscape.trained.model import MODEL, trained
 
     assert course.model is not None  # it was judged
-    kept = course.model if course.personal else replace(course.model, names=inputs.classes)
+    kept = course.model
+    if not course.personal:  # a model for all holds no client's name
+        kept = replace(kept.common(), names=inputs.classes)
     trained(kept, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
     if not course.personal:
         about, network = {"model": model, "round": rows[-1]["round"]}, course.computation.local.model

@@ -114,8 +114,7 @@ class Course:
         method, shared = self.computation, {n: v for n, v in state.items() if not n.startswith("server.")}
         if not isinstance(method, Branched) and not hasattr(method, "log_probs"):
             method = Common(method.local)
-        model = finished(method, shared, self.engine, seed=self.seed, tune=self.tune, private=self.private)
-        return model if self.personal else model.common()  # a model for all holds no client's name
+        return finished(method, shared, self.engine, seed=self.seed, tune=self.tune, private=self.private)
 
 
 def train(

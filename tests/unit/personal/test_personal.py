@@ -523,7 +523,7 @@ def test_bad_settings_are_refused():
     for options in ({"scatter": "within_clients"}, {"weighting": "clients"}):
         with pytest.raises(DataError, match="must have scatter='all' and weighting='rows', not"):
             FedGMM(step(), GaussianMixture(2, rounds=1, **options).fit(fed))
-    with pytest.raises(DataError, match="method must be one of local, fedavg"):
+    with pytest.raises(DataError, match="method must be one of fedavg, fedprox"):
         train("nonsense", step(), fed, n_rounds=1)
     with pytest.raises(DataError, match="n_learners must be a whole number of at least 1, not 0"):
         FedEM(step(), 0)
@@ -604,7 +604,7 @@ def test_training_refuses_what_it_cannot_use_before_it_begins(monkeypatch):
         ({"n_rounds": "1"}, "n_rounds must be a whole number of at least 0, not '1'"),
         ({"finish_rounds": 0.5}, "finish_rounds must be a whole number of at least 0, not 0.5"),
         ({"local": nn.Linear(D, C)}, "local must be a LocalSGD, not a Linear"),
-        ({"method": 3}, "method must be a name or a computation of this package, not of type int"),
+        ({"method": 3}, "method must be a name or a computation, not of type int"),
         ({"data": regression}, "column 'y' must hold classes, whole numbers, not float64"),
         ({"data": regression, "method": FedEM(step())}, "column 'y' must hold classes, whole numbers, not float64"),
         ({"data": fed.select(["x"])}, "there is no column 'y'"),
