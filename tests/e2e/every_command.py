@@ -50,6 +50,7 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     "sketch build": lambda table, at: ("sketch", "build", table, "--column", "a", *_WHOSE, "--out", at / "out"),
     "adapt": lambda table, at: ("adapt", _model(at), table, *_WHOSE),
     "novelty": lambda table, at: ("novelty", _model(at), at / "sound.parquet", table, *_WHOSE),
+    "data group": lambda table, at: ("data", "group", table, at / "out", *_WHOSE),
     "data convert": lambda table, at: ("data", "convert", table, at / "out", *_WHOSE),
 }
 

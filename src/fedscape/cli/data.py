@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Client, Force, Json, Source
+from fedscape.cli.options import Client, Force, Json, Source, listed
 from fedscape.cli.show import flat, pairs, show, table
 from fedscape.errors import plural
 
@@ -40,6 +40,26 @@ def data_convert(
     """
     fed = datasets.read(source, client=client)
     datasets.write(fed, target, overwrite=force)
+    done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
+    show(done, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}"))
+
+
+@data.command("group")
+def data_group(
+    source: Annotated[str, typer.Argument(help="Parquet: a file, a folder with or without partitions, a glob, a URI.")],
+    target: Annotated[Path, typer.Argument(help="The folder to make; every command reads it.")],
+    client: Annotated[str, typer.Option("--client", help="Column that says whose a row is, or several: ST,PUMA.")],
+    columns: Annotated[str | None, typer.Option("--columns", help="Only these columns, commas between.")] = None,
+    memory: Annotated[int, typer.Option("--memory", help="About how many megabytes to use.", min=16)] = 512,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Group rows that do not fit in memory by their client, on disk."""
+    from fedscape.core.federation import Federation
+
+    chosen = None if columns is None else listed(columns)
+    how: dict[str, Any] = {"client": client, "columns": chosen, "memory": memory * 2**20, "overwrite": force}
+    fed = Federation.scan(source, into=target, **how)
     done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
     show(done, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}"))
 

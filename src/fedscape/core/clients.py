@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.arrays import Gathered, Ragged, rows_of
-from fedscape.core.random import client_keys
-from fedscape.core.validate import checked_columns, checked_ids, is_rising, positions, read_only
+from fedscape.core.random import Key, client_keys
+from fedscape.core.validate import check_share, checked_columns, checked_ids, is_rising, positions, read_only
 from fedscape.errors import DataError, nearest, plural
 from fedscape.types import Array
 
@@ -242,3 +242,38 @@ class Clients:
         if clients < 1:
             raise DataError(f"batches() needs at least one client a batch, not {clients}")
         return (self.take(slice(begin, begin + clients)) for begin in range(0, len(self), clients))
+
+    def split(self, *, test: float = 0.2, seed: int = 0) -> tuple[Self, Self]:
+        """Split the rows inside each client into train and test.
+
+        A client of n rows gives round(n * test) of them to the test set, but never its only row. Which ones depends
+        on (seed, client) alone.
+
+        >>> from fedscape import Federation
+        >>> train, test = Federation({"y": range(10)}, [0, 9, 10]).split(test=0.3)
+        >>> train.sizes, test.sizes
+        (array([6, 1]), array([3, 0]))
+        """
+        check_share(test)
+        wanted = np.minimum(np.floor(self.sizes * test + 0.5).astype(np.int64), np.maximum(self.sizes - 1, 0))
+        client = self.client_of_row
+        order = np.argsort(client + Key(seed, purpose="split rows").uniform_rows(self), kind="stable")
+        chosen = np.zeros(self.n_rows, dtype=bool)
+        chosen[order[np.arange(self.n_rows) - self.offsets[client] < wanted[client]]] = True
+        return self.where(~chosen), self.where(chosen)
+
+    def split_clients(self, *, test: float = 0.2, seed: int = 0) -> tuple[Self, Self]:
+        """Split the clients into train and test: round(clients * test) of them, at least one on each side.
+
+        >>> from fedscape import Federation
+        >>> train, test = Federation({"y": range(4)}, [0, 1, 2, 3, 4]).split_clients(test=0.25)
+        >>> len(train), len(test)
+        (3, 1)
+        """
+        check_share(test)
+        if len(self) < 2:
+            raise DataError(f"split_clients() needs at least two clients, there is {len(self)}")
+        n_test = min(max(int(len(self) * test + 0.5), 1), len(self) - 1)
+        chosen = np.zeros(len(self), dtype=bool)
+        chosen[np.argsort(Key(seed, purpose="split clients").uniform(self), kind="stable")[:n_test]] = True
+        return self.take(~chosen), self.take(chosen)

@@ -12,14 +12,13 @@ import numpy.typing as npt
 
 from fedscape.core.arrays import group_rows, offsets_of, segment_count, segment_sum
 from fedscape.core.clients import Clients
-from fedscape.core.random import Key
 from fedscape.core.validate import (
     Collected,
     check_categories,
     check_dense,
-    check_share,
     checked_columns,
     checked_ids,
+    codes_between,
     codes_by_name,
     factorise,
     is_sorted,
@@ -186,6 +185,42 @@ class Federation(Clients):
         return overruled(from_csv(path, client=client, columns=columns), categorical, numeric, ignore)
 
     @classmethod
+    def scan(
+        cls,
+        where: Any,
+        *,
+        client: str,
+        into: str | PathLike[str] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: Any = None,  # noqa: A002
+        memory: int | None = None,
+        overwrite: bool = False,
+    ) -> Federation:
+        """Group rows that do not fit in memory: they are shuffled to disk and the columns memory-mapped.
+
+        Parameters
+        ----------
+        where
+            Parquet: a file, a folder with or without `key=value` partitions, a glob, a URI; a pyarrow Dataset; or
+            anything that streams Arrow, such as a Polars frame or a DuckDB relation. Clients without rows are unknown.
+        client, columns, filter
+            Whose a row is; the columns to read; and a pyarrow expression on the rows.
+        into, overwrite
+            The folder to make, which `load` opens again; by default one that goes with this process.
+        memory
+            About how many bytes the grouping may take; half a gigabyte by default.
+
+        >>> import pyarrow as pa
+        >>> Federation.scan(pa.table({"who": ["b", "a", "b"], "y": [1, 2, 3]}), client="who").client("b")["y"].tolist()
+        [1, 3]
+        """
+        from fedscape.formats.lake import scan, temporary_folder
+
+        folder = temporary_folder() if into is None else into
+        scan(where, folder, client=client, columns=columns, filter=filter, memory=memory, overwrite=overwrite)
+        return cls.load(folder, verify=False)
+
+    @classmethod
     def concat(cls, parts: Sequence[Federation]) -> Federation:
         """The clients of several Federations, one after the other; ids must differ and columns agree.
 
@@ -218,7 +253,7 @@ class Federation(Clients):
 
         save_folder(self, path, overwrite=overwrite)
 
-    # -- changing and splitting ----------------------------------------------------------------------------------------
+    # -- changing ------------------------------------------------------------------------------------------------------
 
     def with_column(self, name: str, values: npt.ArrayLike, *, names: Sequence[str] | None = None) -> Federation:
         """The same rows with one column added or replaced.
@@ -262,39 +297,6 @@ class Federation(Clients):
         """
         names = self.names.get(column)
         return not isinstance(names, Collected) and (names is not None or self[column].ndim > 1)
-
-    def split(self, *, test: float = 0.2, seed: int = 0) -> tuple[Federation, Federation]:
-        """Split the rows inside each client into train and test.
-
-        A client of n rows gives round(n * test) of them to the test set, but never its only row. Which ones depends
-        on (seed, client) alone.
-
-        >>> train, test = Federation({"y": range(10)}, [0, 9, 10]).split(test=0.3)
-        >>> train.sizes, test.sizes
-        (array([6, 1]), array([3, 0]))
-        """
-        check_share(test)
-        wanted = np.minimum(np.floor(self.sizes * test + 0.5).astype(np.int64), np.maximum(self.sizes - 1, 0))
-        client = self.client_of_row
-        order = np.argsort(client + Key(seed, purpose="split rows").uniform_rows(self), kind="stable")
-        chosen = np.zeros(self.n_rows, dtype=bool)
-        chosen[order[np.arange(self.n_rows) - self.offsets[client] < wanted[client]]] = True
-        return self.where(~chosen), self.where(chosen)
-
-    def split_clients(self, *, test: float = 0.2, seed: int = 0) -> tuple[Federation, Federation]:
-        """Split the clients into train and test: round(clients * test) of them, at least one on each side.
-
-        >>> train, test = Federation({"y": range(4)}, [0, 1, 2, 3, 4]).split_clients(test=0.25)
-        >>> len(train), len(test)
-        (3, 1)
-        """
-        check_share(test)
-        if len(self) < 2:
-            raise DataError(f"split_clients() needs at least two clients, there is {len(self)}")
-        n_test = min(max(int(len(self) * test + 0.5), 1), len(self) - 1)
-        chosen = np.zeros(len(self), dtype=bool)
-        chosen[np.argsort(Key(seed, purpose="split clients").uniform(self), kind="stable")[:n_test]] = True
-        return self.take(~chosen), self.take(chosen)
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -369,23 +371,9 @@ class Federation(Clients):
         >>> Federation({"income": [10.0, 70.0]}, [0, 2]).bin("income", [0, 50, np.inf])["income"].tolist()
         [0, 1]
         """
-        cuts, values = np.asarray(edges, dtype=float), self[column]
-        if cuts.ndim != 1 or len(cuts) < 2 or not np.all(np.diff(cuts) > 0):
-            raise DataError(f"edges must be at least two rising numbers, got {np.array2string(cuts, threshold=8)}")
-        if values.ndim != 1 or values.dtype.kind not in "biuf":
-            raise DataError(
-                f"bin() needs a column of single numbers; {column!r} is {values.dtype}{list(values.shape[1:])}"
-            )
-        codes = np.searchsorted(cuts, values, side="right") - 1
-        outside = (codes < 0) | (codes >= len(cuts) - 1) | np.isnan(values)
-        if outside.any():
-            row = int(np.argmax(outside))
-            raise DataError(
-                f"{int(outside.sum()):,} values of {column!r} lie outside the edges, the first is {values[row]} "
-                f"in row {row:,}: widen the edges (-inf and inf are allowed) or drop those rows with where()"
-            )
+        codes, cuts = codes_between(self[column], edges, column)
         labels = [f"[{low:g}, {high:g})" for low, high in pairwise(cuts)]
-        return self.with_column(name or column, codes.astype(np.int32), names=labels)
+        return self.with_column(name or column, codes, names=labels)
 
     def segment_sum(self, values: str | Array) -> Array:
         """Sum over each client's rows: [clients, ...]; whole numbers stay whole, the rest is float64.

@@ -338,3 +338,25 @@ def positions(clients: npt.ArrayLike, n: int) -> Array:
     if len(where) > 1 and not np.all(where[1:] > where[:-1]) and len(np.unique(where)) < len(where):
         raise DataError("a client can be taken only once, but some positions are repeated")
     return where.astype(np.int64, copy=False)
+
+
+def codes_between(values: Array, edges: npt.ArrayLike, column: str) -> tuple[Array, Array]:
+    """Codes of numbers, k where edges[k] <= value < edges[k + 1], and the edges; a value outside them is refused.
+
+    >>> codes_between(np.array([10.0, 70.0]), [0, 50, np.inf], "income")[0].tolist()
+    [0, 1]
+    """
+    cuts = np.asarray(edges, dtype=float)
+    if cuts.ndim != 1 or len(cuts) < 2 or not np.all(np.diff(cuts) > 0):
+        raise DataError(f"edges must be at least two rising numbers, got {np.array2string(cuts, threshold=8)}")
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise DataError(f"bin() needs a column of single numbers; {column!r} is {values.dtype}{list(values.shape[1:])}")
+    codes = np.searchsorted(cuts, values, side="right") - 1
+    outside = (codes < 0) | (codes >= len(cuts) - 1) | np.isnan(values)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise DataError(
+            f"{int(outside.sum()):,} values of {column!r} lie outside the edges, the first is {values[row]} "
+            f"in row {row:,}: widen the edges (-inf and inf are allowed) or drop those rows with where()"
+        )
+    return codes.astype(np.int32), cuts

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,61 @@ def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None
         Whether to replace a folder that an earlier `save_folder` made.
     """
     with new_folder(path, overwrite=overwrite, mark=INDEX) as draft:
-        index: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-        index["columns"] = [
+        columns = [
             {"name": name, **_write_array(draft / f"column-{place}.npy", values)}
             for place, (name, values) in enumerate(fed.columns.items())
         ]
-        index["ids"] = _write_array(draft / "ids.npy", fed.ids)
-        index["offsets"] = _write_array(draft / "offsets.npy", fed.offsets)
-        index["names"] = {name: list(known) for name, known in fed.names.items()}
-        index["declared"] = [name for name, known in fed.names.items() if not isinstance(known, Collected)]
-        index["sha256"] = _seal(index)
-        (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
+        write_index(draft, columns, fed.ids, fed.offsets, fed.names)
+
+
+def write_index(
+    folder: Path, columns: list[dict[str, Any]], ids: Array, offsets: Array, names: Mapping[str, Sequence[str]]
+) -> None:
+    """Write ids, offsets and the JSON file that describes and seals a folder whose columns are there."""
+    index: dict[str, Any] = {"format": FORMAT, "version": VERSION, "columns": columns}
+    index["ids"] = _write_array(folder / "ids.npy", ids)
+    index["offsets"] = _write_array(folder / "offsets.npy", offsets)
+    index["names"] = {name: list(known) for name, known in names.items()}
+    index["declared"] = [name for name, known in names.items() if not isinstance(known, Collected)]
+    index["sha256"] = _seal(index)
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
+
+
+class Growing:
+    """A column file that is written part by part; how many rows it will have is known from the start."""
+
+    def __init__(self, path: Path, n_rows: int) -> None:
+        self.path, self.n_rows, self.filled = path, n_rows, 0
+        self.dtype, self.shape = np.dtype(np.float64), ()
+
+    def append(self, values: Array, name: str) -> None:
+        """Write these rows behind the others; all parts must have one type and shape."""
+        if self.filled == 0:
+            self.dtype, self.shape = values.dtype, values.shape[1:]
+            self._head()
+        if (values.dtype, values.shape[1:]) != (self.dtype, self.shape):
+            raise DataError(
+                f"column {name!r} holds {self.dtype}{list(self.shape)} in some rows and {values.dtype}"
+                f"{list(values.shape[1:])} in others: make them one type and length"
+            )
+        with self.path.open("ab") as file:
+            file.write(np.ascontiguousarray(values).data if values.size else b"")
+        self.filled += len(values)
+
+    def close(self) -> dict[str, Any]:
+        """Describe the finished file."""
+        if self.filled == 0:
+            self._head()
+        if self.filled != self.n_rows:
+            raise DataError(f"{self.path.name} has {self.filled:,} rows of {self.n_rows:,}")
+        shape = [self.n_rows, *self.shape]
+        return {"file": self.path.name, "dtype": self.dtype.str, "shape": shape, "sha256": _digest(self.path)}
+
+    def _head(self) -> None:
+        shape = (self.n_rows, *self.shape)
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
+        with self.path.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
 
 
 def _write_array(path: Path, values: Array) -> dict[str, Any]:

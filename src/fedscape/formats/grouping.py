@@ -130,7 +130,7 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
         if name not in present:
             hint = nearest(name, present) or "; name those that say whose a row is with --client (client=)"
             raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
-        _check_client(source, name)
+        check_client(source, name)
     if len(set(parts)) < len(parts):
         raise DataError(f"the client is made of the columns {', '.join(parts)}: name each once")
     whose = "/".join(parts)
@@ -209,7 +209,7 @@ def _listed(names: list[str]) -> str:
 
 def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
     """The first pass: the code of each row's client, int32 [rows], and the client behind each code."""
-    _check_client(source, client)
+    check_client(source, client)
     codes, filled, table = np.empty(source.n_rows, dtype=np.int32), 0, Codes()
     for part in source.batches([client], CLIENT_ROWS):
         new = table.encode(part.column(client))
@@ -228,7 +228,8 @@ def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
     return codes, list(table.table)
 
 
-def _check_client(source: Source, client: str) -> None:
+def check_client(source: Source, client: str) -> None:
+    """Refuse a client column that holds neither whole numbers nor texts."""
     kind = source.schema.field(client).type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (is_string(value) or pa.types.is_integer(value) or (pa.types.is_null(value) and source.n_rows == 0)):
