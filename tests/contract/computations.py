@@ -10,6 +10,7 @@ from functools import cache
 
 import fedscape
 from fedscape import Computation, Estimator, Federation
+from fedscape.core.computation import stable_name
 
 
 def computations() -> Iterator[type[Computation]]:
@@ -30,7 +31,7 @@ def computations() -> Iterator[type[Computation]]:
 def examples() -> list[tuple[str, Computation, Federation]]:
     """All examples of all of them; some take a fit to make."""
     return [
-        (f"{kind.known_as()}-{number}", computation, federation)
+        (f"{stable_name(kind)}-{number}", computation, federation)
         for kind in computations()
         for number, (computation, federation) in enumerate(kind.examples())
     ]

@@ -94,15 +94,8 @@ def test_no_private_name_crosses_a_package():
 
 #: Modules above 400 lines and functions above 60 lines of code. They may only become fewer.
 LONG_MODULES = {
-    "learning/fast/program.py",
-    "learning/fast/stacks.py",
-    "learning/local.py",
     "mixtures/dirichlet_multinomial/kernels.py",
-    "mixtures/dirichlet_multinomial/model.py",
     "mixtures/latent_class/kernels.py",
-    "mixtures/latent_class/model.py",
-    "sketches/distribution.py",
-    "studies/study.py",
     "temporal/fedtem.py",
 }
 LONG_FUNCTIONS = {
@@ -173,8 +166,8 @@ CLOSURES = {
     "import fedscape": 1,
     "from fedscape import Histogram": 15,
     FIT: 23,
-    "from fedscape import FedAvg": 37,
-    "from fedscape import FedTEM": 48,
+    "from fedscape import FedAvg": 29,
+    "from fedscape import FedTEM": 42,
 }
 
 

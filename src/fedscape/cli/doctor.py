@@ -19,7 +19,7 @@ EXTRAS = {
     "learn": ("torch", "safetensors"),
     "ray": ("ray",),
     "flower": ("flwr",),
-    "report": ("jinja2", "matplotlib"),
+    "report": ("matplotlib",),
     "tune": ("optuna",),
     "log": ("tensorboard",),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -20,7 +21,8 @@ from fedscape.types import Array
 class Clients:
     """Clients and their rows as they are stored: what there is to look at and to take parts of, nothing to change.
 
-    `Federation`, which reads, splits and counts, is what everything else takes.
+    `Federation`, which reads, splits and counts, is what everything else takes. It holds no state beside its parts:
+    `keys`, `order` and the index of ids are pure functions of `ids`, computed on first use (functools.cached_property).
 
     >>> from fedscape import Federation
     >>> fed = Federation({"y": [1, 2, 3]}, [0, 1, 3], ids=["a", "b"])
@@ -130,23 +132,19 @@ class Clients:
         """The position of the client that owns each row."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    @property
+    @functools.cached_property
     def keys(self) -> Array:
         """The 64-bit key of each client, from its id."""
-        keys: Array = self._once("keys", lambda: client_keys(self.ids))
-        return keys
+        return client_keys(self.ids)
 
-    @property
+    @functools.cached_property
     def order(self) -> Array | None:
         """The positions of the clients in the order of their ids; None where they lie in that order already."""
-        order: Array | None = self._once("order", lambda: None if is_rising(self.ids) else np.argsort(self.ids))
-        return order
+        return None if is_rising(self.ids) else np.argsort(self.ids)
 
-    def _once(self, name: str, make: Any) -> Any:
-        store = self.__dict__.setdefault("_store", {})
-        if name not in store:
-            store[name] = make()
-        return store[name]
+    @functools.cached_property
+    def _index(self) -> dict[Any, int]:
+        return {client: position for position, client in enumerate(self.ids.tolist())}
 
     def positions(self, ids: npt.ArrayLike) -> Array:
         """The positions of these ids; an unknown id is refused.
@@ -155,10 +153,8 @@ class Clients:
         >>> Federation({}, [0, 0, 0], ids=["a", "b"]).positions(["b"])
         array([1])
         """
-        wanted = np.atleast_1d(np.asarray(ids))
-        known: dict[Any, int] = self._once("index", lambda: {v: i for i, v in enumerate(self.ids.tolist())})
         try:
-            return np.array([known[v] for v in wanted.tolist()], dtype=np.int64)
+            return np.array([self._index[client] for client in np.atleast_1d(np.asarray(ids)).tolist()], dtype=np.int64)
         except KeyError as error:
             raise DataError(f"there is no client {error.args[0]!r} among the {len(self):,} ids") from None
 
@@ -195,8 +191,8 @@ class Clients:
         columns = Gathered(self.columns, rows)
         kept = {name: arrays.take(where) for name, arrays in self.kept.items()}
         part = self._derive(columns, offsets, self.ids[where], kept=kept)
-        if "keys" in self.__dict__.get("_store", {}):
-            part.__dict__["_store"] = {"keys": self.keys[where]}
+        if "keys" in vars(self):  # computed: texts are not hashed again
+            vars(part)["keys"] = self.keys[where]
         return part
 
     def client(self, id: Any) -> Self:  # noqa: A002

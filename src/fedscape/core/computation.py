@@ -39,7 +39,7 @@ class Computation:
     [3.0]
     """
 
-    #: How files, messages and digests know the computation, wherever its class is; see `known_as`.
+    #: How files, messages and digests know the computation, wherever its class is; see `stable_name`.
     name: ClassVar[str] = ""
     #: Names of sent arrays that the server sees client by client; all others it sees only as a sum.
     reveals: ClassVar[tuple[str, ...]] = ()
@@ -129,36 +129,36 @@ class Computation:
             setattr(self, name, value)
         return self
 
-    @classmethod
-    def known_as(cls) -> str:
-        """Its own `name`, or else its module and class: what a subclass computes is not what its parent does.
-
-        >>> from fedscape import Histogram
-        >>> Histogram.known_as(), type("Mine", (Histogram,), {"__module__": "my"}).known_as()
-        ('histogram', 'my.Mine')
-        """
-        return str(cls.__dict__.get("name") or f"{cls.__module__}.{cls.__qualname__}")
-
     def digest(self) -> str:
         """A digest of the kind of computation and its parameters."""
-        what = [self.known_as(), _canonical(self.get_params())]
-        return hashlib.sha256(repr(what).encode()).hexdigest()
+        content = [stable_name(type(self)), _canonical(self.get_params())]
+        return hashlib.sha256(repr(content).encode()).hexdigest()
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self).__init__).parameters
-        given = {n: v for n, v in self.get_params().items() if not _is_default(v, defaults[n].default)}
-        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in given.items())})"
+        changed = {n: v for n, v in self.get_params().items() if not _is_default(v, defaults[n].default)}
+        return f"{type(self).__name__}({', '.join(f'{n}={v!r}' for n, v in changed.items())})"
 
 
-def sent_and_kept(computation: Computation, made: Any) -> tuple[Arrays, Kept]:
+def stable_name(kind: type[Computation]) -> str:
+    """The class's own `name`, or else its module and class: what a subclass computes is not what its parent does.
+
+    >>> from fedscape import Histogram
+    >>> stable_name(Histogram), stable_name(type("Mine", (Histogram,), {"__module__": "my"}))
+    ('histogram', 'my.Mine')
+    """
+    return str(vars(kind).get("name") or f"{kind.__module__}.{kind.__qualname__}")
+
+
+def sent_and_kept(computation: Computation, reply: Any) -> tuple[Arrays, Kept]:
     """What a step returned; anything but a pair of dicts is refused.
 
     >>> sent_and_kept(Computation(), ({"sum": np.ones(2)}, {}))[1]
     {}
     """
-    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, Mapping) for part in made):
-        return made
-    what = "a dict" if isinstance(made, Mapping) else f"a {type(made).__name__}"
+    if isinstance(reply, tuple) and len(reply) == 2 and all(isinstance(part, Mapping) for part in reply):
+        return reply
+    what = "a dict" if isinstance(reply, Mapping) else f"a {type(reply).__name__}"
     raise EngineError(
         f"{type(computation).__name__}.step must return two dicts, what is sent and what is kept, not {what}: "
         "return sent, {} where clients keep nothing"

@@ -110,16 +110,19 @@ class Estimator(Computation):
             How metrics are clipped and noised; without it a private fit measures nothing.
         """
         from fedscape.core.engine import as_engine
+
+        how = self._begin(Fit(sampler, checkpoint, every, allow, progress, privacy, ledger, measure_privacy))
+        self._fit(as_engine(data), column, how)
+        self.ledger_ = how.ledger
+        return self
+
+    def _begin(self, how: Fit) -> Fit:
+        """Start an empty history; a private fit without a ledger gets one in memory."""
         from fedscape.core.history import History
 
         self.history_ = History()
-        self.history_.private = privacy is not None
-        if privacy is not None and ledger is None:
-            ledger = privacy.new_ledger()
-        how = Fit(sampler, checkpoint, every, allow, progress, privacy, ledger, measure_privacy)
-        self._fit(as_engine(data), column, how)
-        self.ledger_ = ledger
-        return self
+        self.history_.private = how.privacy is not None
+        return replace(how, ledger=how.privacy.new_ledger()) if how.privacy and how.ledger is None else how
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         raise TypeError(f"{type(self).__name__} must define _fit(engine, column, how)")

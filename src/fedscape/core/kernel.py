@@ -49,6 +49,29 @@ def has_compiler() -> bool:
     return find_spec("numba") is not None
 
 
+class WarmUp:
+    """Counts the work of this process until loading a compiled loop pays; results are the same before and after.
+
+    Parameters
+    ----------
+    enough
+        Units of work that take as long as the loop takes to load.
+
+    >>> warm_up = WarmUp(enough=10)
+    >>> warm_up.pays(6), warm_up.pays(6)
+    (False, True)
+    """
+
+    def __init__(self, enough: int) -> None:
+        self.enough = enough
+        self.done = 0
+
+    def pays(self, work: int) -> bool:
+        """Count this much more work; whether compiled code is worth loading by now."""
+        self.done += work
+        return self.done > self.enough and compiles() and has_compiler()
+
+
 def kernel(function: F) -> F:
     """Compile a plain loop with Numba on its first call: serial, without the GIL, cached on disk.
 

@@ -8,16 +8,17 @@ from typing import Any
 
 
 def loader(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: from modules to the names that each has.
+    """The `__getattr__` of a package: from modules to the names that each has; one without names is itself public.
 
     >>> loader("fedscape.core", {"random": ["Key"]})("Key").__name__
     'Key'
     """
-    module_of = {name: module for module, listed in names.items() for name in listed}
+    module_of = {name: module for module, listed in names.items() for name in listed or [module]}
 
     def load(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{module_of[name]}"), name)
+        module = import_module(f"{package}.{module_of[name]}")
+        return getattr(module, name) if names[module_of[name]] else module
 
     return load

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedscape.core.kernel import compiles, has_compiler, kernel
+from fedscape.core.kernel import WarmUp, kernel
 from fedscape.errors import DataError
 from fedscape.types import Array, HasKeys, HasRows
 
@@ -24,9 +24,8 @@ _LOW = _U64(0xFFFFFFFF)
 _HALF = _U64(32)
 _MULTIPLIER = (_U64(0xD2E7470EE14C6C93), _U64(0xCA5A826395121157))
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-_MANY = 2**17  # draws that take as long as a compiled loop takes to load
 _CALL = 2**11  # draws that take as long as a call by itself takes beside them
-_drawn = [0]
+_DRAWS = WarmUp(enough=2**17)  # of this process; which loop draws changes no bit
 
 
 def client_keys(ids: Array) -> Array:
@@ -134,8 +133,7 @@ def first_uniform(
     many goes on with compiled code, to the same bits.
     """
     out = np.empty(len(clients))
-    _drawn[0] += len(clients) + _CALL
-    if _drawn[0] > _MANY and compiles() and has_compiler():
+    if _DRAWS.pays(len(clients) + _CALL):
         where = np.zeros(len(clients), dtype=np.uint64) if place is None else place
         about = np.array([round_, seed, purpose, *_MULTIPLIER, *_WEYL], dtype=np.uint64)
         _first_uniform(out, clients.astype(np.uint64), where, about)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedscape.core.lazy import loader
-from fedscape.learning import models
 
 if TYPE_CHECKING:
+    from fedscape.learning import models
     from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
     from fedscape.learning.export import load_model, module_of, save_model
     from fedscape.learning.fair import QFedAvg
@@ -75,6 +75,7 @@ __getattr__ = loader(
         "layers": ["initialised"],
         "local": ["LocalSGD"],
         "losses": ["cross_entropy", "logistic", "squared_error"],
+        "models": [],
         "run": ["model_for", "standardising", "training", "with_features"],
         "schedules": ["CosineDecay", "StepDecay"],
         "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],

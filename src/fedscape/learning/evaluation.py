@@ -15,7 +15,6 @@ from fedscape.core.arrays import offsets_of
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.core.schedule import cores, cut
 from fedscape.errors import DataError, plural
 from fedscape.learning.domain import valid_rows
 from fedscape.learning.gradients import Tensors, precise
@@ -105,6 +104,7 @@ def evaluate(
     >>> evaluate(local, state, fed).accuracy
     array([1., 1.])
     """
+    from fedscape.core.schedule import cores, cut
 
     def work(block: tuple[int, int]) -> tuple[Array, Array | None, Array]:
         return sums_of_clients(local, dict(state), federation.take(slice(*block)))

@@ -135,6 +135,8 @@ def _halves(n: int, half: int) -> list[tuple[int, ...]]:
 def kendall(a: Array, b: Array) -> float:
     """Kendall's tau-b of two rankings; 1 where all settings of both are alike.
 
+    SciPy's `kendalltau` also computes a p-value and takes 20 times as long on the few settings of a bootstrap draw.
+
     >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]))
     0.3333333333333333
     """

@@ -239,16 +239,13 @@ class DistributionSketch(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = reading(self, column)
         work = work._with(self._looked_up(work, engine, how))
-        state = self._asked_once(work, engine, how)
+        state = self._run(work, engine, how, n_rounds=1, measure=0)
         self._work: DistributionSketch = work
         self.counts_ = state["server.counts"]
         clients = self.history_["clients"][-1]
         self.noise_ = noise_variance(how.privacy, clients=clients, min_clients=engine.min_clients, sampler=how.sampler)
         self.n_rows_ = float(self.counts_.sum() / self.counts_.shape[0])  # under privacy the mean of noisy row sums
         self.total_ = normalise(self.counts_)
-
-    def _asked_once(self, work: Computation, engine: Engine, how: Fit) -> Arrays:
-        return self._run(work, engine, how, n_rounds=1, measure=0)
 
     def _looked_up(self, work: Self, engine: Engine, how: Fit) -> dict[str, Any]:
         """What one round of sums must find before data can be hashed."""
@@ -258,7 +255,7 @@ class DistributionSketch(Estimator):
         if how.privacy is not None:
             self._check_chosen()
         survey = Spread(column=work.column, embed=self.embed, numbers=bool(asked))
-        state = self._asked_once(survey, engine, how.phase(".spread"))
+        state = self._run(survey, engine, how.phase(".spread"), n_rounds=1, measure=0)
         found: dict[str, Any] = {}
         if self.rows is None:
             found["rows"] = int(np.clip(np.ceil(np.sqrt(state["n_rows"])), 1, MOST_ROWS))

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fedscape import DataError, Federation, Key
 from fedscape.core import random
-from fedscape.core.kernel import uncompiled
+from fedscape.core.kernel import WarmUp, uncompiled
 from fedscape.core.random import client_keys
 
 
@@ -71,9 +71,9 @@ def test_compiled_draws_are_those_of_numpy_to_the_bit(monkeypatch):
     clients = np.random.default_rng(0).integers(0, 2**63, 300).astype(np.uint64) * np.uint64(2) + np.uint64(1)
     key = Key(2**63 + 5, 77, "compiled")
     holder = SimpleNamespace(keys=clients, offsets=np.arange(0, 901, 3))
-    monkeypatch.setattr(random, "_drawn", [0])
+    monkeypatch.setattr(random, "_DRAWS", WarmUp(enough=10**9))
     plain = key.uniform(holder), key.uniform_rows(holder)
-    monkeypatch.setattr(random, "_drawn", [10**9])
+    monkeypatch.setattr(random, "_DRAWS", WarmUp(enough=0))
     fast = key.uniform(holder), key.uniform_rows(holder)
     assert plain[0].tolist() == fast[0].tolist() == [key.generator(int(c)).random() for c in clients]
     assert plain[1].tolist() == fast[1].tolist()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.core import codec
-from fedscape.core.computation import Computation
+from fedscape.core.computation import Computation, stable_name
 from fedscape.engines.flower.wire import Unreadable, one_line
 from fedscape.errors import EngineError
 
@@ -126,8 +126,8 @@ def check_sendable(computation: Computation) -> None:
 
 def name_of(computation: Computation) -> str:
     """The name by which both sides know it; one made inside a function has none."""
-    known = computation.known_as()
-    return f"?{known}" if "<locals>" in known else known
+    name = stable_name(type(computation))
+    return f"?{name}" if "<locals>" in name else name
 
 
 def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation:
@@ -204,7 +204,7 @@ def _encode_other(value: Any) -> Any:
             "part": part,
             "fields": {f.name: codec.encode(getattr(value, f.name), _encode_other) for f in fields(value)},
         }
-    if isinstance(value, Computation) and value.known_as() in KNOWN:
+    if isinstance(value, Computation) and stable_name(type(value)) in KNOWN:
         about = described(value)
         if not about["theirs"]:
             return {"computation": about}

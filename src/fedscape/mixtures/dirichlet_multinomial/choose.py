@@ -14,7 +14,8 @@ from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler, Side
 from fedscape.errors import DataError, TooFewClients
 from fedscape.mixtures.dirichlet_multinomial.compare import ModelComparison
-from fedscape.mixtures.dirichlet_multinomial.model import Data, MixtureOfDirichletMultinomials, Models, known
+from fedscape.mixtures.dirichlet_multinomial.fit import Models, fit_models, parameters_of
+from fedscape.mixtures.dirichlet_multinomial.model import Data, MixtureOfDirichletMultinomials
 from fedscape.mixtures.dirichlet_multinomial.private import ScoreAscent
 from fedscape.mixtures.dirichlet_multinomial.private_fit import contrast_of
 from fedscape.privacy.ledger import Ledger
@@ -102,7 +103,7 @@ def choose_components(
         ledger = Ledger()
     how = Fit(train, progress=progress, privacy=privacy, ledger=ledger, measure_privacy=measure_privacy)
     models = tuple(k for k in tried for _ in range(work._starts(k, how)))
-    fitted = work._fit_models(models, source, how, full=full, judged=1)
+    fitted = fit_models(work, models, source, how, full=full, judged=1)
     scored = np.nan_to_num(fitted.log_likelihood)
     best = [max((r for r, m in enumerate(models) if m == k), key=lambda r: scored[r]) for k in tried]
     held_out = source if validation is None else work._source(validation, column)
@@ -155,4 +156,4 @@ def _copy(mixture: MixtureOfDirichletMultinomials, n_components: int) -> Mixture
 def _only(fitted: Models, chosen: Sequence[int]) -> dict[str, Array]:
     ends = np.cumsum((0, *fitted.computation.models))
     rows = np.concatenate([np.arange(ends[r], ends[r + 1]) for r in chosen])
-    return {name: values[rows] for name, values in known(fitted.state).items()}
+    return {name: values[rows] for name, values in parameters_of(fitted.state).items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,34 +21,23 @@ from fedscape.core.federation import Federation
 from fedscape.core.history import History
 from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
-from fedscape.core.sampling import All, Sampler
+from fedscape.core.sampling import Sampler
 from fedscape.errors import DataError
 from fedscape.mixtures.dirichlet_multinomial.compare import Information, ModelComparison, PrivateComparison
 from fedscape.mixtures.dirichlet_multinomial.em import Solver, TailCountEM, check_solver
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
-from fedscape.mixtures.dirichlet_multinomial.kernels import counts_of
-from fedscape.mixtures.dirichlet_multinomial.likelihood import log_coefficient
-from fedscape.mixtures.dirichlet_multinomial.posterior import shares_and_likelihood, with_tables
+from fedscape.mixtures.dirichlet_multinomial.fit import Models, fit_models
+from fedscape.mixtures.dirichlet_multinomial.posterior import posterior_of, state_of
 from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments, Outline, ScoreAscent
-from fedscape.mixtures.dirichlet_multinomial.private_fit import ascend_privately, contrast_of, plan, releases
+from fedscape.mixtures.dirichlet_multinomial.private_fit import releases
 from fedscape.mixtures.dirichlet_multinomial.source import Source
-from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey, matched, with_broad
+from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey
 from fedscape.mixtures.size_laws import Kind, SizeLaws
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
-from fedscape.types import Array, Arrays
+from fedscape.types import Array
 
 Data = Engine | Federation | npt.ArrayLike
-
-
-class Models(NamedTuple):
-    """Models that were fitted side by side."""
-
-    computation: TailCountEM | ScoreAscent
-    state: Arrays
-    log_likelihood: Array  # [models]
-    clients: int
-    rounds: int
 
 
 class MixtureOfDirichletMultinomials(Estimator):
@@ -163,23 +152,13 @@ class MixtureOfDirichletMultinomials(Estimator):
         >>> MixtureOfDirichletMultinomials(1).fit(fed, column="y").weights_
         array([1.])
         """
-        self._given = self._source(data, column)
-        return super().fit(
-            self._given.engine,
-            sampler=sampler,
-            checkpoint=checkpoint,
-            every=every,
-            allow=allow,
-            progress=progress,
-            privacy=privacy,
-            ledger=ledger,
-            measure_privacy=measure_privacy,
-        )
-
-    def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
-        source: Source = self.__dict__.pop("_given", None) or self._source(engine, column)
-        fitted = self._fit_models((self.n_components,) * self._starts(self.n_components, how), source, how)
+        source = self._source(data, column)
+        how = self._begin(Fit(sampler, checkpoint, every, allow, progress, privacy, ledger, measure_privacy))
+        models = (self.n_components,) * self._starts(self.n_components, how)
+        fitted = fit_models(self, models, source, how)
         self._take(fitted, int(np.argmax(np.nan_to_num(fitted.log_likelihood))), source)
+        self.ledger_ = how.ledger
+        return self
 
     def _source(self, data: Data, column: str | None = None) -> Source:
         return Source.of(data, column or self.column, self.count, self.n_categories)
@@ -193,56 +172,6 @@ class MixtureOfDirichletMultinomials(Estimator):
     def _starts(self, n_components: int, how: Fit) -> int:
         alone = n_components == 1 or self.warm_start is not None
         return 1 if alone else self._n_starts(self.n_init, how)
-
-    def _fit_models(
-        self, models: tuple[int, ...], source: Source, how: Fit, *, full: bool | None = None, judged: int = 0
-    ) -> Models:
-        """Fit models of these numbers of components in the same rounds.
-
-        `full` says that cohorts are all alike; `judged`, how many comparisons will follow.
-        """
-        self._check()
-        if how.privacy is not None:
-            return self._fit_privately(models, source, how, judged)
-        if full is None:
-            full = how.sampler is None or isinstance(how.sampler, All)
-        where, column, count = source.engine, source.column, source.times
-        survey = Survey(models, source.n_categories, column=column, count=count)
-        found = self._run(survey, where, how.phase(".survey"), n_rounds=1, seed=self.seed)
-        work = TailCountEM(
-            models,
-            np.array(found["reach"]),
-            sizes=self.sizes,
-            solver=self.solver or "exact",
-            average=None if full else self.average,
-            column=column,
-            count=count,
-        )
-        state = self._first_state(work, found, source, how)
-        state = self._run(
-            work,
-            where,
-            how,
-            n_rounds=self.rounds,
-            seed=self.seed,
-            state=state,
-            done=(lambda old, new: bool(new["gain"].max() <= self.tol)) if full else None,
-        )
-        compare = ModelComparison(models, work.reach, sizes=self.sizes, column=column, count=count)
-        final = self._run(compare, where, how.phase(".final"), n_rounds=1, seed=self.seed, state=state)
-        return Models(work, state, final["log_likelihood"], int(final["clients"]), int(state["rounds"]))
-
-    def _fit_privately(self, models: tuple[int, ...], source: Source, how: Fit, judged: int) -> Models:
-        several = len(set(models)) < len(models)  # starts of the same number of components
-        measured = several or (how.measure_privacy is not None and not judged)
-        plan(self, models, source, how, here=int(measured), after=judged)
-        work, state, clients = ascend_privately(self, models, source, how)
-        likelihood = np.full(len(models), np.nan)
-        if measured:
-            contrast, judging = contrast_of(work, models, source, how.phase(".final"))
-            final = self._run(contrast, source.engine, judging, n_rounds=1, seed=self.seed, state=known(state))
-            likelihood = final["log_likelihood"]
-        return Models(work, state, likelihood, clients, int(state["rounds"]))
 
     def n_releases(self, n_components: int | None = None) -> int:
         """How many releases a private fit makes, without comparisons: what `calibrate` needs as `rounds`.
@@ -266,38 +195,6 @@ class MixtureOfDirichletMultinomials(Estimator):
             raise DataError(f"init must be 'spread' or 'random', not {self.init!r}")
         if not 0.5 < self.average <= 1:
             raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, not {self.average}")
-
-    def _first_state(self, work: TailCountEM, found: Arrays, source: Source, how: Fit) -> Arrays:
-        if self.warm_start is not None:
-            return self._warm_state(work, self.warm_start, source)
-        start = StartingPoints(
-            work.models,
-            source.n_categories,
-            random=self.init == "random",
-            column=source.column,
-            count=source.times,
-        )
-        state = {"anchors": found["anchors"]}
-        joined = self._run(start, source.engine, how.phase(".start"), n_rounds=1, seed=self.seed, state=state)
-        mean, dispersion = matched(joined, found["mean"])
-        if self.init == "spread":
-            with_broad(mean, dispersion, joined, found["mean"], work.models)
-        return work.begin(mean, dispersion)
-
-    def _warm_components(self, old: MixtureOfDirichletMultinomials, source: Source) -> tuple[Array, Array, Array]:
-        old._check_fitted("weights_")
-        shape = (self.n_components, source.n_categories)
-        if old.concentrations_.shape != shape:
-            raise DataError(f"warm_start has components {old.concentrations_.shape}, this fit needs {shape}")
-        scale = old.concentrations_.sum(axis=1)
-        return old.concentrations_ / scale[:, None], 1 / scale, old.weights_
-
-    def _warm_state(self, work: TailCountEM, old: MixtureOfDirichletMultinomials, source: Source) -> Arrays:
-        mean, dispersion, weights = self._warm_components(old, source)
-        laws, edges = old.size_laws_, work.size_edges
-        same = laws is not None and edges is not None and np.array_equal(laws.edges, edges)
-        sizes = laws.probabilities if laws is not None and same else None
-        return work.begin(mean, dispersion, weights=weights, sizes=sizes)
 
     def _take(self, fitted: Models, model: int, source: Source) -> None:
         """Keep what one of the models learned."""
@@ -328,7 +225,7 @@ class MixtureOfDirichletMultinomials(Estimator):
             return float(self._score_clients(source, sizes).mean())
         kind = self.sizes if sizes and self.size_laws_ is not None else None
         work = ModelComparison((len(self.weights_),), self.reach_, sizes=kind, column=source.column, count=source.times)
-        done = next(rounds(work, source.engine, n_rounds=1, state=self._state(), seed=self.seed))
+        done = next(rounds(work, source.engine, n_rounds=1, state=state_of(self), seed=self.seed))
         return float(done.state["log_likelihood"][0])
 
     def score_clients(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
@@ -342,7 +239,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         return self._score_clients(self._asked(data, column), sizes)
 
     def _score_clients(self, source: Source, sizes: bool) -> Array:
-        return np.concatenate([like for _, like in self._posterior(source, sizes)])
+        return np.concatenate([like for _, like in posterior_of(self, source, sizes)])
 
     def predict_proba(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
         """The shares of the components in each client, eq. (12): [clients, K].
@@ -352,7 +249,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         array([[1.]])
         """
         self._check_fitted("weights_")
-        return np.concatenate([shares for shares, _ in self._posterior(self._asked(data, column), sizes)])
+        return np.concatenate([shares for shares, _ in posterior_of(self, self._asked(data, column), sizes)])
 
     def predict(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
         """The component with the largest share of each client.
@@ -362,34 +259,6 @@ class MixtureOfDirichletMultinomials(Estimator):
         array([0, 0])
         """
         return np.asarray(self.predict_proba(data, column=column, sizes=sizes).argmax(axis=1))
-
-    def _posterior(self, source: Source, sizes: bool) -> list[tuple[Array, Array]]:
-        if source.n_categories != self.concentrations_.shape[1]:
-            raise DataError(
-                f"the data have {source.n_categories} categories, the mixture was fitted to "
-                f"{self.concentrations_.shape[1]}: pass counts of these, or n_categories="
-            )
-        edges = self.size_laws_.edges if sizes and self.size_laws_ is not None else None
-        models, out = np.array([0, len(self.weights_)]), []
-        state = with_tables(self._state(), self.reach_, edges)
-        for part in source.clients.batches(4096):
-            counts = counts_of(part, source.column, source.times, source.n_categories)
-            shares, likelihood = shares_and_likelihood(state, counts, models, self.reach_, edges)
-            out.append((shares[:, : len(self.weights_)], likelihood[:, 0] + log_coefficient(counts)))
-        return out or [(np.empty((0, len(self.weights_))), np.empty(0))]
-
-    def _state(self) -> Arrays:
-        scale = self.concentrations_.sum(axis=1)
-        bins = np.zeros((len(scale), 0)) if self.size_laws_ is None else self.size_laws_.probabilities
-        state = {
-            "weights": self.weights_,
-            "mean": self.concentrations_ / scale[:, None],
-            "dispersion": 1 / scale,
-            "sizes": bins,
-        }
-        for values in state.values():
-            values.flags.writeable = False
-        return state
 
     def sample(self, n: int, *, seed: int = 0, sizes: npt.ArrayLike | None = None) -> Array:
         """Counts [n, C] of new clients: a component, a size, shares from its Dirichlet law, rows from the shares.
@@ -463,7 +332,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         source = self._asked(data, column)
         sizes = self.sizes if self.size_laws_ is not None else None
         work = Information(len(self.weights_), self.reach_, sizes=sizes, column=source.column, count=source.times)
-        done = next(rounds(work, source.engine, n_rounds=1, state=self._state(), seed=self.seed, measure=0))
+        done = next(rounds(work, source.engine, n_rounds=1, state=state_of(self), seed=self.seed, measure=0))
         k, c = self.concentrations_.shape
         log_alpha = done.state["errors"][: k * c].reshape(k, c)
         return {"weights": done.state["errors"][k * c :], "concentrations": log_alpha * self.concentrations_}
@@ -525,8 +394,3 @@ class MixtureOfDirichletMultinomials(Estimator):
             PrivateComparison,
         )
         return [pair for phase in phases for pair in phase.examples()]
-
-
-def known(state: Arrays) -> Arrays:
-    """The part of a state that says what the models are."""
-    return {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}

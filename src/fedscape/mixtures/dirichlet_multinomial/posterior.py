@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, posterior, posterior_twin
-from fedscape.mixtures.dirichlet_multinomial.likelihood import Tables, rows_of_entries
+from fedscape.errors import DataError
+from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, counts_of, posterior, posterior_twin
+from fedscape.mixtures.dirichlet_multinomial.likelihood import Tables, log_coefficient, rows_of_entries
 from fedscape.mixtures.size_laws import bin_of, log_density
 from fedscape.types import Array, Arrays
+
+if TYPE_CHECKING:
+    from fedscape.mixtures.dirichlet_multinomial.model import MixtureOfDirichletMultinomials
+    from fedscape.mixtures.dirichlet_multinomial.source import Source
 
 _PARTS = ("first", "cap", "rows", "total")
 
 
 def with_tables(state: Arrays, reach: Array, edges: Array | None, kinds: Sequence[int] = (0,)) -> Arrays:
     """The state with what its E-step looks up: tables of these kinds, and what depends on a client's total alone."""
-    made = dict(state)
+    tabled = dict(state)
     for kind in kinds:
         tables = Tables.build(state["mean"], state["dispersion"], reach, kind)
-        made |= {f"table.{kind}.{name}": getattr(tables, name) for name in _PARTS}
-    made["table.by_total"] = _by_total(state, np.arange(len(made["table.0.total"])), tables_of(made, reach), edges)
-    return made
+        tabled |= {f"table.{kind}.{name}": getattr(tables, name) for name in _PARTS}
+    totals = np.arange(len(tabled["table.0.total"]))
+    tabled["table.by_total"] = _by_total(state, totals, tables_of(tabled, reach), edges)
+    return tabled
 
 
 def tables_of(state: Arrays, reach: Array, kind: int = 0) -> Tables:
@@ -76,3 +83,35 @@ def _by_total(state: Arrays, totals: Array, tables: Tables, edges: Array | None)
     if edges is not None:
         out[:, :g] += log_density(state["sizes"], edges)[bin_of(totals, edges)]
     return out
+
+
+def posterior_of(mixture: MixtureOfDirichletMultinomials, source: Source, sizes: bool) -> list[tuple[Array, Array]]:
+    """Responsibilities [clients, K] and log-likelihoods [clients] of all clients, a few thousand at a time."""
+    if source.n_categories != mixture.concentrations_.shape[1]:
+        raise DataError(
+            f"the data have {source.n_categories} categories, the mixture was fitted to "
+            f"{mixture.concentrations_.shape[1]}: pass counts of these, or n_categories="
+        )
+    edges = mixture.size_laws_.edges if sizes and mixture.size_laws_ is not None else None
+    models, out = np.array([0, len(mixture.weights_)]), []
+    state = with_tables(state_of(mixture), mixture.reach_, edges)
+    for part in source.clients.batches(4096):
+        counts = counts_of(part, source.column, source.times, source.n_categories)
+        shares, likelihood = shares_and_likelihood(state, counts, models, mixture.reach_, edges)
+        out.append((shares[:, : len(mixture.weights_)], likelihood[:, 0] + log_coefficient(counts)))
+    return out or [(np.empty((0, len(mixture.weights_))), np.empty(0))]
+
+
+def state_of(mixture: MixtureOfDirichletMultinomials) -> Arrays:
+    """The parameters of a fitted mixture as a state to broadcast."""
+    scale = mixture.concentrations_.sum(axis=1)
+    bins = np.zeros((len(scale), 0)) if mixture.size_laws_ is None else mixture.size_laws_.probabilities
+    state = {
+        "weights": mixture.weights_,
+        "mean": mixture.concentrations_ / scale[:, None],
+        "dispersion": 1 / scale,
+        "sizes": bins,
+    }
+    for values in state.values():
+        values.flags.writeable = False
+    return state

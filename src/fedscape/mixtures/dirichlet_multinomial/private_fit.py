@@ -12,7 +12,7 @@ import numpy as np
 from fedscape.core.estimator import Fit
 from fedscape.core.rounds import check_declared
 from fedscape.core.sampling import All
-from fedscape.errors import PrivacyError
+from fedscape.errors import DataError, PrivacyError
 from fedscape.mixtures.dirichlet_multinomial.compare import PrivateComparison
 from fedscape.mixtures.dirichlet_multinomial.private import (
     MOST_CATEGORIES,
@@ -25,7 +25,7 @@ from fedscape.mixtures.dirichlet_multinomial.private import (
 from fedscape.mixtures.dirichlet_multinomial.source import Source
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import noise_sd
-from fedscape.types import Arrays
+from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
     from fedscape.mixtures.dirichlet_multinomial.model import MixtureOfDirichletMultinomials
@@ -54,8 +54,8 @@ def ascend_privately(
         state = {"centre": outline["centre"]}
         differ = DifferenceMoments(source.n_categories, column=source.column, count=source.times)
         how_differ = _bounded(how.phase(".differ"), "second")
-        found = mixture._run(differ, where, how_differ, n_rounds=1, seed=seed, state=state, measure=0)
-        second = found["second"]
+        moments = mixture._run(differ, where, how_differ, n_rounds=1, seed=seed, state=state, measure=0)
+        second = moments["second"]
     work = ScoreAscent(
         models,
         public_reach(source.n_categories),
@@ -69,7 +69,7 @@ def ascend_privately(
     if mixture.warm_start is None:
         state = work.begin(*starts(models, outline["centre"], second, first.inverse(law), seed), law)
     else:
-        mean, dispersion, weights = mixture._warm_components(mixture.warm_start, source)
+        mean, dispersion, weights = warm_components(mixture, mixture.warm_start, source)
         state = work.begin(mean, dispersion, law, weights=weights)
     how = how.sending("score", "shares", "sizes")
     state = mixture._run(work, where, how, n_rounds=mixture.rounds, seed=seed, state=state, measure=0)
@@ -156,3 +156,15 @@ def plan(
 def releases(mixture: MixtureOfDirichletMultinomials, models: tuple[int, ...]) -> int:
     """How many rounds a private fit of these models has, comparisons left out."""
     return mixture.rounds + (1 if mixture.warm_start is not None or max(models) == 1 else 2)
+
+
+def warm_components(
+    mixture: MixtureOfDirichletMultinomials, old: MixtureOfDirichletMultinomials, source: Source
+) -> tuple[Array, Array, Array]:
+    """Mean, dispersion and weights of the components of an earlier fit."""
+    old._check_fitted("weights_")
+    shape = (mixture.n_components, source.n_categories)
+    if old.concentrations_.shape != shape:
+        raise DataError(f"warm_start has components {old.concentrations_.shape}, this fit needs {shape}")
+    scale = old.concentrations_.sum(axis=1)
+    return old.concentrations_ / scale[:, None], 1 / scale, old.weights_

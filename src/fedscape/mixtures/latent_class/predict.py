@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,11 +15,16 @@ from fedscape.core.random import Key
 from fedscape.core.validate import all_valid
 from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.classes import classes_of, opened
+from fedscape.mixtures.latent_class.em import Share
 from fedscape.mixtures.latent_class.kernels import settle_shares
 from fedscape.mixtures.latent_class.prior import prior_shares
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, example
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of
 from fedscape.types import Array, Arrays, Kept
+
+if TYPE_CHECKING:
+    from fedscape.mixtures.latent_class.files import Draw
+    from fedscape.mixtures.latent_class.model import LatentClassRegression
 
 PASSES = 10  # of expected labels; they settle in fewer
 
@@ -218,3 +224,46 @@ def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
         error = np.sqrt(max(float(squared) - behind**2 / agents, 0.0)) / n
         rows.append({"components": k, "score": float(scores[i]) / n, "behind": behind / n, "error": float(error)})
     return rows
+
+
+def forecast_of(
+    model: LatentClassRegression, data: Federation, history: Federation | None, classes: str
+) -> tuple[Forecast, Array]:
+    """The law of each event under the classes of all chains side by side, and the classes' probabilities."""
+    model._check_fitted("coefficients_")
+    draws = model._draws[:1] if classes == "drawn" else model._draws
+    shares = [shares_of_events(model, draw, data, history, classes) / len(draws) for draw in draws]
+    laws = [forecast(model._placing, draw.state, data) for draw in draws]
+    mean = np.concatenate([law.mean for law in laws], axis=1)
+    variance = np.concatenate([law.variance for law in laws], axis=1)
+    return Forecast(mean, variance, model._placing.binary), np.concatenate(shares, axis=1)
+
+
+def shares_of_events(
+    model: LatentClassRegression, draw: Draw, data: Federation, history: Federation | None, classes: str
+) -> Array:
+    """The probability of each class for each event's entity."""
+    if classes not in ("shares", "drawn"):
+        raise DataError(f"classes must be 'shares' or 'drawn', not {classes!r}")
+    work, (state, places) = model._placing, draw
+    if history is not None:
+        places = place(_all(work), {**state, "held": np.zeros(())}, history)
+    drawn = classes == "drawn"
+    if drawn and (places is None or (places.labels < 0).any()):
+        raise DataError("classes='drawn' needs the labels of a fit in this process in which every agent took part")
+    entity = work.table.entity
+    if entity is not None and entity not in data:
+        raise DataError(f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}")
+    groups = groups_of(data, entity)
+    prior, beta = prior_shares(state), float(state["beta"])
+    return shares_of(places, data, groups, entity, prior, beta, drawn=drawn)[groups.of_event]
+
+
+def placing(work: ClassAssignment) -> ClassAssignment:
+    """The rounds by whose densities entities are placed: those of EM have the same classes, integrated over."""
+    return ClassAssignment(**work.get_params()) if isinstance(work, Share) else work
+
+
+def _all(work: ClassAssignment) -> ClassAssignment:
+    """The same reading all events, whatever part the fit read."""
+    return type(work)(**{**work.get_params(), "table": replace(work.table, part="all")})
