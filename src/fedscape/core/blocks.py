@@ -100,9 +100,9 @@ class Answer:
 class Site:
     """Clients of a process at work in one round: what `Local` and the workers of other engines have in common."""
 
-    def __init__(self, federation: Federation, task: Task, sent: Arrays, *, known: Federation | None = None) -> None:
+    def __init__(self, federation: Federation, task: Task, sent: Arrays, *, whole: Federation | None = None) -> None:
         self.federation, self.task = federation, task
-        self.known = known  # the clients of the only block, if they were borrowed before
+        self.whole = whole  # the clients of the only block, if they were borrowed before
         self._state = task.computation.prepare(sent)
         self._own = own_row_numbers(sent, federation)
 
@@ -114,7 +114,7 @@ class Site:
         return answer
 
     def _run_one(self, block: Block, kept: Mapping[str, Ragged]) -> Answer:
-        clients = self.federation.borrow(block.where) if self.known is None else self.known
+        clients = self.federation.borrow(block.where) if self.whole is None else self.whole
         if kept:
             clients = clients.with_kept(kept)
         try:
@@ -135,15 +135,15 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     if task.measure:
         metrics = _summed(_checked(computation, computation.measure(state, clients), clients))
     fast = computation.total(state, clients, task.key)
-    given, left = fast if isinstance(fast, tuple) else (fast or {}, {})
-    sums = {name: values for name, values in given.items() if name not in computation.reveals}
+    totals, left = fast if isinstance(fast, tuple) else (fast or {}, {})
+    sums = {name: values for name, values in totals.items() if name not in computation.reveals}
     lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())
     if fast is not None and not lost:  # step says whose numbers they are
-        if missing := set(computation.reveals) - set(given):
+        if missing := set(computation.reveals) - set(totals):
             raise EngineError(f"{type(computation).__name__}.total must have a row a client of {sorted(missing)}")
-        seen = _checked(computation, {name: given[name] for name in computation.reveals}, clients)
-        up = sum(v.nbytes for v in sums.values()) + _bytes_each(seen)
-        return Answer(sums, metrics, {n: [v] for n, v in seen.items()}, _placed(left, clients, place), up)
+        rows = _checked(computation, {name: totals[name] for name in computation.reveals}, clients)
+        up = sum(v.nbytes for v in sums.values()) + _bytes_each(rows)
+        return Answer(sums, metrics, {n: [v] for n, v in rows.items()}, _placed(left, clients, place), up)
     sent, kept = _step(computation, state, clients, task.key)
     up = _bytes_each(sent)
     revealed = {name: [sent.pop(name)] for name in computation.reveals}

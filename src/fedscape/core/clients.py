@@ -50,14 +50,14 @@ class Clients:
                 "offsets must be whole numbers that start at 0 and never fall, one more than there are clients"
             )
         ends = ends.astype(np.int64, copy=False)
-        stored, known = checked_columns(columns, dict(names or {}))
+        stored, checked_names = checked_columns(columns, dict(names or {}))
         for name, values in stored.items():
             if len(values) != ends[-1]:
                 raise DataError(f"column {name!r} has {len(values):,} rows, but the offsets end at {ends[-1]:,}")
         who = np.arange(len(ends) - 1) if ids is None else checked_ids(ids)
         if len(who) != len(ends) - 1:
             raise DataError(f"there are {len(who):,} ids, but the offsets describe {len(ends) - 1:,} clients")
-        self._set(stored, ends, who, known, {})
+        self._set(stored, ends, who, checked_names, {})
 
     def _set(
         self,

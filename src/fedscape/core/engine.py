@@ -153,7 +153,7 @@ class Local:
         ]
         answer = Answer() if parts else nobody(self.federation, task, sent)
         with one_library_thread(), without_warnings(release):
-            site = Site(self.federation, task, sent, known=self._known(cohort) if len(parts) == 1 else None)
+            site = Site(self.federation, task, sent, whole=self._whole_cohort(cohort) if len(parts) == 1 else None)
             for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
                 answer.add(part)
         self._store.put(answer.kept)
@@ -167,7 +167,7 @@ class Local:
             self._prefetched = (cohort, clients)
             trainer.prefetch(clients, key)
 
-    def _known(self, cohort: Array) -> Federation | None:
+    def _whole_cohort(self, cohort: Array) -> Federation | None:
         ready, self._prefetched = self._prefetched, None
         return ready[1] if ready is not None and np.array_equal(ready[0], cohort) else None
 

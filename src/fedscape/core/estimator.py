@@ -179,9 +179,9 @@ class Estimator(Computation):
                 break
             before = r.state
         loop.close()
-        made = list(self.history_)[begin:]
+        rows = list(self.history_)[begin:]
         anyone = how.privacy is not None or len(engine.clients.keys)  # under privacy their number is a secret
-        if needed and made and all(row["abandoned"] for row in made) and anyone:
+        if needed and rows and all(row["abandoned"] for row in rows) and anyone:
             raise TooFewClients(
                 f"too few clients reported in every round of {type(computation).__name__} "
                 f"(min_clients is {engine.min_clients}), so that nothing was counted: lower min_clients, or have more "

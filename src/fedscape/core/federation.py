@@ -84,7 +84,7 @@ class Federation(Clients):
         >>> Federation.from_arrays({"x": [1.0, 2.0]}, clients=[7, 7], ids=[7, 8]).sizes
         array([2, 0])
         """
-        stored, known = checked_columns(columns, dict(names or {}))
+        stored, checked_names = checked_columns(columns, dict(names or {}))
         codes, who = factorise(clients, None if ids is None else checked_ids(ids))
         for name, values in stored.items():
             if len(values) != len(codes):
@@ -93,7 +93,7 @@ class Federation(Clients):
         if not is_sorted(codes):
             order = group_rows(codes, offsets[:-1].copy())
             stored = {name: values[order] for name, values in stored.items()}
-        return cls(stored, offsets, who, names=known)
+        return cls(stored, offsets, who, names=checked_names)
 
     @classmethod
     def from_clients(cls, clients: Sequence[Any], *, ids: npt.ArrayLike | None = None) -> Federation:
@@ -261,11 +261,11 @@ class Federation(Clients):
         >>> Federation({"y": [1, 2]}, [0, 2]).with_column("z", [0.5, 0.5])
         Federation(1 client, 2 rows, y int64, z float64)
         """
-        stored, known = checked_columns({name: values}, {} if names is None else {name: names})
+        stored, checked_names = checked_columns({name: values}, {} if names is None else {name: names})
         if len(stored[name]) != self.n_rows:
             raise DataError(f"column {name!r} has {len(stored[name]):,} rows, the Federation has {self.n_rows:,}")
         others = {n: v for n, v in self.names.items() if n != name}
-        return self._derive({**self.columns, **stored}, names={**others, **known}, kept=self.kept)
+        return self._derive({**self.columns, **stored}, names={**others, **checked_names}, kept=self.kept)
 
     def declare(self, column: str, names: Sequence[str]) -> Federation:
         """The same rows with these categories, in this order, whatever rows there are.
@@ -312,10 +312,10 @@ class Federation(Clients):
             return int(values.shape[1])
         if not len(values):
             return 0
-        known = values[np.isfinite(values)] if values.dtype.kind == "f" else values
-        if values.dtype.kind not in "biuf" or not len(known):
+        finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+        if values.dtype.kind not in "biuf" or not len(finite):
             raise DataError(f"column {column!r} must hold categories, one a row, not {values.dtype}: see coded()")
-        high = int(known.max())
+        high = int(finite.max())
         if high >= max(2**24, 16 * len(values)):
             raise DataError(
                 f"column {column!r} holds {high:,}, and counts of 0 to {high:,} would fill the memory: its values as "
@@ -350,10 +350,10 @@ class Federation(Clients):
             check_dense(self[column], n, len(self), column)
         values = check_categories(self[column], n, column)
         if values.ndim == 2:
-            made = self.segment_sum(values)
-            if made.size and made.max() > np.iinfo(np.int32).max:
-                raise DataError(f"column {column!r} has a count of {int(made.max()):,}: the largest is 2**31 - 1")
-            return made.astype(np.int32)
+            sums = self.segment_sum(values)
+            if sums.size and sums.max() > np.iinfo(np.int32).max:
+                raise DataError(f"column {column!r} has a count of {int(sums.max()):,}: the largest is 2**31 - 1")
+            return sums.astype(np.int32)
         return segment_count(values, self.offsets, n)
 
     def bin(self, column: str, edges: npt.ArrayLike, *, name: str | None = None) -> Federation:

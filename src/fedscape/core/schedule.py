@@ -48,8 +48,8 @@ def cores() -> int:
 
 def one_library_thread() -> AbstractContextManager[Any]:
     """Within it BLAS uses one thread: a block is the work of one thread, and the threads are ours."""
-    found = _libraries(len(sys.modules))
-    return nullcontext() if found is None else found.limit(limits=1)
+    libraries = _libraries(len(sys.modules))
+    return nullcontext() if libraries is None else libraries.limit(limits=1)
 
 
 @contextmanager

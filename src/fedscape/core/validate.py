@@ -137,8 +137,8 @@ def all_valid(*masks: Array | None) -> Array | None:
     >>> all_valid(None, np.array([True, True]), np.array([True, False])).tolist()
     [True, False]
     """
-    there = [mask for mask in masks if mask is not None]
-    return np.logical_and.reduce(there) if there else None
+    present = [mask for mask in masks if mask is not None]
+    return np.logical_and.reduce(present) if present else None
 
 
 def check_whole(name: str, value: int, *, least: int) -> int:
@@ -175,11 +175,11 @@ def checked_columns(
     columns: Mapping[str, npt.ArrayLike], names: dict[str, Sequence[str]]
 ) -> tuple[dict[str, Array], dict[str, tuple[str, ...]]]:
     stored: dict[str, Array] = {}
-    known = {n: v if isinstance(v, Collected) else tuple(str(name) for name in v) for n, v in names.items()}
-    for name, given in columns.items():
+    checked_names = {n: v if isinstance(v, Collected) else tuple(str(name) for name in v) for n, v in names.items()}
+    for name, raw in columns.items():
         if not isinstance(name, str) or not name:
             raise DataError(f"a column's name must be a text of at least one character, not {name!r}")
-        values = as_array(name, given)
+        values = as_array(name, raw)
         if values.dtype.kind in "US" and values.ndim > 1:
             raise DataError(
                 f"column {name!r} holds texts of shape {list(values.shape[1:])} a row: make it one text a row"
@@ -187,22 +187,22 @@ def checked_columns(
         if values.dtype.kind in "US":
             texts, values = np.unique(values, return_inverse=True)
             collected = Collected(texts.astype(str).tolist())
-            if name in known:
-                values = codes_by_name(values, collected, known[name])
+            if name in checked_names:
+                values = codes_by_name(values, collected, checked_names[name])
             else:
-                known[name] = collected
+                checked_names[name] = collected
             values = values.astype(np.int32)
         if values.dtype.kind not in NUMBERS:
             raise DataError(f"column {name!r} must hold numbers or texts, not {values.dtype}")
         stored[name] = read_only(values)
-    for name, given_names in known.items():
+    for name, given_names in checked_names.items():
         if name not in stored:
             raise DataError(f"names are given for {name!r}, which is no column")
         if stored[name].ndim > 1 and stored[name].shape[-1] != len(given_names):
             raise DataError(
                 f"column {name!r} has {stored[name].shape[-1]} values along its last axis, but {len(given_names)} names"
             )
-    return stored, known
+    return stored, checked_names
 
 
 def read_only(values: Array) -> Array:
@@ -212,27 +212,27 @@ def read_only(values: Array) -> Array:
     return view
 
 
-def plain_array(given: npt.ArrayLike) -> Array:
+def plain_array(raw: npt.ArrayLike) -> Array:
     """The values as an array; a list like [1, "a"], whose number NumPy would turn into a text, as objects."""
-    values = np.asarray(given)
-    if values.dtype.kind == "U" and not isinstance(given, np.ndarray):
-        return np.asarray(given, dtype=object)
+    values = np.asarray(raw)
+    if values.dtype.kind == "U" and not isinstance(raw, np.ndarray):
+        return np.asarray(raw, dtype=object)
     return values
 
 
-def as_array(name: str, given: npt.ArrayLike) -> Array:
+def as_array(name: str, raw: npt.ArrayLike) -> Array:
     try:
-        values = plain_array(given)
+        values = plain_array(raw)
     except ValueError as error:
         raise DataError(f"column {name!r} is not one array: {error}; from_clients() takes a list of clients") from None
     if values.ndim == 0:
-        raise DataError(f"column {name!r} must have one row per record, got the single value {given!r}")
+        raise DataError(f"column {name!r} must have one row per record, got the single value {raw!r}")
     if values.dtype.kind == "O":
         kinds = {type(v) for v in values.ravel().tolist()}
         if kinds and all(issubclass(kind, str) for kind in kinds):
             return values.astype(str)
-        found = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise DataError(f"column {name!r} mixes types ({found}): make it all numbers or all texts")
+        type_names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"column {name!r} mixes types ({type_names}): make it all numbers or all texts")
     return values
 
 
@@ -247,9 +247,11 @@ def checked_ids(ids: npt.ArrayLike) -> Array:
     if who.dtype.kind == "u" and who.max() > np.iinfo(np.int64).max:
         raise DataError(f"ids must fit in 64 signed bits; {who.max()} does not: pass them as texts")
     who = who.astype(np.int64) if who.dtype.kind in "iu" else who
-    seen, number = np.unique(who, return_counts=True)
-    if len(seen) < len(who):
-        raise DataError(f"ids must differ, but {seen[np.argmax(number)].item()!r} stands for {number.max()} clients")
+    distinct, number = np.unique(who, return_counts=True)
+    if len(distinct) < len(who):
+        raise DataError(
+            f"ids must differ, but {distinct[np.argmax(number)].item()!r} stands for {number.max()} clients"
+        )
     return who
 
 
@@ -276,26 +278,26 @@ def factorise(clients: npt.ArrayLike, ids: Array | None) -> tuple[Array, Array]:
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     values = encoded.dictionary
     if pa.types.is_integer(values.type):
-        found = values.to_numpy(zero_copy_only=False).astype(np.int64)
+        labels = values.to_numpy(zero_copy_only=False).astype(np.int64)
     elif pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        found = np.array(values.to_pylist(), dtype=str) if len(values) else np.empty(0, dtype="<U1")
+        labels = np.array(values.to_pylist(), dtype=str) if len(values) else np.empty(0, dtype="<U1")
     else:
         raise DataError(f"the client column must hold whole numbers or texts, not {values.type}")
     if ids is None:
-        if is_sorted(codes) and isinstance(column, pa.Array) and len(found) == (codes[-1] + 1 if len(codes) else 0):
-            return codes, found  # rows lie together: nothing to move, order of appearance
-        order = np.argsort(found, kind="stable")
-        rank = np.empty(len(found), dtype=np.int64)
-        rank[order] = np.arange(len(found))
-        used = np.zeros(len(found), dtype=bool)
+        if is_sorted(codes) and isinstance(column, pa.Array) and len(labels) == (codes[-1] + 1 if len(codes) else 0):
+            return codes, labels  # rows lie together: nothing to move, order of appearance
+        order = np.argsort(labels, kind="stable")
+        rank = np.empty(len(labels), dtype=np.int64)
+        rank[order] = np.arange(len(labels))
+        used = np.zeros(len(labels), dtype=bool)
         used[codes] = True
         if not used.all():  # categories without rows are not clients
             rank = np.cumsum(used[order])[rank] - 1
             order = order[used[order]]
-        return rank[codes], found[order]
+        return rank[codes], labels[order]
     where = {v: i for i, v in enumerate(ids.tolist())}
     try:
-        rank = np.array([where[v] for v in found.tolist()], dtype=np.int64)
+        rank = np.array([where[v] for v in labels.tolist()], dtype=np.int64)
     except KeyError as error:
         raise DataError(f"client {error.args[0]!r} has rows but is not among the {len(ids):,} ids") from None
     return rank[codes] if len(codes) else codes, ids

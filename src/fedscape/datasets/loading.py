@@ -44,7 +44,7 @@ def info(name: str) -> dict[str, Any]:
     entry = _entry(name)
     folder = EMBEDDED if entry.embedded else _folder()
     paths = [] if folder is None else [folder / file for file in entry.files]
-    there = bool(paths) and all(path.is_file() for path in paths)
+    present = bool(paths) and all(path.is_file() for path in paths)
     return {
         "name": name,
         "description": entry.description,
@@ -54,7 +54,7 @@ def info(name: str) -> dict[str, Any]:
         "citation": entry.citation,
         "embedded": entry.embedded,
         "files": list(entry.files),
-        "size": sum(path.stat().st_size for path in paths) if there else None,
+        "size": sum(path.stat().st_size for path in paths) if present else None,
     }
 
 

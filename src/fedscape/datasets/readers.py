@@ -146,9 +146,9 @@ def _codes(column: Any) -> tuple[Array, list[str]]:
 
 def _grouped(table: Any, client: str) -> Federation:
     columns, names = _columns(table)
-    who, known = columns.pop(client), names.pop(client, None)
+    who, texts = columns.pop(client), names.pop(client, None)
     fed = Federation.from_arrays(columns, clients=who, names=names)
-    return fed if known is None else Federation(fed.columns, fed.offsets, np.array(known)[fed.ids], names=names)
+    return fed if texts is None else Federation(fed.columns, fed.offsets, np.array(texts)[fed.ids], names=names)
 
 
 def speeches(paths: list[Path]) -> Federation:

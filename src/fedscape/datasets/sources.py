@@ -97,26 +97,26 @@ def read_table(
     """
     from fedscape.formats.opening import can_open, check_readable, file_rows, open_rows
 
-    said, rows = overrules or Overrules(), None
+    rules, rows = overrules or Overrules(), None
     if os.fspath(source) in names() or not Path(source).exists() or not can_open(source):
         federation = read(source, client=client)
     else:
         check_readable(source)
-        federation, rows = open_rows(source, client=client or "client", ignore=said.ignore)
-        said = replace(said, ignore=())
+        federation, rows = open_rows(source, client=client or "client", ignore=rules.ignore)
+        rules = replace(rules, ignore=())
     if target is not None and not isinstance(target, str):
         target = next((name for name in target if name in federation), None)
-    reading = read_columns(federation, target=target, features=features, overrules=said)
-    found = list(reading.findings)
-    if rows is not None and any(each.row is not None for each in found):
-        places = [each.row for each in found if each.row is not None]
+    reading = read_columns(federation, target=target, features=features, overrules=rules)
+    findings = list(reading.findings)
+    if rows is not None and any(each.row is not None for each in findings):
+        places = [each.row for each in findings if each.row is not None]
         behind = dict(zip(places, file_rows(rows, federation, client or "client", places), strict=True))
-        found = [each if each.row is None else replace(each, row=behind[each.row]) for each in found]
+        findings = [each if each.row is None else replace(each, row=behind[each.row]) for each in findings]
     else:
-        found = [each if each.row is None else replace(each, row=each.row + 1) for each in found]
-    found += [Finding("dialect", "", remark) for remark in (rows.remarks if rows is not None else ())]
+        findings = [each if each.row is None else replace(each, row=each.row + 1) for each in findings]
+    findings += [Finding("dialect", "", remark) for remark in (rows.remarks if rows is not None else ())]
     kept = federation.select([kind.name for kind in reading.columns])
-    return kept, replace(reading, findings=tuple(found))
+    return kept, replace(reading, findings=tuple(findings))
 
 
 def write(federation: Federation, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -36,10 +36,10 @@ class Codes:
     ('a', 'b')
     """
 
-    def __init__(self, known: Sequence[Any] = ()) -> None:
-        self.table: dict[Any, int] = {value: code for code, value in enumerate(known)}
-        self._known = len(self.table)
-        self._declared = bool(known) and not isinstance(known, Collected)
+    def __init__(self, names: Sequence[Any] = ()) -> None:
+        self.table: dict[Any, int] = {value: code for code, value in enumerate(names)}
+        self._n_declared = len(self.table)
+        self._declared = bool(names) and not isinstance(names, Collected)
         self._arrow: Any = None  # the first values of the table as an Arrow array
         self._dictionary: Any = None
         self._codes = np.empty(0, dtype=np.int32)
@@ -108,11 +108,11 @@ class Codes:
     def finish(self) -> tuple[tuple[str, ...], Array]:
         """The names in their final order (known ones first, the others sorted), and the new code of each old one."""
         values = list(self.table)
-        order = [*range(self._known), *sorted(range(self._known, len(values)), key=values.__getitem__)]
+        order = [*range(self._n_declared), *sorted(range(self._n_declared, len(values)), key=values.__getitem__)]
         rank = np.full(len(values) + 1, -1, dtype=np.int32)  # the last entry serves the code -1
         rank[order] = np.arange(len(values))
         names = (str(values[place]) for place in order)
-        return tuple(names) if self._declared and len(values) == self._known else Collected(names), rank
+        return tuple(names) if self._declared and len(values) == self._n_declared else Collected(names), rank
 
 
 def recode(values: Array, rank: Array) -> None:
@@ -131,16 +131,16 @@ class Column:
         The column's name, for messages.
     n_rows
         How many rows it will have.
-    known
+    names
         Names whose codes are fixed: 0, 1, ...
     limit
         The most bytes the column may take.
     """
 
-    def __init__(self, name: str, n_rows: int, *, known: Sequence[str] = (), limit: int | None = None) -> None:
+    def __init__(self, name: str, n_rows: int, *, names: Sequence[str] = (), limit: int | None = None) -> None:
         self.name, self.n_rows, self.limit = name, n_rows, limit
-        self.codes = Codes(known)
-        self.coded = bool(known)
+        self.codes = Codes(names)
+        self.coded = bool(names)
         self.values: Array | None = None
 
     def write(self, part: Any, rows: slice | Array) -> None:

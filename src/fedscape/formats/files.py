@@ -16,8 +16,8 @@ Name = str | os.PathLike[str]
 
 def one_line(error: BaseException) -> str:
     """What an error says, on one line of bounded length."""
-    said = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-    line = " ".join(said.split()) or type(error).__name__
+    text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+    line = " ".join(text.split()) or type(error).__name__
     return line if len(line) <= 300 else line[:300] + "..."
 
 
@@ -40,10 +40,10 @@ def files_in(path: Name, ending: str) -> list[Path]:
     """The file, or the files with this ending in the folder, sorted by name."""
     place = Path(path)
     if place.is_dir():
-        found = sorted(entry for entry in place.iterdir() if entry.name.endswith(ending) and entry.is_file())
-        if not found:
+        paths = sorted(entry for entry in place.iterdir() if entry.name.endswith(ending) and entry.is_file())
+        if not paths:
             raise DataError(f"the folder {place} holds no {ending} file: name the right folder, or one file")
-        return found
+        return paths
     if not place.is_file():
         raise DataError(f"there is no file {place}: check the path")
     return [place]

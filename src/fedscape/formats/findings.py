@@ -122,24 +122,24 @@ def find(
     >>> [(found.kind, found.column) for found in find(fed, kinds, overrules=Overrules())]
     [('infinite', 'a'), ('constant', 'b'), ('missing', 'a')]
     """
-    made = [found for kind in columns for found in _of_column(federation, kind, target, overrules)]
-    made += _duplicates(federation, columns, target)
-    made += _of_clients(federation, target, columns)
+    findings = [finding for kind in columns for finding in _of_column(federation, kind, target, overrules)]
+    findings += _duplicates(federation, columns, target)
+    findings += _of_clients(federation, target, columns)
     if target is not None:
-        known = next((kind for kind in columns if kind.name == target), None)
-        if known is not None:
-            made += _leaks(federation, columns, known, overrules)
-    return sorted(made, key=lambda found: _ORDER.index(found.kind))
+        target_kind = next((kind for kind in columns if kind.name == target), None)
+        if target_kind is not None:
+            findings += _leaks(federation, columns, target_kind, overrules)
+    return sorted(findings, key=lambda finding: _ORDER.index(finding.kind))
 
 
 def _rows(number: int) -> str:
     return f"{number:,} {'row' if number == 1 else 'rows'}"
 
 
-def _of_column(fed: Federation, kind: ColumnKind, target: str | None, said: Overrules) -> Iterator[Finding]:
+def _of_column(fed: Federation, kind: ColumnKind, target: str | None, rules: Overrules) -> Iterator[Finding]:
     name, values, names = kind.name, fed[kind.name], fed.names.get(kind.name)
     option = shlex.quote(name)  # as a shell takes it
-    kept = " as --keep says" if name in said.keep else ""
+    kept = " as --keep says" if name in rules.keep else ""
     if kind.kind == "array":
         if kind.missing:
             yield Finding("missing", name, f"{name!r} misses {kind.missing:,} numbers", _FILL)
@@ -211,30 +211,30 @@ def _extremes(name: str, numbers: Array) -> Iterator[Finding]:
         row = int(np.argmax(huge))
         line = f"{name!r} is infinite or beyond {BEYOND:g} in {_rows(int(huge.sum()))}"
         yield Finding("infinite", name, line, "taken as missing; mend or drop them", row, label_of(numbers[row]))
-    known = np.flatnonzero(np.isfinite(numbers) & ~huge)
-    if len(known) < _LEAST_ROWS:
+    finite = np.flatnonzero(np.isfinite(numbers) & ~huge)
+    if len(finite) < _LEAST_ROWS:
         return
-    some = numbers[known[:: max(1, len(known) // 100_000)]]
+    some = numbers[finite[:: max(1, len(finite) // 100_000)]]
     low, middle, high = np.quantile(some, [0.01, 0.5, 0.99])
-    far = np.abs(numbers[known] - middle) > _FAR * (high - low)
-    if high > low and far.any() and far.sum() <= 0.001 * len(known) + 1:
-        row = int(known[np.argmax(far)])
+    far = np.abs(numbers[finite] - middle) > _FAR * (high - low)
+    if high > low and far.any() and far.sum() <= 0.001 * len(finite) + 1:
+        row = int(finite[np.argmax(far)])
         line = f"{name!r} is more than {_FAR} times as far out as 98% of the values in {_rows(int(far.sum()))}"
         yield Finding("outlier", name, line, "used as it is; mend or drop such rows", row, label_of(numbers[row]))
 
 
 def _duplicates(fed: Federation, columns: Sequence[ColumnKind], target: str | None) -> Iterator[Finding]:
-    seen: dict[str, str] = {}
+    first_with: dict[str, str] = {}
     for kind in columns:
         if kind.kind in ("array", "constant", "empty") or kind.name == target:
             continue
         values, names = fed[kind.name], fed.names.get(kind.name)
         plain = values.astype(np.int64) if values.dtype.kind in "mM" else values.astype(np.float64) + 0.0
         digest = hashlib.sha256(plain.tobytes() + repr(names).encode()).hexdigest()
-        if digest in seen:
-            line = f"{kind.name!r} is the same as {seen[digest]!r} in all rows"
+        if digest in first_with:
+            line = f"{kind.name!r} is the same as {first_with[digest]!r} in all rows"
             yield Finding("duplicate", kind.name, line, "left out of the features")
-        seen.setdefault(digest, kind.name)
+        first_with.setdefault(digest, kind.name)
 
 
 def _of_clients(fed: Federation, target: str | None, columns: Sequence[ColumnKind]) -> Iterator[Finding]:
@@ -288,7 +288,7 @@ def is_of_client(fed: Federation, name: str) -> bool:
 # -- leaks -------------------------------------------------------------------------------------------------------------
 
 
-def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, said: Overrules) -> Iterator[Finding]:
+def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, rules: Overrules) -> Iterator[Finding]:
     """Columns that alone predict the label of held-out rows, by the most frequent label of each of their values."""
     if fed[target.name].ndim != 1 or target.kind not in ("class", "ordered", "number"):
         return
@@ -309,7 +309,7 @@ def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, s
             line = f"{kind.name!r} alone predicts {target.name!r} in {share:.1%} of held-out rows"
             used = "used as --keep says; without it nothing is given away"
             left = f"it gives the label away and is left out of the features; --keep {shlex.quote(kind.name)} uses it"
-            yield Finding("leak", kind.name, line, used if kind.name in said.keep else left)
+            yield Finding("leak", kind.name, line, used if kind.name in rules.keep else left)
 
 
 def _cells(fed: Federation, kind: ColumnKind, rows: Array, *, few: bool = False) -> Array:
@@ -318,11 +318,11 @@ def _cells(fed: Federation, kind: ColumnKind, rows: Array, *, few: bool = False)
     if kind.kind in ("class", "ordered"):
         return as_codes(values, kind.values, names).astype(np.int64)
     numbers = as_numbers(values, names)
-    known = ~np.isnan(numbers)
-    if not known.any():
+    present = ~np.isnan(numbers)
+    if not present.any():
         return np.full(len(rows), -1)
-    cuts = np.unique(np.quantile(numbers[known], np.linspace(0, 1, 6 if few else 65)[1:-1]))
-    return np.where(known, np.searchsorted(cuts, np.where(known, numbers, 0), side="right"), -1)
+    cuts = np.unique(np.quantile(numbers[present], np.linspace(0, 1, 6 if few else 65)[1:-1]))
+    return np.where(present, np.searchsorted(cuts, np.where(present, numbers, 0), side="right"), -1)
 
 
 def _predicted(cell: Array, label: Array, other: Array, truth: Array, base: int) -> float:
@@ -333,6 +333,6 @@ def _predicted(cell: Array, label: Array, other: Array, truth: Array, base: int)
     cells, first = np.unique(pairs[order] // width, return_index=True)
     best = pairs[order][first] % width
     place = np.searchsorted(cells, other + 1)
-    seen = (place < len(cells)) & (cells[np.minimum(place, len(cells) - 1)] == other + 1)
-    guess = np.where(seen, best[np.minimum(place, len(cells) - 1)], base)
+    in_cells = (place < len(cells)) & (cells[np.minimum(place, len(cells) - 1)] == other + 1)
+    guess = np.where(in_cells, best[np.minimum(place, len(cells) - 1)], base)
     return float((guess == truth).mean())

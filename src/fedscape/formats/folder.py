@@ -57,8 +57,8 @@ def write_index(
     index: dict[str, Any] = {"format": FORMAT, "version": VERSION, "columns": columns}
     index["ids"] = _write_array(folder / "ids.npy", ids)
     index["offsets"] = _write_array(folder / "offsets.npy", offsets)
-    index["names"] = {name: list(known) for name, known in names.items()}
-    index["declared"] = [name for name, known in names.items() if not isinstance(known, Collected)]
+    index["names"] = {name: list(texts) for name, texts in names.items()}
+    index["declared"] = [name for name, texts in names.items() if not isinstance(texts, Collected)]
     index["sha256"] = _seal(index)
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="ascii")
 
@@ -148,10 +148,10 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
             raise ValueError("it names a column twice")
         ids = np.array(_open_array(place, index["ids"], True, re.compile(r"ids\.npy")))
         offsets = np.array(_open_array(place, index["offsets"], True, re.compile(r"offsets\.npy")))
-        given = set(index.get("declared", ()))  # older folders do not say
+        declared = set(index.get("declared", ()))  # older folders do not say
         names = {
-            str(name): (tuple if name in given else Collected)(str(text) for text in known)
-            for name, known in index["names"].items()
+            str(name): (tuple if name in declared else Collected)(str(text) for text in texts)
+            for name, texts in index["names"].items()
         }
     try:
         return Federation(dict(columns), offsets, ids, names=names)

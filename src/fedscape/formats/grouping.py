@@ -90,15 +90,15 @@ def group(
         source = numbered(source, rows)
         columns = None if columns is None else [*columns, rows]
     chosen = choose_columns(source, client, columns, hidden=rows)
-    codes, found = read_clients(source, client)
-    who, rank = order_clients(codes, found, source, ids)
+    codes, labels = read_clients(source, client)
+    who, rank = order_clients(codes, labels, source, ids)
     recode(codes, rank)
-    del found
+    del labels
     pa.default_memory_pool().release_unused()  # what the first pass read is not kept beside the second
     sizes = count(codes, len(who))
     offsets = offsets_of(sizes)
-    texts = {name: known for name, known in source.names.items() if not is_list(source.schema.field(name).type)}
-    filled = {name: Column(name, len(codes), known=texts.get(name, ()), limit=source.limit) for name in chosen}
+    texts = {name: texts_of for name, texts_of in source.names.items() if not is_list(source.schema.field(name).type)}
+    filled = {name: Column(name, len(codes), names=texts.get(name, ()), limit=source.limit) for name in chosen}
     for part, places in placed(source, chosen, codes, offsets):
         for name, column in filled.items():
             column.write(part.column(name), places)
@@ -108,9 +108,9 @@ def group(
     for name, column in filled.items():
         if column.values is None:  # no rows: the type alone says what the column would be
             column.write(pa.array([], type=source.schema.field(name).type), slice(0, 0))
-        values[name], known = column.finish()
-        if known is not None:
-            names[name] = known
+        values[name], texts_of = column.finish()
+        if texts_of is not None:
+            names[name] = texts_of
         elif values[name].ndim > 1 and name in source.names:
             names[name] = source.names[name]
     return Federation(values, offsets, who, names=names)
@@ -145,7 +145,7 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
                 arrays[whose] = _joined([part.column(name) for name in parts])
             yield pa.RecordBatch.from_pydict({name: arrays[name] for name in columns})
 
-    names = {name: known for name, known in source.names.items() if name not in parts}
+    names = {name: texts for name, texts in source.names.items() if name not in parts}
     return replace(source, schema=fields, batches=batches, names=names), whose, parts
 
 
@@ -154,11 +154,11 @@ def _joined(columns: list[Any]) -> Any:
     texts = []
     for column in columns:
         flat = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        made = flat.cast(pa.string())
+        escaped = flat.cast(pa.string())
         if not pa.types.is_integer(flat.type):
-            made = pc.replace_substring(made, "\\", "\\\\")
-            made = pc.replace_substring(made, "/", "\\/")
-        texts.append(made)
+            escaped = pc.replace_substring(escaped, "\\", "\\\\")
+            escaped = pc.replace_substring(escaped, "/", "\\/")
+        texts.append(escaped)
     return pc.binary_join_element_wise(*texts, "/")
 
 
@@ -239,29 +239,29 @@ def check_client(source: Source, client: str) -> None:
         )
 
 
-def _miscounted(source: Source, seen: int) -> DataError:
-    return DataError(f"{source.what} declares {source.n_rows:,} rows, but {seen:,} were read: the file is damaged")
+def _miscounted(source: Source, counted: int) -> DataError:
+    return DataError(f"{source.what} declares {source.n_rows:,} rows, but {counted:,} were read: the file is damaged")
 
 
-def order_clients(codes: Array, found: list[Any], source: Source, ids: npt.ArrayLike | None) -> tuple[Array, Array]:
+def order_clients(codes: Array, labels: list[Any], source: Source, ids: npt.ArrayLike | None) -> tuple[Array, Array]:
     """The ids of the clients in their final order, and the position of each code's client (-1: it has no rows)."""
-    used = np.flatnonzero(count(codes, len(found)))
+    used = np.flatnonzero(count(codes, len(labels)))
     runs = run_codes(codes, most=len(used))
     if ids is not None:
         wanted = checked_ids(ids).tolist()
     elif source.ids is not None:
         listed = set(source.ids)
-        wanted = [*source.ids, *sorted(v for v in (found[code] for code in used.tolist()) if v not in listed)]
+        wanted = [*source.ids, *sorted(v for v in (labels[code] for code in used.tolist()) if v not in listed)]
     elif runs is not None:
-        wanted = [found[code] for code in runs.tolist()]  # rows lie together: order of appearance
+        wanted = [labels[code] for code in runs.tolist()]  # rows lie together: order of appearance
     else:
-        wanted = sorted(found[code] for code in used.tolist())
+        wanted = sorted(labels[code] for code in used.tolist())
     place = {value: position for position, value in enumerate(wanted)}
-    rank = np.full(len(found) + 1, -1, dtype=np.int32)
+    rank = np.full(len(labels) + 1, -1, dtype=np.int32)
     for code in used.tolist():
-        if found[code] not in place:
-            raise DataError(f"client {found[code]!r} has rows but is not among the {len(wanted):,} ids")
-        rank[code] = place[found[code]]
+        if labels[code] not in place:
+            raise DataError(f"client {labels[code]!r} has rows but is not among the {len(wanted):,} ids")
+        rank[code] = place[labels[code]]
     return id_array(wanted, source.what), rank
 
 
@@ -280,14 +280,14 @@ def id_array(ids: list[Any], what: str) -> Array:
 
 def run_codes(codes: Array, *, most: int) -> Array | None:
     """The code of each run of equal codes, or None where there are more than `most` runs."""
-    found, number = [codes[:1]], 1
+    starts, number = [codes[:1]], 1
     for begin in range(0, len(codes) - 1, CLIENT_ROWS):
         part = codes[begin : begin + CLIENT_ROWS + 1]
-        found.append(part[1:][part[1:] != part[:-1]])
-        number += len(found[-1])
+        starts.append(part[1:][part[1:] != part[:-1]])
+        number += len(starts[-1])
         if number > most:
             return None
-    return np.concatenate(found)
+    return np.concatenate(starts)
 
 
 def count(codes: Array, n: int) -> Array:

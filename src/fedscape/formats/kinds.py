@@ -79,20 +79,20 @@ class ColumnKind:
         'label: class, 2 values 1 to 2; --numeric label overrules'
         """
         what = "ordered class" if self.kind == "ordered" else self.kind
-        said = f"{self.name}: {what}"
+        text = f"{self.name}: {what}"
         if self.kind in ("class", "ordered") and self.values:
-            said += f", {self.distinct:,} {'value' if self.distinct == 1 else 'values'} {_ends(self.values)}"
+            text += f", {self.distinct:,} {'value' if self.distinct == 1 else 'values'} {_ends(self.values)}"
         elif self.kind in ("number", "weight") and self.low is not None:
-            said += f", {self.low:g} to {self.high:g}"
+            text += f", {self.low:g} to {self.high:g}"
         elif self.kind in ("id", "text"):
-            said += f", {self.distinct:,} values"
+            text += f", {self.distinct:,} values"
         if self.missing:
-            said += f", {self.missing:,} missing"
+            text += f", {self.missing:,} missing"
         if self.why:
-            said += f" ({self.why})"
+            text += f" ({self.why})"
         counted = "ignore" if self.low is None else "numeric"
         other = {"class": counted, "ordered": counted, "array": "ignore", "date": "ignore", "empty": "ignore"}
-        return f"{said}; --{other.get(self.kind, 'categorical')} {shlex.quote(self.name)} overrules"
+        return f"{text}; --{other.get(self.kind, 'categorical')} {shlex.quote(self.name)} overrules"
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ class Overrules:
 
     def check(self, columns: Sequence[str]) -> None:
         """Refuse names that are no columns, and a column under two headings."""
-        seen: dict[str, str] = {}
+        option_of: dict[str, str] = {}
         for heading in ("categorical", "numeric", "ignore", "keep"):
             for name in getattr(self, heading):
                 if name not in columns:
                     have = ", ".join(map(repr, list(columns)[:20])) or "none"
                     raise DataError(f"--{heading} names {name!r}, which is no column; the columns are: {have}")
-                if heading != "keep" and name in seen:
-                    raise DataError(f"{name!r} is under --{seen[name]} and under --{heading}: name it once")
-                seen.setdefault(name, heading)
+                if heading != "keep" and name in option_of:
+                    raise DataError(f"{name!r} is under --{option_of[name]} and under --{heading}: name it once")
+                option_of.setdefault(name, heading)
 
 
 def kind_of(
@@ -151,42 +151,42 @@ def kind_of(
     >>> kind_of("height", np.array([1.71, 1.64, 1.8])).kind
     'number'
     """
-    said = overrules or Overrules()
+    rules = overrules or Overrules()
     if values.ndim > 1:
         return ColumnKind(name, "array", "array", missing=_missing(values, None))
     missing = _missing(values, names)
     if missing == len(values):
         return ColumnKind(name, "empty", missing=missing, why="no row has a value")
     if names is not None:
-        kind = _text_kind(name, values, names, missing, said)
+        kind = _text_kind(name, values, names, missing, rules)
     elif values.dtype.kind in "mM":
         times = np.unique(values[~np.isnat(values)])
         kind = ColumnKind(name, "date", distinct=len(times), missing=missing)
-        if name in said.categorical:
+        if name in rules.categorical:
             kind = _as_class(kind, [str(v) for v in times], "class")
-        elif name in said.numeric:
+        elif name in rules.numeric:
             raise DataError(f"--numeric names {name!r}, which holds dates: make it a number of days first")
     else:
-        kind = _number_kind(name, values, missing, said)
-    return replace(kind, use=_use(kind, said))
+        kind = _number_kind(name, values, missing, rules)
+    return replace(kind, use=_use(kind, rules))
 
 
 def _as_class(kind: ColumnKind, labels: Sequence[str], what: Kind, why: str = "", **more: Any) -> ColumnKind:
     return replace(kind, kind=what, values=tuple(labels), distinct=len(labels), why=why, **more)
 
 
-def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said: Overrules) -> ColumnKind:
+def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, rules: Overrules) -> ColumnKind:
     often = np.bincount(codes[codes >= 0], minlength=len(names))
     used = np.flatnonzero(often)
     labels = [str(names[j]) for j in used.tolist()]
     n, d = int(often.sum()), len(used)
     kind = ColumnKind(name, "text", distinct=d, missing=missing)
-    if name in said.categorical:
+    if name in rules.categorical:
         return _as_class(kind, labels, "class")
     numbers, bad = parse_numbers(labels)
     wrong = int(often[used][bad].sum())
-    key = bool(_ID.search(name)) and d > FEW and name not in said.numeric
-    if name in said.numeric or (not key and _nearly_numeric(labels, numbers, bad, wrong, n)):
+    key = bool(_ID.search(name)) and d > FEW and name not in rules.numeric
+    if name in rules.numeric or (not key and _nearly_numeric(labels, numbers, bad, wrong, n)):
         if bad.all():
             raise DataError(f"--numeric names {name!r}, but none of its texts is a number: the first is {labels[0]!r}")
         fine = numbers[np.abs(numbers) <= BEYOND]
@@ -195,10 +195,10 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
         form = how_written([labels[j] for j in np.flatnonzero(~bad)])
         why += f", {form}" if form else ""
         weight = weight_or_mass(name, numbers, often[used])
-        if weight is not None and weight[0] == "weight" and name not in said.numeric:
+        if weight is not None and weight[0] == "weight" and name not in rules.numeric:
             return replace(kind, kind="weight", low=low, high=high, missing=missing + wrong, why=weight[1])
-        gone = missing + int(often[used][~(np.abs(numbers) <= BEYOND)].sum())
-        return replace(kind, kind="number", low=low, high=high, missing=gone, why=why)
+        lost = missing + int(often[used][~(np.abs(numbers) <= BEYOND)].sum())
+        return replace(kind, kind="number", low=low, high=high, missing=lost, why=why)
     if d == 1:
         return replace(kind, kind="constant", values=tuple(labels), why=f"{labels[0]!r} in all rows")
     if are_dates(labels) and d > 2:
@@ -213,24 +213,24 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, said
     return kind
 
 
-def _number_kind(name: str, values: Array, missing: int, said: Overrules) -> ColumnKind:
-    known = values[np.abs(values) <= BEYOND] if values.dtype.kind == "f" else values
-    if not len(known):
+def _number_kind(name: str, values: Array, missing: int, rules: Overrules) -> ColumnKind:
+    finite = values[np.abs(values) <= BEYOND] if values.dtype.kind == "f" else values
+    if not len(finite):
         return ColumnKind(name, "empty", missing=missing, why="no finite number in any row")
-    distinct, often = np.unique(known, return_counts=True)
+    distinct, often = np.unique(finite, return_counts=True)
     whole = distinct.dtype.kind != "f" or bool(np.all(distinct == np.floor(distinct)))
-    n, d = len(known), len(distinct)
+    n, d = len(finite), len(distinct)
     kind = ColumnKind(name, "number", distinct=d, low=float(distinct[0]), high=float(distinct[-1]), missing=missing)
-    if name in said.categorical:
+    if name in rules.categorical:
         return _as_class(kind, [label_of(v) for v in distinct], "class" if whole else "ordered")
-    if name in said.numeric:
+    if name in rules.numeric:
         return kind
     if d == 1:
         return replace(
             kind, kind="constant", values=(label_of(distinct[0]),), why=f"{label_of(distinct[0])} in all rows"
         )
     if whole:
-        return _whole_kind(kind, known, distinct, often)
+        return _whole_kind(kind, finite, distinct, often)
     if (weight := weight_or_mass(name, distinct, often)) is not None:
         return replace(kind, kind=weight[0], why=weight[1])
     if d <= FEW and n >= 5 * d:
@@ -238,9 +238,9 @@ def _number_kind(name: str, values: Array, missing: int, said: Overrules) -> Col
     return kind
 
 
-def _whole_kind(kind: ColumnKind, known: Array, distinct: Array, often: Array) -> ColumnKind:
+def _whole_kind(kind: ColumnKind, finite: Array, distinct: Array, often: Array) -> ColumnKind:
     """The kind of whole numbers, the hardest to tell."""
-    n, d, name = len(known), len(distinct), kind.name
+    n, d, name = len(finite), len(distinct), kind.name
     span = float(distinct[-1]) - float(distinct[0]) + 1
     label = name.lower() in LABELS
     if name in INDEXES and d > FEW:
@@ -253,7 +253,7 @@ def _whole_kind(kind: ColumnKind, known: Array, distinct: Array, often: Array) -
         return _as_class(kind, [label_of(v) for v in distinct], "class", "by its name")
     if (weight := weight_or_mass(name, distinct, often)) is not None:
         return replace(kind, kind=weight[0], why=weight[1])
-    if n >= 50 and d > 0.95 * n and (float(distinct[-1]) > 2**53 or (known.dtype.kind in "iu" and _is_even(distinct))):
+    if n >= 50 and d > 0.95 * n and (float(distinct[-1]) > 2**53 or (finite.dtype.kind in "iu" and _is_even(distinct))):
         return replace(kind, kind="id", why="a value of its own in nearly every row")
     if _is_code(name, distinct, often):
         why = "looks like a code"
@@ -290,17 +290,17 @@ def _is_even(distinct: Array) -> bool:
     return bool(np.abs(places - np.linspace(0, 1, len(places))).max() < 0.15)
 
 
-def _use(kind: ColumnKind, said: Overrules) -> Use:
+def _use(kind: ColumnKind, rules: Overrules) -> Use:
     if kind.kind == "number" or kind.kind == "ordered":
         return "number"
     if kind.kind == "class":
         texts = kind.low is None
         if (texts or kind.code) and kind.distinct > 2:
             return "indicators" if kind.distinct <= MOST_CODES else ""
-        return "indicators" if texts or kind.name in said.categorical else "number"
-    if kind.kind == "weight" and kind.name in said.keep:
+        return "indicators" if texts or kind.name in rules.categorical else "number"
+    if kind.kind == "weight" and kind.name in rules.keep:
         return "number"
-    return "number" if kind.name in said.keep and kind.low is not None else ""
+    return "number" if kind.name in rules.keep and kind.low is not None else ""
 
 
 def _nearly_numeric(labels: list[str], numbers: Array, bad: Array, wrong: int, n: int) -> bool:

@@ -104,7 +104,9 @@ def to_leaf(fed: Federation, path: Name, *, overwrite: bool = False) -> None:
 
 def _parts(fed: Federation) -> Iterator[str]:
     users = [str(client) for client in fed.ids.tolist()]
-    texts = {name: np.array([*known, None], dtype=object) for name, known in coded(fed).items()}  # -1: the last, None
+    texts = {
+        name: np.array([*texts_of, None], dtype=object) for name, texts_of in coded(fed).items()
+    }  # -1: the last, None
     yield f'{{"users": {json.dumps(users)}, "num_samples": {json.dumps(fed.sizes.tolist())}, "user_data": {{'
     for place, user in enumerate(users):
         rows = slice(int(fed.offsets[place]), int(fed.offsets[place + 1]))

@@ -79,13 +79,13 @@ def to_huggingface(fed: Federation, *, client: str = "client") -> Any:
     datasets = require("datasets", extra="dev")
     schema = outgoing_schema(fed, client)
     table = pa.Table.from_batches(outgoing_batches(fed, schema), schema)
-    labelled = {name: known for name, known in fed.names.items() if fed.columns[name].ndim == 1 and known}
+    labelled = {name: labels for name, labels in fed.names.items() if fed.columns[name].ndim == 1 and labels}
     for name in labelled:
         place = table.schema.get_field_index(name)
         table = table.set_column(place, name, pa.array(fed.columns[name].astype(np.int64)))
     try:
         features = datasets.Features.from_arrow_schema(table.schema)
-        features.update({name: datasets.ClassLabel(names=list(known)) for name, known in labelled.items()})
+        features.update({name: datasets.ClassLabel(names=list(labels)) for name, labels in labelled.items()})
         return datasets.Dataset(datasets.table.InMemoryTable(table), info=datasets.DatasetInfo(features=features))
     except (ValueError, TypeError, KeyError, pa.ArrowException) as error:
         raise DataError(f"the columns {list(fed.columns)} cannot become a Dataset: {one_line(error)}") from error
@@ -113,8 +113,8 @@ def from_flower(federated_dataset: Any, split: str) -> Federation:
     for number in range(int(partitioner.num_partitions)):
         table, names = _table_of(partitioner.load_partition(number))
         tables.append(table)
-    columns, sizes, known = stack_clients(tables, names=names)
-    return Federation(columns, offsets_of(sizes), names=known)
+    columns, sizes, texts = stack_clients(tables, names=names)
+    return Federation(columns, offsets_of(sizes), names=texts)
 
 
 def from_torch(dataset: Any, *, clients: npt.ArrayLike, ids: npt.ArrayLike | None = None) -> Federation:

@@ -48,26 +48,26 @@ def classes_of(
     >>> made.codes.tolist(), made.names
     ([2, 0, 1, 0], ('1', '3', '5'))
     """
-    said = overrules or Overrules()
+    rules = overrules or Overrules()
     values, names = federation[column], federation.names.get(column)
-    known = kind or kind_of(column, values, names if values.ndim == 1 else None, overrules=said)
-    if known.kind == "array":
+    column_kind = kind or kind_of(column, values, names if values.ndim == 1 else None, overrules=rules)
+    if column_kind.kind == "array":
         raise DataError(
             f"the column {column!r} must hold categories, numbers or ready counts, one a row, not "
             f"{values.dtype}{list(values.shape[1:])}: name another with --column"
         )
-    if known.kind == "empty":
+    if column_kind.kind == "empty":
         raise DataError(f"the column {column!r} has no value in any row: name another with --column")
-    if known.kind in ("id", "date"):
-        what = "dates" if known.kind == "date" else f"an id ({known.why})"
+    if column_kind.kind in ("id", "date"):
+        what = "dates" if column_kind.kind == "date" else f"an id ({column_kind.why})"
         raise DataError(
             f"the column {column!r} holds {what}, no classes: name another with --column, or --categorical {column} "
             "takes every value as a class"
         )
-    if known.kind in ("number", "weight"):
+    if column_kind.kind in ("number", "weight"):
         return _cut(as_numbers(values, names), column)
-    labels = known.values or tuple(str(text) for text in names or ())
-    return Classes(as_codes(values, labels, names), renamed(labels, said.names, column), known.kind == "ordered")
+    labels = column_kind.values or tuple(str(text) for text in names or ())
+    return Classes(as_codes(values, labels, names), renamed(labels, rules.names, column), column_kind.kind == "ordered")
 
 
 def with_classes(
@@ -84,14 +84,18 @@ def with_classes(
     values = federation[column]
     if values.ndim == 2 and values.dtype.kind in "iu":
         return federation, None
-    made = classes_of(federation, column, kind=kind, overrules=overrules)
+    classes = classes_of(federation, column, kind=kind, overrules=overrules)
     plain = column not in federation.names and values.dtype.kind in "iu"
-    if plain and made.names == tuple(map(str, range(len(made.names)))):
-        return federation, made
-    known = made.codes >= 0
-    rows = federation if known.all() else federation.where(known)
-    names = made.names if overrules is not None and overrules.names is not None else _as_known(federation, column, made)
-    return rows.with_column(column, made.codes[known].astype(np.int32), names=names), made
+    if plain and classes.names == tuple(map(str, range(len(classes.names)))):
+        return federation, classes
+    present = classes.codes >= 0
+    rows = federation if present.all() else federation.where(present)
+    names = (
+        classes.names
+        if overrules is not None and overrules.names is not None
+        else _as_known(federation, column, classes)
+    )
+    return rows.with_column(column, classes.codes[present].astype(np.int32), names=names), classes
 
 
 def _as_known(federation: Federation, column: str, classes: Classes) -> tuple[str, ...]:
@@ -104,16 +108,16 @@ def overruled(
     federation: Federation, categorical: Sequence[str], numeric: Sequence[str], ignore: Sequence[str]
 ) -> Federation:
     """The columns as a person says: classes as codes with names (-1: missing), texts as numbers, some left out."""
-    said = Overrules(tuple(categorical), tuple(numeric), tuple(ignore))
-    said.check(list(federation.columns))
-    made = federation.select([name for name in federation.columns if name not in ignore]) if ignore else federation
+    rules = Overrules(tuple(categorical), tuple(numeric), tuple(ignore))
+    rules.check(list(federation.columns))
+    table = federation.select([name for name in federation.columns if name not in ignore]) if ignore else federation
     for name in categorical:
-        classes = classes_of(made, name, overrules=said)
-        made = made.with_column(name, classes.codes, names=_as_known(made, name, classes))
+        classes = classes_of(table, name, overrules=rules)
+        table = table.with_column(name, classes.codes, names=_as_known(table, name, classes))
     for name in numeric:
-        kind_of(name, made[name], made.names.get(name), overrules=said)  # refuses what holds no number
-        made = made.with_column(name, as_numbers(made[name], made.names.get(name)))
-    return made
+        kind_of(name, table[name], table.names.get(name), overrules=rules)  # refuses what holds no number
+        table = table.with_column(name, as_numbers(table[name], table.names.get(name)))
+    return table
 
 
 def with_same_classes(
@@ -129,23 +133,23 @@ def with_same_classes(
     """
     if any(fed[column].ndim > 1 for fed in federations):
         return list(federations)
-    said = overrules or Overrules()
-    kinds = [kind_of(column, fed[column], fed.names.get(column), overrules=said) for fed in federations]
+    rules = overrules or Overrules()
+    kinds = [kind_of(column, fed[column], fed.names.get(column), overrules=rules) for fed in federations]
     if kinds[0].kind in ("number", "weight"):
         cuts = _edges(as_numbers(federations[0][column], federations[0].names.get(column)))
-        made = [_cut(as_numbers(fed[column], fed.names.get(column)), column, cuts) for fed in federations]
+        coded = [_cut(as_numbers(fed[column], fed.names.get(column)), column, cuts) for fed in federations]
     else:
-        made = [classes_of(fed, column, kind=kind) for fed, kind in zip(federations, kinds, strict=True)]
-    labels = list(dict.fromkeys(name for classes in made for name in classes.names))
+        coded = [classes_of(fed, column, kind=kind) for fed, kind in zip(federations, kinds, strict=True)]
+    labels = list(dict.fromkeys(name for classes in coded for name in classes.names))
     if all(label.isdigit() for label in labels):
         labels.sort(key=int)
-    names = renamed(labels, said.names, column)
+    names = renamed(labels, rules.names, column)
     out = []
-    for fed, classes in zip(federations, made, strict=True):
+    for fed, classes in zip(federations, coded, strict=True):
         place = np.array([*(labels.index(name) for name in classes.names), -1], dtype=np.int32)
-        known = classes.codes >= 0
-        rows = fed if known.all() else fed.where(known)
-        out.append(rows.with_column(column, place[classes.codes[known]], names=names))
+        present = classes.codes >= 0
+        rows = fed if present.all() else fed.where(present)
+        out.append(rows.with_column(column, place[classes.codes[present]], names=names))
     return out
 
 
@@ -166,8 +170,8 @@ def sketchable(federation: Federation, kind: ColumnKind, family: str) -> Federat
     if kind.kind not in ("number", "weight") and (kind.low is None or kind.kind == "empty"):
         return federation if name in federation.names else _refuse_sketch(kind)
     numbers = as_numbers(federation[name], federation.names.get(name))
-    known = ~np.isnan(numbers)
-    return federation.where(known).with_column(name, numbers[known])
+    present = ~np.isnan(numbers)
+    return federation.where(present).with_column(name, numbers[present])
 
 
 def _refuse_sketch(kind: ColumnKind) -> Federation:
@@ -190,26 +194,26 @@ def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> 
 
 
 def _edges(numbers: Array) -> Array:
-    known = numbers[~np.isnan(numbers)]
-    return np.unique(np.quantile(known, np.arange(1, BINS) / BINS)) if len(known) else np.zeros(1)
+    present = numbers[~np.isnan(numbers)]
+    return np.unique(np.quantile(present, np.arange(1, BINS) / BINS)) if len(present) else np.zeros(1)
 
 
 def _cut(numbers: Array, column: str, inner: Array | None = None) -> Classes:
     """Classes of a number between these edges; without any between its quantiles, empty classes left out."""
-    known = ~np.isnan(numbers)
+    present = ~np.isnan(numbers)
     cuts = _edges(numbers) if inner is None else inner
-    codes = np.where(known, np.searchsorted(cuts, np.where(known, numbers, 0), side="right"), -1)
+    codes = np.where(present, np.searchsorted(cuts, np.where(present, numbers, 0), side="right"), -1)
     shown = [f"{float(f'{end:.4g}'):,.10g}" for end in cuts]  # four digits, and no exponent where people count
     labels = [f"{a} to {b}" for a, b in pairwise(shown)]
     labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
-    used = np.unique(codes[known]) if inner is None else np.arange(len(labels))
+    used = np.unique(codes[present]) if inner is None else np.arange(len(labels))
     place = np.full(len(labels) + 1, -1)
     place[used] = np.arange(len(used))
     remark = (
         f"{column!r} is a number: it is cut at its quantiles into {len(used)} classes of about as many rows each; "
         f"--categorical {column} takes every value as a class."
     )
-    return Classes(np.where(known, place[codes], -1), tuple(labels[j] for j in used), True, remark)
+    return Classes(np.where(present, place[codes], -1), tuple(labels[j] for j in used), True, remark)
 
 
 def declare_classes(federation: Federation, column: str, names: Sequence[str]) -> Federation:

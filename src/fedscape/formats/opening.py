@@ -115,12 +115,12 @@ def file_rows(source: Source, federation: Federation, client: str, rows: Sequenc
     """The rows of the file, from 1 on, behind these rows of the Federation: grouping keeps the order of each client."""
     codes, values = read_clients(*keyed(source, client)[:2])
     code_of = {value: code for code, value in enumerate(values)}
-    made = []
+    parts = []
     for row in rows:
         owner = int(np.searchsorted(federation.offsets, row, side="right")) - 1
         mine = np.flatnonzero(codes == code_of[federation.ids[owner].item()])
-        made.append(int(mine[row - int(federation.offsets[owner])]) + 1)
-    return made
+        parts.append(int(mine[row - int(federation.offsets[owner])]) + 1)
+    return parts
 
 
 def _json_source(path: Path, *, lines: bool) -> Source:

@@ -29,7 +29,7 @@ def outgoing_schema(fed: Federation, client: str, metadata: Mapping[bytes, bytes
 
 def coded(fed: Federation) -> dict[str, tuple[str, ...]]:
     """The names of columns that hold codes; those of ready counts belong to their last axis."""
-    return {name: known for name, known in fed.names.items() if fed[name].ndim == 1}
+    return {name: texts for name, texts in fed.names.items() if fed[name].ndim == 1}
 
 
 def _type_of(name: str, values: Array, names: tuple[str, ...] | None) -> Any:
@@ -67,7 +67,7 @@ def check_codes(name: str, values: Array, names: tuple[str, ...]) -> None:
 def outgoing_batches(fed: Federation, schema: Any, rows: int = ROWS) -> Iterator[Any]:
     """The rows as record batches of this schema, a bounded number of rows at a time."""
     ids = pa.array(fed.ids.tolist(), type=schema.field(0).type)
-    names = {name: pa.array(known, type=pa.string()) for name, known in coded(fed).items()}
+    names = {name: pa.array(texts, type=pa.string()) for name, texts in coded(fed).items()}
     for begin in range(0, fed.n_rows, rows):
         part = slice(begin, min(begin + rows, fed.n_rows))
         client = np.repeat(np.arange(len(fed)), np.diff(np.clip(fed.offsets, part.start, part.stop)))
@@ -81,12 +81,12 @@ def _to_arrow(values: Array, kind: Any, names: Any) -> Any:
     flat = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("=")).reshape(-1)
     if names is not None:
         codes = flat.astype(np.int64)
-        made = names.take(pa.array(codes, mask=codes < 0))
+        column = names.take(pa.array(codes, mask=codes < 0))
     else:
-        made = pa.array(flat)
+        column = pa.array(flat)
     for size, layer in reversed(list(zip(values.shape[1:], _layers(kind), strict=True))):
-        made = pa.FixedSizeListArray.from_arrays(made, type=layer) if size else made
-    return made
+        column = pa.FixedSizeListArray.from_arrays(column, type=layer) if size else column
+    return column
 
 
 def _layers(kind: Any) -> list[Any]:

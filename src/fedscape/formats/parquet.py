@@ -160,10 +160,10 @@ def _listed_ids(heads: list[Head], client: str) -> list[Any] | None:
     """The clients that `to_parquet` listed for this client column, or None."""
     listed: dict[Any, None] = {}
     for head in heads:
-        given = _metadata(head, IDS)
-        if given.get("client") != client:
+        stored = _metadata(head, IDS)
+        if stored.get("client") != client:
             continue
-        ids = given.get("ids")
+        ids = stored.get("ids")
         if not isinstance(ids, list) or not ({type(v) for v in ids} <= {int} or {type(v) for v in ids} <= {str}):
             raise DataError(f"{head.path} lists its clients under {IDS.decode()!r} wrongly: remove that metadata")
         listed.update(dict.fromkeys(ids))
@@ -181,7 +181,9 @@ def _listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
             if column in head.schema.names and has_names(head.schema.field(column).type, len(names)):
                 listed.setdefault(column, {}).update(dict.fromkeys(names))
     return {
-        column: tuple(names) if all(said.get(column) == list(names) for said in declared) else Collected(names)
+        column: tuple(names)
+        if all(names_in_file.get(column) == list(names) for names_in_file in declared)
+        else Collected(names)
         for column, names in listed.items()
     }
 
@@ -223,8 +225,8 @@ def to_parquet(fed: Federation, path: Name, *, client: str = "client", overwrite
     metadata = {}
     if fed.names:
         metadata[NAMES] = json.dumps(dict(fed.names)).encode()
-        given = {name: known for name, known in fed.names.items() if not isinstance(known, Collected)}
-        metadata[DECLARED] = json.dumps(given).encode()
+        declared = {name: texts for name, texts in fed.names.items() if not isinstance(texts, Collected)}
+        metadata[DECLARED] = json.dumps(declared).encode()
     if not fed.sizes.all():
         metadata[IDS] = json.dumps({"client": client, "ids": fed.ids.tolist()}).encode()
     schema = outgoing_schema(fed, client, metadata)

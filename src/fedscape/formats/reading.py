@@ -55,10 +55,10 @@ class Reading:
 
     def lines(self) -> list[str]:
         """What is said first: every finding, then the target, then the features."""
-        said = lines_of(self.findings)
+        lines = lines_of(self.findings)
         if self.target is not None:
-            said.append(self[self.target].line)
-        return [*said, f"features: {', '.join(self.features) or 'none'}"]
+            lines.append(self[self.target].line)
+        return [*lines, f"features: {', '.join(self.features) or 'none'}"]
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, which `from_json` reads back."""
@@ -117,33 +117,35 @@ def read_columns(
     >>> read_columns(fed, target="y").lines()
     ['y: class, 2 values 1 to 2; --numeric y overrules', 'features: age']
     """
-    said = overrules or Overrules()
-    said.check(list(federation.columns))
+    rules = overrules or Overrules()
+    rules.check(list(federation.columns))
     columns = tuple(
-        kind_of(name, values, federation.names.get(name) if values.ndim == 1 else None, overrules=said)
+        kind_of(name, values, federation.names.get(name) if values.ndim == 1 else None, overrules=rules)
         for name, values in federation.columns.items()
-        if name not in said.ignore
+        if name not in rules.ignore
     )
-    made = Reading(columns, target=target)
+    reading = Reading(columns, target=target)
     if target is not None:
-        _check_target(made, target)
-    found = find(federation, columns, target=target, overrules=said)
+        _check_target(reading, target)
+    findings = find(federation, columns, target=target, overrules=rules)
     if features is None:
-        odd = {each.column for each in found if each.kind in _LEAVE_OUT} - set(said.keep)
+        odd = {each.column for each in findings if each.kind in _LEAVE_OUT} - set(rules.keep)
         arrays = [kind.name for kind in columns if kind.kind == "array" and kind.name == "x" != target]
         usable = [kind.name for kind in columns if kind.use and kind.name not in odd and kind.name != target]
         features = arrays or usable
     else:
-        found = [_asked_for(each) if each.column in features else each for each in found]
+        findings = [_asked_for(each) if each.column in features else each for each in findings]
     for name in features:
         if name == target:
             raise DataError(
                 f"--features are what is predicted from, and the target {name!r} is none of them: take it out"
             )
-        if not made[name].use and made[name].kind not in ("id", "weight", "class"):
-            raise DataError(f"{made[name].line.partition(';')[0]}: it cannot be a feature, take it out of --features")
+        if not reading[name].use and reading[name].kind not in ("id", "weight", "class"):
+            raise DataError(
+                f"{reading[name].line.partition(';')[0]}: it cannot be a feature, take it out of --features"
+            )
     used = tuple(_usable(kind) if kind.name in features else kind for kind in columns)
-    return replace(made, columns=used, findings=tuple(found), features=tuple(features))
+    return replace(reading, columns=used, findings=tuple(findings), features=tuple(features))
 
 
 def _usable(kind: ColumnKind) -> ColumnKind:
@@ -159,9 +161,9 @@ def _usable(kind: ColumnKind) -> ColumnKind:
     return replace(kind, use="number")
 
 
-def _asked_for(found: Finding) -> Finding:
-    left_out = found.kind in (*_LEAVE_OUT, "id", "weight", "text")
-    return replace(found, remedy="used, as --features says") if left_out else found
+def _asked_for(finding: Finding) -> Finding:
+    left_out = finding.kind in (*_LEAVE_OUT, "id", "weight", "text")
+    return replace(finding, remedy="used, as --features says") if left_out else finding
 
 
 def encode(

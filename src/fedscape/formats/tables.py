@@ -46,7 +46,7 @@ def stack_clients(
     if isinstance(clients, Mapping):
         raise DataError("clients must be a list of tables, not a mapping: pass list(d.values()) and ids=list(d)")
     fixed = dict(names or {})
-    codes: defaultdict[str, Codes] = defaultdict(Codes, {name: Codes(known) for name, known in fixed.items()})
+    codes: defaultdict[str, Codes] = defaultdict(Codes, {name: Codes(names_of) for name, names_of in fixed.items()})
     tables = [_pieces(table, place, codes) for place, table in enumerate(clients)]
     sizes = np.array([_length(table, place) for place, table in enumerate(tables)], dtype=np.int64)
     first = list(tables[0]) if tables else []
@@ -57,14 +57,14 @@ def stack_clients(
                 "every client the same columns"
             )
     columns: dict[str, Array] = {}
-    known: dict[str, tuple[str, ...]] = {}
+    names_of: dict[str, tuple[str, ...]] = {}
     for name in first:
         columns[name], texts = _stacked(name, [table[name] for table in tables])
         if texts or name in fixed:
-            known[name], rank = codes[name].finish()
+            names_of[name], rank = codes[name].finish()
             columns[name] = columns[name].astype(np.int32)
             recode(columns[name], rank)
-    return columns, sizes, known
+    return columns, sizes, names_of
 
 
 def _pieces(table: Any, place: int, codes: Mapping[str, Codes]) -> dict[str, Piece]:
@@ -72,8 +72,8 @@ def _pieces(table: Any, place: int, codes: Mapping[str, Codes]) -> dict[str, Pie
         if is_table(table):
             whole = as_table(table).combine_chunks()
             return {name: _arrow_piece(whole, name, codes[name]) for name in whole.column_names}
-        given = table if isinstance(table, Mapping) else {"x": table}
-        return {name: _array_piece(name, values, codes) for name, values in given.items()}
+        columns_in = table if isinstance(table, Mapping) else {"x": table}
+        return {name: _array_piece(name, values, codes) for name, values in columns_in.items()}
     except DataError as error:
         raise DataError(f"client {place}: {error}") from None
 
@@ -85,14 +85,14 @@ def _arrow_piece(table: Any, name: str, codes: Codes) -> Piece:
     return to_numpy(part, name, codes), holds_texts(part.type)
 
 
-def _array_piece(name: str, given: npt.ArrayLike, codes: Mapping[str, Codes]) -> Piece:
+def _array_piece(name: str, raw: npt.ArrayLike, codes: Mapping[str, Codes]) -> Piece:
     try:
-        values = plain_array(given)
+        values = plain_array(raw)
     except ValueError:
         values = np.empty(0)  # not one array: as_array says why
     texts = values.ndim and values.dtype.kind == "O" and {type(v) for v in values.ravel().tolist()} <= {str, type(None)}
     if not texts:
-        values = as_array(name, given)
+        values = as_array(name, raw)
         if values.dtype.kind != "U":
             return values, False
     return codes[name].encode_list(values.ravel().tolist()).reshape(values.shape), True
@@ -138,13 +138,13 @@ def _kind(values: Array, texts: bool) -> str:
 # -- one table for all -------------------------------------------------------------------------------------------------
 
 
-def is_table(given: Any) -> bool:
+def is_table(data: Any) -> bool:
     """Whether this is a pandas DataFrame, an Arrow table, or anything that speaks Arrow's table protocol."""
-    return isinstance(given, pa.Table | pa.RecordBatch) or _is_pandas(given) or hasattr(given, "__arrow_c_stream__")
+    return isinstance(data, pa.Table | pa.RecordBatch) or _is_pandas(data) or hasattr(data, "__arrow_c_stream__")
 
 
-def _is_pandas(given: Any) -> bool:
-    return type(given).__module__.split(".")[0] == "pandas" and hasattr(given, "columns")
+def _is_pandas(data: Any) -> bool:
+    return type(data).__module__.split(".")[0] == "pandas" and hasattr(data, "columns")
 
 
 def as_table(frame: Any) -> Any:
@@ -230,13 +230,13 @@ def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None)
     place = whole.schema.get_field_index(client)
     if place >= 0:
         whole = whole.set_column(place, client, _plain_ids(whole.column(client)))
-    said = [f"{file.name} is {d.remark}" for file, d in zip(files, dialects, strict=True) if d.remark]
+    remarks = [f"{file.name} is {d.remark}" for file, d in zip(files, dialects, strict=True) if d.remark]
     bare = [place for place, name in enumerate(whole.column_names) if not name]
     if bare:
         names = [name if name else f"Unnamed: {place}" for place, name in enumerate(whole.column_names)]
         whole = whole.rename_columns(names)
-        said += [f"column {place + 1} has no name and is called {names[place]!r}" for place in bare]
-    return replace(table_source(whole, os.fspath(path)), remarks=tuple(said))
+        remarks += [f"column {place + 1} has no name and is called {names[place]!r}" for place in bare]
+    return replace(table_source(whole, os.fspath(path)), remarks=tuple(remarks))
 
 
 def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] | None) -> Any:
@@ -269,7 +269,7 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
         if len(set(table.column_names)) < table.num_columns or not texts:
             return table
         # A second look at the texts, where "NA" is a text and only an empty cell without quotes is missing.
-        again = read(
+        reread = read(
             column_types=dict.fromkeys(texts, pa.string()),
             include_columns=texts,
             null_values=[""],
@@ -277,8 +277,8 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
             quoted_strings_can_be_null=False,
         )
         for name in texts:
-            if name not in large or _are_digits(again.column(name)):
-                table = table.set_column(table.schema.get_field_index(name), name, again.column(name))
+            if name not in large or _are_digits(reread.column(name)):
+                table = table.set_column(table.schema.get_field_index(name), name, reread.column(name))
         return table
 
 

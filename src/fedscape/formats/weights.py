@@ -32,8 +32,8 @@ def weight_or_mass(name: str, distinct: Array, often: Array) -> tuple[Literal["w
     ('weight', 'by its name')
     """
     named = bool(_SURVEY_WEIGHT.search(name))
-    known = np.isfinite(distinct)
-    values, times = distinct[known].astype(float), often[known]
+    finite = np.isfinite(distinct)
+    values, times = distinct[finite].astype(float), often[finite]
     if not (named or _WEIGHT.fullmatch(name)) or len(values) <= _FEW or values.min() < 0:
         return None
     if named:

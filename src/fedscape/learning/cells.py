@@ -42,14 +42,14 @@ def numbers_in(table: Federation, name: str) -> Array:
     values = table[name]
     if is_text(table, name):
         texts = table.names[name]
-        made = as_numbers(values, texts)
-        rows = np.flatnonzero(np.isnan(made) & ~missing_in(table, name))
-        if len(rows) and np.isnan(made).all():
+        numbers = as_numbers(values, texts)
+        rows = np.flatnonzero(np.isnan(numbers) & ~missing_in(table, name))
+        if len(rows) and np.isnan(numbers).all():
             raise DataError(
                 f"column {name!r} holds texts, such as {text_at(table, name, int(rows[0]))!r} in "
                 f"{place_of(table, int(rows[0]))}, but must hold numbers: mend it, or leave it out of the features"
             )
-        return made[:, None]
+        return numbers[:, None]
     if values.dtype.kind not in "biuf":
         raise DataError(f"column {name!r} must hold numbers, not {values.dtype}: make them numbers, or leave it out")
     return as_numbers(values).reshape(len(values), -1)

@@ -48,11 +48,11 @@ class Evaluation:
 
     def summary(self) -> dict[str, float]:
         """Pooled over rows, and over clients: mean, percentiles, the worst tenth of the clients, and the spread."""
-        made: dict[str, float] = {"clients": len(self.ids), "clients_with_rows": int((self.rows > 0).sum())}
-        made.update(_summary("loss", self.loss, self.rows, worst_is_high=True))
+        numbers: dict[str, float] = {"clients": len(self.ids), "clients_with_rows": int((self.rows > 0).sum())}
+        numbers.update(_summary("loss", self.loss, self.rows, worst_is_high=True))
         if self.accuracy is not None:
-            made.update(_summary("accuracy", self.accuracy, self.rows, worst_is_high=False))
-        return made
+            numbers.update(_summary("accuracy", self.accuracy, self.rows, worst_is_high=False))
+        return numbers
 
     def table(self) -> dict[str, Array]:
         """One row per client, by column."""
@@ -65,21 +65,21 @@ class Evaluation:
 
 
 def _summary(name: str, values: Array, rows: Array, *, worst_is_high: bool) -> dict[str, float]:
-    known, weight = values[rows > 0], rows[rows > 0]
-    if len(known) == 0:
+    with_rows, weight = values[rows > 0], rows[rows > 0]
+    if len(with_rows) == 0:
         return {}
-    worst = np.sort(-known if worst_is_high else known)[: max(1, len(known) // 10)]
-    if np.isnan(known).any():  # they would be sorted behind all others
-        worst = known
-    cuts = dict(zip(("p5", "p25", "p50", "p75", "p95"), np.percentile(known, (5, 25, 50, 75, 95)), strict=True))
-    made = {
-        "pooled": np.average(known, weights=weight),
-        "of_clients": known.mean(),
+    worst = np.sort(-with_rows if worst_is_high else with_rows)[: max(1, len(with_rows) // 10)]
+    if np.isnan(with_rows).any():  # they would be sorted behind all others
+        worst = with_rows
+    cuts = dict(zip(("p5", "p25", "p50", "p75", "p95"), np.percentile(with_rows, (5, 25, 50, 75, 95)), strict=True))
+    statistics = {
+        "pooled": np.average(with_rows, weights=weight),
+        "of_clients": with_rows.mean(),
         **cuts,
         "worst_decile": np.abs(worst.mean()),
-        "spread": known.std(),
+        "spread": with_rows.std(),
     }
-    return {f"{name}_{what}": float(value) for what, value in made.items()}
+    return {f"{name}_{what}": float(value) for what, value in statistics.items()}
 
 
 def evaluate(
@@ -115,9 +115,9 @@ def evaluate(
     with ThreadPoolExecutor(threads or cores()) as pool:
         parts = list(pool.map(work, blocks))
     loss, rows = np.concatenate([p[0] for p in parts]), np.concatenate([p[2] for p in parts])
-    known = [p[1] for p in parts if p[1] is not None]
+    hits = [p[1] for p in parts if p[1] is not None]
     with np.errstate(invalid="ignore"):
-        accuracy = np.concatenate(known) / rows if len(known) == len(parts) else None
+        accuracy = np.concatenate(hits) / rows if len(hits) == len(parts) else None
         return Evaluation(federation.ids, rows, loss / rows, accuracy)
 
 
@@ -209,10 +209,10 @@ def sums_of_clients(local: LocalSGD, state: Arrays, clients: Federation) -> tupl
 
 def model_arrays(state: Mapping[str, Array]) -> Arrays:
     """The model's parameters in a state, by their own names."""
-    found = {name.removeprefix("model."): values for name, values in state.items() if name.startswith("model.")}
-    if not found:
+    arrays = {name.removeprefix("model."): values for name, values in state.items() if name.startswith("model.")}
+    if not arrays:
         raise DataError(f"the state holds no model.<parameter>: it has {', '.join(state) or 'nothing'}")
-    return found
+    return arrays
 
 
 def checked_params(local: LocalSGD, params: Mapping[str, Array]) -> Arrays:

@@ -71,14 +71,14 @@ class QFedAvg(FedAvg):
             )
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        loss, here = self._losses(state, clients), clients.sizes > 0
+        loss, has_rows = self._losses(state, clients), clients.sizes > 0
         moves = rows_of_moves(self._moves(state, clients, key), model_arrays(state), clients, self.weighting)
         square = np.sum([_squares(rows) for rows in moves.values()], axis=0)
         rate = self.local.rate(key.round)
         slope = square / rate if rate > 0 else square  # a schedule may end at 0, where nobody moves
-        weight = here * self._powers(loss, clients)
+        weight = has_rows * self._powers(loss, clients)
         sent = {name: rows * _along(weight, rows) for name, rows in moves.items()}
-        return {**sent, "scale": weight + here * self.q * loss ** (self.q - 1) * slope}, {}
+        return {**sent, "scale": weight + has_rows * self.q * loss ** (self.q - 1) * slope}, {}
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
         return None  # that of FedAvg has other weights

@@ -67,10 +67,10 @@ def learn_inputs(
         why = "at least one column" if not features else f"a column once, not {', '.join([*repeated, target])} again"
         raise DataError(f"features must name {why}: the target {target!r} is none of them")
     overruled = dict(kinds or {})
-    made = tuple(_learned(rows, name, overruled.get(name), fill, standardise) for name in features)
+    learned = tuple(_learned(rows, name, overruled.get(name), fill, standardise) for name in features)
     missing = "refuse" if fill is None else "drop" if fill == "drop" else "fill"
     names = class_names(rows, target) if classes is None else tuple(classes)
-    inputs = Inputs(made, target, names, None if shape is None else tuple(shape), missing, client)
+    inputs = Inputs(learned, target, names, None if shape is None else tuple(shape), missing, client)
     if shape is not None and (math.prod(shape) != inputs.width or min(shape) < 1):
         raise DataError(
             f"shape must hold the {inputs.width:,} numbers of a row, {','.join(map(str, shape))} holds "
@@ -89,12 +89,14 @@ def class_names(rows: Federation, target: str) -> tuple[str, ...]:
     if values.ndim == 1 and values.dtype.kind in "biuf" and not missing_in(rows, target).all():
         if is_text(rows, target):
             return tuple(rows.names[target])
-        found = kind_of(target, values)
-        if found.kind in ("class", "ordered", "constant") or values.dtype.kind in "biu":
-            known = _values(rows, target)
-            if len(known) > MOST_CLASSES:
-                raise DataError(f"the column {target!r} has {len(known):,} different values: that is no class, bin it")
-            return known
+        kind = kind_of(target, values)
+        if kind.kind in ("class", "ordered", "constant") or values.dtype.kind in "biu":
+            values_in_use = _values(rows, target)
+            if len(values_in_use) > MOST_CLASSES:
+                raise DataError(
+                    f"the column {target!r} has {len(values_in_use):,} different values: that is no class, bin it"
+                )
+            return values_in_use
         raise DataError(
             f"{target!r} is a number, not a class: 'fedscape regress' predicts numbers; to train on it, make a column "
             "of classes first"
@@ -111,7 +113,7 @@ def feature_kinds(reading: Reading) -> dict[str, str]:
     >>> feature_kinds(read_columns(Federation({"a": [1.5, 2.5], "b": ["u", "v"]}, [0, 2])))
     {'a': 'number', 'b': 'category'}
     """
-    made = {}
+    kinds = {}
     for name in reading.features:
         column = reading[name]
         if column.kind in ("date", "text", "empty") or (not column.use and column.low is None and not column.values):
@@ -120,16 +122,16 @@ def feature_kinds(reading: Reading) -> dict[str, str]:
                 "leave it out"
             )
         category = column.use == "indicators" or (not column.use and column.low is None)
-        made[name] = "array" if column.kind == "array" else "category" if category else "number"
-    return made
+        kinds[name] = "array" if column.kind == "array" else "category" if category else "number"
+    return kinds
 
 
 def _values(rows: Federation, name: str) -> tuple[str, ...]:
     """The different values of a column as texts, in order."""
-    known = np.unique(rows[name][~missing_in(rows, name)])
+    distinct = np.unique(rows[name][~missing_in(rows, name)])
     if is_text(rows, name):
-        return tuple(rows.names[name][int(code)] for code in known)
-    return tuple(label_of(value) for value in known)
+        return tuple(rows.names[name][int(code)] for code in distinct)
+    return tuple(label_of(value) for value in distinct)
 
 
 def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | None, standardise: bool) -> Feature:
@@ -137,27 +139,27 @@ def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | 
     if kind is None:
         kind = "array" if values.ndim > 1 else "category" if is_text(rows, name) else "number"
     if kind == "category":
-        seen = _values(rows, name)
-        if not 0 < len(seen) <= MOST_CATEGORIES:
-            what = f"{len(seen):,} different values" if len(seen) else "no value in any row"
+        distinct = _values(rows, name)
+        if not 0 < len(distinct) <= MOST_CATEGORIES:
+            what = f"{len(distinct):,} different values" if len(distinct) else "no value in any row"
             raise DataError(f"column {name!r} has {what}: that is no category, leave it out of the features")
-        return Feature(name, "category", seen, dtype="str" if is_text(rows, name) else values.dtype.name)
+        return Feature(name, "category", distinct, dtype="str" if is_text(rows, name) else values.dtype.name)
     shape = tuple(int(n) for n in values.shape[1:]) if kind == "array" else (1,)
-    made = Feature(name, kind, shape=shape, dtype=values.dtype.name)
+    feature = Feature(name, kind, shape=shape, dtype=values.dtype.name)
     if fill is None and not standardise:
-        return made
+        return feature
     cells = numbers_in(rows, name)
     if not rows.n_rows or np.isnan(cells).all(axis=0).any():
         raise DataError(f"column {name!r} has no value in any training row: leave it out of the features")
     if fill in ("mean", "median"):
         middle = np.nanmean(cells, axis=0) if fill == "mean" else np.nanmedian(cells, axis=0)
-        made = replace(made, fill=tuple(middle.tolist()))
+        feature = replace(feature, fill=tuple(middle.tolist()))
     elif fill is not None and fill != "drop":
-        made = replace(made, fill=(float(fill),) * made.width)
+        feature = replace(feature, fill=(float(fill),) * feature.width)
     if standardise:
-        if made.fill is not None:
-            cells = np.where(np.isnan(cells), np.asarray(made.fill), cells)
+        if feature.fill is not None:
+            cells = np.where(np.isnan(cells), np.asarray(feature.fill), cells)
         mean, spread = np.nanmean(cells, axis=0), np.nanstd(cells, axis=0)
         scale = np.where(spread > 1e-9 * (np.abs(mean) + 1), spread, 0.0)
-        made = replace(made, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
-    return made
+        feature = replace(feature, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
+    return feature

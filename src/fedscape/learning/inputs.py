@@ -77,21 +77,21 @@ class Applied:
 
     def remarks(self) -> list[str]:
         """What was filled, not known and left out, a line each."""
-        made = []
+        lines = []
         if len(self.filled) > 3:
             some = ", ".join(f"{n:,} of {name!r}" for name, n in list(self.filled.items())[:12])
             more = f" and {len(self.filled) - 12:,} columns more" if len(self.filled) > 12 else ""
-            made.append(f"missing values are filled in: {some}{more}")
+            lines.append(f"missing values are filled in: {some}{more}")
         for name, n in self.filled.items() if len(self.filled) <= 3 else ():
-            said = "1 missing value of {} is" if n == 1 else f"{n:,} missing values of {{}} are"
-            made.append(f"{said.format(repr(name))} filled in")
+            text = "1 missing value of {} is" if n == 1 else f"{n:,} missing values of {{}} are"
+            lines.append(f"{text.format(repr(name))} filled in")
         for name, (n, first) in self.unseen.items():
-            said = "1 row has" if n == 1 else f"{n:,} rows have"
-            made.append(f"{said} a {name!r} that the model does not know, such as {first!r}: it counts as none")
+            text = "1 row has" if n == 1 else f"{n:,} rows have"
+            lines.append(f"{text} a {name!r} that the model does not know, such as {first!r}: it counts as none")
         left_out = int((~self.used).sum())
         if left_out:
-            made.append(f"{left_out:,} of {len(self.used):,} rows lack a value and are left out")
-        return made
+            lines.append(f"{left_out:,} of {len(self.used):,} rows lack a value and are left out")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -168,10 +168,10 @@ class Inputs:
         if self.shape is not None:
             x = x.reshape(len(x), *self.shape)
         labels, unknown = self._labels(table)
-        made = table.select([]).with_column(self.column, x)
+        inputs = table.select([]).with_column(self.column, x)
         if labels is not None:
-            made = made.with_column(self.target, labels, names=self.classes or None)
-        return Applied(made if used.all() else made.where(used), used, unknown, filled, unseen)
+            inputs = inputs.with_column(self.target, labels, names=self.classes or None)
+        return Applied(inputs if used.all() else inputs.where(used), used, unknown, filled, unseen)
 
     def _encoded(
         self, table: Federation, used: Array, filled: dict[str, int], unseen: dict[str, tuple[int, str]]
@@ -200,20 +200,20 @@ class Inputs:
     def _indicate(
         self, table: Federation, each: Feature, part: Array, used: Array, unseen: dict[str, tuple[int, str]]
     ) -> None:
-        place, there = self._codes(table, each.name, each.categories), ~missing_in(table, each.name)
-        known = np.flatnonzero(place >= 0)
-        part[known, place[known]] = 1
-        strange = np.flatnonzero((place < 0) & there)
+        place, present = self._codes(table, each.name, each.categories), ~missing_in(table, each.name)
+        coded = np.flatnonzero(place >= 0)
+        part[coded, place[coded]] = 1
+        strange = np.flatnonzero((place < 0) & present)
         if len(strange):
             first = text_at(table, each.name, int(strange[0]))
-            if not len(known):
+            if not len(coded):
                 raise DataError(
                     f"column {each.name!r} holds none of the categories that the model knows "
                     f"({first_texts(each.categories)}); its first is {first!r}: give the column as it was in training"
                 )
             unseen[each.name] = (len(strange), first)
         if self.missing == "drop":
-            used &= there
+            used &= present
 
     def _labels(self, table: Federation) -> tuple[Array | None, Array]:
         if self.target not in table:
@@ -226,8 +226,8 @@ class Inputs:
         return place, (place < 0) & ~missing_in(table, self.target)
 
     @staticmethod
-    def _codes(table: Federation, name: str, known: Sequence[str]) -> Array:
-        return as_codes(table[name], known, table.names.get(name))
+    def _codes(table: Federation, name: str, categories: Sequence[str]) -> Array:
+        return as_codes(table[name], categories, table.names.get(name))
 
     def _gap(self, table: Federation, each: Feature, values: Array) -> DataError:
         bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
@@ -251,17 +251,19 @@ class Inputs:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: Any) -> Inputs:
+    def from_json(cls, content: Any) -> Inputs:
         """What `to_json` gave; anything else is refused."""
         try:
-            features = tuple(_feature(each) for each in said["features"])
-            shape = None if said["shape"] is None else tuple(int(n) for n in said["shape"])
-            made = cls(features, said["target"], tuple(said["classes"]), shape, said["missing"], said["client"])
-            _check(made)
+            features = tuple(_feature(each) for each in content["features"])
+            shape = None if content["shape"] is None else tuple(int(n) for n in content["shape"])
+            inputs = cls(
+                features, content["target"], tuple(content["classes"]), shape, content["missing"], content["client"]
+            )
+            _check(inputs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}".split("\n", 1)[0]
             raise DataError(f"what is saved about the inputs is damaged ({why}): train the model again") from None
-        return made
+        return inputs
 
 
 def as_it_is(column: str, target: str, classes: Sequence[str] = ()) -> Inputs:
@@ -307,13 +309,20 @@ def _check_range(table: Federation, each: Feature, values: Array, part: Array, u
         )
 
 
-def _feature(said: Mapping[str, Any]) -> Feature:
+def _feature(content: Mapping[str, Any]) -> Feature:
     def numbers(name: str) -> tuple[float, ...] | None:
-        return None if said[name] is None else tuple(float(v) for v in said[name])
+        return None if content[name] is None else tuple(float(v) for v in content[name])
 
-    shape = tuple(int(n) for n in said["shape"])
-    found = {name: numbers(name) for name in ("fill", "mean", "scale")}
-    return Feature(said["name"], said["kind"], tuple(said["categories"]), shape=shape, dtype=said["dtype"], **found)
+    shape = tuple(int(n) for n in content["shape"])
+    numbers_of = {name: numbers(name) for name in ("fill", "mean", "scale")}
+    return Feature(
+        content["name"],
+        content["kind"],
+        tuple(content["categories"]),
+        shape=shape,
+        dtype=content["dtype"],
+        **numbers_of,
+    )
 
 
 def _check(inputs: Inputs) -> None:

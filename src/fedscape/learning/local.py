@@ -202,8 +202,8 @@ class LocalSGD:
 
     def __repr__(self) -> str:
         shown = [f.name for f in fields(self) if f.init and f.name not in ("model", "loss")]
-        given = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
-        return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *given])})"
+        settings = [f"{n}={_text(getattr(self, n))}" for n in shown if getattr(self, n) not in (None, 0.0)]
+        return f"LocalSGD({', '.join([_module_text(self.model), _text(self.loss), *settings])})"
 
 
 def check_local(local: Any, initial: str = "given") -> LocalSGD:

@@ -230,11 +230,11 @@ def _of_new_thread() -> int:
 
     This thread's own number says nothing, because the engine may have limited it already.
     """
-    seen: list[int] = []
-    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    numbers: list[int] = []
+    thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    return seen[0]
+    return numbers[0]
 
 
 @contextmanager

@@ -41,8 +41,8 @@ def shared(values: Array) -> Tensor:
 
 def is_same_memory(a: Array, b: Array) -> bool:
     """Whether two arrays are one: the same place, shape and type."""
-    there = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
-    return there and a.shape == b.shape and a.dtype == b.dtype
+    same_address = a.__array_interface__["data"][0] == b.__array_interface__["data"][0]
+    return same_address and a.shape == b.shape and a.dtype == b.dtype
 
 
 _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
@@ -51,8 +51,8 @@ _ON_DEVICE: dict[tuple[int, str], tuple[Any, Tensor]] = {}
 def resident(values: Array, device: str) -> Tensor:
     """A column of a Federation on a device: taken there once, and kept as long as the column lives."""
     key = (id(values), device)
-    found = _ON_DEVICE.get(key)
-    if found is None or found[0]() is not values:
+    entry = _ON_DEVICE.get(key)
+    if entry is None or entry[0]() is not values:
         forget = weakref.ref(values, lambda _: _ON_DEVICE.pop(key, None))
-        found = _ON_DEVICE[key] = (forget, shared(values).to(device))
-    return found[1]
+        entry = _ON_DEVICE[key] = (forget, shared(values).to(device))
+    return entry[1]

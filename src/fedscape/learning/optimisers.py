@@ -25,12 +25,12 @@ class Rates(NamedTuple):
 
     def spread(self, clients: int, *, like: Tensor) -> Rates:
         """Each as one number for each client; those beyond the last are zero."""
-        made = []
+        rates = []
         for rate in self:
             wide = like.new_zeros(clients)
             wide[: len(rate) if isinstance(rate, torch.Tensor) else clients] = rate
-            made.append(wide)
-        return Rates(*made)
+            rates.append(wide)
+        return Rates(*rates)
 
     def only(self, which: Tensor) -> Rates:
         """Of the first clients, those that are marked; the others do not move."""

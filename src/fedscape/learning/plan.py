@@ -31,8 +31,8 @@ class Plan(NamedTuple):
 
     def active(self, step: int) -> tuple[int, int]:
         """How many clients take this step, and the largest batch among them."""
-        here = self.counts[:, step]
-        return int((here > 0).sum()), int(here.max())
+        counts = self.counts[:, step]
+        return int((counts > 0).sum()), int(counts.max())
 
     @property
     def padding(self) -> float:
@@ -92,27 +92,27 @@ def _group_ends(sizes: Array, wanted: Array, batch_size: int, most: int, padding
     """Where groups of clients in falling order of size end: before the first client that would pad too much."""
     width, active = np.zeros(wanted.max(), np.int64), np.zeros(wanted.max(), np.int64)  # of each step of this group
     ends = np.zeros(len(sizes), np.int64)
-    found, begin, steps, real = 0, 0, 0, 0
+    n_groups, begin, steps, real = 0, 0, 0, 0
     for client in range(len(sizes)):
         batches = (sizes[client] + batch_size - 1) // batch_size
         last = sizes[client] - (batches - 1) * batch_size
         own, computed = 0, 0
         for t in range(max(steps, wanted[client])):
-            here = 0 if t >= wanted[client] else last if (t + 1) % batches == 0 else batch_size
-            own += here
+            rows_now = 0 if t >= wanted[client] else last if (t + 1) % batches == 0 else batch_size
+            own += rows_now
             if t < steps:
-                computed += max(width[t], here) * (active[t] + (here > 0))
+                computed += max(width[t], rows_now) * (active[t] + (rows_now > 0))
         if client == begin or client - begin == most or computed > (1 + padding) * (real + own):
             if client > begin:
-                ends[found], found, begin = client, found + 1, client
+                ends[n_groups], n_groups, begin = client, n_groups + 1, client
             steps, real = wanted[client], 0
             width[:steps], active[:steps] = 0, 0
         for t in range(wanted[client]):
-            here = last if (t + 1) % batches == 0 else batch_size
-            width[t], active[t] = max(width[t], here), active[t] + 1
+            rows_now = last if (t + 1) % batches == 0 else batch_size
+            width[t], active[t] = max(width[t], rows_now), active[t] + 1
         real += own
-    ends[found] = len(sizes)
-    return ends[: found + 1]
+    ends[n_groups] = len(sizes)
+    return ends[: n_groups + 1]
 
 
 def make_plan(clients: Rows, key: Key, timing: Timing) -> Plan:

@@ -113,8 +113,8 @@ class Sweep(Computation):
         begin = {s: one.start(s) for s in {setting.seed for setting in self.settings}}
         states = [begin[setting.seed] for setting in self.settings]
         shared = {n for n in states[0] if n == "server.t"}  # the count of rounds is the same for all
-        made = {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
-        return {**made, "server.diverged": np.zeros(len(self.settings), dtype=bool)}
+        state = {n: v if n in shared else np.stack([s[n] for s in states]) for n, v in states[0].items()}
+        return {**state, "server.diverged": np.zeros(len(self.settings), dtype=bool)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, number = self._moves(state, clients, key), len(self.settings)
@@ -140,22 +140,22 @@ class Sweep(Computation):
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         one = FedAvg(self.local, server=self.server, weighting=self.weighting)
-        made, numbers = one.moved(state, total)  # server rules work number by number
-        before = {n: trainer_of(self.local).tensor(n, state[n]) for n in made}
+        tensors, numbers = one.moved(state, total)  # server rules work number by number
+        before = {n: trainer_of(self.local).tensor(n, state[n]) for n in tensors}
         factors = torch.tensor([setting.server for setting in self.settings], dtype=torch.float64)
-        for n in made if bool((factors != 1).any()) else ():
+        for n in tensors if bool((factors != 1).any()) else ():
             if n.startswith("model."):
-                factor = _along(factors.to(made[n].device), made[n])
-                made[n] = (before[n] + factor * (made[n].to(torch.float64) - before[n])).to(made[n].dtype)
-        return {**state, **self._stopped(state, before, made), **numbers}
+                factor = _along(factors.to(tensors[n].device), tensors[n])
+                tensors[n] = (before[n] + factor * (tensors[n].to(torch.float64) - before[n])).to(tensors[n].dtype)
+        return {**state, **self._stopped(state, before, tensors), **numbers}
 
-    def _stopped(self, state: Arrays, before: Tensors, made: Tensors) -> Arrays:
+    def _stopped(self, state: Arrays, before: Tensors, after: Tensors) -> Arrays:
         """A setting whose numbers run away stays where it last was and is marked; the others go on."""
-        gone = torch.as_tensor(np.array(state["server.diverged"]), device=self.local.device)
-        for values in made.values():
-            gone = gone | ~torch.isfinite(values.reshape(len(gone), -1)).all(dim=1)
-        stay = {n: torch.where(_along(gone, values), before[n], values) for n, values in made.items()}
-        return {**trainer_of(self.local).arrays(stay), "server.diverged": gone.cpu().numpy()}
+        diverged = torch.as_tensor(np.array(state["server.diverged"]), device=self.local.device)
+        for values in after.values():
+            diverged = diverged | ~torch.isfinite(values.reshape(len(diverged), -1)).all(dim=1)
+        stay = {n: torch.where(_along(diverged, values), before[n], values) for n, values in after.items()}
+        return {**trainer_of(self.local).arrays(stay), "server.diverged": diverged.cpu().numpy()}
 
     @property
     def trainer(self) -> Trainer:
@@ -165,9 +165,9 @@ class Sweep(Computation):
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         sums = [sums_of_clients(self.local, self.state_of(state, s), clients) for s in range(len(self.settings))]
         rows = np.maximum(clients.sizes, 1)[:, None]
-        made = {"loss": np.stack([s[0] for s in sums], axis=1) / rows, "with_rows": clients.sizes > 0}
+        metrics = {"loss": np.stack([s[0] for s in sums], axis=1) / rows, "with_rows": clients.sizes > 0}
         right = [s[1] for s in sums if s[1] is not None]
-        return {**made, "accuracy": np.stack(right, axis=1) / rows} if right else made
+        return {**metrics, "accuracy": np.stack(right, axis=1) / rows} if right else metrics
 
     def state_of(self, state: Arrays, place: int) -> Arrays:
         """The state of one setting, as FedAvg has it."""
@@ -307,15 +307,15 @@ def sweep(
     out: list[Trial] = []
     for rung in range(rungs):
         until = max(done, round(n_rounds * keep ** (rungs - 1 - rung)), 1)
-        made = Sweep(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
-        state = made.start(seed) if state is None else state
+        computation = Sweep(local, racing, server=server, weighting=weighting, initial=initial, begin=done)
+        state = computation.start(seed) if state is None else state
         later = _Later(All() if sampler is None else sampler, done)
-        state = _race(made, federation, until - done, later, seed, state, _file(checkpoint, rung), progress)
+        state = _race(computation, federation, until - done, later, seed, state, _file(checkpoint, rung), progress)
         done = until
-        each = [made.state_of(state, s) for s in range(len(racing))]
-        gone = state["server.diverged"].tolist()
-        found = [evaluate(local, e, validation) for e in each]
-        trials = [Trial(s, done, f, e, g) for s, f, e, g in zip(racing, found, each, gone, strict=True)]
+        each = [computation.state_of(state, s) for s in range(len(racing))]
+        diverged = state["server.diverged"].tolist()
+        results = [evaluate(local, e, validation) for e in each]
+        trials = [Trial(s, done, f, e, g) for s, f, e, g in zip(racing, results, each, diverged, strict=True)]
         best = sorted(range(len(racing)), key=lambda s: trials[s].loss)
         stay = len(racing) if rung == rungs - 1 else max(1, round(len(racing) * keep))
         out.extend(trials[s] for s in reversed(best[stay:]))
@@ -325,7 +325,7 @@ def sweep(
 
 
 def _race(
-    made: Sweep,
+    computation: Sweep,
     federation: Engine | Federation,
     n_rounds: int,
     sampler: Sampler,
@@ -335,8 +335,10 @@ def _race(
     progress: bool | None,
 ) -> Arrays:
     """The rounds of one rung; with a file, a rung that was stopped goes on, a finished one is not repeated."""
-    loop = rounds(made, federation, n_rounds=n_rounds, sampler=sampler, seed=seed, state=state, measure=0, resume=file)
-    for r in shown(loop, n_rounds=n_rounds, label=f"{len(made.settings)} settings", progress=progress):
+    loop = rounds(
+        computation, federation, n_rounds=n_rounds, sampler=sampler, seed=seed, state=state, measure=0, resume=file
+    )
+    for r in shown(loop, n_rounds=n_rounds, label=f"{len(computation.settings)} settings", progress=progress):
         if file is not None:
             r.save(file)
     return loop.state

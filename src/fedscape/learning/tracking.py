@@ -130,8 +130,8 @@ def ask_and_sweep(
     if unknown or "lr" not in space:
         raise DataError(f"space must name lr, and may name proximal, server and seed, not {sorted(space)}")
     state = require("optuna", extra="tune").trial.TrialState
-    asked = [study.ask(dict(space)) for _ in range(n_settings)]
-    settings = [Setting(**trial.params) for trial in asked]
+    trials = [study.ask(dict(space)) for _ in range(n_settings)]
+    settings = [Setting(**trial.params) for trial in trials]
     tried = sweep(
         local,
         federation,
@@ -143,9 +143,9 @@ def ask_and_sweep(
         server=server,
         seed=seed,
     )
-    found = {id(trial.setting): trial for trial in tried}
-    for trial, setting in zip(asked, settings, strict=True):
-        done = found[id(setting)]
+    trial_of = {id(trial.setting): trial for trial in tried}
+    for trial, setting in zip(trials, settings, strict=True):
+        done = trial_of[id(setting)]
         if done.diverged:
             study.tell(trial, state=state.FAIL)
             continue

@@ -57,8 +57,8 @@ class SizeLaws:
         [5, 5]
         """
         which = np.asarray(components)
-        seen = self.probabilities > FLOOR * background(self.edges) * (1 + 1e-9)
-        running = np.cumsum(np.where(seen, self.probabilities, 0.0), axis=1)
+        likely = self.probabilities > FLOOR * background(self.edges) * (1 + 1e-9)
+        running = np.cumsum(np.where(likely, self.probabilities, 0.0), axis=1)
         draw = rng.random(len(which)) * running[which, -1]
         chosen = np.zeros(len(which), dtype=np.int64)
         for k in range(len(running)):

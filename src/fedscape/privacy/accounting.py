@@ -159,10 +159,12 @@ def calibrate(
         return epsilon_of([(entry, rounds)], delta, interval=interval)
 
     rough = _smallest(lambda m: spent(m, None), epsilon, 1.0, 0.01)  # never too small, and found at once
-    found = _smallest(lambda m: spent(m, 1e-3), epsilon, rough, tolerance)  # nor is this, and a tenth of the time
-    while spent(found, _EXACT) > epsilon:  # as the ledger counts: cells of another width may round otherwise
-        found *= 1 + tolerance
-    return found
+    noise_multiplier = _smallest(
+        lambda m: spent(m, 1e-3), epsilon, rough, tolerance
+    )  # nor is this, and a tenth of the time
+    while spent(noise_multiplier, _EXACT) > epsilon:  # as the ledger counts: cells of another width may round otherwise
+        noise_multiplier *= 1 + tolerance
+    return noise_multiplier
 
 
 def _smallest(spent: Callable[[float], float], epsilon: float, guess: float, tolerance: float) -> float:

@@ -115,15 +115,15 @@ class Ledger:
 
         Another release of the same round has the same cohort: it counts as if everyone took part.
         """
-        name, again = f"{round_} {digest}", f"{mechanism} again"
+        name, repeat = f"{round_} {digest}", f"{mechanism} again"
         with self._locked():
-            if any(name in self._released.get((run, m), ()) for m in (mechanism, again)):
+            if any(name in self._released.get((run, m), ()) for m in (mechanism, repeat)):
                 return
             entry = self._reserved.get((run, mechanism), (None, 0))[0]
             if entry is None:
                 raise PrivacyError(f"run {run} has reserved nothing for {mechanism!r}: reserve() comes first")
             if entry["sampling"]["kind"] != "all" and self._was_released(run, mechanism, round_):
-                entry, mechanism = {**entry, "sampling": {"kind": "all"}}, again
+                entry, mechanism = {**entry, "sampling": {"kind": "all"}}, repeat
             if self._left(run, mechanism) < 1:
                 self._check_budget([*self._outstanding(), (entry, 1)])
                 about = {"run": run, "mechanism": mechanism, "entry": dict(entry), "count": 1}

@@ -241,15 +241,15 @@ def first_phase(estimator: Any, federation: Federation, privacy: Privacy) -> tup
     """The first computation that a fit runs, and its state."""
     from fedscape.core.engine import Local
 
-    found: list[tuple[Computation, Arrays]] = []
+    calls: list[tuple[Computation, Arrays]] = []
 
     class First(Local):
         def run(self, computation: Computation, state: Arrays, *_: Any, **__: Any) -> Any:
-            found.append((computation, state))
+            calls.append((computation, state))
             raise _Found
 
     try:
         estimator.fit(First(federation, threads=1), privacy=privacy)
     except _Found:
-        return found[0]
+        return calls[0]
     raise DataError(f"{type(estimator).__name__} released nothing in its fit, so that there is nothing to audit")

@@ -156,8 +156,8 @@ def neighbours(
         order = np.argsort(squares, axis=1, kind="stable")[:, :k]  # NaN last
         index.append(order)
         least.append(np.take_along_axis(squares, order, axis=1))
-    found, squares = _padded(np.concatenate(index), k, -1), _padded(np.concatenate(least), k, np.nan)
-    return np.where(np.isnan(squares), -1, found), squares
+    nearest, squares = _padded(np.concatenate(index), k, -1), _padded(np.concatenate(least), k, np.nan)
+    return np.where(np.isnan(squares), -1, nearest), squares
 
 
 def tvd_lower_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:

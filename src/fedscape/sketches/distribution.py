@@ -143,8 +143,8 @@ class DistributionSketch(Estimator):
         True
         """
         fed = _one_client(x, self.column)
-        found = self._ready().total({}, fed, Key(0))
-        return np.asarray(found["counts"]) if found is not None else np.empty(0)
+        sums = self._ready().total({}, fed, Key(0))
+        return np.asarray(sums["counts"]) if sums is not None else np.empty(0)
 
     def counts(
         self,
@@ -178,9 +178,9 @@ class DistributionSketch(Estimator):
             return np.concatenate(parts) if parts else np.zeros((0, *work._shape()), dtype=np.int32)
         if privacy is not None and privacy.place != "local":
             raise PrivacyError(f"the server sees counts client by client: use place='local', not {privacy.place!r}")
-        seen = ClientSketches(work)
-        allow = seen.reveals if isinstance(data, Federation) else allow
-        loop = rounds(seen, engine, n_rounds=1, allow=allow, privacy=privacy, ledger=ledger, measure=0)
+        sketches = ClientSketches(work)
+        allow = sketches.reveals if isinstance(data, Federation) else allow
+        loop = rounds(sketches, engine, n_rounds=1, allow=allow, privacy=privacy, ledger=ledger, measure=0)
         done = next(loop)
         loop.close()
         if done.abandoned:
@@ -249,22 +249,22 @@ class DistributionSketch(Estimator):
 
     def _looked_up(self, work: Self, engine: Engine, how: Fit) -> dict[str, Any]:
         """What one round of sums must find before data can be hashed."""
-        asked = [n for n, v in (("centre", self.centre), ("scale", self.scale)) if isinstance(v, str)]
-        if self.rows is not None and not asked:
+        from_data = [n for n, v in (("centre", self.centre), ("scale", self.scale)) if isinstance(v, str)]
+        if self.rows is not None and not from_data:
             return {}
         if how.privacy is not None:
             self._check_chosen()
-        survey = Spread(column=work.column, embed=self.embed, numbers=bool(asked))
+        survey = Spread(column=work.column, embed=self.embed, numbers=bool(from_data))
         state = self._run(survey, engine, how.phase(".spread"), n_rounds=1, measure=0)
-        found: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         if self.rows is None:
-            found["rows"] = int(np.clip(np.ceil(np.sqrt(state["n_rows"])), 1, MOST_ROWS))
+            parameters["rows"] = int(np.clip(np.ceil(np.sqrt(state["n_rows"])), 1, MOST_ROWS))
         for name, wanted in (("centre", "mean"), ("scale", "deviation")):
-            if name in asked:
+            if name in from_data:
                 if getattr(self, name) != wanted:
                     raise DataError(f"{name} must be numbers or {wanted!r}, not {getattr(self, name)!r}")
-                found[name] = np.array(state[wanted])
-        return found
+                parameters[name] = np.array(state[wanted])
+        return parameters
 
     def _check_chosen(self) -> None:
         """Refuse a sketch whose shape or centre come from the data, where those are protected."""
@@ -274,8 +274,8 @@ class DistributionSketch(Estimator):
                 "scale"
             )
 
-    def _with(self, found: dict[str, Any]) -> Self:
-        return type(self)(**{**self.get_params(), **found})
+    def _with(self, parameters: dict[str, Any]) -> Self:
+        return type(self)(**{**self.get_params(), **parameters})
 
     def _ready(self) -> DistributionSketch:
         """The sketch with everything it needs to hash: itself, or what `fit` found."""

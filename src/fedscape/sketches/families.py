@@ -85,11 +85,11 @@ class HadamardProjections(SignProjections):
     """
 
     def pieces(self, x: Rows) -> Iterator[Piece]:
-        made = _transforms(self.seed, self.rows * self.bits, x.shape[1])
+        transforms = _transforms(self.seed, self.rows * self.bits, x.shape[1])
         for begin in range(0, x.shape[0], _SETS):
             rows = x[begin : begin + _SETS]
             codes = np.empty((len(rows), self.rows), dtype=np.uint16)
-            hadamard_signs(np.ascontiguousarray(rows), *made, self.bits, codes)
+            hadamard_signs(np.ascontiguousarray(rows), *transforms, self.bits, codes)
             yield begin, begin + len(rows), 0, codes
 
 

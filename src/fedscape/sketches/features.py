@@ -32,11 +32,11 @@ class Features:
         d = self.values.shape[1]
         if d == 0:
             raise DataError(f"column {column!r} has no features: its rows are empty")
-        for name, given in (("centre", self.centre), ("scale", self.scale)):
-            if len(given) not in (1, d) or not np.isfinite(given).all() or (name == "scale" and (given <= 0).any()):
+        for name, value in (("centre", self.centre), ("scale", self.scale)):
+            if len(value) not in (1, d) or not np.isfinite(value).all() or (name == "scale" and (value <= 0).any()):
                 raise DataError(
                     f"{name} must be one finite number{' above 0' if name == 'scale' else ''} or {d}, one for each "
-                    f"feature of {column!r}, got {len(given)}: {np.array2string(given, threshold=4)}"
+                    f"feature of {column!r}, got {len(value)}: {np.array2string(value, threshold=4)}"
                 )
         self.plain = not self.centre.any() and bool((self.scale == 1).all())
         # bytes and half-words are exact in float32; the rest is centred before it is rounded

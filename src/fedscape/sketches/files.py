@@ -112,28 +112,28 @@ def build(
             f"the column {column!r} holds texts, and family {family!r} compares numbers: take --family minhash, or "
             "make indicator columns of it"
         )
-    given = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
+    settings = {**options, **{name: _number(name, options[name]) for name in ("centre", "scale") if name in options}}
     ledger, privacy = Ledger(), None
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
-        if given["rows"] is None:
+        if settings["rows"] is None:
             if typical_size is None:
                 raise DataError(
                     "with --epsilon, give --rows, or --typical-size, about how many rows a client has as far as is "
                     "public: the data must not choose them"
                 )
-            given["rows"] = choose_rows(typical_size, epsilon=epsilon, bits=given["bits"], relation=relation)
-        if any(isinstance(given.get(name), str) for name in ("centre", "scale")):
+            settings["rows"] = choose_rows(typical_size, epsilon=epsilon, bits=settings["bits"], relation=relation)
+        if any(isinstance(settings.get(name), str) for name in ("centre", "scale")):
             raise DataError("with --epsilon, --centre and --scale must be numbers: the data must not choose them")
         privacy = Laplace(
-            clip=float(given["rows"]),
+            clip=float(settings["rows"]),
             epsilon=epsilon / 2 if relation == "replace-one" else epsilon,
             unit="row",
             place="local",
             relation=relation,
         )
-    model = DistributionSketch(**given)
-    if given["rows"] is not None:
+    model = DistributionSketch(**settings)
+    if settings["rows"] is not None:
         _check_cells(model, len(federation))
     if privacy is None:
         model.fit(federation, progress=False)
@@ -151,8 +151,8 @@ def compare(path: str | os.PathLike[str], other: str | os.PathLike[str] | None =
     """What one file says of its clients, or how far two files are apart as wholes."""
     a = load(path)
     if other is None:
-        found = heterogeneity(a.sketches, np.round(a.sizes), noise=a.noise)
-        return {name: round(value, 6) for name, value in asdict(found).items()}
+        result = heterogeneity(a.sketches, np.round(a.sizes), noise=a.noise)
+        return {name: round(value, 6) for name, value in asdict(result).items()}
     b = load(other)
     check_alike(a, b)
     wholes = [np.asarray(each.counts.sum(axis=0)) for each in (a, b)]
@@ -180,9 +180,11 @@ def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[st
         raise DataError(f"-k must be at least 1, not {k}")
     k = min(k, len(names))
     i, n, s = names.index(client), saved.sizes, saved.sketches
-    found, squares = neighbours(s[i : i + 1], s, k=k + 1, sizes=(n[i : i + 1], n), noise=saved.noise)
+    neighbour, squares = neighbours(s[i : i + 1], s, k=k + 1, sizes=(n[i : i + 1], n), noise=saved.noise)
     rows = s.shape[1]
-    pairs = [(int(j), float(square)) for j, square in zip(found[0], squares[0], strict=True) if j not in (-1, i)][:k]
+    pairs = [(int(j), float(square)) for j, square in zip(neighbour[0], squares[0], strict=True) if j not in (-1, i)][
+        :k
+    ]
     return {
         "client": client,
         "rows": round(float(n[i])),

@@ -48,10 +48,10 @@ def hadamard_signs(x: Array, signs: Array, order: Array, normals: Array, bits: i
     rows, size = codes.shape[1], signs.shape[1]
     work = np.zeros(16 * size, dtype=np.float32)
     other = np.empty(16 * size, dtype=np.float32)
-    found = np.zeros(16 * rows, dtype=np.uint16)
+    packed = np.zeros(16 * rows, dtype=np.uint16)
     for first in range(0, n, 16):
         m = min(16, n - first)
-        found[:] = 0
+        packed[:] = 0
         for t in range(signs.shape[0]):
             work[:] = 0
             for i in range(m):
@@ -80,11 +80,11 @@ def hadamard_signs(x: Array, signs: Array, order: Array, normals: Array, bits: i
                 end = min(last, (b + 1) * rows)
                 begin, into = 16 * (place - t * size), 16 * (place - b * rows)
                 for q in range(16 * (end - place)):
-                    found[into + q] |= np.uint16(work[begin + q] > 0) << np.uint16(b)
+                    packed[into + q] |= np.uint16(work[begin + q] > 0) << np.uint16(b)
                 place = end
         for i in range(m):
             for r in range(rows):
-                codes[first + i, r] = found[16 * r + i]
+                codes[first + i, r] = packed[16 * r + i]
 
 
 def hadamard_signs_twin(x: Array, signs: Array, order: Array, normals: Array, bits: int, codes: Array) -> None:
@@ -94,8 +94,8 @@ def hadamard_signs_twin(x: Array, signs: Array, order: Array, normals: Array, bi
     while len(h) < size:
         h = np.block([[h, h], [h, -h]])
     padded = np.pad(x.astype(float), ((0, 0), (0, size - x.shape[1])))
-    made = [((padded * d) @ h)[:, p] * g @ h for d, p, g in zip(signs, order, normals, strict=True)]
-    positive = np.concatenate(made, axis=1)[:, : rows * bits].reshape(len(x), bits, rows) > 0
+    projections = [((padded * d) @ h)[:, p] * g @ h for d, p, g in zip(signs, order, normals, strict=True)]
+    positive = np.concatenate(projections, axis=1)[:, : rows * bits].reshape(len(x), bits, rows) > 0
     codes[:] = (positive * (1 << np.arange(bits))[:, None]).sum(axis=1)
 
 

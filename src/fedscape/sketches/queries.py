@@ -49,14 +49,14 @@ def query(
     if s.shape != shape:
         raise DataError(f"the sketch must be one client's, {list(shape)} as the model makes it, not {list(s.shape)}")
     codes = model.codes(x)
-    found = s[np.arange(s.shape[0]), codes]  # [rows of x, rows of the sketch]
+    cells = s[np.arange(s.shape[0]), codes]  # [rows of x, rows of the sketch]
     if rule == "mean":
-        return np.asarray(found.mean(axis=1))
+        return np.asarray(cells.mean(axis=1))
     if rule == "median":
-        return np.asarray(np.median(found, axis=1))
+        return np.asarray(np.median(cells, axis=1))
     if rule != "median-of-means" or not 1 <= groups <= s.shape[0]:
         raise DataError(f"rule must be one of {RULES} and groups from 1 to {s.shape[0]}, got {rule!r} and {groups}")
-    parts = np.array_split(found, groups, axis=1)
+    parts = np.array_split(cells, groups, axis=1)
     return np.asarray(np.median([part.mean(axis=1) for part in parts], axis=0))
 
 

@@ -36,11 +36,11 @@ def logits(distances: npt.ArrayLike, *, scale: float | None = None, temperature:
     d = np.asarray(distances, dtype=float)
     if not (temperature > 0 and (scale is None or scale > 0)):
         raise DataError(f"temperature and scale must be positive, got {temperature} and {scale}")
-    known = np.isfinite(d)
-    if (d[known] < 0).any():
-        raise DataError(f"distances must not be negative, got {d[known].min()}")
-    usual = float(np.sqrt((d[known] ** 2).mean())) if scale is None and known.any() else scale or 1.0
-    return np.where(known, usual / np.maximum(np.where(known, d, np.inf), 1e-12) / temperature, -np.inf)
+    finite = np.isfinite(d)
+    if (d[finite] < 0).any():
+        raise DataError(f"distances must not be negative, got {d[finite].min()}")
+    usual = float(np.sqrt((d[finite] ** 2).mean())) if scale is None and finite.any() else scale or 1.0
+    return np.where(finite, usual / np.maximum(np.where(finite, d, np.inf), 1e-12) / temperature, -np.inf)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,11 +133,11 @@ class OwnWeights(Computation):
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         own = normalise(self.sketch.counts(clients))
         d = np.sqrt(((own - state["whole"]) ** 2).sum(axis=(1, 2)))
-        there = clients.sizes > 0
+        has_rows = clients.sizes > 0
         scale = float(state["scale"])
         if scale == 0:
-            return {"square": np.where(there, d**2, 0.0), "there": there.astype(np.int64), "weight": 0.0 * d}, {}
-        steep = logits(np.where(there, d, np.nan), scale=scale, temperature=self.temperature)
+            return {"square": np.where(has_rows, d**2, 0.0), "there": has_rows.astype(np.int64), "weight": 0.0 * d}, {}
+        steep = logits(np.where(has_rows, d, np.nan), scale=scale, temperature=self.temperature)
         weight = np.exp(np.minimum(steep, _STEEPEST))
         zero = np.zeros(len(clients))
         kept = {"weight": Ragged(weight, np.arange(len(clients) + 1))}

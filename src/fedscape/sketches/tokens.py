@@ -38,9 +38,9 @@ def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ..
                 f"column {column!r} holds the code {values.min()} in row {int(np.argmin(values)):,}; -1 marks a "
                 "missing text: drop those rows with where()"
             )
-        known = _texts(names, shingle)
-        rows, ends = rows_of(known.offsets, values.astype(np.int64))
-        return Ragged(known.flat[rows], ends)
+        texts = _texts(names, shingle)
+        rows, ends = rows_of(texts.offsets, values.astype(np.int64))
+        return Ragged(texts.flat[rows], ends)
     return _shingled(values[:, None] if values.ndim == 1 else values, shingle)
 
 
@@ -61,14 +61,14 @@ def _indicated(values: Array) -> Ragged:
 
 def _shingled(codes: Array, k: int) -> Ragged:
     """Windows of k codes as words; a row with fewer codes than k is one window of all it has."""
-    there = codes >= 0
-    length = there.sum(axis=1)
+    present = codes >= 0
+    length = present.sum(axis=1)
     k = min(k, max(codes.shape[1], 1))
     words = codes.astype(np.int64).view(np.uint64)
     places = codes.shape[1] - k + 1 if codes.shape[1] else 0
     tokens, keep = np.zeros((len(codes), places), dtype=np.uint64), np.zeros((len(codes), places), dtype=bool)
     for begin in range(places):
-        word, whole = words[:, begin], there[:, begin : begin + k].all(axis=1)
+        word, whole = words[:, begin], present[:, begin : begin + k].all(axis=1)
         for step in range(1, k):
             word = mix(word) ^ words[:, begin + step]
         tokens[:, begin] = word

@@ -34,17 +34,17 @@ def describe(
     >>> described["clients"], described["skew"]["distance"]
     (2, 0.5)
     """
-    said = overrules or Overrules()
+    rules = overrules or Overrules()
     sizes = federation.sizes
     about: dict[str, Any] = {
         "clients": len(federation),
         "rows": federation.n_rows,
         "clients_without_rows": int((sizes == 0).sum()),
         "rows_per_client": _spread(sizes) if len(sizes) else {},
-        "columns": [_column(federation, name, said) for name in federation.columns],
+        "columns": [_column(federation, name, rules) for name in federation.columns],
     }
     if column is not None:
-        coded, classes = with_classes(federation, column, overrules=said)
+        coded, classes = with_classes(federation, column, overrules=rules)
         about["skew"] = label_skew(coded.counts(column), seed=seed)
         about["skew"]["column"] = column
         if classes is not None and classes.remark:
@@ -115,7 +115,7 @@ def _column(federation: Federation, name: str, overrules: Overrules) -> dict[str
     if kind.kind in ("number", "weight") and names is not None and values.ndim == 1:
         values, names, about["type"] = as_numbers(values, names), None, "text"
     if values.size and values.dtype.kind in "biuf" and (names is None or values.ndim > 1):
-        known = values if values.dtype.kind != "f" else values[np.isfinite(values)]
-        if known.size:
-            about |= {"min": float(known.min()), "max": float(known.max()), "mean": round(float(known.mean()), 6)}
+        finite = values if values.dtype.kind != "f" else values[np.isfinite(values)]
+        if finite.size:
+            about |= {"min": float(finite.min()), "max": float(finite.max()), "mean": round(float(finite.mean()), 6)}
     return about

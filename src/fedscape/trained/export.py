@@ -69,7 +69,7 @@ def _chosen(trained: Trained, client: str | None) -> Federation:
         if trained.newcomers is None:
             raise DataError(f"{trained.method} has a model for each client alone: name one with --for (client=)")
         return Federation({}, [0, 0], ids=["a new client"])
-    place = [i for i, known in enumerate(ids.tolist()) if str(known) == str(client)]
+    place = [i for i, name in enumerate(ids.tolist()) if str(name) == str(client)]
     if not place:
         raise DataError(f"the model knows no client {client!r}; it knows {len(ids):,}, such as {ids[:3].tolist()}")
     return trained.model.with_kept(Federation({}, [0, 0], ids=ids[place]))
@@ -125,8 +125,8 @@ def _tables(inputs: Inputs) -> dict[str, Array]:
         code += range(each.width) if each.kind == "category" else [-1.0] * width
         mean += list(each.mean or [0.0] * each.width)
         factor += [0.0 if s == 0 else 1 / s for s in each.scale] if each.scale else [1.0] * each.width
-    made = {"fill": fill, "codes": code, "mean": mean, "factor": factor}
-    return {**{n: np.array(v, dtype=np.float32) for n, v in made.items()}, "source": np.array(source, dtype=np.int64)}
+    tables = {"fill": fill, "codes": code, "mean": mean, "factor": factor}
+    return {**{n: np.array(v, dtype=np.float32) for n, v in tables.items()}, "source": np.array(source, dtype=np.int64)}
 
 
 def columns_for(inputs: Inputs, table: Federation) -> Array:
@@ -197,8 +197,8 @@ def _example(trained: Trained) -> torch.Tensor:
 
 def _write_torch(program: Program, x: torch.Tensor, about: str, file: IO[bytes]) -> None:
     with torch.no_grad():
-        made = torch.export.export(program, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
-    torch.export.save(made, file, extra_files={"inputs.json": about})
+        exported = torch.export.export(program, (x,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.export.save(exported, file, extra_files={"inputs.json": about})
 
 
 def _write_onnx(program: Program, x: torch.Tensor, about: str, file: IO[bytes]) -> None:
@@ -209,10 +209,10 @@ def _write_onnx(program: Program, x: torch.Tensor, about: str, file: IO[bytes]) 
         how = {"input_names": ["columns"], "output_names": ["probabilities"], "verbose": False}
         rows = ({0: torch.export.Dim("rows")},)
         torch.onnx.export(program, (x,), where, dynamo=True, external_data=False, dynamic_shapes=rows, **how)
-        made = onnx.load(where)
-        entry = made.metadata_props.add()
+        graph = onnx.load(where)
+        entry = graph.metadata_props.add()
         entry.key, entry.value = "fedscape", about
-        file.write(made.SerializeToString())
+        file.write(graph.SerializeToString())
 
 
 # -- scikit-learn ------------------------------------------------------------------------------------------------------
@@ -255,10 +255,10 @@ def to_sklearn(path: str | os.PathLike[str], *, client: str | None = None) -> An
 
 def _read_layers(path: Path) -> tuple[Inputs, Any]:
     try:
-        said = json.loads(path.read_text())
-        if said["format"] != _LAYERS:
-            raise ValueError(said["format"])
-        return Inputs.from_json(said["inputs"]), said["layers"]
+        content = json.loads(path.read_text())
+        if content["format"] != _LAYERS:
+            raise ValueError(content["format"])
+        return Inputs.from_json(content["inputs"]), content["layers"]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -270,13 +270,13 @@ def _preprocessing(inputs: Inputs) -> Any:
     """Fills, scales and indicators: fitted on two made-up rows, then given the numbers that were learned."""
     compose, frame = require("sklearn.compose", extra="sklearn"), require("pandas", extra="sklearn").DataFrame
     steps = [(f"{i}", _step(each), [each.name]) for i, each in enumerate(inputs.features)]
-    made = compose.ColumnTransformer(steps, verbose_feature_names_out=False)
-    made.fit(frame({each.name: _made_up(each) for each in inputs.features}))
+    transformer = compose.ColumnTransformer(steps, verbose_feature_names_out=False)
+    transformer.fit(frame({each.name: _made_up(each) for each in inputs.features}))
     for i, each in enumerate(inputs.features):
         if each.mean is not None and each.scale is not None:
-            scaler = made.named_transformers_[f"{i}"][-1]
+            scaler = transformer.named_transformers_[f"{i}"][-1]
             scaler.mean_, scaler.scale_ = np.array(each.mean), np.array([s or np.inf for s in each.scale])
-    return made
+    return transformer
 
 
 def _known(each: Feature) -> list[Any]:
@@ -316,11 +316,11 @@ def _classifier(inputs: Inputs, layers: list[dict[str, Any]]) -> Any:
     if len(names) == 2:  # one number says both: the difference
         weights[-1], biases[-1] = weights[-1][:, 1:] - weights[-1][:, :1], biases[-1][1:] - biases[-1][:1]
     if len(weights) == 1:
-        made = LogisticRegression()
-        made.classes_, made.coef_, made.intercept_ = names[order], weights[0].T, biases[0]
-        made.n_features_in_, made.n_iter_ = inputs.width, np.zeros(1, dtype=np.int32)
-        return made
-    made = MLPClassifier(tuple(len(b) for b in biases[:-1]))
-    made.partial_fit(np.zeros((len(names), inputs.width)), names[order], classes=names[order])
-    made.coefs_, made.intercepts_ = weights, biases
-    return made
+        classifier = LogisticRegression()
+        classifier.classes_, classifier.coef_, classifier.intercept_ = names[order], weights[0].T, biases[0]
+        classifier.n_features_in_, classifier.n_iter_ = inputs.width, np.zeros(1, dtype=np.int32)
+        return classifier
+    classifier = MLPClassifier(tuple(len(b) for b in biases[:-1]))
+    classifier.partial_fit(np.zeros((len(names), inputs.width)), names[order], classes=names[order])
+    classifier.coefs_, classifier.intercepts_ = weights, biases
+    return classifier

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.core.computation import stable_name
 from fedscape.core.federation import Federation
 from fedscape.core.schedule import cut
 from fedscape.errors import CheckpointError, DataError
@@ -118,7 +119,7 @@ class Trained:
     @property
     def method(self) -> str:
         """What the method is called, as for `fedscape train`."""
-        return str(self.about.get("name") or self.model.method.known_as())
+        return str(self.about.get("name") or stable_name(type(self.model.method)))
 
     @property
     def newcomers(self) -> str | None:
@@ -134,20 +135,20 @@ class Trained:
         """Probabilities of the classes for each row: its client's own model, or what newcomers get."""
         applied = self.inputs.apply(table)
         rows = self._aligned(applied.rows)
-        known = self._known(rows)
-        served = np.ones(len(rows), dtype=bool) if known is None or self.newcomers is not None else known
+        valid = self._known(rows)
+        served = np.ones(len(rows), dtype=bool) if valid is None or self.newcomers is not None else valid
         state = self.model.ready()
-        made = np.full((rows.n_rows, self._n_classes(state, rows)), np.nan)
+        probabilities = np.full((rows.n_rows, self._n_classes(state, rows)), np.nan)
         for begin, end in cut(rows.sizes, 4096, _BLOCK):
             part = self.model.with_kept(rows.take(slice(begin, end)))
             if part.n_rows:
                 logs = self.model.method.log_probs(state, part)
-                made[rows.offsets[begin] : rows.offsets[end]] = np.exp(logs)
-        made[~served[rows.client_of_row]] = np.nan
-        whole = np.full((table.n_rows, made.shape[1]), np.nan)
-        whole[applied.used] = made
-        classes = self.inputs.classes or tuple(map(str, range(made.shape[1])))
-        return Predicted(whole, classes[: made.shape[1]], known, applied)
+                probabilities[rows.offsets[begin] : rows.offsets[end]] = np.exp(logs)
+        probabilities[~served[rows.client_of_row]] = np.nan
+        whole = np.full((table.n_rows, probabilities.shape[1]), np.nan)
+        whole[applied.used] = probabilities
+        classes = self.inputs.classes or tuple(map(str, range(probabilities.shape[1])))
+        return Predicted(whole, classes[: probabilities.shape[1]], valid, applied)
 
     def _n_classes(self, state: Any, rows: Federation) -> int:
         if not rows.n_rows:
@@ -201,19 +202,19 @@ class Trained:
             "remarks": applied.remarks(),
         }
         if target in rows:
-            for name, made in (("before", self.model), ("after", adapted)):
-                about[f"accuracy_{name}"] = made.evaluate(rows).summary().get("accuracy_of_clients")
+            for name, model in (("before", self.model), ("after", adapted)):
+                about[f"accuracy_{name}"] = model.evaluate(rows).summary().get("accuracy_of_clients")
         return replace(self, model=adapted), about
 
-    def novelty(self, known: Federation, table: Federation, *, score: str, rate: float) -> dict[str, Any]:
+    def novelty(self, familiar: Federation, table: Federation, *, score: str, rate: float) -> dict[str, Any]:
         """Which rows and clients of a table are new, at a rate of false alarms calibrated on `known` rows.
 
         The known rows should not be those the model was trained on; they set the threshold. For typicality half of each
         client's rows find the median and only the others set the threshold: a row that moved the median is no row like
         a new one.
         """
-        known, rows = (self.labelled(part)[0] for part in (known, table))
-        middle, rest = known.split(test=0.5) if score == "typicality" else (known, known)
+        familiar, rows = (self.labelled(part)[0] for part in (familiar, table))
+        middle, rest = familiar.split(test=0.5) if score == "typicality" else (familiar, familiar)
         novelty = Novelty(self.model, score).fitted(middle)
         alarm = Alarm.calibrated(novelty.rows(rest), rate=rate)
         scores, clients = novelty.rows(rows), novelty.clients(rows)
@@ -256,8 +257,8 @@ def trained(
     wrap, settings = _wrap_of(extra), {**SETTINGS, **_TEMPORAL}
     about = about_model(model, architecture, arguments, inputs, name, settings=settings, wrap=wrap)
     local = model.method.local
-    made = inputs or as_it_is(local.features, local.target, model.names or ())
-    return Trained(model, made, {**about, **extra})
+    model_inputs = inputs or as_it_is(local.features, local.target, model.names or ())
+    return Trained(model, model_inputs, {**about, **extra})
 
 
 def load(path: str | os.PathLike[str]) -> Trained:
@@ -282,8 +283,8 @@ def _wrap_of(about: Mapping[str, Any]) -> Callable[[Module], Module] | None:
     number, mean = int(about["branches"]), bool(about["mean"])
 
     def wrap(network: Module) -> Module:
-        made = MultiBranch(network, n_branches=number)
-        return MeanOfBranches(made) if mean else made
+        wrapped = MultiBranch(network, n_branches=number)
+        return MeanOfBranches(wrapped) if mean else wrapped
 
     return wrap
 

@@ -24,10 +24,10 @@ def check_positive(name: str, value: float) -> float:
 
 def check_sizes(name: str, sizes: npt.ArrayLike, n_clients: int) -> Array:
     """One size per client, from one for all or one for each, or a DataError."""
-    given = np.asarray(sizes)
-    if given.dtype.kind not in "iu" or given.shape not in ((), (n_clients,)) or (given < 0).any():
+    numbers = np.asarray(sizes)
+    if numbers.dtype.kind not in "iu" or numbers.shape not in ((), (n_clients,)) or (numbers < 0).any():
         raise DataError(
             f"{name} must be a whole number from 0 on, or one for each of the {n_clients:,} clients, "
-            f"not {np.array2string(given, threshold=4)}"
+            f"not {np.array2string(numbers, threshold=4)}"
         )
-    return np.broadcast_to(given, (n_clients,)).astype(np.int64)
+    return np.broadcast_to(numbers, (n_clients,)).astype(np.int64)

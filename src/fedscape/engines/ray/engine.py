@@ -156,8 +156,8 @@ class Ray:
         plan = sections(computation, self.federation.sizes[where], clipped=release is not None)
         sent = broadcast(state)
         public = [None if each is None else each.without_secret() for each in (release, measure_release)]
-        told = self._cluster.ray.put(Broadcast(key, measure, public[0], public[1], sent))
-        self._crew.open(*self._shipped(computation), told)
+        message = self._cluster.ray.put(Broadcast(key, measure, public[0], public[1], sent))
+        self._crew.open(*self._shipped(computation), message)
         assignments = self._assign(who, plan)
         task = Task(computation, key, measure, release, measure_release)
         answer, kinds = Answer() if plan else nobody(self.federation, task, sent), Kinds()
@@ -187,13 +187,13 @@ class Ray:
     def _assign(self, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> list[Assignment]:
         """Sections to the shard of their first client, in up to PARTS calls for each shard."""
         homes = np.searchsorted(self._bounds, [who[section[0][0]] for section in plan], side="right") - 1
-        made = []
+        shards = []
         for shard in range(self.workers):
             first, last = np.searchsorted(homes, (shard, shard + 1))
             step = max(1, -(-int(last - first) // PARTS))
             for begin in range(int(first), int(last), step):
-                made.append(self._assignment(shard, who, plan[begin : min(begin + step, int(last))]))
-        return made
+                shards.append(self._assignment(shard, who, plan[begin : min(begin + step, int(last))]))
+        return shards
 
     def _assignment(self, shard: int, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> Assignment:
         begin, end = plan[0][0][0], plan[-1][-1][1]
@@ -275,9 +275,9 @@ class _Files:
             return
         if client is None:
             raise DataError(f"{path} is not a saved Federation: for Parquet files pass client=, the column of clients")
-        made = self._written(Federation.from_parquet(path, client=client), folder)
-        self.federation = Federation.load(made.folder)
-        self.source = made._replace(parquet=path, client=client)
+        parts = self._written(Federation.from_parquet(path, client=client), folder)
+        self.federation = Federation.load(parts.folder)
+        self.source = parts._replace(parquet=path, client=client)
 
     def _written(self, federation: Federation, folder: str | os.PathLike[str] | None) -> Source:
         self.own = tempfile.mkdtemp(prefix="fedscape-ray-", dir=folder)

@@ -115,14 +115,14 @@ class Shard:
     def ping(self) -> None:
         """Say nothing, from a process that is alive."""
 
-    def open(self, digest: str, computation: Computation, told: Broadcast) -> FedscapeError | None:
+    def open(self, digest: str, computation: Computation, message: Broadcast) -> FedscapeError | None:
         """Begin a round; a computation that is here already stays, with what it holds on its device."""
         if self._computation is None or self._computation[0] != digest:
             self._computation = (digest, computation)
-        task = Task(self._computation[1], told.key, told.measure, told.release, told.measure_release)
+        task = Task(self._computation[1], message.key, message.measure, message.release, message.measure_release)
         try:
             with one_library_thread():
-                self._site = Site(self.federation, task, told.sent)
+                self._site = Site(self.federation, task, message.sent)
         except FedscapeError as error:
             return error
         return None

@@ -104,10 +104,10 @@ class Crew:
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
-    def open(self, digest: str, computation: Any, told: Any) -> None:
+    def open(self, digest: str, computation: Any, message: Any) -> None:
         """Tell every worker what the round is about."""
         self._deaths, self._alarms = [0] * len(self.edges), 0
-        self._round = (digest, computation, told)
+        self._round = (digest, computation, message)
         self._all("open", lambda shard: self._round or ())
 
     def run(self, assignments: Sequence[Assignment], *, lend: bool) -> Iterator[Outcome]:
@@ -238,8 +238,8 @@ class Crew:
             last = str(error.cause).strip().splitlines()[-1]
             return f"{last}: a computation of your own must be in a module that workers can import"
         bound = isinstance(error.cause, MemoryError) and self.memory is not None
-        said = f"{type(error.cause).__name__}: {one_line(error.cause)}"
-        return f"{said}; memory={self.memory:,} bounds it" if bound else said
+        text = f"{type(error.cause).__name__}: {one_line(error.cause)}"
+        return f"{text}; memory={self.memory:,} bounds it" if bound else text
 
     def _revive(self, error: Exception) -> None:
         """Start again those that are dead, and bring them to where they were.
@@ -249,15 +249,15 @@ class Crew:
         dead = self.cluster.ray.exceptions.RayActorError
         pings = {actor.ping.remote(): shard for shard, actor in enumerate(self._actors)}
         answered, _ = self.cluster.ray.wait(list(pings), num_returns=len(pings), timeout=START_SECONDS)
-        found = False
+        lost = False
         for ping in answered:
             shard = pings[ping]
             try:
                 self._value(shard, ping)
             except dead as death:
-                found = True
+                lost = True
                 self._begin_again(shard, death)
-        self._alarms += not found
+        self._alarms += not lost
         if self._alarms > RESTARTS * len(self._actors):
             raise EngineError(f"the workers are alive, but cannot be reached: {one_line(error)}") from error
 

@@ -34,8 +34,8 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int,
     >>> convolve(torch.ones(2, 3, 3, 1), weight, torch.zeros(2, 1), (0, 0)).flatten().tolist()
     [9.0, 18.0]
     """
-    made: Tensor = _convolve(x, weight, bias, *padding)
-    return made
+    images: Tensor = _convolve(x, weight, bias, *padding)
+    return images
 
 
 @torch.library.custom_op("fedscape::convolve", mutates_args=())  # type: ignore[untyped-decorator]
@@ -47,8 +47,8 @@ def _convolve(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, 
         return gpu_kernels.convolve(x.contiguous(), weight.contiguous(), own, (up, left))
     patches, shape = patches_of(_around(x, up, left), weight.shape[2:4]), weight.shape
     products = patches.reshape(shape[0], -1, patches.shape[3]) @ weight.flatten(2).transpose(1, 2).to(x.dtype)
-    made = products if bias is None else products + bias[:, None].to(x.dtype)
-    return made.reshape(*patches.shape[:3], shape[1])
+    outputs = products if bias is None else products + bias[:, None].to(x.dtype)
+    return outputs.reshape(*patches.shape[:3], shape[1])
 
 
 @torch.library.custom_op("fedscape::convolve_backward", mutates_args=())  # type: ignore[untyped-decorator]
@@ -62,8 +62,8 @@ def _to_weights(
         return gpu_kernels.gather(x.contiguous(), gradient.contiguous(), clients, (high, wide), (up, left))
     patches = patches_of(_around(x, up, left), (high, wide))
     each = gradient.reshape(clients, -1, gradient.shape[3])
-    made = each.transpose(1, 2) @ patches.reshape(clients, -1, patches.shape[3])
-    return made.reshape(clients, -1, high, wide, x.shape[3]), each.sum(dim=1)
+    products = each.transpose(1, 2) @ patches.reshape(clients, -1, patches.shape[3])
+    return products.reshape(clients, -1, high, wide, x.shape[3]), each.sum(dim=1)
 
 
 def patches_of(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int] = (1, 1)) -> Tensor:
@@ -133,8 +133,8 @@ def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
     >>> pool(torch.tensor([[-1.0, 2.0, 5.0], [0.0, 1.0, 9.0]])[None, ..., None]).tolist()
     [[[[2.0]]]]
     """
-    made: Tensor = _pool(x, rectified)[0]
-    return made
+    maxima: Tensor = _pool(x, rectified)[0]
+    return maxima
 
 
 @torch.library.custom_op("fedscape::pool", mutates_args=())  # type: ignore[untyped-decorator]
@@ -159,17 +159,17 @@ def _unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int
         from fedscape.learning.fast import triton as gpu_kernels
 
         return gpu_kernels.unpool(gradient.contiguous(), index, height, width)
-    made = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
+    images = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
     for place in range(4):
-        part = made[:, place // 2 : height // 2 * 2 : 2, place % 2 : width // 2 * 2 : 2]
+        part = images[:, place // 2 : height // 2 * 2 : 2, place % 2 : width // 2 * 2 : 2]
         part.copy_(torch.where(index == place, gradient, 0))
-    return made
+    return images
 
 
 @_pool.register_fake  # type: ignore[untyped-decorator]
 def _(x: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    made = x.new_empty((x.shape[0], x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
-    return made, made.new_empty(made.shape, dtype=torch.int8)
+    like = x.new_empty((x.shape[0], x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
+    return like, like.new_empty(like.shape, dtype=torch.int8)
 
 
 @_unpool.register_fake  # type: ignore[untyped-decorator]

@@ -37,14 +37,14 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
     twin = nn.Sequential(copy.deepcopy(module))
     for parent in list(twin.modules()):
         for name, child in list(parent.named_children()):
-            made = _form(child, precision)
-            if made is not None:
-                setattr(parent, name, made)
+            layer = _form(child, precision)
+            if layer is not None:
+                setattr(parent, name, layer)
     owners = [m for m in twin.modules() if next(m.parameters(recurse=False), None) is not None]
     watched = [m for m in twin.modules() if m._forward_hooks or m._forward_pre_hooks]
     users = [id(p) for m in owners for p in m.parameters(recurse=False)]
-    known = all(isinstance(m, Folded) for m in owners) and not watched
-    return twin[0] if known and len(set(users)) == len(users) else None
+    all_folded = all(isinstance(m, Folded) for m in owners) and not watched
+    return twin[0] if all_folded and len(set(users)) == len(users) else None
 
 
 class Folded(nn.Module):  # type: ignore[misc]
@@ -79,15 +79,17 @@ class FoldedLinear(Folded):
         if self.watched:
             rows = x.reshape(len(self.probe), -1, features).to(self.weight.dtype)
             self.rows = rows.detach()
-            made = by_turns(rows, self.weight) + (self.probe if self.bias is None else self.probe + self.bias[:, None])
+            output = by_turns(rows, self.weight) + (
+                self.probe if self.bias is None else self.probe + self.bias[:, None]
+            )
             if self.trail_up.ndim:
-                made = made - along(rows, self.trail_rows, exact=self.precision == "exact") @ self.trail_up
-            return made.reshape(*x.shape[:-1], out)
+                output = output - along(rows, self.trail_rows, exact=self.precision == "exact") @ self.trail_up
+            return output.reshape(*x.shape[:-1], out)
         rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
         kind = torch.bfloat16 if self.precision == "bf16" and rows.shape[1] >= FEW else weight.dtype
-        made = rows.to(kind) @ weight.to(kind)
-        made = made if self.bias is None else made + self.bias[:, None].to(kind)
-        return made.reshape(*x.shape[:-1], out)
+        output = rows.to(kind) @ weight.to(kind)
+        output = output if self.bias is None else output + self.bias[:, None].to(kind)
+        return output.reshape(*x.shape[:-1], out)
 
 
 def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
@@ -101,8 +103,8 @@ def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
     if len(weights) == len(rows):
         return rows @ weights.transpose(1, 2)
     mine = rows.unflatten(0, (-1, len(weights))).transpose(0, 1).flatten(1, 2)  # [kinds, clients of each x batch, ...]
-    made = mine @ weights.transpose(1, 2)
-    return made.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)
+    products = mine @ weights.transpose(1, 2)
+    return products.unflatten(1, (-1, rows.shape[1])).transpose(0, 1).flatten(0, 1)
 
 
 class _Conv2d(Folded):
@@ -127,9 +129,9 @@ class _Conv2d(Folded):
             spare = 8 - weight.shape[1] % 8
             patches = torch.cat([patches, patches.new_zeros((len(x), h, w, spare))], dim=-1)
             weight = functional.pad(weight, (0, 0, 0, spare))
-        made = patches.reshape(clients, -1, weight.shape[1]) @ weight
-        made = made if self.bias is None else made + self.bias[:, None].to(kind)
-        return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
+        output = patches.reshape(clients, -1, weight.shape[1]) @ weight
+        output = output if self.bias is None else output + self.bias[:, None].to(kind)
+        return output.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
 
 
 class _Patches(torch.autograd.Function):  # type: ignore[misc]
@@ -167,8 +169,10 @@ class _Depthwise(_Conv2d):
         h, w = parts[0].shape[1:3]
         factors = self.weight.reshape(clients, 1, out, high * wide)
         each = [p.reshape(clients, -1, out) * factors[..., i] for i, p in enumerate(parts)]
-        made = torch.stack(each).sum(dim=0) if self.bias is None else torch.stack(each).sum(dim=0) + self.bias[:, None]
-        return made.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
+        output = (
+            torch.stack(each).sum(dim=0) if self.bias is None else torch.stack(each).sum(dim=0) + self.bias[:, None]
+        )
+        return output.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
 
 
 class _Pool(nn.Module):  # type: ignore[misc]
@@ -198,8 +202,8 @@ class _GroupNorm(Folded):
         self.groups, self.eps = layer.num_groups, layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        made = functional.group_norm(_wide(x, self.weight), self.groups, None, None, self.eps)
-        return _scaled(made, self.weight, self.bias, (x.shape[1], *[1] * (x.ndim - 2)))
+        output = functional.group_norm(_wide(x, self.weight), self.groups, None, None, self.eps)
+        return _scaled(output, self.weight, self.bias, (x.shape[1], *[1] * (x.ndim - 2)))
 
 
 class _LayerNorm(Folded):
@@ -208,8 +212,8 @@ class _LayerNorm(Folded):
         self.shape, self.eps = layer.normalized_shape, layer.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        made = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
-        return _scaled(made, self.weight, self.bias, (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
+        output = functional.layer_norm(_wide(x, self.weight), self.shape, None, None, self.eps)
+        return _scaled(output, self.weight, self.bias, (*[1] * (x.ndim - 1 - len(self.shape)), *self.shape))
 
 
 def _wide(x: Tensor, weight: Tensor | None) -> Tensor:

@@ -37,7 +37,9 @@ def in_one_batch(
     """
     frozen = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad}
     layers = {path: module.get_submodule(path) for path in probes}
-    gone = {member(path, f"trail_{n}"): v for path, t in trails.items() for n, v in zip(t._fields, t, strict=True)}
+    trail_buffers = {
+        member(path, f"trail_{n}"): v for path, t in trails.items() for n, v in zip(t._fields, t, strict=True)
+    }
 
     def loss_of_all(params: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> tuple[Any, ...]:
         same = {n: p.expand(len(share), *p.shape) for n, p in frozen.items()}
@@ -55,12 +57,12 @@ def in_one_batch(
         like = next(iter(params.values()))
         zeros = {member(path, "probe"): like.new_zeros(shape).requires_grad_() for path, shape in probes.items()}
         with torch.enable_grad(), _watched(layers.values()):
-            total, each, given = forward({**leaves, **fixed, **zeros, **gone}, *batch)
+            total, each, inputs_of = forward({**leaves, **fixed, **zeros, **trail_buffers}, *batch)
         wanted = {**leaves, **zeros}
         grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True, materialize_grads=True)
-        found = dict(zip(wanted, grads, strict=True))
-        rows = dict(zip(thin, given, strict=True))
-        return {n: Factors(found[thin[n]], rows[n]) if n in thin else found[n] for n in params}, each
+        gradient_of = dict(zip(wanted, grads, strict=True))
+        rows = dict(zip(thin, inputs_of, strict=True))
+        return {n: Factors(gradient_of[thin[n]], rows[n]) if n in thin else gradient_of[n] for n in params}, each
 
     return gradient
 
@@ -81,26 +83,28 @@ def _watched(layers: Collection[Any]) -> Iterator[None]:
             layer.watched, layer.rows = False, None
 
 
-def once_used(local: LocalSGD, twin: Module, given: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
+def once_used(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
     """The linear layers of a folded model that one step uses once, and the shapes of their outputs.
 
     The gradient of such a weight matrix is a product of two factors, and where rows are few larger than both.
     """
-    seen: dict[str, list[tuple[int, ...]]] = {}
+    shapes_of: dict[str, list[tuple[int, ...]]] = {}
     layers = {path: m for path, m in twin.named_modules() if isinstance(m, FoldedLinear) and m.weight.requires_grad}
     hooks = []
     for path, layer in layers.items():
 
-        def look(_: Any, __: Any, made: Tensor, path: str = path) -> None:
-            seen.setdefault(path, []).append((len(given[-1]), made[..., 0].numel() // len(given[-1]), made.shape[-1]))
+        def look(_: Any, __: Any, output: Tensor, path: str = path) -> None:
+            shapes_of.setdefault(path, []).append(
+                (len(arguments[-1]), output[..., 0].numel() // len(arguments[-1]), output.shape[-1])
+            )
 
         hooks.append(layer.register_forward_hook(look))
     try:
-        in_one_batch(local, twin)(*given)
+        in_one_batch(local, twin)(*arguments)
     finally:
         for hook in hooks:
             hook.remove()
-    return {path: shapes[0] for path, shapes in seen.items() if len(shapes) == 1}
+    return {path: shapes[0] for path, shapes in shapes_of.items() if len(shapes) == 1}
 
 
 def unfactored(grads: Gradients) -> Tensors:

@@ -81,8 +81,8 @@ def along(rows: Tensor, past: Tensor, *, exact: bool) -> Tensor:
     """
     quick = HAS_TRITON and not exact and bool(rows.is_cuda) and rows.dtype == past.dtype == torch.float32
     quick = quick and rows.shape[1] <= FEW  # more do not fit where the kernel works
-    made: Tensor = _along(rows, past) if quick else rows @ past.transpose(1, 2)
-    return made
+    products: Tensor = _along(rows, past) if quick else rows @ past.transpose(1, 2)
+    return products
 
 
 @torch.library.custom_op("fedscape::along", mutates_args=())  # type: ignore[untyped-decorator]

@@ -55,17 +55,17 @@ class Recorded:
         self.place = place  # where others that never run at the same time are recorded as well
         self.graph: Any = None
 
-    def __call__(self, *given: Tensor) -> Any:
+    def __call__(self, *arguments: Tensor) -> Any:
         """What the program makes of these; it is overwritten by the next call of any program of this pool."""
         if self.graph is None:
-            self._record(given)
-        for held, values in zip(self.held, given, strict=True):
+            self._record(arguments)
+        for held, values in zip(self.held, arguments, strict=True):
             held.copy_(values)
         self.graph.replay()
         return self.made
 
-    def _record(self, given: tuple[Tensor, ...]) -> None:
-        self.held = [values.clone() for values in given]
+    def _record(self, arguments: tuple[Tensor, ...]) -> None:
+        self.held = [values.clone() for values in arguments]
         before = [values.clone() for values in self.moved]
         pool, beside = self.place or new_place()
         beside.wait_stream(torch.cuda.current_stream())
@@ -183,14 +183,14 @@ class Program:
 
     def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
         """One step of the first clients, as many as the batch has; their losses. Rates are [clients]."""
-        made = self.known.get(self._kind(batch.x, batch.y))
-        if made is None:
+        compiled_step = self.known.get(self._kind(batch.x, batch.y))
+        if compiled_step is None:
             plain = self._made(batch)  # finds out about trails
             kind = self._kind(batch.x, batch.y)
-            made = self.known[kind] = self._recorded(plain, batch) if records(self.local) else plain
+            compiled_step = self.known[kind] = self._recorded(plain, batch) if records(self.local) else plain
             self.plain[kind] = plain
         lr, proximal = (rate for rate in rates)
-        return made(batch, lr, proximal, batch.share.new_full((), number))
+        return compiled_step(batch, lr, proximal, batch.share.new_full((), number))
 
     def whole(self, start: Tensors, batches: Batch, rates: Rates, weights: Tensor) -> Tensors | None:
         """All steps of a round without a pull, and the sums, as one recorded program; None where there is none yet.
@@ -201,11 +201,11 @@ class Program:
         steps, names, layers = len(batches.y), list(start), list(batches.random)
         one = self._kind(*((tuple(v.shape[1:]), v.dtype) for v in batches[:2]))
         kind = (one, steps, tuple(weights.shape), *(len(p) for p in start.values()))
-        step, known = self.plain.get(one), self.wholes.get(kind)
-        if known is None:
-            again, full = kind in self.seen, len(self.wholes) == ROUNDS
+        step, recorded = self.plain.get(one), self.wholes.get(kind)
+        if recorded is None:
+            repeated, full = kind in self.seen, len(self.wholes) == ROUNDS
             self.seen.add(kind)
-            if step is None or steps > STEPS or full or not again:
+            if step is None or steps > STEPS or full or not repeated:
                 return None
             total = self._total(names, tuple(weights.shape))
 
@@ -218,9 +218,9 @@ class Program:
                     step(batch, lr, proximal, shares.new_full((), t + 1))
                 return total(weights, *first.values())
 
-            known = self.wholes[kind] = Recorded(run, [], self.place)
-        made = known(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
-        return {n: values.clone() for n, values in zip(names, made, strict=True)}
+            recorded = self.wholes[kind] = Recorded(run, [], self.place)
+        sums = recorded(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
+        return {n: values.clone() for n, values in zip(names, sums, strict=True)}
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
@@ -231,10 +231,10 @@ class Program:
         if not records(self.local) or any(len(at) == weights.numel() > 1 for at in begun):
             return dict(zip(start, total(weights, *begun), strict=True))
         kind = self._kind((tuple(weights.shape), None))
-        known = self.sums.get(kind)
-        if known is None:
-            known = self.sums[kind] = Recorded(total, [], self.place)
-        return {n: made.clone() for n, made in zip(start, known(weights, *begun), strict=True)}
+        recorded = self.sums.get(kind)
+        if recorded is None:
+            recorded = self.sums[kind] = Recorded(total, [], self.place)
+        return {n: values.clone() for n, values in zip(start, recorded(weights, *begun), strict=True)}
 
     def _total(self, names: Collection[str], shape: tuple[int, ...]) -> Callable[..., list[Tensor]]:
         """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
@@ -255,14 +255,14 @@ class Program:
 
     def _weights(self, clients: int) -> Tensors:
         """The weights of the first clients, each its own."""
-        made = {}
+        weights = {}
         for name in self.begun[0]:
             if name in self.traced:
                 moved, common = self.traced[name].part(clients).moved(), self.common[name]
-                made[name] = (moved.unflatten(0, (-1, len(common))) + common).flatten(0, 1)
+                weights[name] = (moved.unflatten(0, (-1, len(common))) + common).flatten(0, 1)
             else:
-                made[name] = self.params[name][:clients]
-        return made
+                weights[name] = self.params[name][:clients]
+        return weights
 
     def _made(self, batch: Batch) -> Step:
         clients, local = len(batch.y), self.local
@@ -311,8 +311,8 @@ class Program:
         moved = [self.params[n][:clients] for n in self.begun[0] if n not in self.traced]
         moved += [m for moment in self.memory.rows(clients).moments for m in moment]
         moved += [v for trail in self.traced.values() for v in trail]
-        known = Recorded(flat, moved, self.place)
-        return lambda batch, *numbers: known(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
+        recorded = Recorded(flat, moved, self.place)
+        return lambda batch, *numbers: recorded(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
 
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
         """The linear layers whose gradients may be left as factors."""
@@ -332,25 +332,25 @@ class Program:
         trails: Mapping[str, Trail],
     ) -> FoldedGradient:
         """The compiled gradient, or the plain one where a compiler has made something else of it."""
-        local, given = self.local, (batch.random, batch.x, batch.y, batch.share)
+        local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
             want_of: FoldedGradient = by_client(local, self.module)
-            plain, made = want_of, compiled(want_of)
+            plain, quick = want_of, compiled(want_of)
         else:
-            gone = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
+            by_path = {path: trails[name] for path in probes if (name := member(path, "weight")) in trails}
             want_of = in_one_batch(local, self.twin)
-            plain = in_one_batch(local, self.twin, probes=probes, trails=gone) if gone else want_of
-            made = in_one_batch(local, self.twin, compiled, probes=probes, trails=gone)
+            plain = in_one_batch(local, self.twin, probes=probes, trails=by_path) if by_path else want_of
+            quick = in_one_batch(local, self.twin, compiled, probes=probes, trails=by_path)
         with _Counted() as operations:
-            want = unfactored(want_of(whole, *given)[0])
+            want = unfactored(want_of(whole, *inputs)[0])
         if operations.number > MANY:
             return plain
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
-            found = unfactored(made(params, *given)[0])
+            grads = unfactored(quick(params, *inputs)[0])
         if local.precision == "exact":
-            return made if agree(want, found) else plain
-        return made if agree(want, found, ROUGH) and same_lengths(want, found) else plain
+            return quick if agree(want, grads) else plain
+        return quick if agree(want, grads, ROUGH) and same_lengths(want, grads) else plain
 
 
 class _Counted(TorchDispatchMode):  # type: ignore[misc]

@@ -171,10 +171,10 @@ def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] |
         return None
     x = x.reshape(len(x), -1)
     if stack.loss == "classes":
-        known = y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 and int(y.max()) < outputs
+        fits = y.ndim == 1 and y.dtype == torch.int64 and int(y.min()) >= 0 and int(y.max()) < outputs
     else:
-        known = y.numel() == len(y) * outputs and (y.ndim == 1 or stack.loss != "odds")
-    return (x, targets_of(stack, y, local.dtype)) if known else None
+        fits = y.numel() == len(y) * outputs and (y.ndim == 1 or stack.loss != "odds")
+    return (x, targets_of(stack, y, local.dtype)) if fits else None
 
 
 def _steps(local: LocalSGD, y: Tensor, weights: Tensor | None, plan: Plan, rates: Rates, pulled: bool) -> Steps:

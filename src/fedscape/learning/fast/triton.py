@@ -23,7 +23,7 @@ def _convolve(
     ROWS: tl.constexpr = BATCH * HO * WO
     client = tl.program_id(2).to(tl.int64)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
-    here = row < ROWS
+    inside_rows = row < ROWS
     sample, r, s = row // (HO * WO), row // WO % HO - UP, row % WO - LEFT
     begin = ((sample * H + r) * W + s) * C
     x += client * BATCH * H * W * C
@@ -37,11 +37,11 @@ def _convolve(
         for t in range(KH * KW * PIECES):
             place, first = t // PIECES, t % PIECES * BK
             i, j = place // KW, place % KW
-            seen = here
+            mask = inside_rows
             if UP + LEFT > 0:
-                seen = here & (r + i >= 0) & (r + i < H) & (s + j >= 0) & (s + j < W)
+                mask = inside_rows & (r + i >= 0) & (r + i < H) & (s + j >= 0) & (s + j < W)
             at = begin + (i * W + j) * C + first
-            a = tl.load(x + at[:, None] + k[None, :], mask=seen[:, None], other=0.0)
+            a = tl.load(x + at[:, None] + k[None, :], mask=mask[:, None], other=0.0)
             w = weight + o[None, :] * (KH * KW * C) + (place * C + first + k)[:, None]
             b = tl.load(w, mask=real[None, :], other=0.0)
             acc = tl.dot(a, b.to(a.dtype), acc, input_precision="tf32")
@@ -50,12 +50,12 @@ def _convolve(
         for t in range(KH * STEPS):
             i, piece = t // STEPS, t % STEPS * BK + k
             inside = piece < KW * C
-            seen = here[:, None] & inside[None, :]
+            mask = inside_rows[:, None] & inside[None, :]
             if UP + LEFT > 0:
                 j = piece // C
-                seen = seen & ((r + i >= 0) & (r + i < H))[:, None]
-                seen = seen & (s[:, None] + j[None, :] >= 0) & (s[:, None] + j[None, :] < W)
-            a = tl.load(x + (begin + i * W * C)[:, None] + piece[None, :], mask=seen, other=0.0)
+                mask = mask & ((r + i >= 0) & (r + i < H))[:, None]
+                mask = mask & (s[:, None] + j[None, :] >= 0) & (s[:, None] + j[None, :] < W)
+            a = tl.load(x + (begin + i * W * C)[:, None] + piece[None, :], mask=mask, other=0.0)
             taken = inside[:, None] & real[None, :]
             w = weight + o[None, :] * (KH * KW * C) + (i * KW * C + piece)[:, None]
             b = tl.load(w, mask=taken, other=0.0)
@@ -63,7 +63,7 @@ def _convolve(
     if BIASED:
         acc += tl.load(bias + client * OUT + o, mask=real, other=0.0)[None, :]
     to = (client * ROWS + row)[:, None] * OUT + o[None, :]
-    tl.store(out + to, acc.to(out.dtype.element_ty), mask=here[:, None] & real[None, :])
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside_rows[:, None] & real[None, :])
 
 
 @triton.jit
@@ -91,20 +91,20 @@ def _gather(
     summed = tl.zeros((BN,), tl.float32)
     for t in range(EACH // BM):
         row = part * EACH + t * BM + tl.arange(0, BM)
-        here = row < ROWS
+        inside_rows = row < ROWS
         sample, r, s = row // (HO * WO), row // WO % HO - UP, row % WO - LEFT
         at = ((sample * H + r) * W + s) * C
-        seen = here[None, :]
+        mask = inside_rows[None, :]
         if PLACES % BK != 0:
-            seen = seen & inside[:, None]
+            mask = mask & inside[:, None]
         if UP + LEFT > 0:
-            seen = seen & (r[None, :] + i[:, None] >= 0) & (r[None, :] + i[:, None] < H)
-            seen = seen & (s[None, :] + j[:, None] >= 0) & (s[None, :] + j[:, None] < W)
-        a = tl.load(x + at[None, :] + offset[:, None], mask=seen, other=0.0)
-        known = here[:, None]
+            mask = mask & (r[None, :] + i[:, None] >= 0) & (r[None, :] + i[:, None] < H)
+            mask = mask & (s[None, :] + j[:, None] >= 0) & (s[None, :] + j[:, None] < W)
+        a = tl.load(x + at[None, :] + offset[:, None], mask=mask, other=0.0)
+        gradient_mask = inside_rows[:, None]
         if OUT % BN != 0:
-            known = known & real[None, :]
-        g = tl.load(gradient + row[:, None] * OUT + o[None, :], mask=known, other=0.0)
+            gradient_mask = gradient_mask & real[None, :]
+        g = tl.load(gradient + row[:, None] * OUT + o[None, :], mask=gradient_mask, other=0.0)
         summed += tl.sum(g.to(tl.float32), axis=0)
         if THROUGH:  # through registers: tensor cores want float32 with rows side by side, which memory has not
             a, g = a + 0.0, g + 0.0
@@ -136,18 +136,18 @@ def _pool(
     RECTIFIED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = at < NUMBER
+    mask = at < NUMBER
     begin = x + _square(at, H, W, C)
-    best = tl.load(begin, mask=here, other=0.0)
+    best = tl.load(begin, mask=mask, other=0.0)
     which = tl.zeros((BLOCK,), tl.int32)
-    best, which = _larger(best, which, tl.load(begin + C, mask=here, other=0.0), 1)
-    best, which = _larger(best, which, tl.load(begin + W * C, mask=here, other=0.0), 2)
-    best, which = _larger(best, which, tl.load(begin + W * C + C, mask=here, other=0.0), 3)
+    best, which = _larger(best, which, tl.load(begin + C, mask=mask, other=0.0), 1)
+    best, which = _larger(best, which, tl.load(begin + W * C, mask=mask, other=0.0), 2)
+    best, which = _larger(best, which, tl.load(begin + W * C + C, mask=mask, other=0.0), 3)
     if RECTIFIED:
         low = best <= 0.0
         best, which = tl.where(low, 0.0, best), tl.where(low, 4, which)
-    tl.store(out + at, best.to(out.dtype.element_ty), mask=here)
-    tl.store(index + at, which.to(tl.int8), mask=here)
+    tl.store(out + at, best.to(out.dtype.element_ty), mask=mask)
+    tl.store(index + at, which.to(tl.int8), mask=mask)
 
 
 @triton.jit
@@ -155,33 +155,33 @@ def _unpool(
     gradient, index, out, NUMBER: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    here = at < NUMBER
+    mask = at < NUMBER
     begin = out + _square(at, H, W, C)
-    g, which = tl.load(gradient + at, mask=here, other=0.0), tl.load(index + at, mask=here, other=4)
-    tl.store(begin, tl.where(which == 0, g, 0.0), mask=here)
-    tl.store(begin + C, tl.where(which == 1, g, 0.0), mask=here)
-    tl.store(begin + W * C, tl.where(which == 2, g, 0.0), mask=here)
-    tl.store(begin + W * C + C, tl.where(which == 3, g, 0.0), mask=here)
+    g, which = tl.load(gradient + at, mask=mask, other=0.0), tl.load(index + at, mask=mask, other=4)
+    tl.store(begin, tl.where(which == 0, g, 0.0), mask=mask)
+    tl.store(begin + C, tl.where(which == 1, g, 0.0), mask=mask)
+    tl.store(begin + W * C, tl.where(which == 2, g, 0.0), mask=mask)
+    tl.store(begin + W * C + C, tl.where(which == 3, g, 0.0), mask=mask)
 
 
 def pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """See `convolutions.pool`; images are contiguous."""
     batch, height, width, channels = x.shape
-    made = x.new_empty((batch, height // 2, width // 2, channels))
-    index = torch.empty_like(made, dtype=torch.int8)
-    grid = (triton.cdiv(made.numel(), 1024),)
-    _pool[grid](x, made, index, made.numel(), height, width, channels, RECTIFIED=rectified, BLOCK=1024, num_warps=4)
-    return made, index
+    maxima = x.new_empty((batch, height // 2, width // 2, channels))
+    index = torch.empty_like(maxima, dtype=torch.int8)
+    grid = (triton.cdiv(maxima.numel(), 1024),)
+    _pool[grid](x, maxima, index, maxima.numel(), height, width, channels, RECTIFIED=rectified, BLOCK=1024, num_warps=4)
+    return maxima, index
 
 
 def unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """The gradient of the images, from that of their maxima and where these were."""
     batch, channels = gradient.shape[0], gradient.shape[3]
     new = gradient.new_zeros if height % 2 or width % 2 else gradient.new_empty
-    made = new((batch, height, width, channels))
+    images = new((batch, height, width, channels))
     grid = (triton.cdiv(gradient.numel(), 1024),)
-    _unpool[grid](gradient, index, made, gradient.numel(), height, width, channels, BLOCK=1024, num_warps=4)
-    return made
+    _unpool[grid](gradient, index, images, gradient.numel(), height, width, channels, BLOCK=1024, num_warps=4)
+    return images
 
 
 @triton.jit
@@ -218,9 +218,9 @@ def _across(
     acc = tl.zeros((BB, BF), tl.float32)
     for first in range(0, PLACES, BP):
         p = first + tl.arange(0, BP)
-        here = p < PLACES
-        g = tl.load(gradient + b[:, None] * PLACES + p[None, :], mask=(b < BATCH)[:, None] & here[None, :], other=0.0)
-        c = tl.load(past + p[:, None] * FEATURES + f[None, :], mask=here[:, None] & (f < FEATURES)[None, :], other=0.0)
+        mask = p < PLACES
+        g = tl.load(gradient + b[:, None] * PLACES + p[None, :], mask=(b < BATCH)[:, None] & mask[None, :], other=0.0)
+        c = tl.load(past + p[:, None] * FEATURES + f[None, :], mask=mask[:, None] & (f < FEATURES)[None, :], other=0.0)
         acc = tl.dot(g, c, acc, input_precision="tf32")
     to = out + client * BATCH * FEATURES
     tl.store(to + b[:, None] * FEATURES + f[None, :], acc, mask=(b < BATCH)[:, None] & (f < FEATURES)[None, :])
@@ -234,23 +234,23 @@ def along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
     parts = max(1, min(triton.cdiv(features, 256), 1200 // (clients * tiles)))  # work for all of the GPU
     each = triton.cdiv(triton.cdiv(features, parts), 64) * 64
     parts = triton.cdiv(features, each)
-    made = rows.new_empty((parts, clients, batch, places))
+    partial = rows.new_empty((parts, clients, batch, places))
     _along[(parts, triton.cdiv(places, bp), clients)](
-        rows, past, made, clients, past.stride(0), batch, places, features, each,
+        rows, past, partial, clients, past.stride(0), batch, places, features, each,
         BB=_tile(batch, 64), BP=bp, BK=64, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return made.sum(dim=0)
+    return partial.sum(dim=0)
 
 
 def across(gradient: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
     """The gradient of the rows, from that of their products with earlier ones."""
     clients, batch, places = gradient.shape
-    made = gradient.new_empty((clients, batch, past.shape[2]))
+    products = gradient.new_empty((clients, batch, past.shape[2]))
     _across[(triton.cdiv(past.shape[2], 128), clients)](
-        gradient, past, made, past.stride(0), batch, places, past.shape[2],
+        gradient, past, products, past.stride(0), batch, places, past.shape[2],
         BB=_tile(batch, 64), BP=_tile(places, 64), BF=128, num_warps=4, num_stages=2,
     )  # fmt: skip
-    return made
+    return products
 
 
 def _tile(number: int, most: int) -> int:
@@ -264,15 +264,15 @@ def convolve(
     clients, out, high, wide, channels = weight.shape
     batch, (height, width) = len(x) // clients, x.shape[1:3]
     ho, wo = height + 2 * padding[0] - high + 1, width + 2 * padding[1] - wide + 1
-    made = x.new_empty((len(x), ho, wo, out))
+    output = x.new_empty((len(x), ho, wo, out))
     bn, bk = _tile(out, 128), 32 if channels % 32 == 0 else _tile(wide * channels, 32)
     grid = (triton.cdiv(batch * ho * wo, 128), triton.cdiv(out, bn), clients)
     _convolve[grid](
-        x, weight, bias if bias is not None else weight, made,
+        x, weight, bias if bias is not None else weight, output,
         batch, height, width, channels, out, high, wide, *padding,
         BM=128, BN=bn, BK=bk, BIASED=bias is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return made
+    return output
 
 
 def gather(
@@ -285,11 +285,11 @@ def gather(
     tiles = triton.cdiv(high * wide * channels, bk) * triton.cdiv(out, bn) * clients
     rows = batch * gradient.shape[1] * gradient.shape[2]
     parts = max(1, min(16, 1200 // tiles, rows // 256))  # rows are shared out until there is work for all of the GPU
-    made = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
+    partial = x.new_empty((parts, clients, out, high, wide, channels), dtype=torch.float32)
     total = x.new_empty((parts, clients, out), dtype=torch.float32)
     _gather[(tiles // (triton.cdiv(out, bn) * clients), triton.cdiv(out, bn) * parts, clients)](
-        x, gradient, made, total,
+        x, gradient, partial, total,
         batch, height, width, channels, out, high, wide, *padding,
         BM=64, BN=bn, BK=bk, PARTS=parts, THROUGH=x.dtype == torch.float32, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return made.sum(dim=0), total.sum(dim=0)
+    return partial.sum(dim=0), total.sum(dim=0)

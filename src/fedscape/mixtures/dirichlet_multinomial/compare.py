@@ -200,17 +200,21 @@ class Information(Computation):
         k = self.n_components
         free = squares.shape[0] - 1  # the last weight follows from the others
         scale = np.sqrt(np.maximum(np.diag(squares)[:free], 0.0))
-        known = scale > 1e-9 * np.sqrt(np.maximum(total["clients"], 1))
+        determined = scale > 1e-9 * np.sqrt(np.maximum(total["clients"], 1))
         errors = np.full(free, 1e300)
         jacobian = np.diag(state["weights"]) - np.outer(state["weights"], state["weights"])
         weights = np.zeros(k)
-        if known.any():
-            inner = squares[:free, :free][np.ix_(known, known)] / np.outer(scale[known], scale[known])
-            covariance = np.linalg.pinv(inner, rcond=1e-12, hermitian=True) / np.outer(scale[known], scale[known])
-            errors[known] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-            free_weights = np.flatnonzero(known) >= free - (k - 1)
+        if determined.any():
+            inner = squares[:free, :free][np.ix_(determined, determined)] / np.outer(
+                scale[determined], scale[determined]
+            )
+            covariance = np.linalg.pinv(inner, rcond=1e-12, hermitian=True) / np.outer(
+                scale[determined], scale[determined]
+            )
+            errors[determined] = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+            free_weights = np.flatnonzero(determined) >= free - (k - 1)
             inside = covariance[np.ix_(free_weights, free_weights)]
-            moved_by = jacobian[:, np.flatnonzero(known)[free_weights] - (free - (k - 1))]
+            moved_by = jacobian[:, np.flatnonzero(determined)[free_weights] - (free - (k - 1))]
             weights = np.sqrt(np.maximum(np.diag(moved_by @ inside @ moved_by.T), 0.0))
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
         return {**kept, "errors": np.concatenate((errors[: free - (k - 1)], weights))}

@@ -195,9 +195,9 @@ class TailCountEM(Computation):
         """Eq. (18) above the floor, and what Q gained by it."""
         if self._edges is None:
             return state["sizes"], np.zeros(len(state["weights"]))
-        found = sums["sizes"].T  # [G, bins]
-        laws = most_likely(found, FLOOR * background(self._edges))
-        return laws, (np.maximum(found, 0.0) * np.log(laws / state["sizes"])).sum(axis=1)
+        masses = sums["sizes"].T  # [G, bins]
+        laws = most_likely(masses, FLOOR * background(self._edges))
+        return laws, (np.maximum(masses, 0.0) * np.log(laws / state["sizes"])).sum(axis=1)
 
     def _components(self, state: Arrays, sums: Arrays, rate: float) -> tuple[Array, Array, Array]:
         """The M-step of means and dispersions, and what Q gained (for one step: is expected to gain)."""

@@ -80,7 +80,7 @@ def _fit_privately(
 ) -> Models:
     several = len(set(models)) < len(models)  # starts of the same number of components
     measured = several or (how.measure_privacy is not None and not judged)
-    plan(mixture, models, source, how, here=int(measured), after=judged)
+    plan(mixture, models, source, how, during=int(measured), after=judged)
     work, state, clients = ascend_privately(mixture, models, source, how)
     likelihood = np.full(len(models), np.nan)
     if measured:

@@ -136,10 +136,10 @@ def edges(grid: tuple[int, int]) -> Array:
     >>> edges((64, 8))[62:68]
     array([62, 63, 64, 72, 81, 91])
     """
-    found = list(range(grid[0] + 1))
-    while found[-1] < 2**31:
-        found.append(found[-1] + found[-1] // grid[1])
-    return np.array(found, dtype=np.int64)
+    ends = list(range(grid[0] + 1))
+    while ends[-1] < 2**31:
+        ends.append(ends[-1] + ends[-1] // grid[1])
+    return np.array(ends, dtype=np.int64)
 
 
 class Cells(NamedTuple):

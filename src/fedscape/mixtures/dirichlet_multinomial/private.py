@@ -71,9 +71,9 @@ class Outline(Computation):
 
         Noise gives every bin up to 2**31 a little mass, and a thousandth there makes the mean size a million.
         """
-        seen = np.flatnonzero(law > noise) if (law > noise).any() else np.array([law.argmax()])
+        visible = np.flatnonzero(law > noise) if (law > noise).any() else np.array([law.argmax()])
         bins = np.arange(len(law))
-        near = (bins >= seen[0] - 1) & (bins <= seen[-1] + 1)
+        near = (bins >= visible[0] - 1) & (bins <= visible[-1] + 1)
         return np.asarray(most_likely(np.where(near, law, 0.0)[None], FLOOR * background(self._edges))[0])
 
     def inverse(self, law: Array) -> float:
@@ -232,13 +232,13 @@ class ScoreAscent(Computation):
         rng = Key(0, int(state["rounds"]), "clients of the model").generator()
         law = SizeLaws(self._all_sizes, state["sizes"] if self._edges is not None else state["law"][None])
         damping = (2 * self.noise) ** 2 + 1e-6  # noise moves no log alpha by more than about a half
-        found = []
+        factors = []
         for k, (weight, mean, r) in enumerate(zip(state["weights"], state["mean"], state["dispersion"], strict=True)):
             n = np.minimum(law.sample(np.full(DRAWN, k if self._edges is not None else 0), rng), 2**20)
             scores = drawn_scores(mean, r, n, rng)
             values, vectors = np.linalg.eigh(weight * (scores.T @ scores) / len(n))
-            found.append((vectors / np.sqrt(np.maximum(values, 0.0) + damping)) @ vectors.T)
-        return np.array(found)
+            factors.append((vectors / np.sqrt(np.maximum(values, 0.0) + damping)) @ vectors.T)
+        return np.array(factors)
 
     def prepare(self, state: Arrays) -> Arrays:
         return with_tables(state, self.reach, self._edges, (0, 1))
@@ -275,9 +275,9 @@ class ScoreAscent(Computation):
         shares /= np.repeat(np.add.reduceat(shares, self._ends[:-1]), self.models)
         sizes = state["sizes"]
         if self._edges is not None:
-            seen = state["law"] > 1.01 * FLOOR * background(self._edges)  # elsewhere there is nothing but noise
-            found = laws(np.where(seen, total["sizes"].T / self._unit / n, 0.0), self._edges)
-            sizes = (1 - rate) * sizes + rate * found
+            visible = state["law"] > 1.01 * FLOOR * background(self._edges)  # elsewhere there is nothing but noise
+            fresh_law = laws(np.where(visible, total["sizes"].T / self._unit / n, 0.0), self._edges)
+            sizes = (1 - rate) * sizes + rate * fresh_law
         new = {
             "weights": (1 - rate) * state["weights"] + rate * shares,
             "mean": bounded(grown / scale[:, None]),
@@ -356,7 +356,7 @@ def starts(
     spread = max(1 - float((centre**2).sum()), 1e-4)
     values, vectors = np.linalg.eigh(np.zeros((len(centre), len(centre))) if second is None else second)
     values, vectors = np.maximum(values[::-1] - inverse / 4, 1e-4), vectors[:, ::-1]
-    found: list[tuple[Array, Array]] = []
+    components: list[tuple[Array, Array]] = []
     for number, k in enumerate(models):
         q = min(k - 1, len(centre))
         simplex = np.linalg.svd(np.eye(k) - 1 / k)[0][:, :q] * np.sqrt(k)  # corners of unit covariance: [K, q]
@@ -364,9 +364,9 @@ def starts(
         corners = simplex @ turn * np.sqrt(values[:q])
         mean = bounded(np.maximum(centre + corners @ vectors[:, :q].T, 0.0) ** 2)
         left = max(spread - float((corners**2).sum()) / k, 0.1 * spread)
-        seen = np.maximum((mean > 2 * LOWEST).sum(axis=1) - 1, 1)
-        found.append((mean, np.clip(4 * left / seen - inverse, 1e-3, 1.0)))
-    return np.concatenate([mean for mean, _ in found]), np.concatenate([r for _, r in found])
+        used = np.maximum((mean > 2 * LOWEST).sum(axis=1) - 1, 1)
+        components.append((mean, np.clip(4 * left / used - inverse, 1e-3, 1.0)))
+    return np.concatenate([mean for mean, _ in components]), np.concatenate([r for _, r in components])
 
 
 def shortened(rows: Array, longest: float) -> Array:

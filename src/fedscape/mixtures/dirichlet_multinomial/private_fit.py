@@ -127,15 +127,21 @@ def contrast_of(work: ScoreAscent, models: tuple[int, ...], source: Source, how:
 
 
 def plan(
-    mixture: MixtureOfDirichletMultinomials, models: tuple[int, ...], source: Source, how: Fit, *, here: int, after: int
+    mixture: MixtureOfDirichletMultinomials,
+    models: tuple[int, ...],
+    source: Source,
+    how: Fit,
+    *,
+    during: int,
+    after: int,
 ) -> None:
     """Refuse, before anything is released, a fit that goes beyond the budget; a resumed one is under way already.
 
-    Models are compared so many times `here`, on the clients fitted to, and `after` the fit, on all of some others.
+    Models are compared `during` times on the clients fitted to, and `after` times once the fit is done, on others.
     """
     if how.privacy is None or how.ledger is None:
         return
-    if (here or after) and how.measure_privacy is None:
+    if (during or after) and how.measure_privacy is None:
         raise PrivacyError(
             "starts and candidates are compared by measuring them: give measure_privacy, with a clip in nats, or use "
             "n_init=1 and one number of components"
@@ -147,7 +153,7 @@ def plan(
     try:
         how.ledger.reserve(run, how.privacy.entries(sampler, n), releases(mixture, models))
         if how.measure_privacy is not None:
-            how.ledger.reserve(run, {"metrics": how.measure_privacy.entries(sampler, n)["sum"]}, here)
+            how.ledger.reserve(run, {"metrics": how.measure_privacy.entries(sampler, n)["sum"]}, during)
             how.ledger.reserve(run, {"choice": how.measure_privacy.entries(All(), n)["sum"]}, after)
     finally:
         how.ledger.hand_back(run)

@@ -77,12 +77,12 @@ def newton_direction(mean: Array, slopes: Slopes, *, floor: float = 0.0) -> Arra
     """
     gradient = slopes.first - mean * slopes.first_total
     held = (mean <= floor) & (gradient < 0)
-    seen = (slopes.second > 1e-30) & ~held
-    inverse = np.where(seen, 1 / np.where(seen, slopes.second, 1.0), 0.0)
+    curved = (slopes.second > 1e-30) & ~held
+    inverse = np.where(curved, 1 / np.where(curved, slopes.second, 1.0), 0.0)
     rest = 1 - slopes.second_total * (mean**2 * inverse).sum(axis=0)
     concave = rest > 1e-9
     along = slopes.second_total * (mean * gradient * inverse).sum(axis=0) / np.where(concave, rest, 1.0)
-    step = np.where(seen, inverse * (gradient + mean * along), -3.0)
+    step = np.where(curved, inverse * (gradient + mean * along), -3.0)
     step = np.where(concave, np.clip(step, -3.0, 3.0), np.clip(fixed_point_direction(mean, slopes), -3.0, 3.0))
     return np.where(held, 0.0, step)
 

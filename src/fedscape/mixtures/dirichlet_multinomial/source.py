@@ -49,16 +49,18 @@ class Source(NamedTuple):
             data = _coded(data, column, classes)
         engine = as_engine(data)
         clients = engine.clients
-        known = clients if isinstance(clients, Federation) else None
-        if n_categories is None and known is None:
+        local_clients = clients if isinstance(clients, Federation) else None
+        if n_categories is None and local_clients is None:
             raise DataError(
                 "n_categories must be given where the clients' data cannot be looked at: pass n_categories="
             )
-        number = known.categories(column) if n_categories is None and known is not None else n_categories
+        number = (
+            local_clients.categories(column) if n_categories is None and local_clients is not None else n_categories
+        )
         if not number or number < 1:
             raise DataError(f"column {column!r} has no categories: it has no rows; pass n_categories=")
-        names = known.names.get(column) if known is not None else None
-        declared = n_categories is not None or (known is not None and known.is_declared(column))
+        names = local_clients.names.get(column) if local_clients is not None else None
+        declared = n_categories is not None or (local_clients is not None and local_clients.is_declared(column))
         return cls(engine, column, count, int(number), names, declared)
 
     @property
@@ -80,9 +82,9 @@ def _coded(federation: Federation, column: str, classes: Sequence[str] | None) -
     codes = as_codes(values, classes, names)
     if (codes < 0).any():
         row = int(np.argmax(codes < 0))
-        seen = names[int(values[row])] if names is not None and values[row] >= 0 else label_of(values[row])
+        shown = names[int(values[row])] if names is not None and values[row] >= 0 else label_of(values[row])
         raise DataError(
-            f"column {column!r} holds {seen!r} in row {row:,}, which is none of the {len(classes):,} categories that "
+            f"column {column!r} holds {shown!r} in row {row:,}, which is none of the {len(classes):,} categories that "
             "the mixture was fitted to: drop such rows with where(), or fit again"
         )
     return federation.with_column(column, codes, names=classes)

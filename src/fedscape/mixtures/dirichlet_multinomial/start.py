@@ -164,10 +164,10 @@ def matched(state: Arrays, common: Array) -> tuple[Array, Array]:
     m, h = np.maximum(state["members"], 0.0), state["inverse"] / np.maximum(state["members"], 1.0)
     mean = (np.maximum(state["first"], 0.0) + common) / (m + 1)[:, None]
     mean = floored(mean.T / np.maximum(mean.sum(axis=1), 1e-300)).T
-    seen = state["second"] / np.maximum(m, 1.0)
+    second_moment = state["second"] / np.maximum(m, 1.0)
     about = (state["first"] / np.maximum(m, 1.0)[:, None]) ** 2
-    variance = (seen - about.sum(axis=1)) * m / np.maximum(m - 1, 1.0)
-    spread = np.maximum((1 - seen) / np.maximum(1 - h, 1e-12), 0.0)  # 1 - S
+    variance = (second_moment - about.sum(axis=1)) * m / np.maximum(m - 1, 1.0)
+    spread = np.maximum((1 - second_moment) / np.maximum(1 - h, 1e-12), 0.0)  # 1 - S
     between = variance - h * spread
     with np.errstate(divide="ignore", invalid="ignore"):
         dispersion = np.where(between > 0, between / spread, LEAST)

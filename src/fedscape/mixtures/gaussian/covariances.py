@@ -107,10 +107,10 @@ class Full:
         return np.asarray(mass[..., None, None] * shift[..., :, None] * shift[..., None, :])
 
     def estimate(self, mass: Array, scatter: Array, old: Array, floor: float, noise: float = 0.0) -> Array:
-        found = mass > 0
-        over = np.where(found, mass, 1.0)[..., None]
+        occupied = mass > 0
+        over = np.where(occupied, mass, 1.0)[..., None]
         least = noise * np.sqrt(2 * scatter.shape[-1]) / over  # the largest eigenvalue of such a matrix of noise
-        return np.where(found[..., None, None], _above(scatter / over[..., None], least, floor), old)
+        return np.where(occupied[..., None, None], _above(scatter / over[..., None], least, floor), old)
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
         return np.asarray((np.matmul(factor.swapaxes(-1, -2), factor) * scatter).sum(axis=(-3, -2, -1)))
@@ -152,9 +152,9 @@ class Diagonal:
         return np.asarray(mass[..., None] * shift**2)
 
     def estimate(self, mass: Array, scatter: Array, old: Array, floor: float, noise: float = 0.0) -> Array:
-        found = mass[..., None] > 0
-        over = np.where(found, mass[..., None], 1.0)
-        return np.where(found, np.maximum(scatter, 2 * noise) / over + floor, old)
+        occupied = mass[..., None] > 0
+        over = np.where(occupied, mass[..., None], 1.0)
+        return np.where(occupied, np.maximum(scatter, 2 * noise) / over + floor, old)
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
         return np.asarray((factor**2 * scatter).sum(axis=(-2, -1)))
@@ -198,8 +198,8 @@ class Spherical:
         return np.asarray(mass * (shift**2).mean(axis=-1))
 
     def estimate(self, mass: Array, scatter: Array, old: Array, floor: float, noise: float = 0.0) -> Array:
-        found = mass > 0
-        return np.where(found, np.maximum(scatter, 2 * noise) / np.where(found, mass, 1.0) + floor, old)
+        occupied = mass > 0
+        return np.where(occupied, np.maximum(scatter, 2 * noise) / np.where(occupied, mass, 1.0) + floor, old)
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
         return np.asarray(d * (factor**2 * scatter).sum(axis=-1))

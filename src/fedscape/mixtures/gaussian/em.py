@@ -142,9 +142,9 @@ class GaussianRounds(Computation):
         unit = self.bound or 1.0
         mass, first, second = total["shares"], total["first"] * unit, total["second"] * unit**2
         every = np.maximum(mass, 0.0).sum(axis=-1, keepdims=True)
-        found = mass > np.maximum(_LOST * every, max(5 * self.noise[0], 1e-12))
-        mass = np.where(found, mass, 0.0)
-        shift = np.where(found[..., None], first / np.where(found, mass, 1.0)[..., None], 0.0)
+        occupied = mass > np.maximum(_LOST * every, max(5 * self.noise[0], 1e-12))
+        mass = np.where(occupied, mass, 0.0)
+        shift = np.where(occupied[..., None], first / np.where(occupied, mass, 1.0)[..., None], 0.0)
         about_new = second if self.scatter == "within_clients" else second - self.covariance.lift(mass, shift)
         means = self._bounded(state["means"] + shift)
         covariances = self.covariance.estimate(
@@ -310,8 +310,8 @@ def add_moments(covariance: Covariance, means: Array, sums: Arrays, offsets: Arr
     """Add the moments of a part about these means to those of the clients between these offsets."""
     one, last = np.searchsorted(offsets, (part.begin, part.end - 1), side="right") - 1
     bounds = np.clip(offsets[one : last + 2], part.begin, part.end) - part.begin
-    here = Moments(*(sums[name][one : last + 1] for name in Moments._fields))
-    covariance.add_moments(part.rows, means, part.shares, bounds, here)
+    block = Moments(*(sums[name][one : last + 1] for name in Moments._fields))
+    covariance.add_moments(part.rows, means, part.shares, bounds, block)
 
 
 def normalised(each: Array) -> tuple[Array, Array]:

@@ -180,8 +180,8 @@ class GaussianMixture(Estimator):
         >>> GaussianMixture(3, rounds=10).n_releases()
         11
         """
-        given = self.means_init is not None and self.covariances_init is not None
-        return self.rounds + (0 if given else 1)
+        has_start = self.means_init is not None and self.covariances_init is not None
+        return self.rounds + (0 if has_start else 1)
 
     def _first(self, engine: Engine, column: str, how: Fit, starts: int) -> GaussianRounds:
         """The rounds of EM from their first state; what is not given is drawn from the moments of all rows."""
@@ -297,8 +297,8 @@ class GaussianMixture(Estimator):
         >>> gmm.score_samples([[0.0]]).round(3).tolist()
         [-0.919]
         """
-        found = [part.log_likelihood[0] for part in self._parts(data, weights)]
-        return np.concatenate(found) if found else np.empty(0)
+        likelihoods = [part.log_likelihood[0] for part in self._parts(data, weights)]
+        return np.concatenate(likelihoods) if likelihoods else np.empty(0)
 
     def score(self, data: Rows, *, weights: npt.ArrayLike | None = None) -> float:
         """The mean over rows of log p(x).
@@ -316,8 +316,8 @@ class GaussianMixture(Estimator):
         >>> gmm.predict_proba([[0.0]])
         array([[1.]])
         """
-        found = [part.shares[0].T for part in self._parts(data, weights)]
-        return np.concatenate(found) if found else np.empty((0, self.n_components))
+        responsibilities = [part.shares[0].T for part in self._parts(data, weights)]
+        return np.concatenate(responsibilities) if responsibilities else np.empty((0, self.n_components))
 
     def predict(self, data: Rows, *, weights: npt.ArrayLike | None = None) -> Array:
         """The component with the largest share in each row.

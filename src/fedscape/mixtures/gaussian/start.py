@@ -47,10 +47,10 @@ def spread_of(covariance: Covariance, matrix: Array, means: Array, floor: float)
     At least a twentieth of the whole stays in every direction.
     """
     values, vectors = np.linalg.eigh(matrix)
-    made = []
+    spreads = []
     for mean in means:
         centred = mean - mean.mean(axis=0)
         left = np.diagonal(vectors.T @ (matrix - centred.T @ centred / len(mean)) @ vectors)
         kept = np.maximum(np.maximum(left, values / 20), 0.0) + floor
-        made.append(covariance.of((vectors * kept) @ vectors.T, len(mean)))
-    return np.stack(made)
+        spreads.append(covariance.of((vectors * kept) @ vectors.T, len(mean)))
+    return np.stack(spreads)

@@ -118,19 +118,21 @@ def predictions(model: LatentClassRegression, federation: Federation) -> tuple[d
     names = column_names(model.features, target=model.target)
     federation = _filled(_as_numbers(federation, [*names, model.target]), getattr(model, "fills_", {}))
     whole = _whole(federation, names)
-    made = {name: np.full(federation.n_rows, np.nan) for name in ("prediction", "deviation")}
+    columns = {name: np.full(federation.n_rows, np.nan) for name in ("prediction", "deviation")}
     if whole.any():
-        made["prediction"][whole], made["deviation"][whole] = model.predict(federation.where(whole), return_std=True)
+        columns["prediction"][whole], columns["deviation"][whole] = model.predict(
+            federation.where(whole), return_std=True
+        )
     left_out = int((~whole).sum())
     about: dict[str, Any] = {"method": "regression", "target": model.target, "rows": federation.n_rows}
     about |= {"clients": len(federation), "rows_without_prediction": left_out}
     about["remarks"] = [f"{plural(left_out, 'row')} without a number and so without a prediction"] if left_out else []
     if model.target in federation and model.target not in federation.names:
-        known = whole & _whole(federation, [model.target])
-        if known.any():
-            error = federation[model.target][known].astype(float) - made["prediction"][known]
-            about |= {"RMSE": float(np.sqrt((error**2).mean())), "labelled_rows": int(known.sum())}
-    return made, about
+        complete = whole & _whole(federation, [model.target])
+        if complete.any():
+            error = federation[model.target][complete].astype(float) - columns["prediction"][complete]
+            about |= {"RMSE": float(np.sqrt((error**2).mean())), "labelled_rows": int(complete.sum())}
+    return columns, about
 
 
 def _as_numbers(federation: Federation, names: Sequence[str]) -> Federation:

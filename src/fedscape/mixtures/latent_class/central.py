@@ -80,11 +80,11 @@ class Chain:
         if self.exact:
             self.psi = self._law(rng)
         fresh = self._counted(state)["sums"]  # added up anew: what comes and goes within a sweep leaves rounding errors
-        found = {"sums": fresh / work.in_units(state), "clients": np.asarray(1)}
+        sums = {"sums": fresh / work.in_units(state), "clients": np.asarray(1)}
         if work.learns_prior:
             psi = self.psi if self.exact else prior_shares({**state, "sums": fresh})
-            found["tables"] = tables_of(self.labels, self.groups.offsets, psi, float(state["beta"])).sum(axis=0)
-        self.state = work.update(state, found, Key(0))
+            sums["tables"] = tables_of(self.labels, self.groups.offsets, psi, float(state["beta"])).sum(axis=0)
+        self.state = work.update(state, sums, Key(0))
         return self.state
 
     def _law(self, rng: np.random.Generator) -> Array:

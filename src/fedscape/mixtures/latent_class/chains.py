@@ -79,8 +79,8 @@ class Chains(Computation):
         trace = {name: np.array(values) for name, values in state.items() if name.startswith("server.")}
         place = int(new[0]["rounds"]) - 1
         if place < self.n_rounds:
-            found = traced(self.work, new)
-            for name, values in found._asdict().items():
+            draws = traced(self.work, new)
+            for name, values in draws._asdict().items():
                 trace[f"server.{name}"][place] = values
         return {**joined(new), **trace}
 

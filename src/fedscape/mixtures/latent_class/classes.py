@@ -49,12 +49,12 @@ def classes_of(sums: Sums, noise: float, spread: Array) -> Classes:
 
 def for_agents(state: Arrays, f: int) -> Arrays:
     """What agents make of the broadcast before they look at an event: the classes, and their factors."""
-    found = classes_of(opened(state["sums"], f), float(state["noise"]), state["spread"])
-    factor = np.linalg.cholesky(found.precision)
+    classes = classes_of(opened(state["sums"], f), float(state["noise"]), state["spread"])
+    factor = np.linalg.cholesky(classes.precision)
     return {
         **state,
-        "precision": packed(found.precision),
-        "mean": found.mean,
+        "precision": packed(classes.precision),
+        "mean": classes.mean,
         "pivot": 1 / np.diagonal(factor, axis1=1, axis2=2) ** 2,
         "floor": 1 / state["spread"],
     }

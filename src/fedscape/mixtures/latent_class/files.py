@@ -128,12 +128,12 @@ def _check_places(places: Places, k: int) -> None:
 
 def _sized(arrays: Mapping[str, Array], sizes: Mapping[str, tuple[int, ...]]) -> None:
     for name, size in sizes.items():
-        found = arrays[name]
-        if found.shape != size or found.dtype.kind not in ("biufU" if name == "ids" else "biuf"):
-            raise ValueError(f"{name}, which must be numbers {list(size)}, not {found.dtype}{list(found.shape)}")
+        values = arrays[name]
+        if values.shape != size or values.dtype.kind not in ("biufU" if name == "ids" else "biuf"):
+            raise ValueError(f"{name}, which must be numbers {list(size)}, not {values.dtype}{list(values.shape)}")
 
 
 def _draw(arrays: Mapping[str, Array], names: Sequence[str] | None) -> Draw:
     places = prefixed(arrays, "places.")
-    found = Places(**places, names=None if names is None else tuple(names)) if places else None
-    return Draw(prefixed(arrays, "state."), found)
+    entity_places = Places(**places, names=None if names is None else tuple(names)) if places else None
+    return Draw(prefixed(arrays, "state."), entity_places)

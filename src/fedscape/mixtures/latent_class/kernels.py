@@ -225,11 +225,11 @@ def draw_labels(
             was = old[e]
             if was >= 0:
                 mine[was] -= 1.0
-            gone = held if was >= 0 else 0.0
+            removed = held if was >= 0 else 0.0
             high = -np.inf
             for k in range(k_all):
-                everywhere = max(counts[k] - (gone if k == was else 0.0), 0.0)
-                prior = mine[k] + beta * (everywhere + alpha / k_all) / (max(total - gone, 0.0) + alpha)
+                everywhere = max(counts[k] - (removed if k == was else 0.0), 0.0)
+                prior = mine[k] + beta * (everywhere + alpha / k_all) / (max(total - removed, 0.0) + alpha)
                 shares[e, k] = log_density[e, k] + np.log(prior)
                 high = max(high, shares[e, k])
             mass = 0.0
@@ -300,12 +300,12 @@ def settle_shares(
         for _ in range(passes):
             for e in range(offsets[i], offsets[i + 1]):
                 was = old[e]
-                gone = held if was >= 0 else 0.0
+                removed = held if was >= 0 else 0.0
                 high = -np.inf
                 for k in range(k_all):
                     mine[k] = max(mine[k] - shares[e, k], 0.0)
-                    everywhere = max(counts[k] - (gone if k == was else 0.0), 0.0)
-                    prior = mine[k] + beta * (everywhere + alpha / k_all) / (max(total - gone, 0.0) + alpha)
+                    everywhere = max(counts[k] - (removed if k == was else 0.0), 0.0)
+                    prior = mine[k] + beta * (everywhere + alpha / k_all) / (max(total - removed, 0.0) + alpha)
                     shares[e, k] = log_density[e, k] + np.log(prior)
                     high = max(high, shares[e, k])
                 mass = 0.0

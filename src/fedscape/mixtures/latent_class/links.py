@@ -39,8 +39,8 @@ class Logistic(ClassAssignment):
     binary: ClassVar[bool] = True
 
     def prepare(self, state: Arrays) -> Arrays:
-        found = classes_of(opened(state["sums"], self.n_features), 1.0, state["spread"])
-        return {**state, "mean": found.mean, "covariance": found.covariance}
+        classes = classes_of(opened(state["sums"], self.n_features), 1.0, state["spread"])
+        return {**state, "mean": classes.mean, "covariance": classes.covariance}
 
     def label(self, state: Arrays, clients: Federation) -> Labelled:
         events = self.table.rows(clients)
@@ -51,16 +51,16 @@ class Logistic(ClassAssignment):
         sums = np.zeros((len(groups.codes), width(self.n_features)))
         return Labelled(groups, sums, old_labels(clients, groups), log_density)
 
-    def weighed(self, state: Arrays, clients: Federation, found: Labelled, labels: Array) -> Array:
+    def weighed(self, state: Arrays, clients: Federation, labelled: Labelled, labels: Array) -> Array:
         events = self.table.rows(clients)
         z, yes = self.table.standardised(events, state), self.answers(events)
-        at = (z * state["mean"][labels[found.groups.of_event]]).sum(axis=1)
+        at = (z * state["mean"][labels[labelled.groups.of_event]]).sum(axis=1)
         weight, gradient = self.scoring(at, yes)
         root = np.sqrt(np.maximum(weight, LEAST))
         x, y = z * root[:, None], root * at + gradient / root
         none = np.zeros(self.n_features + 1)
-        add_events(x, y, found.groups.order, found.groups.starts, none, np.ones(self.n_features), found.sums)
-        return found.sums
+        add_events(x, y, labelled.groups.order, labelled.groups.starts, none, np.ones(self.n_features), labelled.sums)
+        return labelled.sums
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         y = clients[self.table.target]

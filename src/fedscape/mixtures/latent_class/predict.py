@@ -51,13 +51,13 @@ def place(work: ClassAssignment, state: Arrays, clients: Federation) -> Places:
     """The probabilities of each entity's class given its events, eq. (1), with expected labels for drawn ones."""
     ready, parts = work.prepare(state), []
     for some in clients.batches(256):
-        found = work.label(ready, some)
-        shares = np.zeros((len(found.old), work.n_components))
+        labelled = work.label(ready, some)
+        shares = np.zeros((len(labelled.old), work.n_components))
         numbers = (float(state["held"]), float(state["alpha"]), float(state["beta"]))
         settle_shares(
-            found.log_density, found.groups.offsets, found.old, state["sums"][:, -1], *numbers, PASSES, shares
+            labelled.log_density, labelled.groups.offsets, labelled.old, state["sums"][:, -1], *numbers, PASSES, shares
         )
-        parts.append((np.diff(found.groups.offsets), found.groups.codes, shares, found.old))
+        parts.append((np.diff(labelled.groups.offsets), labelled.groups.codes, shares, labelled.old))
     empty = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, work.n_components)), np.zeros(0, np.int64))
     sizes, codes, shares, old = (np.concatenate(each) for each in zip(*(parts or [empty]), strict=True))
     names = None if work.table.entity is None else clients.names.get(work.table.entity)
@@ -83,8 +83,8 @@ def shares_of(places: Places | None, clients: Federation, groups: Groups, entity
     out: Array = fresh[owner]
     if entity is None:  # every event is an entity of its own, and so a new one
         return out
-    found = _found(places, agent[owner], _codes(places, clients, groups, entity))
-    out[found >= 0] = by[found[found >= 0]]
+    entity_rows = _found(places, agent[owner], _codes(places, clients, groups, entity))
+    out[entity_rows >= 0] = by[entity_rows[entity_rows >= 0]]
     return out
 
 
@@ -95,8 +95,8 @@ def _codes(places: Places, clients: Federation, groups: Groups, entity: str) -> 
         raise DataError(f"the entity column {entity!r} holds texts in one Federation and numbers in the other")
     if names is None or places.names is None or names == places.names:
         return groups.codes
-    known = {name: code for code, name in enumerate(places.names)}
-    return np.array([known.get(name, -1) for name in names], dtype=np.int64)[groups.codes]
+    code_of = {name: code for code, name in enumerate(places.names)}
+    return np.array([code_of.get(name, -1) for name in names], dtype=np.int64)[groups.codes]
 
 
 def _found(places: Places, agent: Array, codes: Array) -> Array:
@@ -105,12 +105,12 @@ def _found(places: Places, agent: Array, codes: Array) -> Array:
     if not len(values):
         return np.full(len(codes), -1, dtype=np.int64)
     rank = np.searchsorted(values, codes).clip(max=len(values) - 1)
-    known = (agent >= 0) & (values[rank] == codes)
+    matched = (agent >= 0) & (values[rank] == codes)
     owner = np.repeat(np.arange(len(places.ids)), np.diff(places.offsets))
     have = owner * len(values) + np.searchsorted(values, places.codes)  # rising: agents in order, codes within
-    want = np.where(known, agent * len(values) + rank, -1)
+    want = np.where(matched, agent * len(values) + rank, -1)
     at = np.searchsorted(have, want).clip(max=len(have) - 1)
-    return np.where(known & (have[at] == want), at, -1)
+    return np.where(matched & (have[at] == want), at, -1)
 
 
 class Forecast(NamedTuple):
@@ -124,12 +124,12 @@ class Forecast(NamedTuple):
 def forecast(work: ClassAssignment, state: Arrays, clients: Federation) -> Forecast:
     """c' H x and sigma^2 + x' H x for each event and class (Theorem 2); with a link the probability of a 1."""
     z, noise = work.table.standardised(clients, state), float(state["noise"])
-    found = classes_of(opened(state["sums"], work.n_features), noise, state["spread"])
-    variance = np.stack([np.einsum("nf,nf->n", z @ h, z) for h in found.covariance], axis=1)
+    classes = classes_of(opened(state["sums"], work.n_features), noise, state["spread"])
+    variance = np.stack([np.einsum("nf,nf->n", z @ h, z) for h in classes.covariance], axis=1)
     if work.binary:
-        chance = np.exp(work.log_chances(z @ found.mean.T, variance, np.ones(len(z), dtype=bool)))
+        chance = np.exp(work.log_chances(z @ classes.mean.T, variance, np.ones(len(z), dtype=bool)))
         return Forecast(chance, chance * (1 - chance), True)
-    return Forecast(z @ found.mean.T + state["centre"][-1], noise + variance, False)
+    return Forecast(z @ classes.mean.T + state["centre"][-1], noise + variance, False)
 
 
 def mixed(law: Forecast, shares: Array) -> tuple[Array, Array]:
@@ -201,8 +201,8 @@ class HeldOutLikelihood(Computation):
         return {"scores": scores, "products": np.einsum("ai,aj->aij", scores, scores), "events": events}, {}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        found = {name: np.asarray(total[name], dtype=float) for name in ("scores", "products", "events")}
-        return {**state, **found, "agents": np.asarray(float(total["clients"]))}
+        sums = {name: np.asarray(total[name], dtype=float) for name in ("scores", "products", "events")}
+        return {**state, **sums, "agents": np.asarray(float(total["clients"]))}
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return all_valid(*(work.valid_rows(state, clients) for work in self.works))

@@ -179,20 +179,20 @@ class ClassAssignment(Computation):
         return Labelled(groups, sums, old, densities(state, sums, old if state["held"] > 0 else np.full_like(old, -1)))
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        found = self.label(state, clients)
-        groups, old = found.groups, found.old
+        labelled = self.label(state, clients)
+        groups, old = labelled.groups, labelled.old
         labels, shares = np.empty(len(old), dtype=np.int64), np.empty((len(old), self.n_components))
         uniform = key.uniform_rows(Keyed(clients.keys, groups.offsets))
         held, alpha, beta = (float(state[name]) for name in ("held", "alpha", "beta"))
         if state["rounds"] == 0:  # as in Algorithm 2, all classes alike: agents' own laws would lump entities together
             beta = NO_HIERARCHY
         counts = state["sums"][:, -1]
-        draw_labels(found.log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
+        draw_labels(labelled.log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
         moved = one_hot(labels, self.n_components)
         if self.gamma is None:
             moved -= one_hot(old, self.n_components)
         out = np.zeros((len(clients), *state["sums"].shape))
-        add_by_class(self.weighed(state, clients, found, labels), groups.offsets, moved, out)
+        add_by_class(self.weighed(state, clients, labelled, labels), groups.offsets, moved, out)
         sent = {"sums": out / self.in_units(state)}
         if self.learns_prior:
             sent["tables"] = tables_of(labels, groups.offsets, prior_shares(state), float(state["beta"]))
@@ -209,8 +209,8 @@ class ClassAssignment(Computation):
         With several, one event may change all labels of its agent, and all it sends. Where some events are held out,
         one more may change which of the others are.
         """
-        known = self.table.ranges and self.table.part == "all" and not (self.binary or self.learns_prior)
-        if not known or self.n_components > 1 or self.gamma is None:
+        bounded = self.table.ranges and self.table.part == "all" and not (self.binary or self.learns_prior)
+        if not bounded or self.n_components > 1 or self.gamma is None:
             return None
         low, high = self.table.ends(clients, len(state["centre"]))
         furthest = np.maximum(np.abs(low - state["centre"]), np.abs(high - state["centre"]))
@@ -227,9 +227,9 @@ class ClassAssignment(Computation):
         """Whether alpha or beta is learned."""
         return self.alpha is None or self.beta is None
 
-    def weighed(self, state: Arrays, clients: Federation, found: Labelled, labels: Array) -> Array:
+    def weighed(self, state: Arrays, clients: Federation, labelled: Labelled, labels: Array) -> Array:
         """The sums of each entity's events as the class of its label takes them: [entities, P + F + 2]."""
-        return found.sums
+        return labelled.sums
 
     def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
         """For targets of 0 and 1: the log probability of each event's answer in each class."""

@@ -94,11 +94,11 @@ class Table:
 
     def names(self, clients: Federation) -> tuple[str, ...]:
         """The names of the features; those of a two-dimensional column are numbered."""
-        found = []
+        listed = []
         for name in self.features:
             shape = clients[name].shape[1:]
-            found += [name] if not shape else [f"{name}.{i}" for i in range(int(np.prod(shape)))]
-        return tuple(found)
+            listed += [name] if not shape else [f"{name}.{i}" for i in range(int(np.prod(shape)))]
+        return tuple(listed)
 
 
 class Groups(NamedTuple):
