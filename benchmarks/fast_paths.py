@@ -68,16 +68,16 @@ CPU = [
     Path("fused linear", "gelu", lambda: [patch(fast, "pick", Trainer)]),
     Path("fused linear", "wide gelu", lambda: [patch(fast, "pick", Trainer)]),
 ]
-GPU = [
-    Path("folded", "cnn", unfolded),
-    Path("compiled gradient", "cnn", lambda: [patch(program, "_alone", plain)]),
-    Path("recorded step", "cnn", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
+GPU = [  # those that compile longest come last: an interrupted run reports what it has
     Path("recorded round", "cnn", lambda: [patch(program.Program, "whole", none)]),
-    Path("low-rank gradient", "cnn", lambda: [patch(program.Program, "_once", lambda *_: {})]),
-    Path("low-rank update", "cnn", lambda: [patch(program, "_is_smaller", no)]),
+    Path("recorded step", "cnn", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
     Path("Triton convolution", "cnn", lambda: [patch(folded, "can_convolve", no)]),
     Path("Triton pooling", "cnn", lambda: [patch(folded, "can_pool", no)]),
     Path("Triton product", "cnn", lambda: [patch(lowrank, "HAS_TRITON", False)]),
+    Path("low-rank update", "cnn", lambda: [patch(program, "_is_smaller", no)]),
+    Path("low-rank gradient", "cnn", lambda: [patch(program.Program, "_once", lambda *_: {})]),
+    Path("compiled gradient", "cnn", lambda: [patch(program, "_alone", plain)]),
+    Path("folded", "cnn", unfolded),
     Path("product convolution", "small cnn", lambda: [patch(trainers, "_stand_in", none)], unfolded),
 ]
 

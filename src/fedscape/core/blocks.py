@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a cohort gave: the sums, the sums of the metrics, how many reported, bytes per client.
+    """The result of a cohort: sums, sums of metrics, number of clients that reported, bytes per client.
 
     Where some of the cohort did not report, `absent` is a digest of who did, and `faults` counts what went wrong.
 
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Task:
-    """What a block of clients is asked to do."""
+    """The work of a block of clients."""
 
     computation: Computation
     key: Key
@@ -61,35 +61,35 @@ class Block(NamedTuple):
 
 @dataclass
 class Answer:
-    """What a block of clients gave; blocks, and runs of blocks, are added in their order."""
+    """The partial result of a block of clients; blocks, and runs of blocks, are added in order."""
 
     sent: Arrays = field(default_factory=dict)
     metrics: Arrays = field(default_factory=dict)
     revealed: dict[str, list[Array]] = field(default_factory=dict)
     kept: list[tuple[Array | slice, Mapping[str, Ragged]]] = field(default_factory=list)
     bytes_up: int = 0
-    made: set[str] = field(default_factory=set)  # names of sums that are this answer's own memory
+    owned: set[str] = field(default_factory=set)  # names of sums in memory of this answer, which are added to in place
 
     def add(self, other: Answer) -> None:
-        """Take in the answer of the clients that come next."""
+        """Add the answer of the next clients."""
         for what in ("sent", "metrics"):
             sums, new = getattr(self, what), getattr(other, what)
             for name, values in new.items():
                 own = f"{what} {name}"
                 if name not in sums:
                     sums[name] = values
-                elif own in self.made and sums[name].dtype == values.dtype:
+                elif own in self.owned and sums[name].dtype == values.dtype:
                     sums[name] += values
                 else:
                     sums[name] = sums[name] + values
-                    self.made.add(own)
+                    self.owned.add(own)
         for name, rows in other.revealed.items():
             self.revealed.setdefault(name, []).extend(rows)
         self.kept += other.kept
         self.bytes_up = max(self.bytes_up, other.bytes_up)
 
     def reply(self, computation: Computation, ids: Array, state: Arrays) -> Reply:
-        """What the clients of these ids, who were sent this state, gave together."""
+        """The reply of the clients of these ids, who received this state."""
         total = {**self.sent, **{name: np.concatenate(rows) for name, rows in self.revealed.items()}}
         if computation.reveals:
             total["ids"] = ids
@@ -107,7 +107,7 @@ class Site:
         self._own = own_row_numbers(sent, federation)
 
     def run(self, blocks: Sequence[Block], kept: Callable[[Array | slice], Mapping[str, Ragged]]) -> Answer:
-        """These blocks one after the other, added in order; `kept` says what the clients at a place keep."""
+        """Run these blocks in order and add them; `kept` returns what the clients at a place keep."""
         answer = Answer()
         for block in blocks:
             answer.add(self._run_one(block, kept(block.place)))
@@ -189,7 +189,7 @@ Work = Callable[[Arrays, Federation], tuple[Arrays, Kept]]
 def _sheltered(
     work: Work, computation: Computation, state: Arrays, clients: Federation, *, by_row: bool = False
 ) -> tuple[Arrays, Kept]:
-    """What these clients send and keep, whatever is in their rows.
+    """The sent and kept arrays of these clients; a failing step counts as a client without rows.
 
     Rows outside the computation's domain are left out. Where the work still fails, each client does it alone, and one
     that fails gives what a client without rows gives. An error that remains does not depend on rows. With `by_row` one
@@ -262,12 +262,12 @@ def nobody(federation: Federation, task: Task, sent: Arrays) -> Answer:
 
 
 def _bytes_each(rows: Arrays) -> int:
-    """What one client's row of these arrays takes."""
+    """Bytes of one client's row of these arrays."""
     return sum(v.itemsize * int(np.prod(v.shape[1:])) for v in rows.values())
 
 
 def on_host(arrays: Mapping[str, Any]) -> Arrays:
-    """The same as NumPy's arrays, where a sum was left on a device."""
+    """Copy sums that were left on a device to NumPy arrays."""
     return {name: np.asarray(v.cpu() if hasattr(v, "cpu") else v) for name, v in arrays.items()}
 
 
@@ -280,7 +280,7 @@ def _summed(rows: Arrays) -> Arrays:
 
 
 def sum_type(values: Array) -> type[np.int64] | type[np.float64]:
-    """The type in which these are added."""
+    """The dtype of sums of these arrays."""
     return np.int64 if values.dtype.kind in "biu" else np.float64
 
 

@@ -19,7 +19,7 @@ from fedscape.types import Array
 
 
 class Clients:
-    """Clients and their rows as they are stored: what there is to look at and to take parts of, nothing to change.
+    """Read-only storage of clients and their rows: views and parts, no changes.
 
     `Federation`, which reads, splits and counts, is what everything else takes. It holds no state beside its parts:
     `keys`, `order` and the index of ids are pure functions of `ids`, computed on first use (functools.cached_property).
@@ -86,7 +86,7 @@ class Clients:
         names: Mapping[str, tuple[str, ...]] | None = None,
         kept: Mapping[str, Ragged] | None = None,
     ) -> Self:
-        """The same kind of thing from parts that are known to be sound."""
+        """A new object from parts that were validated before."""
         fed = object.__new__(type(self))
         fed._set(
             self.columns if columns is None else columns,
@@ -180,7 +180,7 @@ class Clients:
         return part
 
     def borrow(self, clients: npt.ArrayLike | slice) -> Self:
-        """The same as `take`, but a column is read when it is first asked for: until then these rows stay here.
+        """As `take`, but lazy: a column is copied when it is first read.
 
         >>> from fedscape import Federation
         >>> Federation({"y": [1, 2, 3]}, [0, 1, 3]).borrow([1])["y"].tolist()

@@ -21,7 +21,7 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class Computation:
-    """What clients compute and what the server makes of the sum.
+    """A step that clients compute and an update that the server makes of the sum.
 
     State whose name begins with `server.` is the server's own (momenta, running averages): clients are not sent it.
 
@@ -63,9 +63,9 @@ class Computation:
         raise TypeError(f"{type(self).__name__} must define start(seed)")
 
     def prepare(self, state: Arrays) -> Arrays:
-        """What every client would first make of what it is sent, before it looks at a row: tables, factorisations.
+        """Precompute what every client derives from the state alone, before it reads a row: tables, factorisations.
 
-        Made once per round and process, never sent; `step`, `total` and `measure` get it as their state.
+        Called once per round and process, never sent; `step`, `total` and `measure` get it as their state.
         """
         return state
 
@@ -82,7 +82,7 @@ class Computation:
         return {}
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
-        """The sum of what these clients send, without their rows in between; None where `step` must be used.
+        """The sum of what these clients send, without materialising rows per client; None to fall back to `step`.
 
         Only where measured to matter. It equals the sum of `step`, but what is in `reveals` comes as rows; where
         `step` keeps something, the sum comes with what is kept. Used when nothing is clipped.
@@ -102,7 +102,7 @@ class Computation:
         return ()
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """How far one row more can move the sent arrays, in the L1 or L2 norm; None where that is not bounded.
+        """The sensitivity of the sent arrays to one row, in the L1 or L2 norm; None where it is unbounded.
 
         Of the clients only the columns' names, shapes and types may be looked at, never a value; a server that has no
         rows passes None, and each client asks again.
@@ -130,7 +130,7 @@ class Computation:
         return self
 
     def digest(self) -> str:
-        """A digest of the kind of computation and its parameters."""
+        """A digest of the stable name and the parameters."""
         content = [stable_name(type(self)), _canonical(self.get_params())]
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
@@ -151,7 +151,7 @@ def stable_name(kind: type[Computation]) -> str:
 
 
 def sent_and_kept(computation: Computation, reply: Any) -> tuple[Arrays, Kept]:
-    """What a step returned; anything but a pair of dicts is refused.
+    """Validate the result of a step: a pair of dicts.
 
     >>> sent_and_kept(Computation(), ({"sum": np.ones(2)}, {}))[1]
     {}

@@ -27,7 +27,7 @@ class Engine(Protocol):
 
     @property
     def clients(self) -> HasKeys:
-        """Who there is to sample from."""
+        """The clients to sample from."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class Engine(Protocol):
         release: Release | None = None,
         measure_release: Release | None = None,
     ) -> Reply:
-        """Let the cohort take the step, and add up what it sends; a release clips and rounds it on the client."""
+        """Run the step on the cohort and sum what it sends; a release clips and rounds on the client."""
         ...
 
     def fingerprint(self) -> str:

@@ -25,7 +25,7 @@ C = TypeVar("C", bound=Computation)
 
 @dataclass(frozen=True)
 class Fit:
-    """How a `fit` is carried out, whatever is fitted."""
+    """The options of a `fit`, common to all estimators."""
 
     sampler: Sampler | None = None
     checkpoint: str | os.PathLike[str] | None = None
@@ -210,7 +210,7 @@ def check_n_init(n_init: int | None) -> None:
 
 
 def reading(computation: C, column: str | None) -> C:
-    """The same computation reading another column; the one given stays as it is.
+    """A copy of the computation that reads another column.
 
     >>> from fedscape import Histogram
     >>> reading(Histogram(3), "label").column

@@ -1,4 +1,4 @@
-"""What each round cost and gave: a table."""
+"""A table of rounds: clients, seconds, bytes and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients keep between rounds, held for them by an engine."""
+"""Storage of what clients keep between rounds."""
 
 from __future__ import annotations
 

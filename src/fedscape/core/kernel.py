@@ -19,7 +19,7 @@ _plain = threading.local()
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Within it this thread runs kernels as the plain Python they are: for a process that lives for one small step.
+    """Run kernels as plain Python in this thread: for a process that lives for one small step.
 
     >>> with uncompiled():
     ...     kernel(lambda x: x + 1)(1)

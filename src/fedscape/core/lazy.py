@@ -1,4 +1,4 @@
-"""Public names of a package that are loaded when first asked for."""
+"""Lazy loading of the public names of a package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What long work shows of itself on standard error: a bar on a terminal, a line a minute elsewhere."""
+"""Progress on standard error: a bar on a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Work:
         self.done, self.remark = done, remark
 
     def line(self, *, seconds: float) -> str:
-        """How far it is after so many seconds, and about how long the rest takes at that pace."""
+        """Progress after this many seconds, and the estimated time left."""
         parts = [f"{duration(seconds)} so far"]
         if self.total is not None:
             share = f"{100 * self.done / self.total:.0f}%" if self.unit == "%" else f"{self.done:g} of {self.total:g}"
@@ -50,7 +50,7 @@ class Work:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """Format a duration for people.
 
     >>> duration(42), duration(342), duration(7500)
     ('42 s', '6 min', '2 h 5 min')
@@ -105,7 +105,7 @@ def working(
 
 @contextmanager
 def _lines(work: Work, every: float) -> Iterator[Tell]:
-    """A line every so many seconds, by a thread: one round may take longer than that."""
+    """Print a line at this interval from a thread: one round may take longer."""
     stop = threading.Event()
 
     def speak() -> None:

@@ -67,7 +67,7 @@ def without_warnings(release: Release | None) -> Iterator[None]:
 
 
 def cut(sizes: Array, clients: int, rows: int) -> list[tuple[int, int]]:
-    """Cut clients of these sizes into blocks of at most so many clients and (but for one large client) so many rows.
+    """Cut clients of these sizes into blocks with caps on clients and on rows (one large client may exceed the latter).
 
     >>> cut(np.array([3, 3, 9, 1]), clients=2, rows=6)
     [(0, 2), (2, 3), (3, 4)]

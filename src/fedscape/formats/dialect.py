@@ -72,7 +72,7 @@ def find_dialect(path: Name, what: str = "CSV file") -> Dialect:
 
 
 def _scan(path: Name) -> tuple[bytes, bool, int]:
-    """The first bytes, whether all are UTF-8, and how many there are; a file that grows beyond measure is refused."""
+    """The first bytes, whether all are UTF-8, and how many there are; a decompression bomb is refused."""
     limit = max(ALWAYS_ALLOWED, MOST_EXPANSION * os.stat(path).st_size)
     decoder, valid, size, head = codecs.getincrementaldecoder("utf8")(), True, 0, b""
     with open_bytes(path) as stream:

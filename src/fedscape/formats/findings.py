@@ -27,7 +27,7 @@ from fedscape.types import Array
 LEAK = 0.97  # a column that alone predicts more of the held-out labels than this gives the label away
 _ROWS = 20_000  # rows that are looked at for leaks
 _LEAST_ROWS = 40
-_FAR = 100  # an outlier is so many times the middle 98% of the values away from their median
+_FAR = 100  # an outlier is this many times the middle 98% of the values away from their median
 _FILL = "a study takes the mean instead; train takes --fill"
 _ORDER = (
     "leak", "text in numbers", "written", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text",

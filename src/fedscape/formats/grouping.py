@@ -40,7 +40,7 @@ class Source:
     n_rows
         How many rows it has.
     batches
-        Reads these columns as Arrow record batches of at most so many rows, in order.
+        Reads these columns as Arrow record batches with a cap on rows, in order.
     ids
         Clients it lists beside the rows, in order; clients without rows are only there.
     names
@@ -48,7 +48,7 @@ class Source:
     limit
         The most bytes one column may take.
     remarks
-        How the file is written, where that had to be found out.
+        The detected dialect of the file, where it was not declared.
     """
 
     what: str

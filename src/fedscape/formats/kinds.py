@@ -19,7 +19,7 @@ Kind = Literal["class", "ordered", "number", "text", "date", "id", "weight", "co
 Use = Literal["number", "indicators", "array", ""]  # what a column becomes as a feature; "": it is left out
 
 BEYOND = 1e30  # numbers further from 0 are taken as missing: float32 cannot hold their squares
-FEW = 20  # whole numbers of at most so many values are classes
+FEW = 20  # whole numbers of at most this many distinct values are classes
 MOST_CODES = 300  # codes of more values are left out
 LABELS = ("y", "label", "labels", "target", "class")
 INDEXES = ("__index_level_0__", "Unnamed: 0", "index")

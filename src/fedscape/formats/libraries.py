@@ -100,7 +100,7 @@ def from_flower(federated_dataset: Any, split: str) -> Federation:
     Parameters
     ----------
     federated_dataset
-        The FederatedDataset; one that has not loaded its data yet loads it now, from wherever it was told to.
+        The FederatedDataset; one that has not loaded its data yet loads it now, from its own source.
     split
         The split to read; it must have a partitioner.
     """

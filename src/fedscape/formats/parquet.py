@@ -67,7 +67,7 @@ def from_parquet(
 def parquet_source(
     path: Name, *, client: str, columns: Sequence[str] | None = None, dictionaries: bool = True
 ) -> Source:
-    """The rows of a Parquet file or of a folder of them, sizes checked; nothing but footers is read yet."""
+    """The rows of a Parquet file or of a folder of them, sizes checked; only footers are read."""
     heads = [_read_head(file) for file in files_in(path, ".parquet")]
     source = Source(
         what=os.fspath(path),
@@ -189,7 +189,7 @@ def _listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
 
 
 def has_names(kind: Any, number: int) -> bool:
-    """Whether a column of this type can have so many names: a text any, counts one for each along the last axis."""
+    """Whether a column of this type can have this many names: a text any, counts one for each along the last axis."""
     if not pa.types.is_fixed_size_list(kind):
         return holds_strings(kind)
     while pa.types.is_fixed_size_list(kind.value_type):

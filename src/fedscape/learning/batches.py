@@ -19,7 +19,7 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.plan import Plan, Rows, make_plan
 from fedscape.types import Array, Tensor
 
-LEAST = 8  # clients below which a program for exactly so many is not worth compiling
+LEAST = 8  # clients below which a program for exactly that number is not worth compiling
 
 
 class Work(NamedTuple):

@@ -207,7 +207,7 @@ class LocalSGD:
 
 
 def check_local(local: Any, initial: str = "given") -> LocalSGD:
-    """The LocalSGD; anything else is refused, and a word for the first weights that there is not."""
+    """Validate a LocalSGD and the choice of first weights."""
     if not isinstance(local, LocalSGD):
         raise DataError(f"local must be a LocalSGD, not a {type(local).__name__}: LocalSGD(model, loss, ...)")
     if initial not in ("given", "seed"):

@@ -28,7 +28,7 @@ _RANDOM = (
 
 
 def each_start(params: Tensors, rows: int) -> Tensors:
-    """Where each row of work begins, of several kinds by turns; as given where all begin at one place."""
+    """The start of each row of work, several kinds round-robin; unchanged where all rows share one start."""
     several = {n for n, p in params.items() if 1 < len(p) < rows}
     return {n: p.repeat(rows // len(p), *[1] * (p.ndim - 1)) if n in several else p for n, p in params.items()}
 

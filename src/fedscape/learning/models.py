@@ -238,7 +238,7 @@ def _conv(width: int, out: int, kernel: int, stride: int, groups: int, *, each: 
 
 
 def _norm(width: int, groups: int) -> Module:
-    """At most so many groups of at least four channels: a group of one number would be all rounding error."""
+    """At most this many groups of at least four channels: a group of one number would be all rounding error."""
     return nn.GroupNorm(math.gcd(groups, max(width // 4, 1)), width)
 
 

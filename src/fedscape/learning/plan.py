@@ -36,14 +36,14 @@ class Plan(NamedTuple):
 
     @property
     def padding(self) -> float:
-        """Rows computed in vain, as a share of the real ones."""
+        """Padded rows as a share of the real ones."""
         steps = range(self.counts.shape[1])
         computed = sum(int(np.prod(self.active(t))) for t in steps)
         return float(computed / max(self.counts.sum(), 1) - 1)
 
 
 class Timing(NamedTuple):
-    """How long clients train: so many epochs, or so many steps, in batches of this size."""
+    """How long clients train: epochs or steps, and the batch size."""
 
     epochs: int | None
     steps: int | None
@@ -71,7 +71,7 @@ class Timing(NamedTuple):
 
 
 def groups(sizes: Array, timing: Timing, *, most: int, padding: float = 0.2) -> list[Array]:
-    """Positions of clients in falling order of size, cut so that rows computed in vain stay below this share.
+    """Positions of clients in falling order of size, cut so that padding stays below this share.
 
     Clients without rows are in no group; no group has more than `most` clients.
 

@@ -110,7 +110,7 @@ def ask_and_sweep(
 ) -> list[Trial]:
     """Ask an Optuna study for settings, train them side by side as one sweep, and tell it how they did.
 
-    The study must minimise: it is told the pooled validation loss. Settings that a rung drops are told as pruned, those
+    The study must minimise: it gets the pooled validation loss. Settings that a rung drops are told as pruned, those
     that diverge as failed.
 
     Parameters

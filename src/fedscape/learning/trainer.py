@@ -185,7 +185,7 @@ def train(
     local
         How to train.
     start
-        Where to begin, {name: [1, kinds or rows, ...]}: rows of work take them by turns.
+        Where to begin, {name: [1, kinds or rows, ...]}: rows of work take them round-robin.
     work
         The rows of a group.
     rates

@@ -24,7 +24,7 @@ _FEW_ORDERS = (*range(2, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 256)
 
 
 def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, interval: float | None = _EXACT) -> float:
-    """Epsilon at this delta of entries that share (unit, relation, place), each released so many times.
+    """Epsilon at this delta of entries that share (unit, relation, place), each with its number of releases.
 
     Gaussian releases of everyone have a closed form. Poisson sampling is accounted for by privacy loss distributions,
     fixed-size sampling by Renyi divergences under replace-one; any other sampling counts as if everyone took part. Pure

@@ -24,7 +24,7 @@ FACTORS = np.geomspace(0.25, 4.0, 17)  # of the booked noise; the middle one is 
 
 
 def upper_limit(hits: Array | int, n: int, confidence: float) -> Array:
-    """One-sided upper confidence limit of a rate with so many hits in n trials (Clopper and Pearson 1934).
+    """One-sided upper confidence limit of a rate with this number of hits in n trials (Clopper and Pearson 1934).
 
     >>> round(float(upper_limit(0, 100, 0.95)), 4)
     0.0295
@@ -182,7 +182,7 @@ def _loss_distribution(entry: Mapping[str, Any]) -> Any:
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Chance of so many correct guesses in one run under (epsilon, delta) (Steinke, Nasr and Jagielski 2023, thm 5.2).
+    """P-value of the correct guesses in one run under (epsilon, delta) (Steinke, Nasr and Jagielski 2023, thm 5.2).
 
     Each canary is in by its own fair coin; the attack guesses some of the coins and abstains from the rest.
 

@@ -61,8 +61,8 @@ class Canaries:
     amounts: Array = field(default_factory=lambda: np.zeros(0))  # 1: in, -1: the opposite, 0: nothing; else of the clip
     clip: float = 1.0
     units: list[Arrays] = field(default_factory=list)  # per canary the arrays of norm one it sends
-    seen: list[tuple[Arrays, Array]] = field(default_factory=list)
-    total_seen: Arrays | None = None
+    observed: list[tuple[Arrays, Array]] = field(default_factory=list)
+    total_observed: Arrays | None = None
     _table: Arrays = field(default_factory=dict)
     _of_key: dict[int, int] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Canaries:
             row = self.row_of(j, {name: rows[i] for name, rows in sent.items()})
             for name, values in row.items():
                 sent[name][i] = values
-        self.seen.append((sent, mask))
+        self.observed.append((sent, mask))
         return sent, kept
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
@@ -103,7 +103,7 @@ class Canaries:
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         """Note what was released."""
-        self.total_seen = total
+        self.total_observed = total
         return state if self.hold else self.inner.update(state, total, key)
 
     # -- canaries ------------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Canaries:
         return self.client_row(j, amount)
 
     def client_row(self, j: int, amount: float) -> Arrays:
-        """A row along canary j: beyond the clip for an amount of 1 or -1, else so many clips long."""
+        """A row along canary j: beyond the clip for an amount of 1 or -1, else that multiple of the clip."""
         size = abs(amount) * self.clip
         if abs(amount) == 1:
             adaptive = isinstance(self.privacy.clip, AdaptiveClip)  # a canary just within the clip also moves the bit
@@ -172,7 +172,9 @@ class Canaries:
             list(
                 rounds(cast(Any, collector), Local(federation, threads=1), n_rounds=1, state=state, allow=self.reveals)
             )
-            self._table = {n: np.concatenate([sent[n] for sent, _ in collector.seen]) for n in collector.seen[0][0]}
+            self._table = {
+                n: np.concatenate([sent[n] for sent, _ in collector.observed]) for n in collector.observed[0][0]
+            }
             order = federation.order
             keys = federation.keys if order is None else federation.keys[order]
             self._of_key = {int(k): i for i, k in enumerate(keys)}
@@ -262,7 +264,7 @@ class Watch:
     ) -> Reply:
         """Let the engine run the canaries under this round's clip."""
         self.release, self.measure_release = release, measure_release
-        self.canaries.seen, self.canaries.total_seen = [], None
+        self.canaries.observed, self.canaries.total_observed = [], None
         self.canaries.clip = 1.0 if release is None else release.clip
         how: dict[str, Any] = {"measure": measure, "release": release, "measure_release": measure_release}
         return self.engine.run(computation, state, cohort, key, **how)
@@ -280,9 +282,9 @@ class Sight:
     def look(self, watch: Watch, done: Any) -> tuple[dict[str, float], bool]:
         """The numbers of a round of one canary, and whether the canary was in the cohort."""
         canaries, release = self.canaries, cast(Release, watch.release)
-        present = any(bool(mask.any()) for _, mask in canaries.seen)
-        others = sum(int((~mask).sum()) for _, mask in canaries.seen)
-        total = canaries.total_seen
+        present = any(bool(mask.any()) for _, mask in canaries.observed)
+        others = sum(int((~mask).sum()) for _, mask in canaries.observed)
+        total = canaries.total_observed
         if total is None:
             return {}, present
         pull, background = self.pull(release), self.background(release)
@@ -355,11 +357,11 @@ class Sight:
     def background(self, release: Release) -> Arrays:
         """What all others add to the sum, clipped, by the release's own code."""
         canaries = self.canaries
-        same = ("background", release.clip, *((int(mask.sum()), len(mask)) for _, mask in canaries.seen))
+        same = ("background", release.clip, *((int(mask.sum()), len(mask)) for _, mask in canaries.observed))
         if same in self._known:
             return cast(Arrays, self._known[same])
         plain, out = central(release), cast(Arrays, {})
-        for sent, mask in canaries.seen:
+        for sent, mask in canaries.observed:
             rows = dict(sent)
             if canaries.unit == "row" and mask.any():  # the canary's client without the row
                 amount = float(canaries.amounts[0])

@@ -16,7 +16,7 @@ from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.scene import Scene
 from fedscape.types import Array
 
-_PARTS = (64, 16, 8, 4, 2)  # one of so many canaries is guessed to be in, and one to be out
+_PARTS = (64, 16, 8, 4, 2)  # one of this many canaries is guessed to be in, and one to be out
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _mu(scene: Scene) -> float | None:
 
 def _scores(scene: Scene, watch: Watch, sight: Sight) -> Array:
     """The noised total along each canary, less what all others sent."""
-    total, release = scene.stand.total_seen, watch.release
+    total, release = scene.stand.total_observed, watch.release
     if total is None or release is None:
         return np.zeros(len(scene.stand.keys))
     background = sight.background(release)

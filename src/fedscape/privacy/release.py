@@ -120,7 +120,7 @@ class Release:
         self._grids.update(grids)
 
     def check_sum(self, total: Arrays, reported: int) -> None:
-        """Refuse sums that so many clipped clients cannot have; where clients add noise, any sum can be."""
+        """Refuse sums that this number of clipped clients cannot reach; where clients add noise, any sum can be."""
         if self.privacy.place != "central" or self.privacy.unit != "client":
             return
         inside = np.asarray(total.get(INSIDE, 0))

@@ -38,7 +38,7 @@ class DistributionSketch(Estimator):
     """A distribution as `rows` histograms of 2**bits codes each (Algorithm 1): one pass, and sketches can be added.
 
     The code of a row of data in row r of the sketch is h_r of it, a locality-sensitive hash function; data that are
-    alike share codes. Counts are whole numbers, so that the sketch of two sets of rows is exactly the sum of theirs.
+    alike share codes. Counts are whole numbers, so that the sketch of two sets of rows is the sum of their sketches.
     All clients use the same functions, from the seed. The squared distance of two sketches, divided by the rows,
     estimates the squared maximum mean discrepancy under the kernel "probability of sharing a code".
 

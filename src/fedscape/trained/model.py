@@ -1,7 +1,7 @@
 """A trained model of any method, used again: predict for known and new clients, adapt to new ones, judge what is new.
 
 A model is one file: the method and its network, what clients keep, and the inputs (`learning/inputs.py`) that turn a
-table into arrays. It is read without pickle, and nothing but the file is needed.
+table into arrays. It is read without pickle, and only the file is needed.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What every worker is told of a round, but the computation itself."""
+    """The message that opens a round on every worker; the computation itself is sent apart."""
 
     key: Key
     measure: bool
@@ -113,7 +113,7 @@ class Shard:
         return None
 
     def ping(self) -> None:
-        """Say nothing, from a process that is alive."""
+        """Return at once: the process is alive."""
 
     def open(self, digest: str, computation: Computation, message: Broadcast) -> FedscapeError | None:
         """Begin a round; a computation that is here already stays, with what it holds on its device."""
@@ -188,7 +188,7 @@ class Shard:
         return ranks[inside] - self.begin, kept if len(inside) == len(ranks) else taken(kept, inside)
 
     def kept(self) -> tuple[None, Kept]:
-        """That it is done, and what all clients of the shard keep."""
+        """The kept arrays of all clients of the shard."""
         return None, self._store.arrays
 
     def restore(self, kept: Kept) -> None:
@@ -201,7 +201,7 @@ class Shard:
 
 
 def software() -> dict[str, str]:
-    """What must be the same on all machines for the same bytes."""
+    """Software versions that must match on all machines for identical bytes."""
     from fedscape import __version__
 
     return {"fedscape": __version__, "numpy": np.__version__, "python": platform.python_version()}
@@ -213,7 +213,7 @@ def numbers(place: Array | slice) -> Array:
 
 
 def taken(kept: Kept, where: Array | slice) -> dict[str, Ragged]:
-    """What some of the clients keep."""
+    """The kept arrays of some of the clients."""
     return {name: arrays.take(where) for name, arrays in kept.items()}
 
 
@@ -228,7 +228,7 @@ def _shifted(place: Array | slice, by: int) -> Array | slice:
 
 
 def _bound_memory(more: int) -> None:
-    """Let this process take so many bytes more than it has now; mapped files and the object store do not count."""
+    """Limit the memory this process may add from now on; mapped files and the object store do not count."""
     import resource
 
     now = allocated()

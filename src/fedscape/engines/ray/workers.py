@@ -1,4 +1,4 @@
-"""The workers of a Ray engine: started, asked, and started again when they die."""
+"""The worker pool of a Ray engine: start, call, restart workers that die."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ class Crew:
     # -- a round -------------------------------------------------------------------------------------------------------
 
     def open(self, digest: str, computation: Any, message: Any) -> None:
-        """Tell every worker what the round is about."""
+        """Open the round on every worker."""
         self._deaths, self._alarms = [0] * len(self.edges), 0
         self._round = (digest, computation, message)
         self._all("open", lambda shard: self._round or ())
 
     def run(self, assignments: Sequence[Assignment], *, lend: bool) -> Iterator[Outcome]:
-        """What comes of the assignments, in their order; a worker that dies runs again what it had before it.
+        """Run the assignments and return their outcomes in order; a worker that dies is restarted and repeats its part.
 
         Of what one asked for, only a little is ever on its way, so that an error or Ctrl-C leaves little running.
         """
@@ -178,7 +178,7 @@ class Crew:
                     self._shorten(shard)
 
     def _shorten(self, shard: int) -> None:
-        """Let all that a shard keeps take the place of a log that has grown longer than that."""
+        """Compact the log of a shard into a snapshot when it is longer than the snapshot."""
         finished, kept = self._actors[shard].kept.options(num_returns=2).remote()
         try:
             self._value(shard, finished)
@@ -207,7 +207,7 @@ class Crew:
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def _all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
-        """The answers of all workers; if one dies, all are asked again: whatever is asked can be asked twice."""
+        """Call all workers; if one dies, all calls are repeated: every call is idempotent."""
         while True:
             refs = [getattr(actor, method).remote(*arguments(shard)) for shard, actor in enumerate(self._actors)]
             try:
@@ -216,7 +216,7 @@ class Crew:
                 self._revive(error)
 
     def _value(self, shard: int, ref: Any) -> Any:
-        """What a worker answers; whatever it could not do is an error that names its shard. Death passes through."""
+        """The return value of a worker; a failure names its shard, the death of a worker passes through."""
         errors = self.cluster.ray.exceptions
         try:
             value = self.cluster.ray.get(ref)
@@ -233,7 +233,7 @@ class Crew:
         return value
 
     def _cause(self, error: Any) -> str:
-        """What went wrong in a worker, on one line."""
+        """The cause of a worker's failure, on one line."""
         if isinstance(error.cause, self.cluster.ray.exceptions.RaySystemError):  # with the trace of its cause
             last = str(error.cause).strip().splitlines()[-1]
             return f"{last}: a computation of your own must be in a module that workers can import"
@@ -242,7 +242,7 @@ class Crew:
         return f"{text}; memory={self.memory:,} bounds it" if bound else text
 
     def _revive(self, error: Exception) -> None:
-        """Start again those that are dead, and bring them to where they were.
+        """Restart dead workers and restore their state.
 
         Death is known at once; who does not answer in time has a long part before it.
         """

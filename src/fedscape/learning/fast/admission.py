@@ -1,4 +1,4 @@
-"""Which form of a model is trained: folded where that gives its gradients, in tf32 or bf16 where layers agree."""
+"""Choice of the form of a model that is trained: folded where gradients agree, tf32 or bf16 where layers agree."""
 
 from __future__ import annotations
 

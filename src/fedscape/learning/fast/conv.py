@@ -1,7 +1,9 @@
-"""Convolutions of many clients at once, each with a kernel of its own, and maxima, as operations a compiler keeps.
+"""Batched convolutions with one kernel per client, and max pooling, as opaque operations for the compiler.
 
 Left to a compiler, a convolution as a product of patches writes the patches, nine times the size of the image, up to
 three times. On a GPU the operation reads them from the image (`gpu_kernels`); elsewhere it is what it says.
+
+benchmarks/fast_paths.py, rows "Triton convolution" and "Triton pooling".
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ HAS_TRITON = find_spec("triton") is not None  # looked for once: a compiler that
 
 
 def can_convolve(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> bool:
-    """Whether `convolve` has a fast form for this: short numbers on a GPU that has Triton, stride 1, several places."""
+    """Whether the Triton kernel applies: float32 or bfloat16 on a GPU, stride 1, a kernel larger than 1 x 1."""
     plain = stride == (1, 1) and kernel != (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
     short = x.dtype in (torch.float32, torch.bfloat16)
     return plain and short and HAS_TRITON and bool(x.is_cuda)
@@ -67,7 +69,7 @@ def _to_weights(
 
 
 def patches_of(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int] = (1, 1)) -> Tensor:
-    """What a kernel sees at each place of images [batch, H, W, channels]: [batch, H out, W out, kernel x channels].
+    """Patches (im2col) of images [batch, H, W, channels]: [batch, H out, W out, kernel x channels].
 
     >>> patches_of(torch.arange(4.0).reshape(1, 2, 2, 1), (1, 2)).squeeze().tolist()
     [[0.0, 1.0], [2.0, 3.0]]
@@ -120,15 +122,15 @@ _convolve.register_autograd(_backward, setup_context=_keep)
 
 
 def can_pool(x: Tensor) -> bool:
-    """Whether `pool` has a fast form for these images [batch, channels, H, W]."""
+    """Whether the Triton kernel of `pool` applies to these images [batch, channels, H, W]."""
     whole = x.ndim == 4 and min(x.shape) > 0 and min(x.shape[2:]) > 1
     return HAS_TRITON and bool(x.is_cuda) and whole and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
-    """The largest of each 2 x 2 numbers of images [batch, H, W, channels]; rectified, zero where that is below zero.
+    """2 x 2 max pooling of images [batch, H, W, channels], optionally with a ReLU.
 
-    Left to a compiler, maxima are taken in the order of what comes next, which may read memory here and there.
+    A compiler orders the maxima by their consumer, which reads memory with strides.
 
     >>> pool(torch.tensor([[-1.0, 2.0, 5.0], [0.0, 1.0, 9.0]])[None, ..., None]).tolist()
     [[[[2.0]]]]
@@ -139,7 +141,7 @@ def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
 
 @torch.library.custom_op("fedscape::pool", mutates_args=())  # type: ignore[untyped-decorator]
 def _pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima, and where in its square each was: 0 to 3, or 4 where nothing goes back."""
+    """Maxima and their argmax in the window: 0 to 3, or 4 where no gradient flows back."""
     if x.is_cuda:
         from fedscape.learning.fast import triton as gpu_kernels
 

@@ -3,6 +3,8 @@
 A network that treats its samples one by one does not care whose they are; only the layers that hold weights do. With
 those replaced, the model's own `forward` runs once over [clients x batch, ...], and every product of all clients is one
 batched product.
+
+benchmarks/fast_paths.py, row "folded".
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fedscape.types import Tensor
 
 
 def folded(module: Module, precision: str = "exact") -> Module | None:
-    """A copy that takes [clients x batch, ...] under parameters [clients, ...]; None where a layer has no such form.
+    """A copy that takes [clients x batch, ...] under parameters [clients, ...]; None where a layer cannot be folded.
 
     Supported are linear layers, convolutions in two dimensions (plain or depthwise), group and layer norms, embeddings,
     keyed dropout, and whatever has no parameters of its own and treats samples one by one. That last is not checked
@@ -61,11 +63,11 @@ class Folded(nn.Module):  # type: ignore[misc]
 
 
 class FoldedLinear(Folded):
-    """A linear layer; one that is `watched` adds a `probe` to its output and notes the rows it was given.
+    """A linear layer; while `watched` it adds a `probe` to its output and records its input rows.
 
     The gradient of a probe of zeros is that of the output, and with the rows it makes that of the weights: two thin
     factors, where the gradient itself is as large as the weights. With a trail the weights are those that clients began
-    with, [1 or kinds, out, features], taken by turns; what they have moved since comes from its rows.
+    with, [1 or kinds, out, features], assigned round-robin; the low-rank update comes from its rows.
     """
 
     def __init__(self, layer: Module, precision: str) -> None:
@@ -93,7 +95,7 @@ class FoldedLinear(Folded):
 
 
 def by_turns(rows: Tensor, weights: Tensor) -> Tensor:
-    """Rows [clients, batch, features] times weights [kinds, out, features], of which clients take one after the other.
+    """Rows [clients, batch, features] times weights [kinds, out, features], assigned to clients round-robin.
 
     >>> by_turns(torch.ones(4, 1, 1), torch.tensor([[[2.0]], [[3.0]]])).flatten().tolist()
     [2.0, 3.0, 2.0, 3.0]
@@ -135,7 +137,7 @@ class _Conv2d(Folded):
 
 
 class _Patches(torch.autograd.Function):  # type: ignore[misc]
-    """What a convolution's kernel sees at each place, [batch, H out, W out, H kernel x W kernel x channels].
+    """Patches (im2col) of a convolution, [batch, H out, W out, H kernel x W kernel x channels].
 
     By two `unfold`s, which a compiler copies in one pass. Their own gradient would be scattered number by number: here
     it is added up from as many shifted images as the kernel has places.
@@ -176,7 +178,7 @@ class _Depthwise(_Conv2d):
 
 
 class _Pool(nn.Module):  # type: ignore[misc]
-    """Maxima of 2 x 2, which are each sample's own, on a GPU in the order in which images lie there."""
+    """2 x 2 max pooling, on a GPU channels last."""
 
     def __init__(self, layer: Module) -> None:
         super().__init__()
@@ -189,7 +191,7 @@ class _Pool(nn.Module):  # type: ignore[misc]
 
 
 def _is_of_squares(layer: Module) -> bool:
-    """Whether a layer takes the maximum of each 2 x 2 numbers and nothing else."""
+    """Whether a layer is plain 2 x 2 max pooling."""
     if isinstance(layer, RectifiedPool):
         return True
     size = [(v, v) if isinstance(v, int) else tuple(v) for v in (layer.kernel_size, layer.stride, layer.padding)]
@@ -217,7 +219,7 @@ class _LayerNorm(Folded):
 
 
 def _wide(x: Tensor, weight: Tensor | None) -> Tensor:
-    """In the type of the weights: means and variances are not taken in less."""
+    """Cast to the type of the weights: means and variances are not computed in a shorter one."""
     return x if weight is None else x.to(weight.dtype)
 
 
@@ -259,7 +261,7 @@ _FORMS: dict[type, Callable[[Any, str], Module]] = {
 
 
 def _form(layer: Module, precision: str) -> Module | None:
-    """The layer for many clients, if it is one that has such a form."""
+    """The batched form of a layer; None where there is none."""
     if isinstance(layer, KeyedDropout):
         return _Dropout(layer) if layer.p > 0 else nn.Identity()
     if (is_plain(layer, nn.MaxPool2d) or is_plain(layer, RectifiedPool)) and _is_of_squares(layer):

@@ -30,7 +30,7 @@ def in_one_batch(
     probes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     trails: Mapping[str, Trail] = MappingProxyType({}),
 ) -> FoldedGradient:
-    """The same of a `folded` model: the sum over clients has each client's gradient in its own weights.
+    """The gradient of a `folded` model: one backward pass of the sum over clients gives each client's gradient.
 
     `probes` has the paths of linear layers whose weights' gradients are wanted as factors, with the shapes of their
     outputs, see `once_used`. Of those in `trails` the parameters are where clients began, [1 or kinds, ...].
@@ -108,5 +108,5 @@ def once_used(local: LocalSGD, twin: Module, arguments: tuple[Any, ...]) -> dict
 
 
 def unfactored(grads: Gradients) -> Tensors:
-    """Gradients themselves, in place of factors."""
+    """Materialise low-rank factors."""
     return {n: g.product() if isinstance(g, Factors) else g for n, g in grads.items()}

@@ -1,4 +1,7 @@
-"""How far linear layers have moved, without the matrices: the rows that went in and what came back for them."""
+"""Low-rank updates of linear layers: input rows and output gradients in place of weight matrices.
+
+benchmarks/fast_paths.py, rows "low-rank gradient", "low-rank update" and "Triton product".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ FEW = 64  # rows of a client below which a product is bound by reading its weigh
 
 
 class Factors(NamedTuple):
-    """The gradient of many clients' weight matrices, unmade: gradients of the outputs [clients, rows, out] and rows.
+    """The gradient of many clients' weights as low-rank factors: output gradients [clients, rows, out] and rows.
 
     >>> Factors(torch.ones(1, 2, 1), torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])).product().tolist()
     [[[4.0, 6.0]]]
@@ -27,12 +30,12 @@ class Factors(NamedTuple):
         return self.up.transpose(1, 2) @ self.rows
 
     def descend(self, weight: Tensor, lr: Tensor) -> None:
-        """Move the weights by minus the rate of each client times the gradient, which is never written down."""
+        """SGD step with one rate per client, without materialising the gradient."""
         weight.baddbmm_((self.up * lr[:, None, None]).transpose(1, 2), self.rows, alpha=-1)
 
 
 class Trail(NamedTuple):
-    """How far many clients' weight matrices have moved, unmade: each row of each step, and what came back for it.
+    """The update of many clients' weight matrices as low-rank factors: input rows and output gradients of all steps.
 
     A matrix is where it began less up^T rows. As long as those rows are few they are smaller than the matrix, and all
     clients that began at one read the same.
@@ -47,22 +50,22 @@ class Trail(NamedTuple):
     rows: Tensor  # [clients, places, features]
 
     def part(self, clients: int, places: int | None = None) -> Trail:
-        """That of the first clients, and of the first places."""
+        """The factors of the first clients and the first places."""
         return Trail(self.up[:clients, :places], self.rows[:clients, :places])
 
     def add(self, factors: Factors, lr: Tensor, number: Tensor) -> None:
-        """Take in the step of this number, counted from 1."""
+        """Append the factors of this step, counted from 1."""
         width = factors.rows.shape[1]
         place = (number.to(torch.int64) - 1) * width + torch.arange(width, device=number.device)
         self.up.index_copy_(1, place, factors.up * lr[:, None, None])
         self.rows.index_copy_(1, place, factors.rows)
 
     def moved(self) -> Tensor:
-        """How far each client has moved, [clients, out, features]."""
+        """The update of each client, [clients, out, features]."""
         return -(self.up.transpose(1, 2) @ self.rows)
 
     def summed(self, weights: Tensor) -> Tensor:
-        """The sum of that over clients, times their weights [clients] or [clients, kinds], in the weights' type."""
+        """The weighted sum of updates over clients; weights are [clients] or [clients, kinds], and give the dtype."""
         up, rows = (values.unflatten(0, weights.shape) for values in self)
         up = up * weights.to(up.dtype)[..., None, None]
         if weights.ndim == 2:
@@ -118,7 +121,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    """Earlier rows are what they are: nothing goes back to them."""
+    """Earlier rows are constants: they get no gradient."""
     return _across(gradient.contiguous(), ctx.saved_tensors[0]), None
 
 

@@ -1,4 +1,7 @@
-"""A local step of many clients as one program: gradients and update compiled together, on a GPU recorded."""
+"""A local step of many clients as one program: gradient and update compiled together, on a GPU a CUDA graph.
+
+benchmarks/fast_paths.py, rows "compiled gradient", "recorded step" and "recorded round".
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ Step = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
 
 
 def records(local: LocalSGD) -> bool:
-    """Whether programs are recorded and replayed."""
+    """Whether programs are captured as CUDA graphs and replayed."""
     return local.on_gpu
 
 
 class Place(NamedTuple):
-    """Memory and a stream of a GPU that some programs are recorded in, and that go with the last of them."""
+    """A memory pool and a stream shared by CUDA graphs; freed with the last of them."""
 
     pool: Any
     stream: Any
@@ -47,7 +50,7 @@ def new_place() -> Place:
 
 
 class Recorded:
-    """A program on a GPU, recorded at its first call and replayed from then on: the host launches copies only."""
+    """A CUDA graph, captured at the first call and replayed from then on: the host launches copies only."""
 
     def __init__(self, program: Callable[..., Any], moved: list[Tensor], place: Place | None) -> None:
         self.program = program
@@ -56,13 +59,13 @@ class Recorded:
         self.graph: Any = None
 
     def __call__(self, *arguments: Tensor) -> Any:
-        """What the program makes of these; it is overwritten by the next call of any program of this pool."""
+        """Replay with these arguments; the result is overwritten by the next call of any program of this pool."""
         if self.graph is None:
             self._record(arguments)
         for held, values in zip(self.held, arguments, strict=True):
             held.copy_(values)
         self.graph.replay()
-        return self.made
+        return self.output
 
     def _record(self, arguments: tuple[Tensor, ...]) -> None:
         self.held = [values.clone() for values in arguments]
@@ -79,7 +82,7 @@ class Recorded:
         del before
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, pool=pool, stream=beside, capture_error_mode="thread_local"):
-            self.made = self.program(*self.held)
+            self.output = self.program(*self.held)
 
 
 def _summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
@@ -94,7 +97,7 @@ class Program:
     One Program is for training without a pull, with a pull to one place for all clients, or to a place of each: another
     is needed for another kind.
 
-    Whether the model may be folded is found out on the first batch of several clients (empty ones may be among them):
+    Whether the model may be folded is tested on the first batch of several clients (empty ones may be among them):
     its gradients must be those of client by client. A batch of one client alone is never folded.
 
     A Program that is `shared` is for clients that begin at few places, of which only sums are wanted: a linear layer
@@ -109,7 +112,7 @@ class Program:
         self.twin: Module | None = None
         self.chosen = False
         self.room, self.places = 0, 0
-        self.known: dict[tuple[Any, ...], Step] = {}
+        self.compiled: dict[tuple[Any, ...], Step] = {}
         self.plain: dict[tuple[Any, ...], Step] = {}  # the same before they are recorded
         self.sums: dict[tuple[Any, ...], Recorded] = {}
         self.adding: dict[tuple[Any, ...], Callable[..., Tensors]] = {}
@@ -121,7 +124,7 @@ class Program:
         self.trails: dict[str, Trail] = {}
 
     def begin(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
-        """Put clients where training begins, at most `room`; they take the rows of `start` by turns.
+        """Set the weights of at most `room` clients to the rows of `start`, round-robin.
 
         `anchor` is where a proximal weight pulls to, if any, and `places` how many rows a client takes in all steps.
         """
@@ -129,7 +132,7 @@ class Program:
         self._lay_out(start, anchor)
 
     def make_ready(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
-        """Make room for such a beginning, and nothing else."""
+        """Allocate the buffers for such a start, without filling them."""
         self.begun, self.places = (start, anchor, room, places), places
         traced = [n for n in self.thin or () if _is_smaller(places, start[n])]
         if room > self.room:
@@ -173,7 +176,7 @@ class Program:
             self._forget()
 
     def _forget(self) -> None:
-        for programs in (self.known, self.plain, self.sums, self.wholes):
+        for programs in (self.compiled, self.plain, self.sums, self.wholes):
             programs.clear()  # programs know where the weights are
         self.place = new_place() if self.local.on_gpu else None
 
@@ -183,11 +186,11 @@ class Program:
 
     def step(self, batch: Batch, number: int, rates: Rates) -> Tensor:
         """One step of the first clients, as many as the batch has; their losses. Rates are [clients]."""
-        compiled_step = self.known.get(self._kind(batch.x, batch.y))
+        compiled_step = self.compiled.get(self._kind(batch.x, batch.y))
         if compiled_step is None:
-            plain = self._made(batch)  # finds out about trails
+            plain = self._build(batch)  # decides which layers have trails
             kind = self._kind(batch.x, batch.y)
-            compiled_step = self.known[kind] = self._recorded(plain, batch) if records(self.local) else plain
+            compiled_step = self.compiled[kind] = self._recorded(plain, batch) if records(self.local) else plain
             self.plain[kind] = plain
         lr, proximal = (rate for rate in rates)
         return compiled_step(batch, lr, proximal, batch.share.new_full((), number))
@@ -254,7 +257,7 @@ class Program:
         return total
 
     def _weights(self, clients: int) -> Tensors:
-        """The weights of the first clients, each its own."""
+        """The materialised weights of the first clients."""
         weights = {}
         for name in self.begun[0]:
             if name in self.traced:
@@ -264,7 +267,7 @@ class Program:
                 weights[name] = self.params[name][:clients]
         return weights
 
-    def _made(self, batch: Batch) -> Step:
+    def _build(self, batch: Batch) -> Step:
         clients, local = len(batch.y), self.local
         whole = self._weights(clients)
         if not self.chosen and clients > 1:
@@ -315,7 +318,7 @@ class Program:
         return lambda batch, *numbers: recorded(batch.x, batch.y, batch.share, *batch.random.values(), *numbers)
 
     def _once(self, whole: Tensors, batch: Batch) -> dict[str, tuple[int, ...]]:
-        """The linear layers whose gradients may be left as factors."""
+        """Linear layers whose gradients may stay low-rank factors."""
         local = self.local
         alone = local.optimiser == "sgd" and not (local.momentum or local.weight_decay or self.anchor)
         if self.twin is None or len(batch.y) == 1 or not alone:
@@ -331,7 +334,7 @@ class Program:
         probes: Mapping[str, tuple[int, ...]],
         trails: Mapping[str, Trail],
     ) -> FoldedGradient:
-        """The compiled gradient, or the plain one where a compiler has made something else of it."""
+        """The compiled gradient, or the eager one where the compiled one disagrees."""
         local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
             want_of: FoldedGradient = by_client(local, self.module)
@@ -354,7 +357,7 @@ class Program:
 
 
 class _Counted(TorchDispatchMode):  # type: ignore[misc]
-    """Counts the operations that are done within it."""
+    """Counts the operations dispatched within it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -366,13 +369,13 @@ class _Counted(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _is_smaller(places: int, start: Tensor) -> bool:
-    """Whether so many rows of what comes in and goes back are smaller than the weights [..., out, features]."""
+    """Whether low-rank factors of this many rows take less memory than the weights [..., out, features]."""
     out, features = start.shape[-2:]
     return bool(places * (out + features) <= out * features)
 
 
 def _take_turns(rows: Tensor, start: Tensor) -> None:
-    """Rows become those of `start`, one after the other and again from the first; what is left over stays."""
+    """Fill rows from `start`, round-robin; a remainder is left unchanged."""
     many = len(rows) // len(start) * len(start)
     rows[:many].unflatten(0, (-1, len(start))).copy_(start)
 

@@ -1,4 +1,4 @@
-"""All local steps of a few clients of a stack, with the gradient written out.
+"""All local steps of a few clients of a stack, with a hand-written backward pass.
 
 A step of such a model is so short that most of it is spent in autograd and in gradients written and read again. Here
 it is a handful of batched products.
@@ -34,7 +34,7 @@ class Dense(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """A model that is nothing but linear layers one after the other, with its loss."""
+    """A sequential model of linear layers with its loss."""
 
     layers: tuple[Dense, ...]
     loss: str  # "classes", "odds" or "squares"
@@ -51,7 +51,7 @@ class Stack(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Which rows clients take in which step, and how far they go.
+    """The batches of every step, with rates folded into the shares.
 
     `index`, `targets` and `shares` are [steps, clients, width, ...]: the rows of each step, their targets, and what
     they count times the learning rate. `decay` and `pull` are the learning rate times weight decay, and times the
@@ -77,12 +77,12 @@ class Steps(NamedTuple):
 
 
 def between(values: Tensor, begin: int, end: int) -> Tensor:
-    """The values of some clients; shared (size 1) and empty tensors are left as they are."""
+    """The values of some clients; shared (size 1) and empty tensors are returned unchanged."""
     return values if len(values) <= 1 else values[begin:end]
 
 
 def first(values: Tensor, end: int) -> Tensor:
-    """The values of the first clients; shared and empty tensors are left as they are."""
+    """The values of the first clients; shared and empty tensors are returned unchanged."""
     return values if len(values) <= end else values[:end]
 
 
@@ -98,7 +98,7 @@ def activated(z: Tensor, kind: str) -> Tensor:
 
 
 def back_through(grad: Tensor, output: Tensor, kind: str) -> Tensor:
-    """The gradient before an activation, from that after it and the activation's output."""
+    """Backward pass of an activation, from its output."""
     if kind == "relu":
         return torch.ops.aten.threshold_backward(grad, output, 0)
     if kind == "tanh":
@@ -213,7 +213,7 @@ def run_steps(
     still: Collection[str] = (),
     factors: Tensor | None = None,
 ) -> list[Tensor]:
-    """How far each client moves, laid out as `start` is by `laid_out`; with factors the sum, so weighted, in float64.
+    """The update of each client in the layout of `laid_out`; with factors the weighted sum in float64.
 
     A few clients at a time, as many as stay in the cache. Parameters that are `still` stay.
     """
@@ -240,7 +240,7 @@ def run_steps(
 
 
 def _parts(clients: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut clients into parts of like size, at most so many in each."""
+    """Cut clients into parts of similar size with a cap on each."""
     few = -(-clients // -(-clients // most))
     return ((begin, min(begin + few, clients)) for begin in range(0, clients, few))
 
@@ -255,7 +255,7 @@ def _add(moved: Tensor, factors: Tensor, total: Tensor) -> None:
 def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
     """Of {name: [rows, ...]} each layer's weight and bias [rows, 1, out], empty where there is none.
 
-    Each is in one piece, wide weights as [in, out]; it may be the memory of the parameters themselves.
+    Each is contiguous, wide weights as [in, out]; it may share memory with the parameters.
     """
     arrays = []
     for layer in stack.layers:
@@ -266,7 +266,7 @@ def laid_out(stack: Stack, params: dict[str, Tensor]) -> list[Tensor]:
 
 
 def in_names(stack: Stack, at: list[Tensor]) -> dict[str, Tensor]:
-    """Views of the same memory as the model names and shapes it: {name: [rows, ...]}."""
+    """Views under the model's names and shapes: {name: [rows, ...]}."""
     named = {}
     for layer, weight, bias in zip(stack.layers, at[::2], at[1::2], strict=True):
         named[layer.weight] = weight.transpose(1, 2) if layer.turned else weight

@@ -1,4 +1,7 @@
-"""Stacks of linear layers with the gradient written out: which models are such, and how clients train one."""
+"""Stacks of linear layers with a hand-written backward pass: detection and training.
+
+benchmarks/fast_paths.py, row "stack".
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _LOSSES = {cross_entropy: "classes", logistic: "odds", squared_error: "squares"}
 
 
 def stack_of(model: Module, loss: Any) -> Stack | None:
-    """What the model is made of, if it and its loss are of a kind whose gradient is written out here.
+    """The layers of the model, if its backward pass and that of its loss are hand-written here; else None.
 
     That is `torch.nn.Sequential`, also within another, of linear layers, rectifiers, tanh and sigmoid, after flattening
     and `standardising`; with cross entropy, `logistic` or `squared_error`.
@@ -96,7 +99,7 @@ def _does_nothing(layer: Module) -> bool:
 
 
 def checked_stack(model: Module, loss: Any) -> Stack | None:
-    """`stack_of` the model, if one step from weights at random is that of the model itself, on rows at random."""
+    """`stack_of` the model, if one step on random weights and rows agrees with autograd."""
     stack = stack_of(model, loss)
     if stack is None:
         return None
@@ -143,7 +146,7 @@ def train_stack(
     weights: Array | None,
     still: Collection[str],
 ) -> Tensors | None:
-    """As `train`; None where rows or targets are not such as the stack takes, and the model has to say why."""
+    """As `train`; None for rows or targets that the stack does not take, so that the model itself raises the error."""
     data, taken = work.data, _taken(local, stack, work.data)
     if taken is None:
         return None
@@ -161,7 +164,7 @@ def train_stack(
 
 
 def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:
-    """Rows and targets as the steps take them."""
+    """Flat rows and targets for the steps; None where they do not fit."""
     x, y, outputs = data.x, data.y, stack.layers[-1].outputs
     if stack.standard is not None and stack.standard.mean.shape != x.shape[1:]:
         return None

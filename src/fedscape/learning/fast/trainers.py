@@ -1,4 +1,4 @@
-"""The trainers of this package, and which settings each is for."""
+"""The trainers of this package and their choice by settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pick(local: LocalSGD) -> Trainer:
 class StackTrainer(FusedTrainer):
     """Trains stacks of linear layers with the gradient written out, a few clients at once.
 
-    benchmarks/fast_paths.py, row "stack".
+    benchmarks/fast_paths.py, rows "stack".
     """
 
     def __init__(self, local: LocalSGD, stack: Stack) -> None:
@@ -98,7 +98,7 @@ class StackTrainer(FusedTrainer):
 class ProgramTrainer(Trainer):
     """Trains by compiled programs, on a GPU recorded and replayed; owns the programs.
 
-    benchmarks/fast_paths.py, rows "folded", "recorded round", "low-rank update", "Triton convolution".
+    benchmarks/fast_paths.py, the rows of the device "cuda".
     """
 
     def __init__(self, local: LocalSGD) -> None:
@@ -170,7 +170,7 @@ class ProgramTrainer(Trainer):
         return {name: program.params[name][:rows] - first[name] for name in local.names}
 
     def program_for(self, anchor: Tensors | None, *, shared: bool) -> Program:
-        """The program for this kind of pull: methods that train with and without one need not compile again."""
+        """The program for this kind of proximal pull: methods that train with and without one compile once each."""
         kind = (0 if anchor is None else min(len(next(iter(anchor.values()))), 2), shared)
         if kind not in self.programs:
             if self._module is None:

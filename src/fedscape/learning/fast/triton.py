@@ -1,7 +1,9 @@
-"""Operations of many clients on a GPU, in Triton: the twins of those in `convolutions` and `trails`.
+"""Operations of many clients on a GPU, in Triton: the twins of those in `conv` and `lowrank`.
 
 With channels last, what one row of a kernel sees lies in memory as one piece, so that a product can read it from the
 image. Sums are float32; products tf32, or bfloat16 where the images are.
+
+benchmarks/fast_paths.py, rows "Triton convolution", "Triton pooling" and "Triton product".
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ def _unpool(
 
 
 def pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `convolutions.pool`; images are contiguous."""
+    """See `conv.pool`; images are contiguous."""
     batch, height, width, channels = x.shape
     maxima = x.new_empty((batch, height // 2, width // 2, channels))
     index = torch.empty_like(maxima, dtype=torch.int8)
@@ -227,7 +229,7 @@ def _across(
 
 
 def along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-    """See `trails.along`; at most 64 rows a client, contiguous, as are those of one client in `past`."""
+    """See `lowrank.along`; at most 64 rows a client, contiguous, as are those of one client in `past`."""
     clients, batch, features = rows.shape
     places = past.shape[1]
     bp, tiles = _tile(places, 64), triton.cdiv(places, 64)
@@ -260,7 +262,7 @@ def _tile(number: int, most: int) -> int:
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: tuple[int, int]
 ) -> torch.Tensor:
-    """See `convolutions.convolve`; all arrays are contiguous."""
+    """See `conv.convolve`; all arrays are contiguous."""
     clients, out, high, wide, channels = weight.shape
     batch, (height, width) = len(x) // clients, x.shape[1:3]
     ho, wo = height + 2 * padding[0] - high + 1, width + 2 * padding[1] - wide + 1

@@ -21,7 +21,7 @@ from fedscape.core.validate import all_valid, check_categories, is_rising, valid
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-DENSE = 512  # up to so many categories zeros are kept, above only the non-zeros are
+DENSE = 512  # up to this number of categories zeros are kept, above only the non-zeros are
 
 
 class Counts(NamedTuple):

@@ -1,4 +1,4 @@
-"""The E-step: how large a share each component has in each client, and how likely the client is."""
+"""The E-step: responsibilities of the components for each client, and log-likelihoods."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_tables(state: Arrays, reach: Array, edges: Array | None, kinds: Sequenc
 
 
 def tables_of(state: Arrays, reach: Array, kind: int = 0) -> Tables:
-    """The tables of a state: those it carries, or made anew."""
+    """The tables of a state: the cached ones, or built now."""
     if f"table.{kind}.rows" not in state:
         return Tables.build(state["mean"], state["dispersion"], reach, kind)
     parts = {name: state[f"table.{kind}.{name}"] for name in _PARTS}

@@ -275,7 +275,7 @@ class ScoreAscent(Computation):
         shares /= np.repeat(np.add.reduceat(shares, self._ends[:-1]), self.models)
         sizes = state["sizes"]
         if self._edges is not None:
-            visible = state["law"] > 1.01 * FLOOR * background(self._edges)  # elsewhere there is nothing but noise
+            visible = state["law"] > 1.01 * FLOOR * background(self._edges)  # elsewhere there is only noise
             fresh_law = laws(np.where(visible, total["sizes"].T / self._unit / n, 0.0), self._edges)
             sizes = (1 - rate) * sizes + rate * fresh_law
         new = {

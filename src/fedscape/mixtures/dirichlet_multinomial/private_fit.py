@@ -104,7 +104,7 @@ def _bounded(how: Fit, *names: str) -> Fit:
 
 
 def _noise(how: Fit, name: str, dimension: int, clients: float) -> float:
-    """The standard deviation of the noise on a mean over clients of this array, in so many dimensions together."""
+    """The standard deviation of the noise on a mean over clients of this array, over all its dimensions."""
     return noise_sd(how.privacy, name, sampler=how.sampler, clients=clients) * float(np.sqrt(dimension)) / clients
 
 

@@ -85,7 +85,7 @@ class ClassAssignment(Computation):
         The weight of a round's sums against those before (line 16). None keeps the sum of every agent's latest
         contribution: agents send by how much theirs changed.
     n_agents
-        With gamma: sums of a cohort are scaled up to so many agents; None leaves them.
+        With gamma: sums of a cohort are scaled up to this number of agents; None leaves them.
     alpha, beta
         Of the labels' prior; None has the server learn them, from the expected table counts that agents then send.
     share
@@ -95,10 +95,10 @@ class ClassAssignment(Computation):
     sigma, delta
         Standard deviations of noise and coefficients; None has the server learn them from the sums.
     warm
-        For so many rounds a given sigma is only the least that the noise can be, which is learned: labels drawn with
+        For this many rounds a given sigma is only the least that the noise can be, which is learned: labels drawn with
         less noise than the classes leave as yet would freeze where they are.
     early
-        Up to so many rounds, the first apart, a noise that is learned is that of the purest classes, which hold a third
+        Up to this round, the first apart, a noise that is learned is that of the purest classes, which hold a third
         of the events: classes in which two kinds of entities still are would have it so large that they stay together.
 
     An entity's own events are taken out of its class before its label is drawn where they are in there whole: without

@@ -299,7 +299,7 @@ def test_a_program_is_for_one_type_of_rows(uncompiled):
     y, offsets = np.zeros(8, int), [0, 4, 8]
     for kind in (np.uint8, np.float64):
         last(local, Federation({"x": np.ones((8, 6), kind), "y": y}, offsets))
-    assert len(trainer_of(local).programs[0, True].known) == 2
+    assert len(trainer_of(local).programs[0, True].compiled) == 2
 
 
 def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
@@ -312,7 +312,7 @@ def test_training_with_and_without_a_pull_keeps_both_programs(uncompiled):
         for pull in (None, (0.5, local.parameters()), (0.5, None)):
             one, other = (trained_alone(how, own, fed, key, pull=pull) for how in (local, plain))
             assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-        made.append({kind: list(p.known) for kind, p in trainer_of(local).programs.items()})
+        made.append({kind: list(p.compiled) for kind, p in trainer_of(local).programs.items()})
     assert made[0] == made[1]
     assert sorted(made[0]) == [(0, False), (1, False), (2, False)]
 
