@@ -98,10 +98,10 @@ def _load_full(name: str, entry: Entry) -> Federation:
                 f"{name!r} needs the file {path}, which is not there ({VARIABLE} names {str(folder)!r}): put it there, "
                 f"or load one of the embedded sets: {_embedded_names()}"
             )
-    place = (Path(name), *paths)
-    fed = _alive.get(place)
+    cache_key = (Path(name), *paths)
+    fed = _alive.get(cache_key)
     if fed is None:
-        fed = _alive[place] = _read(name, entry, paths)
+        fed = _alive[cache_key] = _read(name, entry, paths)
     return fed
 
 

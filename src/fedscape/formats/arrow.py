@@ -84,7 +84,7 @@ class Codes:
         fresh = np.flatnonzero(codes < 0)
         if len(fresh):
             new = np.unique(places[fresh])
-            self._dense[new] = self.encode_list(self._low + place for place in new.tolist())
+            self._dense[new] = self.encode_list(self._low + offset for offset in new.tolist())
             codes[fresh] = self._dense[places[fresh]]
         return codes
 
@@ -111,7 +111,7 @@ class Codes:
         order = [*range(self._n_declared), *sorted(range(self._n_declared, len(values)), key=values.__getitem__)]
         rank = np.full(len(values) + 1, -1, dtype=np.int32)  # the last entry serves the code -1
         rank[order] = np.arange(len(values))
-        names = (str(values[place]) for place in order)
+        names = (str(values[index]) for index in order)
         return tuple(names) if self._declared and len(values) == self._n_declared else Collected(names), rank
 
 

@@ -38,15 +38,15 @@ def reading(path: Name, what: str) -> Iterator[None]:
 
 def files_in(path: Name, ending: str) -> list[Path]:
     """The file, or the files with this ending in the folder, sorted by name."""
-    place = Path(path)
-    if place.is_dir():
-        paths = sorted(entry for entry in place.iterdir() if entry.name.endswith(ending) and entry.is_file())
+    folder = Path(path)
+    if folder.is_dir():
+        paths = sorted(entry for entry in folder.iterdir() if entry.name.endswith(ending) and entry.is_file())
         if not paths:
-            raise DataError(f"the folder {place} holds no {ending} file: name the right folder, or one file")
+            raise DataError(f"the folder {folder} holds no {ending} file: name the right folder, or one file")
         return paths
-    if not place.is_file():
-        raise DataError(f"there is no file {place}: check the path")
-    return [place]
+    if not folder.is_file():
+        raise DataError(f"there is no file {folder}: check the path")
+    return [folder]
 
 
 @contextmanager

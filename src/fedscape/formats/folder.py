@@ -136,18 +136,18 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
     walk
         Whether that walk is what comes, so that the system should read ahead.
     """
-    place = Path(path)
-    if not (place / INDEX).is_file():
-        raise DataError(f"{place} is not a saved Federation: it holds no {INDEX}")
-    with reading(place / INDEX, "index of a Federation"):
-        index = json.loads((place / INDEX).read_text(encoding="ascii"))
+    folder = Path(path)
+    if not (folder / INDEX).is_file():
+        raise DataError(f"{folder} is not a saved Federation: it holds no {INDEX}")
+    with reading(folder / INDEX, "index of a Federation"):
+        index = json.loads((folder / INDEX).read_text(encoding="ascii"))
         columns = [
-            (str(entry["name"]), _open_array(place, entry, verify, _COLUMN_FILE, walk)) for entry in _checked(index)
+            (str(entry["name"]), _open_array(folder, entry, verify, _COLUMN_FILE, walk)) for entry in _checked(index)
         ]
         if len({name for name, _ in columns}) < len(columns):
             raise ValueError("it names a column twice")
-        ids = np.array(_open_array(place, index["ids"], True, re.compile(r"ids\.npy")))
-        offsets = np.array(_open_array(place, index["offsets"], True, re.compile(r"offsets\.npy")))
+        ids = np.array(_open_array(folder, index["ids"], True, re.compile(r"ids\.npy")))
+        offsets = np.array(_open_array(folder, index["offsets"], True, re.compile(r"offsets\.npy")))
         declared = set(index.get("declared", ()))  # older folders do not say
         names = {
             str(name): (tuple if name in declared else Collected)(str(text) for text in texts)
@@ -156,7 +156,7 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
     try:
         return Federation(dict(columns), offsets, ids, names=names)
     except DataError as error:
-        raise DataError(f"{place} does not hold a sound Federation: {error}") from None
+        raise DataError(f"{folder} does not hold a sound Federation: {error}") from None
 
 
 def _checked(index: Any) -> list[Any]:

@@ -256,12 +256,12 @@ def order_clients(codes: Array, labels: list[Any], source: Source, ids: npt.Arra
         wanted = [labels[code] for code in runs.tolist()]  # rows lie together: order of appearance
     else:
         wanted = sorted(labels[code] for code in used.tolist())
-    place = {value: position for position, value in enumerate(wanted)}
+    rank_of = {value: position for position, value in enumerate(wanted)}
     rank = np.full(len(labels) + 1, -1, dtype=np.int32)
     for code in used.tolist():
-        if labels[code] not in place:
+        if labels[code] not in rank_of:
             raise DataError(f"client {labels[code]!r} has rows but is not among the {len(wanted):,} ids")
-        rank[code] = place[labels[code]]
+        rank[code] = rank_of[labels[code]]
     return id_array(wanted, source.what), rank
 
 
@@ -307,13 +307,13 @@ def placed(source: Source, columns: list[str], codes: Array, offsets: Array) -> 
         bool(np.all(np.diff(codes[begin : begin + CLIENT_ROWS + 1]) >= 0))
         for begin in range(0, len(codes), CLIENT_ROWS)
     )
-    done, place = 0, offsets[:-1].copy()
+    done, cursor = 0, offsets[:-1].copy()
     for part in source.batches(columns, ROWS):
         size = part.num_rows
         if done + size > len(codes):
             raise _miscounted(source, done + size)
         if size:
-            yield part, slice(done, done + size) if together else destinations(codes[done : done + size], place)
+            yield part, slice(done, done + size) if together else destinations(codes[done : done + size], cursor)
         done += size
     if done < len(codes):
         raise _miscounted(source, done)

@@ -333,15 +333,15 @@ def as_codes(values: Array, classes: Sequence[str], names: Sequence[str] | None 
     >>> as_codes(np.array([5, 1, 9]), ["1", "5"]).tolist()
     [1, 0, -1]
     """
-    place = {text: j for j, text in enumerate(classes)}
+    code_of = {text: j for j, text in enumerate(classes)}
     if names is not None:
-        table = np.array([*(place.get(str(text), -1) for text in names), -1], dtype=np.int32)
+        table = np.array([*(code_of.get(str(text), -1) for text in names), -1], dtype=np.int32)
         return np.asarray(table[np.where((values >= 0) & (values < len(names)), values, len(names))])
     missing = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(len(values), dtype=bool)
     if values.dtype.kind in "mM":
         missing = np.isnat(values)
     distinct, inverse = np.unique(values, return_inverse=True)
-    table = np.array([place.get(label_of(v), -1) for v in distinct] or [-1], dtype=np.int32)
+    table = np.array([code_of.get(label_of(v), -1) for v in distinct] or [-1], dtype=np.int32)
     return np.where(missing, np.int32(-1), table[inverse.reshape(-1)] if len(distinct) else np.int32(-1))
 
 

@@ -108,11 +108,11 @@ def _parts(fed: Federation) -> Iterator[str]:
         name: np.array([*texts_of, None], dtype=object) for name, texts_of in coded(fed).items()
     }  # -1: the last, None
     yield f'{{"users": {json.dumps(users)}, "num_samples": {json.dumps(fed.sizes.tolist())}, "user_data": {{'
-    for place, user in enumerate(users):
-        rows = slice(int(fed.offsets[place]), int(fed.offsets[place + 1]))
+    for index, user in enumerate(users):
+        rows = slice(int(fed.offsets[index]), int(fed.offsets[index + 1]))
         lists = {
             name: (texts[name][values[rows]] if name in texts else values[rows]).tolist()
             for name, values in fed.columns.items()
         }
-        yield f"{', ' if place else ''}{json.dumps(user)}: {json.dumps(lists)}"
+        yield f"{', ' if index else ''}{json.dumps(user)}: {json.dumps(lists)}"
     yield "}}\n"

@@ -81,8 +81,8 @@ def to_huggingface(fed: Federation, *, client: str = "client") -> Any:
     table = pa.Table.from_batches(outgoing_batches(fed, schema), schema)
     labelled = {name: labels for name, labels in fed.names.items() if fed.columns[name].ndim == 1 and labels}
     for name in labelled:
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, pa.array(fed.columns[name].astype(np.int64)))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, name, pa.array(fed.columns[name].astype(np.int64)))
     try:
         features = datasets.Features.from_arrow_schema(table.schema)
         features.update({name: datasets.ClassLabel(names=list(labels)) for name, labels in labelled.items()})

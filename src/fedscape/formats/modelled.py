@@ -146,10 +146,10 @@ def with_same_classes(
     names = renamed(labels, rules.names, column)
     out = []
     for fed, classes in zip(federations, coded, strict=True):
-        place = np.array([*(labels.index(name) for name in classes.names), -1], dtype=np.int32)
+        recode = np.array([*(labels.index(name) for name in classes.names), -1], dtype=np.int32)
         present = classes.codes >= 0
         rows = fed if present.all() else fed.where(present)
-        out.append(rows.with_column(column, place[classes.codes[present]], names=names))
+        out.append(rows.with_column(column, recode[classes.codes[present]], names=names))
     return out
 
 
@@ -207,13 +207,13 @@ def _cut(numbers: Array, column: str, inner: Array | None = None) -> Classes:
     labels = [f"{a} to {b}" for a, b in pairwise(shown)]
     labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
     used = np.unique(codes[present]) if inner is None else np.arange(len(labels))
-    place = np.full(len(labels) + 1, -1)
-    place[used] = np.arange(len(used))
+    recode = np.full(len(labels) + 1, -1)
+    recode[used] = np.arange(len(used))
     remark = (
         f"{column!r} is a number: it is cut at its quantiles into {len(used)} classes of about as many rows each; "
         f"--categorical {column} takes every value as a class."
     )
-    return Classes(np.where(present, place[codes], -1), tuple(labels[j] for j in used), True, remark)
+    return Classes(np.where(present, recode[codes], -1), tuple(labels[j] for j in used), True, remark)
 
 
 def declare_classes(federation: Federation, column: str, names: Sequence[str]) -> Federation:

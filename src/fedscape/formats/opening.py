@@ -84,16 +84,16 @@ def open_rows(
     rows
         A name for a further column: which row of the file a row is, from 0.
     """
-    place = Path(path)
-    kind = ending_of(place)
-    if kind == ".parquet" or (place.is_dir() and any(place.glob("*.parquet"))):
+    file = Path(path)
+    kind = ending_of(file)
+    if kind == ".parquet" or (file.is_dir() and any(file.glob("*.parquet"))):
         # footers alone, for the names of the columns
         source = parquet_source(path, client=client, columns=[])
         return from_parquet(path, client=client, columns=_but(source, client, ignore), rows=rows), source
     if kind == ".npz":
-        return _from_npz(place, client, ignore, rows), None
+        return _from_npz(file, client, ignore, rows), None
     if kind in _LINES or kind == ".json":
-        source = _json_source(place, lines=kind in _LINES)
+        source = _json_source(file, lines=kind in _LINES)
     else:
         source = csv_source(path, client=client)
     return group(source, client=client, columns=_but(source, client, ignore), rows=rows), source

@@ -99,7 +99,7 @@ class Head(NamedTuple):
 def _read_head(path: Path) -> Head:
     with reading(path, "Parquet file"), pq.ParquetFile(path, **_OPTIONS) as file:
         footer, schema = file.metadata, file.schema_arrow
-        groups = [footer.row_group(place) for place in range(footer.num_row_groups)]
+        groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         if any(group.num_rows < 0 for group in groups) or sum(group.num_rows for group in groups) != footer.num_rows:
             raise DataError(
                 f"{path} is not a readable Parquet file: its footer declares {footer.num_rows:,} rows, its row groups "

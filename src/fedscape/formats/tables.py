@@ -47,13 +47,13 @@ def stack_clients(
         raise DataError("clients must be a list of tables, not a mapping: pass list(d.values()) and ids=list(d)")
     fixed = dict(names or {})
     codes: defaultdict[str, Codes] = defaultdict(Codes, {name: Codes(names_of) for name, names_of in fixed.items()})
-    tables = [_pieces(table, place, codes) for place, table in enumerate(clients)]
-    sizes = np.array([_length(table, place) for place, table in enumerate(tables)], dtype=np.int64)
+    tables = [_pieces(table, index, codes) for index, table in enumerate(clients)]
+    sizes = np.array([_length(table, index) for index, table in enumerate(tables)], dtype=np.int64)
     first = list(tables[0]) if tables else []
-    for place, table in enumerate(tables):
+    for index, table in enumerate(tables):
         if set(table) != set(first):
             raise DataError(
-                f"client {place} has the columns {sorted(table, key=str)}, client 0 has {sorted(first, key=str)}: give "
+                f"client {index} has the columns {sorted(table, key=str)}, client 0 has {sorted(first, key=str)}: give "
                 "every client the same columns"
             )
     columns: dict[str, Array] = {}
@@ -67,7 +67,7 @@ def stack_clients(
     return columns, sizes, names_of
 
 
-def _pieces(table: Any, place: int, codes: Mapping[str, Codes]) -> dict[str, Piece]:
+def _pieces(table: Any, index: int, codes: Mapping[str, Codes]) -> dict[str, Piece]:
     try:
         if is_table(table):
             whole = as_table(table).combine_chunks()
@@ -75,7 +75,7 @@ def _pieces(table: Any, place: int, codes: Mapping[str, Codes]) -> dict[str, Pie
         columns_in = table if isinstance(table, Mapping) else {"x": table}
         return {name: _array_piece(name, values, codes) for name, values in columns_in.items()}
     except DataError as error:
-        raise DataError(f"client {place}: {error}") from None
+        raise DataError(f"client {index}: {error}") from None
 
 
 def _arrow_piece(table: Any, name: str, codes: Codes) -> Piece:
@@ -98,32 +98,32 @@ def _array_piece(name: str, raw: npt.ArrayLike, codes: Mapping[str, Codes]) -> P
     return codes[name].encode_list(values.ravel().tolist()).reshape(values.shape), True
 
 
-def _length(table: dict[str, Piece], place: int) -> int:
+def _length(table: dict[str, Piece], index: int) -> int:
     sizes = {name: len(values) for name, (values, _) in table.items()}
     if len(set(sizes.values())) > 1:
-        raise DataError(f"client {place} has columns of different lengths, {sizes}: give each record one row in all")
+        raise DataError(f"client {index} has columns of different lengths, {sizes}: give each record one row in all")
     return next(iter(sizes.values()), 0)
 
 
 def _stacked(name: str, pieces: list[Piece]) -> Piece:
     """One column over the clients; an empty piece says nothing about its type, as an empty list looks like float64."""
-    filled = [place for place, (values, _) in enumerate(pieces) if len(values)]
+    filled = [index for index, (values, _) in enumerate(pieces) if len(values)]
     if not filled:
         return pieces[0]
     head, texts = pieces[filled[0]]
-    for place in filled:
-        values, also = pieces[place]
+    for index in filled:
+        values, also = pieces[index]
         if values.shape[1:] != head.shape[1:]:
             raise DataError(
-                f"column {name!r} has the shape {list(values.shape[1:])} a row in client {place}, but "
+                f"column {name!r} has the shape {list(values.shape[1:])} a row in client {index}, but "
                 f"{list(head.shape[1:])} in client {filled[0]}: bring all clients to one shape"
             )
         if _kind(values, also) != _kind(head, texts):
             raise DataError(
-                f"column {name!r} holds {_kind(values, also)} in client {place}, but {_kind(head, texts)} in client "
+                f"column {name!r} holds {_kind(values, also)} in client {index}, but {_kind(head, texts)} in client "
                 f"{filled[0]}: give it one type in all clients"
             )
-    parts = [pieces[place][0] for place in filled]
+    parts = [pieces[index][0] for index in filled]
     if np.result_type(*{part.dtype for part in parts}).kind == "f":
         parts = [to_float(part, name) if part.dtype.kind in "iu" else part for part in parts]
     return np.concatenate(parts), texts
@@ -227,15 +227,15 @@ def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None)
         whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(f"the files of {os.fspath(path)} disagree about a column's type: {one_line(error)}") from error
-    place = whole.schema.get_field_index(client)
-    if place >= 0:
-        whole = whole.set_column(place, client, _plain_ids(whole.column(client)))
+    index = whole.schema.get_field_index(client)
+    if index >= 0:
+        whole = whole.set_column(index, client, _plain_ids(whole.column(client)))
     remarks = [f"{file.name} is {d.remark}" for file, d in zip(files, dialects, strict=True) if d.remark]
-    bare = [place for place, name in enumerate(whole.column_names) if not name]
+    bare = [index for index, name in enumerate(whole.column_names) if not name]
     if bare:
-        names = [name if name else f"Unnamed: {place}" for place, name in enumerate(whole.column_names)]
+        names = [name if name else f"Unnamed: {index}" for index, name in enumerate(whole.column_names)]
         whole = whole.rename_columns(names)
-        remarks += [f"column {place + 1} has no name and is called {names[place]!r}" for place in bare]
+        remarks += [f"column {index + 1} has no name and is called {names[index]!r}" for index in bare]
     return replace(table_source(whole, os.fspath(path)), remarks=tuple(remarks))
 
 

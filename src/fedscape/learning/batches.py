@@ -63,9 +63,9 @@ class Feed:
         index, counts = (device.sent(a) for a in plan)
         self.index, self.counts = padded_to(padded_to(index, room), wide, 2), padded_to(counts, room)
         self.keys = {path: padded_to(k, room, 1) for path, k in keys_of(device, work).items()}
-        place = torch.arange(self.index.shape[2], device=counts.device)
+        column = torch.arange(self.index.shape[2], device=counts.device)
         number = self.counts[..., None]
-        self.shares = (place < number).to(local.dtype) / number.clamp(min=1)  # [clients, steps, width]
+        self.shares = (column < number).to(local.dtype) / number.clamp(min=1)  # [clients, steps, width]
 
     def batch(self, step: int, clients: int, width: int) -> Batch:
         """What the first clients take in this step."""

@@ -163,9 +163,9 @@ class ClientAccuracy(Computation):
             raise DataError(
                 f"the column {self.local.target!r} holds no classes: accuracy is not defined, use evaluate()"
             )
-        place = np.minimum(right.astype(np.int64) * self.bins // np.maximum(rows, 1), self.bins - 1)
+        bin_of = np.minimum(right.astype(np.int64) * self.bins // np.maximum(rows, 1), self.bins - 1)
         histogram = np.zeros((len(clients), self.bins), dtype=np.int64)
-        histogram[np.arange(len(clients)), place] = rows > 0
+        histogram[np.arange(len(clients)), bin_of] = rows > 0
         return {"rows": rows, "loss": loss, "correct": right.astype(np.int64), "histogram": histogram}, {}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:

@@ -200,10 +200,10 @@ class Inputs:
     def _indicate(
         self, table: Federation, each: Feature, part: Array, used: Array, unseen: dict[str, tuple[int, str]]
     ) -> None:
-        place, present = self._codes(table, each.name, each.categories), ~missing_in(table, each.name)
-        coded = np.flatnonzero(place >= 0)
-        part[coded, place[coded]] = 1
-        strange = np.flatnonzero((place < 0) & present)
+        codes, present = self._codes(table, each.name, each.categories), ~missing_in(table, each.name)
+        coded = np.flatnonzero(codes >= 0)
+        part[coded, codes[coded]] = 1
+        strange = np.flatnonzero((codes < 0) & present)
         if len(strange):
             first = text_at(table, each.name, int(strange[0]))
             if not len(coded):
@@ -222,8 +222,8 @@ class Inputs:
             return table[self.target], np.zeros(table.n_rows, dtype=bool)
         if table[self.target].ndim != 1:
             raise DataError(f"column {self.target!r} must hold one class a row, not arrays")
-        place = self._codes(table, self.target, self.classes)
-        return place, (place < 0) & ~missing_in(table, self.target)
+        codes = self._codes(table, self.target, self.classes)
+        return codes, (codes < 0) & ~missing_in(table, self.target)
 
     @staticmethod
     def _codes(table: Federation, name: str, categories: Sequence[str]) -> Array:

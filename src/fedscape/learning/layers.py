@@ -89,8 +89,8 @@ class KeyedDropout(nn.Module):  # type: ignore[misc]
 def kept(like: Sequence[int], key: Tensor, p: float, *, channels: bool) -> Tensor:
     """Which places of a batch of this shape stay, under one key [2] or under each of several [clients, 1, 2]."""
     shape = (*like[:2], *[1] * (len(like) - 2)) if channels else tuple(like)
-    place = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
-    bits = _hashed(place * key[..., 1] + key[..., 0]) & (2**_BITS - 1)
+    index = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
+    bits = _hashed(index * key[..., 1] + key[..., 0]) & (2**_BITS - 1)
     return (bits >= round(p * 2**_BITS)).reshape(*key.shape[:-2], *shape)
 
 

@@ -187,14 +187,14 @@ class DistributionSketch(Estimator):
             raise TooFewClients(_ABANDONED)
         state = done.state
         ids = np.asarray(getattr(engine.clients, "ids", state["server.ids"]))
-        place = {client: i for i, client in enumerate(state["server.ids"].tolist())}
-        silent = [client for client in ids.tolist() if client not in place]
+        row_of = {client: i for i, client in enumerate(state["server.ids"].tolist())}
+        silent = [client for client in ids.tolist() if client not in row_of]
         if silent:
             raise EngineError(
                 f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, so that their "
                 "counts are not known: ask again, or leave them out of the engine's clients"
             )
-        return np.asarray(state["server.counts"][[place[client] for client in ids.tolist()]])
+        return np.asarray(state["server.counts"][[row_of[client] for client in ids.tolist()]])
 
     def transform(
         self,

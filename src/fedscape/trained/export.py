@@ -69,10 +69,10 @@ def _chosen(trained: Trained, client: str | None) -> Federation:
         if trained.newcomers is None:
             raise DataError(f"{trained.method} has a model for each client alone: name one with --for (client=)")
         return Federation({}, [0, 0], ids=["a new client"])
-    place = [i for i, name in enumerate(ids.tolist()) if str(name) == str(client)]
-    if not place:
+    matches = [i for i, name in enumerate(ids.tolist()) if str(name) == str(client)]
+    if not matches:
         raise DataError(f"the model knows no client {client!r}; it knows {len(ids):,}, such as {ids[:3].tolist()}")
-    return trained.model.with_kept(Federation({}, [0, 0], ids=ids[place]))
+    return trained.model.with_kept(Federation({}, [0, 0], ids=ids[matches]))
 
 
 def _network(model: Module, params: Mapping[str, Array]) -> Module:

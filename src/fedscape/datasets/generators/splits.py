@@ -91,8 +91,8 @@ def sketch_by_class(
     dealt, rows = np.zeros(len(kinds), dtype=np.int64), []
     for mine, size in zip(chosen, sizes, strict=True):
         parts = []
-        for place, kind in enumerate(mine):
-            number = min(size // k + (place < size % k), len(pools[kind]))
+        for index, kind in enumerate(mine):
+            number = min(size // k + (index < size % k), len(pools[kind]))
             parts.append(pools[kind][(dealt[kind] + np.arange(number)) % len(pools[kind])])
             dealt[kind] += number
         rows.append(np.sort(np.concatenate(parts)))

@@ -162,9 +162,9 @@ def _unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int
 
         return gpu_kernels.unpool(gradient.contiguous(), index, height, width)
     images = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
-    for place in range(4):
-        part = images[:, place // 2 : height // 2 * 2 : 2, place % 2 : width // 2 * 2 : 2]
-        part.copy_(torch.where(index == place, gradient, 0))
+    for corner in range(4):
+        part = images[:, corner // 2 : height // 2 * 2 : 2, corner % 2 : width // 2 * 2 : 2]
+        part.copy_(torch.where(index == corner, gradient, 0))
     return images
 
 

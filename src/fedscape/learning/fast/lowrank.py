@@ -56,9 +56,9 @@ class Trail(NamedTuple):
     def add(self, factors: Factors, lr: Tensor, number: Tensor) -> None:
         """Append the factors of this step, counted from 1."""
         width = factors.rows.shape[1]
-        place = (number.to(torch.int64) - 1) * width + torch.arange(width, device=number.device)
-        self.up.index_copy_(1, place, factors.up * lr[:, None, None])
-        self.rows.index_copy_(1, place, factors.rows)
+        slots = (number.to(torch.int64) - 1) * width + torch.arange(width, device=number.device)
+        self.up.index_copy_(1, slots, factors.up * lr[:, None, None])
+        self.rows.index_copy_(1, slots, factors.rows)
 
     def moved(self) -> Tensor:
         """The update of each client, [clients, out, features]."""

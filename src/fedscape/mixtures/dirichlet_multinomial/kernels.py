@@ -111,8 +111,8 @@ def _from_pairs(clients: Federation, column: str, count: str, n_categories: int)
         raise DataError(f"columns {column!r} and {count!r} must hold one category and one count a row")
     cells = clients.client_of_row * n_categories + category
     if not is_rising(cells):  # a category twice in one client, or out of order
-        cells, place = np.unique(cells, return_inverse=True)
-        number = np.bincount(place, weights=number, minlength=len(cells))
+        cells, inverse = np.unique(cells, return_inverse=True)
+        number = np.bincount(inverse, weights=number, minlength=len(cells))
         if number.size and number.max() > np.iinfo(np.int32).max:
             raise DataError(f"column {count!r} adds up to {number.max():.0f}; counts must be below 2**31")
     return _from_cells(cells, number, len(clients), n_categories)

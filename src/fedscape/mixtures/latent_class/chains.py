@@ -77,11 +77,11 @@ class Chains(Computation):
         reported = {"clients": total["clients"]}
         new = [self.work.update(mine, {**part(total, i), **reported}, key) for i, mine in enumerate(self.each(state))]
         trace = {name: np.array(values) for name, values in state.items() if name.startswith("server.")}
-        place = int(new[0]["rounds"]) - 1
-        if place < self.n_rounds:
+        draw = int(new[0]["rounds"]) - 1
+        if draw < self.n_rounds:
             draws = traced(self.work, new)
             for name, values in draws._asdict().items():
-                trace[f"server.{name}"][place] = values
+                trace[f"server.{name}"][draw] = values
         return {**joined(new), **trace}
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:

@@ -121,8 +121,8 @@ def groups_of(clients: Federation, entity: str | None) -> Groups:
     """Bring the events of each agent's entities together."""
     n = clients.n_rows
     if entity is None:
-        place = np.arange(n) - np.repeat(clients.offsets[:-1], clients.sizes)
-        return Groups(clients.offsets, place, np.arange(n), np.arange(n + 1))
+        position = np.arange(n) - np.repeat(clients.offsets[:-1], clients.sizes)
+        return Groups(clients.offsets, position, np.arange(n), np.arange(n + 1))
     codes = clients[entity]
     if codes.ndim != 1 or codes.dtype.kind not in "biu":
         raise DataError(
