@@ -44,8 +44,8 @@ def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None
     """
     with new_folder(path, overwrite=overwrite, mark=INDEX) as draft:
         columns = [
-            {"name": name, **_write_array(draft / f"column-{place}.npy", values)}
-            for place, (name, values) in enumerate(fed.columns.items())
+            {"name": name, **_write_array(draft / f"column-{number}.npy", values)}
+            for number, (name, values) in enumerate(fed.columns.items())
         ]
         write_index(draft, columns, fed.ids, fed.offsets, fed.names)
 

@@ -137,8 +137,8 @@ class Parts:
             for name, (_, rank) in finished.items():
                 recode(values[name], rank)
             values |= {name: to_float(values[name], name) for name in self.gaps}
-            names: dict[str, Sequence[str]] = {name: known for name, (known, _) in finished.items()}
-            names |= {name: known for name, known in self.source.names.items() if values[name].ndim > 1}
+            names: dict[str, Sequence[str]] = {name: texts_of for name, (texts_of, _) in finished.items()}
+            names |= {name: texts_of for name, texts_of in self.source.names.items() if values[name].ndim > 1}
             yield Federation(values, part.offsets, part.ids, names=names)
             self._file(number).unlink()
 

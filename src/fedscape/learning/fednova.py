@@ -94,7 +94,7 @@ class FedNova(FedAvg):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedNova, Federation]]:
-        kinds = [(replace(made.local, proximal=0.2), made.server, fed) for made, fed in FedAvg.examples()]
+        kinds = [(replace(one.local, proximal=0.2), one.server, fed) for one, fed in FedAvg.examples()]
         return [(cls(local, server=rule, weighting=w), fed) for (local, rule, fed), w in zip(kinds, _EACH, strict=True)]
 
 
