@@ -205,7 +205,9 @@ class Flower:
         reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
         self._enough(len(reported), least, key.round, seen)
         if masked is not None:
+            masked.faults = seen
             there = [masked.open(there, (release, measure_release), len(reported))]
+            seen = joined(masked.faults, {})
         reply = summed(there, self.roster.keys[reported], len(cohort), sent, seen, reveals, (release, measure_release))
         for one in asked:
             if one.answer is not None and one.answer.keeps:
