@@ -13,7 +13,8 @@ import pytest
 from deployment import Deployment
 
 from fedscape import Ledger, MixtureOfDirichletMultinomials, datasets
-from fedscape.deploy.init import _write_certificates, _write_keys, check
+from fedscape.deploy.init import check
+from fedscape.deploy.keys import write_certificates, write_keys
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,8 @@ def start_refused(deployed) -> dict[str, subprocess.Popen]:
     """A node that is shown the certificate of another CA, and one whose key nobody registered."""
     other = deployed.folder / "other"
     other.mkdir()
-    _write_certificates(other, ["127.0.0.1"], 1)
-    _write_keys(other, 1)
+    write_certificates(other, ["127.0.0.1"], 1)
+    write_keys(other, [0])
     wrong = deployed.start_node(0, ca=str(other / "ca.crt"), key=str(other / "node-0"))
     wrong.wait(120)
     return {

@@ -8,6 +8,8 @@ as hold it. Without `secure=` sums are not masked: the server sees each node's.
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -388,6 +390,8 @@ class Flower:
     def _tell(self, index: int, one: Asked) -> None:
         node = self.roster.node_ids[one.place]
         self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.said if one.said else ''}")
+        about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.said}
+        logging.getLogger("fedscape.flower").warning(json.dumps(about))
 
 
 def _keyring(secure: Masked) -> Keyring:
