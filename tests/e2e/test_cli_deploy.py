@@ -83,7 +83,11 @@ def test_a_folder_of_any_name_gives_readable_settings(tmp_path):
     deploy.init(tmp_path / 'a "b" é', nodes=1)
     text = (tmp_path / 'a "b" é' / "flower" / "config.toml").read_text()
     found = tomllib.loads(text)["superlink"]["deployment"]["root-certificates"]
-    assert found == "certificates/ca.crt"  # from the folder, which may move: scripts begin with cd
+    assert found == "@HERE@/certificates/ca.crt"  # written anew by every script, so that the folder can move
+    moved = (tmp_path / 'a "b" é').rename(tmp_path / 'c "d" é')
+    subprocess.run(["bash", "-c", 'here="$PWD"; . ./environment.sh'], cwd=moved, check=True)
+    written = tomllib.loads((moved / "flower" / "home" / "config.toml").read_text())
+    assert written["superlink"]["deployment"]["root-certificates"] == str(moved / "certificates" / "ca.crt")
 
 
 @pytest.mark.parametrize(
@@ -365,6 +369,7 @@ def test_nodes_are_added_revoked_and_renewed(tmp_path):
     folder = tmp_path / "d"
     deploy.init(folder, nodes=3, secure=True)
     (folder / "keys/node-1.id").write_text("77")  # as register.sh leaves it
+    assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
     added = json.loads(ok("deploy", "add", folder, "--json"))
     assert added["node"] == 3
     assert {"keys/node-3", "nodes/3", "nodes/0/roster.txt"} <= set(added["copy"])

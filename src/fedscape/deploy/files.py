@@ -5,7 +5,8 @@ from __future__ import annotations
 ENVIRONMENT = """\
 # Read by every script here. Nothing calls home, and nothing is installed while a run starts.
 umask 077 # what Flower writes here, its database among it, is for its owner alone
-export FLWR_HOME="$here/flower"
+export FLWR_HOME="$here/flower/home"
+if [ -f "$here/flower/locate.py" ]; then python3 "$here/flower/locate.py"; fi
 export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
@@ -34,17 +35,18 @@ REGISTER = (
     _HEAD
     + """\
 # Tell the SuperLink which nodes it may serve, before they start. Run it again after fedscape deploy add, revoke, renew.
-cd "$here" # flower/config.toml names the CA from here
+cd "$here"
 shopt -s nullglob
 for gone in keys/*.old-id; do
   flwr supernode unregister "$(cat "$gone")" deployment && rm "$gone"
 done
-field() { python3 -c 'import json, sys; print(json.load(sys.stdin)["node-id"])'; }
+field() { python3 -c 'import json, sys; d = json.load(sys.stdin); print(d.get("node-id", d.get("error-message")))'; }
 for key in keys/*.pub; do
   id="${key%.pub}.id"
   if [ -s "$id" ]; then echo "$key is registered"; continue; fi
-  if said="$(flwr supernode register "$key" deployment --format json)"; then
-    echo "$said" | field > "$id"
+  said="$(flwr supernode register "$key" deployment --format json | field)"
+  if [[ "$said" =~ ^[0-9]+$ ]]; then
+    echo "$said" > "$id"
     echo "$key is registered now"
   elif [[ "$said" == *"already in use"* ]]; then
     echo "$key was registered before, from elsewhere"
@@ -87,7 +89,6 @@ RUN = (
 # run that was stopped it goes on there.
 mkdir -p "$1"
 out="$(cd "$1" && pwd)"
-cd "$here" # flower/config.toml names the CA from here
 field() { python3 -c 'import json, sys; d = json.load(sys.stdin); print(d.get("run-id") or d["runs"][0]["status"])'; }
 number="$(flwr run "$here/app" deployment --run-config "out=\\"$out\\" ${2:-}" --format json | field)"
 while true; do
@@ -100,6 +101,19 @@ while true; do
 done
 """
 )
+
+LOCATE = '''\
+"""Write flower/home/config.toml for the place where this folder is now: Flower takes only a whole path to the CA."""
+
+import json
+from pathlib import Path
+
+here = Path(__file__).resolve().parent
+authority = json.dumps(str(here.parent / "certificates" / "ca.crt"))
+(here / "home").mkdir(mode=0o700, exist_ok=True)
+text = (here / "config.toml").read_text().replace('"@HERE@/certificates/ca.crt"', authority)
+(here / "home" / "config.toml").write_text(text)
+'''
 
 CONFIG = """\
 [superlink]

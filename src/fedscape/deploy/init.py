@@ -120,7 +120,7 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool,
     security = {
         "superlink.sh": "--insecure" if plain else files.SUPERLINK_TLS,
         "supernode.sh": "--insecure" if plain else files.SUPERNODE_TLS,
-        "flower/config.toml": "insecure = true" if plain else 'root-certificates = "certificates/ca.crt"',
+        "flower/config.toml": "insecure = true" if plain else 'root-certificates = "@HERE@/certificates/ca.crt"',
     }
     texts = {
         "environment.sh": files.ENVIRONMENT,
@@ -129,6 +129,7 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool,
         "supernode.sh": files.SUPERNODE,
         "run.sh": files.RUN,
         "flower/config.toml": files.CONFIG,
+        "flower/locate.py": files.LOCATE,
         "app/pyproject.toml": files.PYPROJECT,
         "app/deployed/__init__.py": "",
         "app/deployed/server.py": files.SERVER,
@@ -238,7 +239,7 @@ def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: 
 
 def _readable(target: Path) -> Iterator[Finding]:
     """What others on this machine could read, now or once it is written; and what nodes cannot."""
-    secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if p.suffix != ".pub")]
+    secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if not p.suffix)]
     for path in [
         target,
         *secret,
@@ -303,7 +304,7 @@ def _keys(target: Path) -> Iterator[Finding]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    for path in sorted(p for p in target.glob("keys/node-*") if p.suffix != ".pub"):
+    for path in sorted(p for p in target.glob("keys/node-*") if not p.suffix):
         try:
             sound = isinstance(load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey)
         except (OSError, ValueError, TypeError):
