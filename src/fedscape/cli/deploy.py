@@ -97,6 +97,27 @@ def renew(
 
 
 @deploy.command()
+def helper(
+    folder: Annotated[Path, typer.Argument(help="Where the helper keeps its key and what it has answered.")],
+    port: Annotated[int, typer.Option(help="The port it listens on.")] = 8443,
+    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
+    certificate: Annotated[Path | None, typer.Option(help="Of its TLS, needed beyond this machine.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The key of the certificate.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="roster.txt: only these nodes count.")] = None,
+    least: Annotated[int, typer.Option(help="With fewer nodes nothing is opened.")] = 3,
+) -> None:
+    """Run the second server of TwoServers, in another hand than the first: it prints its public key, then serves."""
+    from fedscape.deploy import keys as keys
+
+    server, public = keys.helper_server(
+        folder, port, host=host, certificate=certificate, key=key, roster=roster, least=least
+    )
+    typer.echo(public)
+    with server:
+        server.serve_forever()
+
+
+@deploy.command()
 def terms(
     folder: NodeFolder,
     epsilon: Annotated[float | None, typer.Option(help="Budget of each unit, relation and place.")] = None,
@@ -155,10 +176,10 @@ def log(
     last: Annotated[int | None, typer.Option(help="Only the last so many.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show what was asked of a node, by name and column, and whether it was answered, refused or failed."""
+    """Show what was asked of a node, by name and column, what it answered, and why it refused or failed."""
     from fedscape.deploy import node as node
 
-    names = ["time", "outcome", "asked", "columns", "why"]
+    names = ["time", "outcome", "asked", "columns", "answer", "why"]
     lines = node.log_of(folder, last=last)
     rows = [[_text(line.get(name, "")) for name in names] for line in lines]
     show(lines, json_, lambda _: table(f"{folder}", names, rows))

@@ -7,11 +7,12 @@ import ipaddress
 import json
 import os
 from collections.abc import Iterable, Sequence
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from fedscape.deploy import node as node
-from fedscape.engines.flower.secure_node import KEY, PEERS, verifying_key
+from fedscape.engines.flower.secure_node import KEY, PEERS, Keys, read_peers, verifying_key
 from fedscape.errors import DataError, require
 
 
@@ -187,3 +188,27 @@ def _read(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
 
 def _write(deployment: Path, about: dict[str, Any]) -> None:
     (deployment / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+# -- the second server -------------------------------------------------------------------------------------------------
+
+
+def helper_server(
+    folder: str | os.PathLike[str],
+    port: int,
+    *,
+    host: str,
+    certificate: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+    roster: str | os.PathLike[str] | None,
+    least: int,
+) -> tuple[ThreadingHTTPServer, str]:
+    """A server of the helper whose key is in this folder, made where there is none, and its public key."""
+    from fedscape.secure.remote_helper import serve
+    from fedscape.secure.two_servers import Helper
+
+    path = Path(folder)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    peers = None if roster is None else read_peers(Path(roster))
+    own = Helper(Keys(path).identity(), peers=peers, least=least, folder=path)
+    return serve(own, port, host=host, certificate=certificate, key=key), own.public.hex()

@@ -309,3 +309,48 @@ def test_another_second_server_than_the_node_knows_is_refused(tmp_path):
     other = engine_of(fed, tmp_path, nodes=6, secure=fs.TwoServers())
     with pytest.raises(fs.EngineError, match="another second server than the node knows"):
         fs.Histogram(3).fit(other)
+
+
+# -- methods with learners on nodes that have fitted nothing -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedgmm", "fedem"])
+def test_nodes_that_have_no_fitted_mixture_train_with_the_servers(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    from fedscape.learning import cross_entropy, models
+
+    rng = np.random.default_rng(0)
+    fed = fs.Federation(
+        {"x": rng.normal(size=(90, 3)).astype(np.float32), "y": rng.integers(0, 2, 90)}, np.arange(0, 91, 15)
+    )
+    torch.manual_seed(0)
+    step = fs.LocalSGD(models.linear(3, 2), cross_entropy, lr=0.1, epochs=1, batch_size=5)
+    gaussians = fs.GaussianMixture(2, column="x", regularisation=0.1, rounds=3)
+    bare = fs.GaussianMixture(2, column="x", regularisation=0.1, rounds=3)
+    if name == "fedgmm":
+        mine, theirs = fs.FedGMM(step, gaussians.fit(fed), 2, warm=0), fs.FedGMM(step, bare, 2, warm=0)
+        with pytest.raises(fs.DataError, match="mixture must be a fitted GaussianMixture"):
+            theirs.start(0)
+    else:
+        mine = theirs = fs.FedEM(step, 2)
+    for secure in (None, SECURE):
+        folder = tmp_path / str(secure is None)
+        engine = engine_of(fed, folder, nodes=6, own=[theirs], secure=secure, timeout=20)
+        over, here = (list(fs.rounds(mine, where, n_rounds=2)) for where in (engine, fed))
+        assert engine.troubles == []
+        assert all(np.allclose(over[-1].state[n], here[-1].state[n], atol=1e-5) for n in here[-1].state)
+
+
+def test_a_node_that_cannot_say_whom_it_holds_is_left_out_and_the_run_begins(tmp_path):
+    from fedscape.engines.flower import client_app
+
+    fed = federation(12)
+
+    def load(context):
+        return fed.take(np.arange(context.node_id - 1, 12, 6)) if context.node_id != 2 else 1 / 0
+
+    app = client_app(load, folder=lambda context: tmp_path / str(context.node_id))
+    engine = fs.Flower(LocalGrid(app, [{}] * 6), nodes=6, min_clients=2, poll=0.001, timeout=0.05, secure=SECURE)
+    assert len(engine.clients.ids) == 10
+    assert len(engine.troubles) == 1
+    assert fs.Histogram(3).fit(engine).history_["clients"] == [10]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedscape.core import codec
-from fedscape.core.blocks import Reply, on_host
 from fedscape.core.computation import Computation
 from fedscape.core.engine import Local
 from fedscape.core.federation import Federation
@@ -21,6 +20,7 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared
 from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower import terms as owner_terms
+from fedscape.engines.flower.answers import packed, told, written
 from fedscape.engines.flower.booking import Book
 from fedscape.engines.flower.library import ClientApp, Context, Message
 from fedscape.engines.flower.node_store import Folder
@@ -149,21 +149,21 @@ class _Owner:
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk must not look different
                 visit.log("failed", f"{type(error).__name__}: {error}" if not isinstance(error, Away) else str(error))
-            return _packed({}, request, away=True)
+            return packed({}, request, away=True)
         with contextlib.suppress(OSError):
             visit.log("refused", why)
-        return _packed({}, request, refused=f"refused: {said}")
+        return packed({}, request, refused=f"refused: {said}")
 
     def _introduction(self, context: Any, header: dict[str, Any], request: str, folder: Folder) -> bytes:
         """Whom the node holds and, where sums are masked, the key it has in this run."""
         with _rows_are_read():
             ids = self._load(context).ids
         if "session" not in header:
-            return _packed({"ids": ids}, request)
+            return packed({"ids": ids}, request)
         from fedscape.engines.flower import secure_node
 
         with folder.alone():
-            return _packed({"ids": ids}, request, secure=secure_node.advertise(folder.path, header["session"]))
+            return packed({"ids": ids}, request, secure=secure_node.advertise(folder.path, header["session"]))
 
     def _terms_of(self, visit: _Visit, context: Any) -> Terms:
         """The owner's file, which an app can only make stricter; without one the app's word counts."""
@@ -227,11 +227,12 @@ class _Owner:
             rehearsed.check(reply, request.computation, release, metrics)
             left = node.kept()
             keeps = bool(left) if release is None else rehearsed.keeps
-            reveals = request.computation.reveals
-            answer = _reply(
-                reply, digest, keeps=keeps, release=release, metrics=metrics, envelope=envelope, shown=reveals
+            shown = request.computation.reveals
+            answer = written(
+                reply, digest, keeps=keeps, release=release, metrics=metrics, envelope=envelope, shown=shown
             )
             folder.store(request.run, request.number, kept=left, request=digest, reply=answer, order=order, gone=gone)
+            visit.about["answer"] = told(reply, release, masked=envelope is not None)
             visit.log("answered")
         return answer
 
@@ -341,7 +342,7 @@ def _secure_answer(visit: _Visit, header: dict[str, Any], request: str) -> bytes
     with visit.folder.alone(), secure_node.refusals():
         said = secure_node.answer(visit.folder.path, visit.terms, header, request)
         visit.log("answered")
-        return _packed({}, request, answer=said)
+        return packed({}, request, answer=said)
 
 
 def _releases(
@@ -363,37 +364,3 @@ def _positions(fed: Federation, cohort: Any) -> Any:
         return fed.positions(cohort)
     except DataError:  # whom a node holds is no secret of its rows: it says so when it is asked
         raise Unreadable("for a client that this node does not hold") from None
-
-
-def _reply(
-    reply: Reply,
-    digest: str,
-    *,
-    keeps: bool,
-    release: Release | None,
-    metrics: Release | None,
-    envelope: Envelope | None,
-    shown: Sequence[str],
-) -> bytes:
-    total = {f"total/{name}": values for name, values in on_host(reply.total).items() if name != "clients"}
-    measured = {f"metrics/{name}": values for name, values in reply.metrics.items()}
-    sealed: dict[str, Any] = {}
-    if envelope is not None:
-        clear = {f"total/{name}" for name in (*shown, "ids")}
-        hidden = {**{n: v for n, v in total.items() if n not in clear}, **measured}
-        words, sealed = envelope.seal(hidden, private=release is not None)
-        total, measured = {**{n: v for n, v in total.items() if n in clear}, **words}, {}
-    elif release is None:  # what is clipped is in whole numbers of 8 bytes, all alike
-        total = {name: wire.narrow(values) for name, values in total.items()}
-    about = {
-        "clients": reply.clients,
-        "keeps": keeps,
-        "grids": {} if release is None else dict(release.grids),
-        "measure_grids": {} if metrics is None else dict(metrics.grids),
-        **sealed,
-    }
-    return _packed({**total, **measured}, digest, **about)
-
-
-def _packed(arrays: Arrays, request: str, **about: Any) -> bytes:
-    return codec.pack(on_host(arrays), {"format": wire.FORMAT, "request": request, **about})

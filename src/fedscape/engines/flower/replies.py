@@ -39,7 +39,9 @@ class Roster:
         if not holding:
             raise EngineError("no node holds a client")
         if len({ids.dtype.kind in "iu" for ids in holding.values()}) > 1:
-            raise EngineError("some nodes name their clients by numbers and some by texts: agree on one")
+            raise EngineError(
+                "some nodes name their clients by numbers and some by texts: agree on one, by client= of their data"
+            )
         order = sorted(holding, key=lambda node: min(holding[node].tolist()))
         ids = np.concatenate([holding[node] for node in order])
         nodes = np.repeat(np.arange(len(order)), [len(holding[node]) for node in order])

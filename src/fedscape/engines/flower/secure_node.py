@@ -55,12 +55,9 @@ class Keys:
     def peers(self) -> list[bytes] | None:
         """The verifying keys of the nodes that its owner takes for real; None where there is no list."""
         path = self.folder / PEERS
-        if not path.exists():
-            return None
-        lines = (line.partition("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines())
         try:
-            return [_of_hex(words[0]) for words in lines if words]
-        except ValueError:
+            return read_peers(path) if path.exists() else None
+        except DataError:
             raise Unreadable(f"for a node whose {PEERS} cannot be read") from None
 
     def helper(self) -> bytes | None:
@@ -75,6 +72,15 @@ def read_key(path: Path) -> bytes:
         return _of_hex(path.read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
         raise DataError(f"{path} is not a key of 32 bytes in hex") from None
+
+
+def read_peers(path: Path) -> list[bytes]:
+    """The verifying keys in a roster: the first word of each line."""
+    try:
+        lines = (line.partition("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines())
+        return [_of_hex(words[0]) for words in lines if words]
+    except (OSError, ValueError):
+        raise DataError(f"{path} is not a list of verifying keys, one a line") from None
 
 
 def write_key(path: Path, key: bytes) -> None:

@@ -73,7 +73,7 @@ class Flower:
     min_clients
         With fewer clients in a round it is abandoned before anything is released.
     nodes
-        How many nodes to wait for at the start.
+        How many nodes to wait for at the start; of these, one that fails to say whom it holds is left out.
     wait
         For how many seconds.
     timeout
@@ -280,8 +280,8 @@ class Flower:
         for one in asked:
             if one.answer is None:
                 self._tell(0, one)
-        if len(who) < nodes:
-            raise EngineError(f"{len(who)} of {nodes} nodes said whom they hold: {'; '.join(self.troubles[-3:])}")
+        if not who:  # `nodes` are waited for; who does not answer is left out, as in any round
+            raise EngineError(f"no node said whom it holds: {'; '.join(self.troubles[-3:])}")
         return Roster.of(who)
 
     def _request(self, header: Mapping[str, Any], state: Arrays, place: int, cohort: Array) -> Asked:
