@@ -18,7 +18,7 @@ from fedscape.datasets import info, names
 EXTRAS = {
     "learn": ("torch", "safetensors"),
     "ray": ("ray",),
-    "flower": ("flwr",),
+    "flower": ("flwr", "cryptography"),
     "report": ("jinja2", "matplotlib"),
     "tune": ("optuna",),
     "log": ("tensorboard",),
