@@ -31,6 +31,8 @@ if _TYPE_CHECKING:
     from fedscape.privacy.accounting import calibrate
     from fedscape.privacy.ledger import Ledger
     from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
+    from fedscape.secure.sums import SecureSum
+    from fedscape.secure.two_servers import TwoServers
     from fedscape.sketches import DistributionSketch
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
@@ -63,6 +65,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "privacy.accounting": ("calibrate",),
     "privacy.ledger": ("Ledger",),
     "privacy.mechanisms": ("Gaussian", "Laplace", "Privacy"),
+    "secure.sums": ("SecureSum",),
+    "secure.two_servers": ("TwoServers",),
     "simulate": (),
     "sketches": ("DistributionSketch",),
     "statistics.histogram": ("Histogram",),
@@ -121,6 +125,8 @@ __all__ = [
     "PrivacyError",
     "Ray",
     "Sampler",
+    "SecureSum",
+    "TwoServers",
     "calibrate",
     "choose_components",
     "datasets",

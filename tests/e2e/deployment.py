@@ -47,14 +47,14 @@ def until(true: Callable[[], Any], seconds: float, what: str) -> Any:
 class Deployment:
     """Start, use and stop a deployment; `with Deployment(folder) as d`."""
 
-    def __init__(self, folder: Path, *, nodes: int = 3, fed: Federation | None = None) -> None:
+    def __init__(self, folder: Path, *, nodes: int = 3, fed: Federation | None = None, secure: bool = False) -> None:
         self.folder, self.nodes = folder, nodes
         self.fed = population() if fed is None else fed
         self.port, self.ports = free_port(), [free_port() for _ in range(nodes)]
-        init(folder, nodes=nodes, port=self.port, days=2)
+        init(folder, nodes=nodes, port=self.port, days=2, secure=secure)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         switches = {
-            "FLWR_HOME": str(folder / "flower"),
+            "FLWR_HOME": str(folder / "flower" / "home"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

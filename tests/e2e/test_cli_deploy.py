@@ -12,6 +12,7 @@ from shell import fedscape, ok, refused, started
 
 from fedscape import DataError, EngineError, Federation, Flower, Histogram, Laplace
 from fedscape.deploy import init as deploy
+from fedscape.deploy import keys
 from fedscape.engines.flower import LocalGrid, client_app
 
 
@@ -82,7 +83,11 @@ def test_a_folder_of_any_name_gives_readable_settings(tmp_path):
     deploy.init(tmp_path / 'a "b" é', nodes=1)
     text = (tmp_path / 'a "b" é' / "flower" / "config.toml").read_text()
     found = tomllib.loads(text)["superlink"]["deployment"]["root-certificates"]
-    assert found == str(tmp_path / 'a "b" é' / "certificates" / "ca.crt")
+    assert found == "@HERE@/certificates/ca.crt"  # written anew by every script, so that the folder can move
+    moved = (tmp_path / 'a "b" é').rename(tmp_path / 'c "d" é')
+    subprocess.run(["bash", "-c", 'here="$PWD"; . ./environment.sh'], cwd=moved, check=True)
+    written = tomllib.loads((moved / "flower" / "home" / "config.toml").read_text())
+    assert written["superlink"]["deployment"]["root-certificates"] == str(moved / "certificates" / "ca.crt")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def _expired(folder):
                 return real.now(tz) - deploy.datetime.timedelta(days=400)
 
         patch.setattr(deploy.datetime, "datetime", Past)
-        deploy._write_certificates(folder / "certificates", ["127.0.0.1"], 365)
+        keys.write_certificates(folder / "certificates", ["127.0.0.1"], 365)
 
 
 def _replace(name, old, new):
@@ -338,3 +343,83 @@ def test_the_owner_reads_what_was_asked_and_what_is_spent(tmp_path):
     assert (group["unit"], group["relation"], group["place"]) == ("client", "replace-one", "local")
     assert group["epsilon"] == pytest.approx(1.0, rel=1e-4)
     assert stat.S_IMODE((node / "log.jsonl").stat().st_mode) == 0o600
+
+
+# -- secure sums, and nodes that come and go ---------------------------------------------------------------------------
+
+
+def test_a_secure_deployment_gives_every_node_a_key_and_the_roster_of_all(tmp_path):
+    folder = tmp_path / "d"
+    assert json.loads(started("deploy", "init", folder, "--secure", "--json"))["secure"] is True
+    rosters = {(folder / "nodes" / str(i) / "roster.txt").read_text() for i in range(3)}
+    assert len(rosters) == 1
+    assert len(rosters.pop().splitlines()) == 3
+    secrets = [folder / "nodes" / str(i) / "signing.key" for i in range(3)]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
+    assert len({path.read_text() for path in secrets}) == 3
+    assert "secure = true" in (folder / "app/pyproject.toml").read_text()
+    found = deploy.check(folder)
+    assert not [f for f in found if f.level == "error" or "not masked" in f.what]
+    (folder / "nodes/1/roster.txt").write_text("")
+    assert "nodes have different roster.txt, or none" in {f.what for f in deploy.check(folder) if f.level == "error"}
+    assert "at least 3 nodes, not 2" in refused(2, "deploy", "init", tmp_path / "e", "--secure", "--nodes", 2)
+
+
+def test_nodes_are_added_revoked_and_renewed(tmp_path):
+    folder = tmp_path / "d"
+    deploy.init(folder, nodes=3, secure=True)
+    (folder / "keys/node-1.id").write_text("77")  # as register.sh leaves it
+    assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
+    added = json.loads(ok("deploy", "add", folder, "--json"))
+    assert added["node"] == 3
+    assert {"keys/node-3", "nodes/3", "nodes/0/roster.txt"} <= set(added["copy"])
+    before = (folder / "roster.txt").read_text().splitlines()
+    assert [line.split()[1] for line in before] == ["0", "1", "2", "3"]
+    assert json.loads(ok("deploy", "revoke", folder, 1, "--json"))["revoked"] == 1
+    assert not list((folder / "keys").glob("node-1")) + list((folder / "keys").glob("node-1.pub"))
+    assert (folder / "keys/node-1.old-id").read_text() == "77"  # the SuperLink is told when register.sh runs
+    for path in (folder / "roster.txt", folder / "nodes/2/roster.txt"):
+        assert [line.split()[1] for line in path.read_text().splitlines()] == ["0", "2", "3"]
+    old, terms = (folder / "keys/node-2.pub").read_text(), (folder / "nodes/2/terms.toml").read_text()
+    assert json.loads(ok("deploy", "renew", folder, 2, "--json"))["node"] == 2
+    assert (folder / "keys/node-2.pub").read_text() != old
+    assert (folder / "nodes/2/terms.toml").read_text() == terms
+    after = {line.split()[1]: line.split()[0] for line in (folder / "nodes/0/roster.txt").read_text().splitlines()}
+    assert after["2"] != before[2].split()[0]
+    assert after["0"] == before[0].split()[0]
+    assert "no keys/node-9.pub" in refused(2, "deploy", "renew", folder, 9)
+    assert "is not a deployment" in refused(2, "deploy", "add", tmp_path)
+
+
+def test_a_node_is_checked_with_its_data_before_a_run_arrives(tmp_path):
+    folder = tmp_path / "d"
+    deploy.init(folder, nodes=3, secure=True)
+    Federation({"y": [0, 1, 1]}, [0, 1, 3]).save(tmp_path / "data")
+    about = json.loads(ok("deploy", "check", folder / "nodes/0", "--data", tmp_path / "data", "--client", "", "--json"))
+    assert (about["clients"], about["rows"], about["peers"]) == (2, 3, 3)
+    said = refused(2, "deploy", "check", folder / "nodes/0", "--data", tmp_path / "none")
+    assert str(tmp_path / "none") in said
+    ok("deploy", "terms", folder / "nodes/0", "--column", "z")
+    said = refused(2, "deploy", "check", folder / "nodes/0", "--data", tmp_path / "data")
+    assert "the terms allow the column 'z', which" in said
+    (folder / "nodes/1/roster.txt").write_text("\n".join(["00" * 32] * 3))
+    said = refused(2, "deploy", "check", folder / "nodes/1", "--data", tmp_path / "data")
+    assert "does not name this node's own key" in said
+    (folder / "nodes/2/terms.toml").unlink()
+    said = refused(2, "deploy", "check", folder / "nodes/2", "--data", tmp_path / "data")
+    assert "has no terms.toml" in said
+
+
+def test_the_script_of_a_node_tells_its_arguments(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    for arguments in ([], ["0"], ["zero", "data"], ["0", "data", "client", "more"]):
+        done = subprocess.run(["./supernode.sh", *arguments], cwd=tmp_path / "d", capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.startswith("supernode.sh NUMBER DATA [CLIENT_COLUMN]")
+
+
+def test_units_and_containers_are_written_for_the_port_of_the_deployment(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1, port=8123)
+    assert '"8123:8123"' in (tmp_path / "d/docker/compose.yaml").read_text()
+    for name in ("docker/Dockerfile", "systemd/fedscape-superlink.service", "systemd/fedscape-node@.service"):
+        assert (tmp_path / "d" / name).read_text()

@@ -31,27 +31,90 @@ def init(
     strict: Annotated[
         bool, typer.Option("--strict", help="Terms that believe no server: only noise that the nodes add themselves.")
     ] = False,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Sums leave nodes only masked: a signing key and a roster for each.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Write a ready Flower app, certificates, node keys and terms (mode 600) and scripts into a new folder."""
     from fedscape.deploy import init as engine
 
     hosts = tuple(host) if host else ("127.0.0.1", "localhost")
-    how = {"plain": plain_text_on_loopback, "strict": strict}
+    how = {"plain": plain_text_on_loopback, "strict": strict, "secure": secure}
     about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, **how)
     show(about, json_, lambda made: pairs("a deployment; its README.md says how to start it", made))
 
 
 @deploy.command()
-def check(folder: Folder, json_: Json = False) -> None:
+def check(
+    folder: Annotated[Path, typer.Argument(help="The folder of the deployment, or of a node: nodes/NUMBER.")],
+    data: Annotated[str | None, typer.Option(help="Of a node: the data it will be started with.")] = None,
+    client: Annotated[str | None, typer.Option(help="Of a node: the column that names clients.")] = None,
+    json_: Json = False,
+) -> None:
     """Look for known gaps: telemetry, installations, permissions, expiry, plain text, what Flower leaves open."""
     from fedscape.deploy import init as engine
+
+    if data is not None or (folder / "terms.toml").is_file():
+        from fedscape.deploy import node as node
+
+        show(node.check_node(folder, data, client), json_, lambda about: pairs("this node can answer", about))
+        return
 
     found = [asdict(finding) for finding in engine.check(folder)]
     rows = [[finding["level"], finding["what"], finding["remedy"]] for finding in found]
     show(found, json_, lambda _: table(f"{folder}", ["level", "what", "remedy"], rows))
     if any(finding["level"] == "error" for finding in found):
         raise typer.Exit(1)
+
+
+@deploy.command()
+def add(folder: Folder, json_: Json = False) -> None:
+    """Make keys, terms and a place on the roster for one node more; ./register.sh then tells the SuperLink."""
+    from fedscape.deploy import keys as keys
+
+    show(keys.add(folder), json_, lambda about: pairs("copy these to the hosts they belong to", about))
+
+
+@deploy.command()
+def revoke(
+    folder: Folder, number: Annotated[int, typer.Argument(help="The number of the node.")], json_: Json = False
+) -> None:
+    """Take a node's keys away, and its place on the roster; ./register.sh then tells the SuperLink."""
+    from fedscape.deploy import keys as keys
+
+    show(keys.revoke(folder, number), json_, lambda about: pairs("revoked; copy the rosters to their hosts", about))
+
+
+@deploy.command()
+def renew(
+    folder: Folder, number: Annotated[int, typer.Argument(help="The number of the node.")], json_: Json = False
+) -> None:
+    """Give a node new keys; its terms, ledger and what its clients keep stay as they are."""
+    from fedscape.deploy import keys as keys
+
+    show(keys.renew(folder, number), json_, lambda about: pairs("copy these to the hosts they belong to", about))
+
+
+@deploy.command()
+def helper(
+    folder: Annotated[Path, typer.Argument(help="Where the helper keeps its key and what it has answered.")],
+    port: Annotated[int, typer.Option(help="The port it listens on.")] = 8443,
+    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
+    certificate: Annotated[Path | None, typer.Option(help="Of its TLS, needed beyond this machine.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The key of the certificate.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="roster.txt: only these nodes count.")] = None,
+    least: Annotated[int, typer.Option(help="With fewer nodes nothing is opened.")] = 3,
+) -> None:
+    """Run the second server of TwoServers, in another hand than the first: it prints its public key, then serves."""
+    from fedscape.deploy import keys as keys
+
+    server, public = keys.helper_server(
+        folder, port, host=host, certificate=certificate, key=key, roster=roster, least=least
+    )
+    typer.echo(public)
+    with server:
+        server.serve_forever()
 
 
 @deploy.command()
@@ -72,6 +135,9 @@ def terms(
     reveal: Annotated[list[str] | None, typer.Option(help="An array shown client by client; may be repeated.")] = None,
     numbers: Annotated[int | None, typer.Option(help="The most numbers of a request or an answer.")] = None,
     largest: Annotated[float | None, typer.Option(help="The largest number of a request.")] = None,
+    secure: Annotated[bool | None, typer.Option("--secure/--no-secure", help="Sums leave only masked.")] = None,
+    smallest: Annotated[int | None, typer.Option(help="Honest nodes in any masked sum, at least.")] = None,
+    colluders: Annotated[float | None, typer.Option(help="Share of nodes that may collude with the server.")] = None,
     clear: Annotated[list[str] | None, typer.Option(help="A term that gets its default; may be repeated.")] = None,
     json_: Json = False,
 ) -> None:
@@ -82,6 +148,7 @@ def terms(
     lists |= {"computations": computation, "reveals": reveal}
     changes: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "total_epsilon": total_epsilon}
     changes |= {"unnoised": unnoised, "parts": parts, "numbers": numbers, "largest": largest}
+    changes |= {"secure": secure, "smallest": smallest, "colluders": colluders}
     changes |= {name: None if values is None else tuple(values) for name, values in lists.items()}
     changes = {name: value for name, value in changes.items() if value is not None}
     cleared = [name.replace("-", "_") for name in clear or ()]
@@ -109,10 +176,10 @@ def log(
     last: Annotated[int | None, typer.Option(help="Only the last so many.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show what was asked of a node, by name and column, and whether it was answered, refused or failed."""
+    """Show what was asked of a node, by name and column, what it answered, and why it refused or failed."""
     from fedscape.deploy import node as node
 
-    names = ["time", "outcome", "asked", "columns", "why"]
+    names = ["time", "outcome", "asked", "columns", "answer", "why"]
     lines = node.log_of(folder, last=last)
     rows = [[_text(line.get(name, "")) for name in names] for line in lines]
     show(lines, json_, lambda _: table(f"{folder}", names, rows))

@@ -18,7 +18,7 @@ from fedscape.datasets import info, names
 EXTRAS = {
     "learn": ("torch", "safetensors"),
     "ray": ("ray",),
-    "flower": ("flwr",),
+    "flower": ("flwr", "cryptography"),
     "report": ("matplotlib",),
     "tune": ("optuna",),
     "log": ("tensorboard",),

@@ -244,4 +244,5 @@ def _explanation(about: Mapping[str, Any]) -> None:
         typer.echo(f"  kept, never sent: {', '.join(phase['kept']) or 'nothing'}")
     typer.echo(f"revealed client by client: {', '.join(about['reveals']) or 'nothing'}")
     typer.echo(about["privacy"])
+    typer.echo(about["secure"])
     typer.echo(f"(bytes are those of {about['reference']})")

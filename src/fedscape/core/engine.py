@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.blocks import Answer, Block, Reply, Site, Task, broadcast, nobody
+from fedscape.core.blocks import Answer, Block, Reply, Site, Task, broadcast, nobody, on_host
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store
@@ -20,6 +20,7 @@ from fedscape.types import Array, Arrays, HasKeys
 
 if TYPE_CHECKING:
     from fedscape.privacy.release import Release
+    from fedscape.secure.sums import Masked
 
 
 class Engine(Protocol):
@@ -98,20 +99,30 @@ class Local:
         How many blocks run at once; by default one per core.
     min_clients
         With fewer clients in the cohort a round is abandoned before anything is released.
+    secure
+        How sums are masked, with every client a party of its own: `SecureSum()` or `TwoServers()`. All keys, shares and
+        masks are made and taken away again, as over a network: a simulation that costs what the real thing costs.
 
     >>> engine = Local(Federation({"y": [1, 2]}, [0, 1, 2]), threads=2)
     >>> len(engine.clients.keys)
     2
     """
 
-    def __init__(self, federation: Federation, *, threads: int | None = None, min_clients: int = 1) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        threads: int | None = None,
+        min_clients: int = 1,
+        secure: Masked | None = None,
+    ) -> None:
         if threads is not None and threads < 1:
             raise DataError(f"threads must be at least 1, not {threads}")
         if min_clients < 1:
             raise DataError(f"min_clients must be at least 1, not {min_clients}")
         self.federation = federation
         self.threads = threads or cores()
-        self.min_clients = min_clients
+        self.min_clients, self.secure = min_clients, secure
         self._store = Store(len(federation))
         self._prefetched: tuple[Array, Federation] | None = None
         self._pool = None if self.threads == 1 else ThreadPoolExecutor(self.threads, thread_name_prefix="fedscape")
@@ -147,6 +158,8 @@ class Local:
         cohort = self._in_order_of_id(cohort)
         sent = broadcast(state)
         task = Task(computation, key, measure, release, measure_release)
+        if self.secure is not None:
+            return self._run_masked(self.secure, task, sent, cohort)
         parts = [
             [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
             for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
@@ -158,6 +171,33 @@ class Local:
                 answer.add(part)
         self._store.put(answer.kept)
         return answer.reply(computation, self.federation.ids[cohort], sent)
+
+    def _run_masked(self, secure: Masked, task: Task, sent: Arrays, cohort: Array) -> Reply:
+        """The same round, in which each client masks what it sends and only the total is opened."""
+        from fedscape.secure.sums import MaskedSum
+
+        computation = task.computation
+        secure.check_reveals(type(computation).__name__, computation.reveals)
+        masked, answer = MaskedSum(secure, len(cohort), private=task.release is not None), Answer()
+        parts = [[Block(slice(int(u), int(u) + 1), slice(int(u), int(u) + 1))] for u in cohort]
+        with one_library_thread(), without_warnings(task.release):
+            site = Site(self.federation, task, sent)
+            work = in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads)
+            for party, part in enumerate(work):
+                masked.add(party, on_host(part.sent), on_host(part.metrics))
+                answer.add(Answer(revealed=part.revealed, kept=part.kept))
+        answer.sent, answer.metrics = masked.totals()
+        answer.bytes_up = masked.bytes_up() + sum(rows[0].nbytes for rows in answer.revealed.values())
+        self._store.put(answer.kept)
+        return answer.reply(computation, self.federation.ids[cohort], sent)
+
+    def parties(self, cohort: Array) -> int:
+        """How many add a share of distributed noise each."""
+        return len(cohort)
+
+    def noise_clients(self, cohort: Array) -> int:
+        """How many clients make up distributed noise: those in the smallest sum that can be opened."""
+        return self.min_clients if self.secure is None else self.secure.smallest(len(cohort))
 
     def prefetch(self, computation: Computation, trainer: Trainer, cohort: Array, key: Key) -> None:
         """Let a trainer prefetch the round of this key, where its cohort makes one block."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger
     from fedscape.privacy.mechanisms import Privacy
 
+LOG = logging.getLogger("fedscape.rounds")
+logging.getLogger("fedscape").addHandler(logging.NullHandler())  # silent unless somebody listens
 FORMAT = 2  # of the checkpoint of a run: since 2 computations are known by names that do not move with their modules
 
 
@@ -118,7 +122,16 @@ class Rounds:
         wanted = self.measure > 0 and self.index % self.measure == 0
         done = self._one(Key(self.seed, self.index), wanted and (self.guard is None or self.guard.measures))
         self.state, self.index = done.state, done.index + 1
+        self._log(done)
         return done
+
+    def _log(self, done: Round) -> None:
+        """One JSON line for the round, where somebody listens."""
+        level = logging.WARNING if done.abandoned else logging.INFO
+        if LOG.isEnabledFor(level):
+            numbers = {"clients": done.clients, "seconds": round(done.seconds, 3), "bytes_up": done.bytes_up}
+            about = {"event": "round", "computation": self.computation.known_as(), "round": done.index, **numbers}
+            LOG.log(level, json.dumps({**about, "abandoned": done.abandoned, "faults": dict(done.faults)}))
 
     def _one(self, key: Key, measure: bool) -> Round:
         started, state, guard = time.perf_counter(), self.state, self.guard

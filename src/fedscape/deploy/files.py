@@ -5,7 +5,8 @@ from __future__ import annotations
 ENVIRONMENT = """\
 # Read by every script here. Nothing calls home, and nothing is installed while a run starts.
 umask 077 # what Flower writes here, its database among it, is for its owner alone
-export FLWR_HOME="$here/flower"
+export FLWR_HOME="$here/flower/home"
+if [ -f "$here/flower/locate.py" ]; then python3 "$here/flower/locate.py"; fi
 export FLWR_TELEMETRY_ENABLED=0
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
@@ -33,16 +34,41 @@ SUPERLINK_TLS = """--ssl-ca-certfile certificates/ca.crt --ssl-certfile certific
 REGISTER = (
     _HEAD
     + """\
-# Tell the SuperLink which nodes it may serve: once, before they start.
-for key in "$here"/keys/*.pub; do flwr supernode register "$key" deployment; done
+# Tell the SuperLink which nodes it may serve, before they start. Run it again after fedscape deploy add, revoke, renew.
+cd "$here"
+shopt -s nullglob
+for gone in keys/*.old-id; do
+  flwr supernode unregister "$(cat "$gone")" deployment && rm "$gone"
+done
+field() { python3 -c 'import json, sys; d = json.load(sys.stdin); print(d.get("node-id", d.get("error-message")))'; }
+for key in keys/*.pub; do
+  id="${key%.pub}.id"
+  if [ -s "$id" ]; then echo "$key is registered"; continue; fi
+  said="$(flwr supernode register "$key" deployment --format json | field)"
+  if [[ "$said" =~ ^[0-9]+$ ]]; then
+    echo "$said" > "$id"
+    echo "$key is registered now"
+  elif [[ "$said" == *"already in use"* ]]; then
+    echo "$key was registered before, from elsewhere"
+  else
+    echo "$said" >&2
+    exit 1
+  fi
+done
 """
 )
 
 SUPERNODE = (
     _HEAD
     + """\
-# supernode.sh NUMBER DATA [CLIENT COLUMN]
+if [ $# -lt 2 ] || [ $# -gt 3 ] || ! [[ "$1" =~ ^[0-9]+$ ]]; then
+  echo "supernode.sh NUMBER DATA [CLIENT_COLUMN]: start node NUMBER with the clients in DATA, a file or folder that" >&2
+  echo "'fedscape describe DATA' can read; CLIENT_COLUMN names clients where DATA is a table." >&2
+  exit 2
+fi
 number="$1"
+# What is missing or unsafe, and whether the data can be read: before a run arrives.
+fedscape deploy check "$here/nodes/$number" --data "$2" --client "${3:-}"
 # The owner's terms must be in nodes/NUMBER/terms.toml: without them this node refuses every request.
 config="folder=\\"$here/nodes/$number\\" data=\\"$2\\" client=\\"${3:-}\\" terms=\\"required\\""
 # After a crash Flower takes the same key back only when a minute has passed: try again until then.
@@ -75,6 +101,19 @@ while true; do
 done
 """
 )
+
+LOCATE = '''\
+"""Write flower/home/config.toml for the place where this folder is now: Flower takes only a whole path to the CA."""
+
+import json
+from pathlib import Path
+
+here = Path(__file__).resolve().parent
+authority = json.dumps(str(here.parent / "certificates" / "ca.crt"))
+(here / "home").mkdir(mode=0o700, exist_ok=True)
+text = (here / "config.toml").read_text().replace('"@HERE@/certificates/ca.crt"', authority)
+(here / "home" / "config.toml").write_text(text)
+'''
 
 CONFIG = """\
 [superlink]
@@ -112,6 +151,10 @@ rounds = 3
 epsilon = 4.0
 delta = 1e-6
 clients = 1000
+secure = @MASKED@
+dropouts = 0.1
+colluders = 0.05
+metrics-port = 0
 """
 
 SERVER = '''\
@@ -126,6 +169,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedscape as fs
+from fedscape.engines.flower.monitor import watch
 
 app = ServerApp()
 
@@ -136,7 +180,11 @@ def main(grid: Grid, context: Context) -> None:
     how = context.run_config
     out = Path(str(how["out"]))
     out.mkdir(parents=True, exist_ok=True)
-    engine = fs.Flower(grid, nodes=how["nodes"], min_clients=how["min-clients"], timeout=how["timeout"])
+    watch(metrics_port=how["metrics-port"])  # one JSON line per event; /metrics and /health where there is a port
+    masks = fs.SecureSum(dropouts=how["dropouts"], colluders=how["colluders"]) if how["secure"] else None
+    engine = fs.Flower(
+        grid, nodes=how["nodes"], min_clients=how["min-clients"], timeout=how["timeout"], secure=masks
+    )
     population = fs.MixtureOfDirichletMultinomials(
         how["components"], n_init=1, rounds=how["rounds"], column=how["column"], n_categories=how["categories"]
     )
@@ -185,7 +233,7 @@ README = """\
 | where | what | needs |
 | --- | --- | --- |
 | server | `./superlink.sh` | everything here but `keys/node-*` and `nodes/` |
-| server, once | `./register.sh` | `keys/*.pub` |
+| server | `./register.sh` | `keys/*.pub`; run it again after `fedscape deploy add`, `revoke` or `renew` |
 | node N | `./supernode.sh N DATA` | `environment.sh`, `supernode.sh`, `certificates/ca.crt`, `keys/node-N`, `nodes/N` |
 | server | `./run.sh OUT` | `app/`, `flower/` |
 
@@ -201,3 +249,85 @@ needed only to make new certificates: take it off this machine.
 """
 
 GITIGNORE = "# secrets: nothing in this folder belongs into a repository\n*\n"
+
+DOCKERFILE = """\
+# One image for the link, the nodes and the operator: docker build -t fedscape-deployment -f docker/Dockerfile .
+FROM python:3.11-slim
+RUN pip install --no-cache-dir 'fedscape[flower]' && useradd --create-home fedscape
+USER fedscape
+WORKDIR /deployment
+ENTRYPOINT ["bash"]
+"""
+
+COMPOSE = """\
+# The parts of a deployment as containers: docker compose -f docker/compose.yaml up link
+# A host runs only its own part, with only the files of its row in README.md.
+services:
+  link:
+    image: fedscape-deployment
+    command: ["./superlink.sh"]
+    volumes: ["..:/deployment"]
+    ports: ["@PORT@:@PORT@"]
+    restart: unless-stopped
+  app:
+    image: fedscape-deployment
+    command: ["./run.sh", "/deployment/out"]
+    volumes: ["..:/deployment"]
+    network_mode: "service:link"
+    profiles: ["run"]
+  node:
+    image: fedscape-deployment
+    command: ["./supernode.sh", "${NODE:?which node}", "/data", "${CLIENT_COLUMN:-}"]
+    volumes: ["..:/deployment", "${DATA:?path of its data}:/data:ro"]
+    restart: unless-stopped
+    profiles: ["node"]
+"""
+
+LINK_UNIT = """\
+# cp systemd/fedscape-superlink.service /etc/systemd/system/, set the paths, systemctl enable --now fedscape-superlink
+[Unit]
+Description=fedscape SuperLink
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=fedscape
+ExecStart=/opt/fedscape/superlink.sh
+Restart=on-failure
+RestartSec=5
+NoNewPrivileges=true
+ProtectSystem=strict
+ReadWritePaths=/opt/fedscape
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+NODE_UNIT = """\
+# systemctl enable --now fedscape-node@2 starts node 2; its data are named in /etc/fedscape/node-2: DATA=/path
+[Unit]
+Description=fedscape node %i
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+User=fedscape
+EnvironmentFile=/etc/fedscape/node-%i
+ExecStart=/opt/fedscape/supernode.sh %i ${DATA} ${CLIENT_COLUMN}
+Restart=on-failure
+RestartSec=5
+NoNewPrivileges=true
+ProtectSystem=strict
+ReadWritePaths=/opt/fedscape
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+#: For hosts that run containers or services.
+HOSTS = {
+    "docker/Dockerfile": DOCKERFILE,
+    "docker/compose.yaml": COMPOSE,
+    "systemd/fedscape-superlink.service": LINK_UNIT,
+    "systemd/fedscape-node@.service": NODE_UNIT,
+}

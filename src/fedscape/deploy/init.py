@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import json
 import os
 import stat
@@ -13,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedscape.deploy import files as files
+from fedscape.deploy import keys as keys
 from fedscape.deploy import node as node
 from fedscape.deploy import read as read
+from fedscape.engines.flower.secure_node import KEY, PEERS, verifying_key
 from fedscape.errors import DataError, require
 
 _SWITCHES = ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1")
@@ -43,6 +44,7 @@ def init(
     days: int = 365,
     plain: bool = False,
     strict: bool = False,
+    secure: bool = False,
 ) -> dict[str, Any]:
     """Write a ready Flower app with certificates, node keys, nodes' terms and scripts into a new folder.
 
@@ -62,6 +64,8 @@ def init(
         Plain text instead of TLS, and so no node authentication: only where the first host is this machine.
     strict
         Terms that believe no server: nodes answer only where they add all of the noise themselves.
+    secure
+        Sums leave nodes only masked (`SecureSum`): a signing key for every node, and the roster of all.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -82,34 +86,41 @@ def init(
         raise DataError(f"plain text is for this machine alone, not for {hosts[0]}: leave it out and TLS is used")
     if not plain:
         require("cryptography", extra="flower")  # before anything is written
+    if secure and nodes < 3:
+        raise DataError(f"secure sums need at least 3 nodes, not {nodes}: the sum of fewer shows one to another")
+    if secure:
+        require("cryptography", extra="flower")
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     target.chmod(0o700)  # it may have been there
     for name in ("certificates", "keys", "nodes"):
         (target / name).mkdir(mode=0o700)
         (target / name / ".gitignore").write_text(files.GITIGNORE)
     if not plain:
-        _write_certificates(target / "certificates", hosts, days)
-        _write_keys(target / "keys", nodes)
-    node.write_first_terms(target, nodes, strict=strict)
-    _write_texts(target.resolve(), hosts[0], port, nodes=nodes, plain=plain)
+        keys.write_certificates(target / "certificates", hosts, days)
+        keys.write_keys(target / "keys", range(nodes))
+    node.write_first_terms(target, range(nodes), strict=strict, secure=secure)
+    if secure:
+        keys.write_rosters(target)
+    _write_texts(target, hosts[0], port, nodes=nodes, plain=plain, secure=secure)
     about = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
+    about |= {"strict": strict, "secure": secure}
     (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
     return {"folder": str(target), **about}
 
 
-def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool) -> None:
+def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool, secure: bool) -> None:
     here, everywhere = ("::1", "::") if ":" in host else ("127.0.0.1", "0.0.0.0")
     known = {
         "ADDRESS": read.address_of(host, port),
         "BIND": here if read.is_loopback(host) else everywhere,
         "PORT": str(port),
         "NODES": str(nodes),
+        "MASKED": str(secure).lower(),
     }
-    authority = json.dumps(str(target / "certificates" / "ca.crt"))  # quoted as TOML has it, too
-    secure = {
+    security = {
         "superlink.sh": "--insecure" if plain else files.SUPERLINK_TLS,
         "supernode.sh": "--insecure" if plain else files.SUPERNODE_TLS,
-        "flower/config.toml": "insecure = true" if plain else f"root-certificates = {authority}",
+        "flower/config.toml": "insecure = true" if plain else 'root-certificates = "@HERE@/certificates/ca.crt"',
     }
     texts = {
         "environment.sh": files.ENVIRONMENT,
@@ -118,14 +129,16 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool)
         "supernode.sh": files.SUPERNODE,
         "run.sh": files.RUN,
         "flower/config.toml": files.CONFIG,
+        "flower/locate.py": files.LOCATE,
         "app/pyproject.toml": files.PYPROJECT,
         "app/deployed/__init__.py": "",
         "app/deployed/server.py": files.SERVER,
         "app/deployed/client.py": files.CLIENT,
         "README.md": files.README,
+        **files.HOSTS,
     }
     for name, text in texts.items():
-        text = text.replace("@SECURITY@", secure.get(name, ""))
+        text = text.replace("@SECURITY@", security.get(name, ""))
         for word, value in known.items():
             text = text.replace(f"@{word}@", value)
         path = target / name
@@ -133,83 +146,6 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool)
         path.write_text(text)
         if path.suffix == ".sh":
             path.chmod(0o755)
-
-
-# -- certificates and keys ---------------------------------------------------------------------------------------------
-
-
-def _write_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
-    require("cryptography", extra="flower")
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-    def named(text: str) -> Any:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    now = datetime.datetime.now(datetime.UTC)
-    span = now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=days)  # clocks differ a little
-
-    def begun(subject: Any, key: Any, issuer: Any) -> Any:
-        builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), *span)
-        return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-
-    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    ca = (
-        begun(named("fedscape deployment CA"), authority, named("fedscape deployment CA"))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(signs, critical=True)
-        .sign(authority, hashes.SHA256())
-    )
-    certificate = (
-        begun(named("fedscape deployment server"), server, ca.subject)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False)
-        .sign(authority, hashes.SHA256())
-    )
-    _write_certificate(folder / "ca.crt", ca)
-    _write_certificate(folder / "server.pem", certificate)
-    _write_secret(folder / "ca.key", authority, openssh=False)
-    _write_secret(folder / "server.key", server, openssh=False)
-
-
-def _alternative(host: str) -> Any:
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
-
-
-def _write_certificate(path: Path, certificate: Any) -> None:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    path.write_bytes(certificate.public_bytes(Encoding.PEM))
-
-
-def _write_keys(folder: Path, nodes: int) -> None:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    for number in range(nodes):
-        key = ec.generate_private_key(ec.SECP384R1())
-        _write_secret(folder / f"node-{number}", key, openssh=True)
-        kind = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        (folder / f"node-{number}.pub").write_bytes(key.public_key().public_bytes(*kind) + b"\n")
-
-
-def _write_secret(path: Path, key: Any, *, openssh: bool) -> None:
-    from cryptography.hazmat.primitives import serialization as made
-
-    form = made.PrivateFormat.OpenSSH if openssh else made.PrivateFormat.PKCS8
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(key.private_bytes(made.Encoding.PEM, form, made.NoEncryption()))
 
 
 # -- checking ----------------------------------------------------------------------------------------------------------
@@ -303,8 +239,14 @@ def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: 
 
 def _readable(target: Path) -> Iterator[Finding]:
     """What others on this machine could read, now or once it is written; and what nodes cannot."""
-    secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if p.suffix != ".pub")]
-    for path in [target, *secret, *target.glob("superlink.db*"), *target.glob("nodes/*/terms.toml")]:
+    secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if not p.suffix)]
+    for path in [
+        target,
+        *secret,
+        *target.glob("superlink.db*"),
+        *target.glob("nodes/*/terms.toml"),
+        *target.glob(f"nodes/*/{KEY}"),
+    ]:
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
             where = "the folder" if path == target else path.relative_to(target)
@@ -354,7 +296,7 @@ def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
         names = list(found["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except (x509.ExtensionNotFound, ValueError):
         names = []
-    if _alternative(host) not in names:
+    if keys.alternative(host) not in names:
         yield Finding("error", f"the certificate is not for {host}", "deploy init with --host for every name nodes use")
 
 
@@ -362,7 +304,7 @@ def _keys(target: Path) -> Iterator[Finding]:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    for path in sorted(p for p in target.glob("keys/node-*") if p.suffix != ".pub"):
+    for path in sorted(p for p in target.glob("keys/node-*") if not p.suffix):
         try:
             sound = isinstance(load_ssh_private_key(path.read_bytes(), None), ec.EllipticCurvePrivateKey)
         except (OSError, ValueError, TypeError):
@@ -393,8 +335,24 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
         "that asks client_app, and no other",
         "let only the operator reach the port, and read app/deployed/client.py before a run",
     )
+    if about.get("secure"):
+        yield from _rosters(target)
+        return
     yield Finding(
         "note",
         "sums are not masked: the server sees what each node sends",
-        "put several clients on a node, or use place='local' or 'distributed'",
+        "deploy init --secure, put several clients on a node, or use place='local' or 'distributed'",
     )
+
+
+def _rosters(target: Path) -> Iterator[Finding]:
+    """Whether all nodes that are here know the same peers, and themselves among them."""
+    folders = [path for path in (target / "nodes").glob("*") if path.is_dir()]
+    texts = {path.name: (path / PEERS).read_text() if (path / PEERS).is_file() else "" for path in folders}
+    if len(set(texts.values())) > 1 or "" in texts.values():
+        yield Finding("error", f"nodes have different {PEERS}, or none", "they refuse each other: copy one to all")
+    for path in folders:
+        if (path / KEY).is_file() and verifying_key(path).hex() not in texts[path.name].split():
+            yield Finding(
+                "error", f"nodes/{path.name} is not on its own {PEERS}", "fedscape deploy renew gives it keys"
+            )

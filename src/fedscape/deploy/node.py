@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,54 @@ _FIRST_TERMS = Terms(epsilon=8.0, total_epsilon=8.0, unnoised=0)
 _STRICT_TERMS = replace(_FIRST_TERMS, places=("local",), units=("client",))
 
 
-def write_first_terms(deployment: Path, nodes: int, *, strict: bool) -> None:
-    """Terms for each node of a new deployment."""
-    for number in range(nodes):
-        write_terms(deployment / "nodes" / str(number), _STRICT_TERMS if strict else _FIRST_TERMS)
+def write_first_terms(deployment: Path, numbers: Iterable[int], *, strict: bool, secure: bool = False) -> None:
+    """Terms for each of these nodes of a deployment."""
+    terms = replace(_STRICT_TERMS if strict else _FIRST_TERMS, secure=secure)
+    for number in numbers:
+        write_terms(deployment / "nodes" / str(number), terms)
+
+
+def check_node(folder: str | os.PathLike[str], data: str | None, client: str | None) -> dict[str, Any]:
+    """Whether a node can answer: its terms, its keys, and that its data can be read; a DataError says what is wrong.
+
+    Parameters
+    ----------
+    folder
+        The folder of the node.
+    data
+        What it will be started with; None leaves it out.
+    client
+        The column that names clients, where the data have one.
+    """
+    path = _node_folder(folder)
+    terms = read_terms(path)
+    if terms is None:
+        raise DataError(f"{path} has no {FILE}, so that the node refuses everything: fedscape deploy terms {path}")
+    about: dict[str, Any] = {"folder": str(path), "terms": FILE, "secure": terms.secure}
+    if terms.secure:
+        about["peers"] = _peers(path)
+    if data is not None:
+        from fedscape.datasets import read
+
+        fed = read(data, client=client or None)
+        about |= {"clients": len(fed), "rows": fed.n_rows, "columns": list(fed.columns)}
+        if missing := [name for name in terms.columns or () if name not in fed.columns]:
+            raise DataError(f"the terms allow the column {missing[0]!r}, which {data} does not have")
+    return about
+
+
+def _peers(path: Path) -> int:
+    """How many nodes this one knows, itself among them."""
+    from fedscape.engines.flower.secure_node import KEY, PEERS, Keys, verifying_key
+
+    known = Keys(path).peers() if (path / PEERS).is_file() else None
+    if known is None or not (path / KEY).is_file():
+        raise DataError(
+            f"{path} has no {PEERS} or no {KEY}, which secure sums need: copy nodes/NUMBER of the deployment"
+        )
+    if verifying_key(path) not in known:
+        raise DataError(f"{path / PEERS} does not name this node's own key: copy the roster of the deployment again")
+    return len(known)
 
 
 def damaged_terms(deployment: Path) -> list[str]:

@@ -35,6 +35,9 @@ class Densities(NamedTuple):
     y: Array | None  # log p_m2(y | x), [rows, M2]; None without labels
 
 
+_UNFITTED = "mixture must be a fitted GaussianMixture: GaussianMixture(3).fit(federation)"
+
+
 class FedGMM(FedEM):
     """p_c(x, y) = sum over m1, m2 of pi_c(m1, m2) N(x; mu_m1, Sigma_m1) p_m2(y | x): Algorithm 1.
 
@@ -54,8 +57,8 @@ class FedGMM(FedEM):
     local
         How a client trains a learner.
     mixture
-        A fitted GaussianMixture with scatter="all" and weighting="rows": M1 components. Its `bound` and
-        `regularisation` hold here too.
+        A fitted GaussianMixture with scatter="all" and weighting="rows": M1 components. On a Flower node it need not be
+        fitted: the server sends where it begins. Its `bound` and `regularisation` hold here too.
     n_learners
         M2.
     coupling
@@ -97,8 +100,8 @@ class FedGMM(FedEM):
         self.mixture = mixture
         self.coupling = coupling
         self.warm = warm
-        if not isinstance(mixture, GaussianMixture) or not hasattr(mixture, "means_"):
-            raise DataError("mixture must be a fitted GaussianMixture: GaussianMixture(3).fit(federation)")
+        if not isinstance(mixture, GaussianMixture):
+            raise DataError(_UNFITTED)
         if mixture.scatter != "all" or mixture.weighting != "rows":
             raise DataError(
                 "FedGMM counts all rows alike, about the common means: mixture must have scatter='all' and "
@@ -112,10 +115,14 @@ class FedGMM(FedEM):
     def rounds_of_gaussians(self) -> GaussianRounds:
         """The Gaussian part as a computation of its own; its first state is the fitted mixture."""
         m = self.mixture
+        if not hasattr(m, "means_"):  # on a node: the server sends where they are
+            return m._rounds(np.ones((1, m.n_components)), np.empty((1, 0)), np.empty((1, 0)), m.column)
         return m._rounds(m.weights_[None], m.means_[None], m.covariances_[None], m.column)
 
     def start(self, seed: int) -> Arrays:
         m1, m2 = self.mixture.n_components, self.n_learners
+        if not hasattr(self.mixture, "means_"):
+            raise DataError(_UNFITTED)
         models = start_models(self.local, m2, seed, initial=self.initial)
         at = np.full((m1, m2), (1 - self.coupling) / max(m2 - 1, 1))
         at[np.arange(m1), np.arange(m1) % m2] = self.coupling if m2 > 1 else 1.0

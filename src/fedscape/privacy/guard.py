@@ -16,7 +16,7 @@ from fedscape.core.sampling import Sampler, marked
 from fedscape.errors import PrivacyError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
-from fedscape.privacy.release import Release, digest_of
+from fedscape.privacy.release import Release, digest_of, noise_clients
 from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
@@ -105,14 +105,21 @@ class Guard:
     def _entries(self, measured: bool) -> dict[str, dict[str, Any]]:
         """How the ledger knows a round in which metrics are measured, or are not."""
         metrics = self.measure_privacy if measured else None
-        return self.privacy.entries(self.sampler, len(self.engine.clients.keys), metrics=metrics)
+        entries = self.privacy.entries(self.sampler, len(self.engine.clients.keys), metrics=metrics)
+        secure = getattr(self.engine, "secure", None)
+        if secure is None:
+            return entries
+        note = f"sums are masked ({type(secure).__name__}): the server sees the total of a cohort"
+        if self.privacy.place == "distributed":
+            note += "; the noise is whole in the smallest sum that can be opened"
+        return {name: {**entry, "note": note} for name, entry in entries.items()}
 
     def open(self, computation: Computation, state: Arrays, cohort: Array, index: int, measure: bool) -> Opened:
         """Prepare the releases of a round; those that clients make elsewhere are written down here."""
         if computation.reveals and self.privacy.place != "local":
             raise PrivacyError(f"{type(computation).__name__} reveals rows, which only place='local' protects")
         own = self.measure_privacy if measure else None
-        parts = self.engine.min_clients if self.privacy.place == "distributed" else 1  # it scales the noise
+        parts = noise_clients(self.engine, cohort) if self.privacy.place == "distributed" else 1  # it scales the noise
         about = [repr(self.privacy), self.clip, repr(own), computation.digest(), index, parts]
         who = np.sort(self.engine.clients.keys[cohort])
         context = self._digest(json.dumps(about).encode(), digest_of(state), who.tobytes())
@@ -121,8 +128,8 @@ class Guard:
             rows = getattr(self.engine, "federation", None)  # only a look at the columns; clients look at their own
             bound = computation.row_bound(state, self.privacy.norm, rows)
         opened = Opened(
-            self._release(self.privacy, self.clip, context, bound),
-            None if own is None else self._release(own, own.first_clip, context, None),
+            self._release(self.privacy, self.clip, context, bound, parts),
+            None if own is None else self._release(own, own.first_clip, context, None, parts),
             index,
             context,
         )
@@ -130,9 +137,9 @@ class Guard:
             self._write(opened, self._digest(context, self._life))
         return opened
 
-    def _release(self, privacy: Privacy, clip: float, context: bytes, bound: float | None) -> Release:
+    def _release(self, privacy: Privacy, clip: float, context: bytes, bound: float | None, parts: int) -> Release:
         counted = privacy.counts_clients(self.sampler)
-        return Release(privacy, clip, self._digest(b"clients", context), counted, self.engine.min_clients, bound)
+        return Release(privacy, clip, self._digest(b"clients", context), counted, parts, bound)
 
     def _digest(self, *parts: bytes) -> bytes:
         """A digest under the secret: nobody else can tell, or try, what it is of."""

@@ -12,6 +12,7 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 from fedscape.privacy.noise import Stream, discrete_gaussian
 from fedscape.privacy.ranges import LENGTH, check_positive
 from fedscape.types import Array, Arrays, HasKeys
+
+if TYPE_CHECKING:
+    from fedscape.core.engine import Engine
 
 INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
 _FINE = 2.0**-32  # grid of real numbers, as a share of the noise
@@ -50,6 +54,8 @@ class Release:
         How many clients make up distributed noise.
     row_bound
         For unit "row": how far one row can move the arrays.
+    shared_by
+        How many clients share one part of distributed noise: those of a node whose sum is masked as a whole.
     """
 
     privacy: Privacy
@@ -59,6 +65,7 @@ class Release:
     min_clients: int
     row_bound: float | None = None
     inside: float | None = None
+    shared_by: int = 1
 
     def __post_init__(self) -> None:
         check_positive("clip", self.clip, LENGTH)  # a server may name any
@@ -204,7 +211,7 @@ class Release:
 
     def _add_own_noise(self, rows: Arrays, clients: HasKeys) -> None:
         """Add each client's noise, keyed by all that the client sends: other rows never meet the same noise."""
-        part = np.sqrt(self.min_clients) if self.privacy.place == "distributed" else 1.0
+        part = np.sqrt(self.min_clients * self.shared_by) if self.privacy.place == "distributed" else 1.0
         for i, client in enumerate(clients.keys):
             exact = digest_of({name: cells[i] for name, cells in rows.items()})
             for name, cells in rows.items():
@@ -261,6 +268,21 @@ def noise_sd(
     clip, counted = privacy.first_clip, privacy.counts_clients(All() if sampler is None else sampler)
     release = Release(privacy, clip, b"", counted, min_clients, row_bound=clip)
     return float(np.sqrt(release.variance(name, clients, whole=whole)))
+
+
+def noise_clients(engine: Engine, cohort: Array) -> int:
+    """How many clients make up distributed noise: `min_clients`, or those in the smallest sum that can be opened."""
+    number = getattr(engine, "noise_clients", None)
+    return engine.min_clients if number is None else int(number(cohort))
+
+
+def noise_shares(privacy: Privacy | None, engine: Engine, clients: float) -> tuple[float, int]:
+    """How many shares of noise are in a sum over so many clients, and how many of them make up all of it."""
+    if privacy is None or privacy.place != "distributed":
+        return clients, 1
+    cohort = np.arange(round(clients))
+    parties = getattr(engine, "parties", None)
+    return clients if parties is None else parties(cohort), noise_clients(engine, cohort)
 
 
 def _flat(rows: Array) -> Array:

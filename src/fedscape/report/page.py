@@ -142,7 +142,7 @@ def _computed(result: Result) -> str:
     )
     sees = (
         "In a federation: of every method sums over clients only, and client by client nothing but what the table of "
-        "costs names. Sums are not masked (no secure aggregation). This study itself was computed in one "
+        "costs names. Without secure= the server sees each node's sum. This study itself was computed in one "
         "place with all the data at hand."
     )
     intervals = (

@@ -5,7 +5,8 @@ et al. 2020), or all others where n - 1 <= k. A stated share of the cohort may d
 with the server. Around one client their numbers are hypergeometric; exact tails give
 
     d   dead neighbours: some client has more with probability 2^-10 at most; then the round is abandoned.
-    c   colluding neighbours: some client has more with probability 2^-40 at most.
+    c   colluding neighbours: some client has more with probability 2^-40 at most, also if the server tries 2^60 rings:
+        it chooses cohorts and rounds after it has seen all keys, and so can look for an order that suits it.
     t   the threshold, k - d by default: so many neighbours must send their keys, and so many must answer at the end.
 
 Safe against a server that lies needs h = 2t - k - c >= 1. A client's self-mask is opened by t neighbours, of whom t - c
@@ -28,6 +29,7 @@ from fedscape.secure.shamir import LARGEST
 
 ABANDONED = 10  # bits: with all allowed drop-outs a round is abandoned for bad luck with probability 2**-10
 BROKEN = 40  # bits: more neighbours collude than was allowed for with probability 2**-40
+SEARCHED = 60  # bits: so many rings a server may try, by other cohorts and rounds, before it asks anybody
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _even(clients: int, k: int) -> int:
 
 def _at(clients: int, k: int, dropouts: float, colluders: float, threshold: int | None) -> Parameters:
     dead, colluding = floor(dropouts * clients + 1e-9), ceil(colluders * clients - 1e-9)
-    near = _quantile(clients, dead, k, ABANDONED), _quantile(clients, colluding, k, BROKEN)
+    near = _quantile(clients, dead, k, ABANDONED), _quantile(clients, colluding, k, BROKEN + SEARCHED)
     return Parameters(clients, k, k - near[0] if threshold is None else threshold, dead, colluding, *near)
 
 

@@ -101,7 +101,7 @@ class Frame:
 
     @cached_property
     def _graph(self) -> dict[int, tuple[int, ...]]:
-        """Neighbours on a ring whose order nobody could foretell before all keys were advertised."""
+        """Neighbours on a ring whose order nobody could foretell before all keys were advertised; see `parameters`."""
         n, k = len(self.cohort), self.parameters.neighbours
         if k >= n - 1:
             return {u: tuple(v for v in self.cohort if v != u) for u in self.cohort}

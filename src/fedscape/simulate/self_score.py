@@ -17,7 +17,7 @@ from fedscape.core.validate import valid_categories
 from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
-from fedscape.privacy.release import noise_sd
+from fedscape.privacy.release import noise_sd, noise_shares
 from fedscape.types import Array, Arrays, Kept
 
 STATISTICS = ("likelihood", "distance", "support", "direction_1", "direction_2", "size")
@@ -360,7 +360,8 @@ def self_score(
     if done.abandoned:
         raise TooFewClients("too few clients reported, so that nothing was scored: lower min_clients or wait for more")
     state = done.state
-    noise = noise_sd(privacy, "likelihood", clients=done.clients, min_clients=engine.min_clients, whole=True)
+    shares, enough = noise_shares(privacy, engine, done.clients)
+    noise = noise_sd(privacy, "likelihood", clients=shares, min_clients=enough, whole=True)
     wanted = [name for name in STATISTICS if name != "size" or state["size_probabilities"].shape[1]]
     histograms = {name: state[name].sum(axis=0) if name == "likelihood" else state[name] for name in wanted}
     return SelfScore(histograms, float(noise), state["likelihood"], float(population.n_clients_ or np.inf))

@@ -18,6 +18,7 @@ from fedscape.core.rounds import rounds
 from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
+from fedscape.privacy.release import noise_shares
 from fedscape.sketches.distances import normalise
 from fedscape.sketches.families import HadamardProjections, MinHashes, SignProjections, StableProjections
 from fedscape.sketches.features import Features, Spread
@@ -243,7 +244,8 @@ class DistributionSketch(Estimator):
         self._work: DistributionSketch = work
         self.counts_ = state["server.counts"]
         clients = self.history_["clients"][-1]
-        self.noise_ = noise_variance(how.privacy, clients=clients, min_clients=engine.min_clients, sampler=how.sampler)
+        shares, enough = noise_shares(how.privacy, engine, clients)
+        self.noise_ = noise_variance(how.privacy, clients=round(shares), min_clients=enough, sampler=how.sampler)
         self.n_rows_ = float(self.counts_.sum() / self.counts_.shape[0])  # under privacy the mean of noisy row sums
         self.total_ = normalise(self.counts_)
 

@@ -22,8 +22,14 @@ from fedscape.types import Array, Arrays
 _CLASSES, _FEATURES, _HIDDEN = 10, 16, 8
 _UNITS = (
     "Sums can be protected with the client as the unit: each client's whole message is clipped, noise is added to the "
-    "sum (place central, relation add-remove). Sums are not masked: without noise they are exact."
+    "sum (place central, relation add-remove). Without secure= sums are not masked, and without noise they are exact."
 )
+_MASKED = (
+    "With secure=fs.SecureSum() or fs.TwoServers() the server sees the total of a cohort and no client's own sum; "
+    "distributed noise is then whole in the smallest sum that can be opened."
+)
+_NOT_MASKED = "With secure= it is refused, unless SecureSum(allow={names!r}) lets the server see these arrays."
+
 _REVEALED = "What is revealed can only be protected on the client itself (place local), before it is sent."
 
 #: What a statistic is, in a sentence; methods have theirs in the table of methods.
@@ -103,6 +109,7 @@ def explain(method: str) -> dict[str, Any]:
         "phases": phases,
         "reveals": revealed,
         "privacy": privacy,
+        "secure": _NOT_MASKED.format(names=tuple(revealed)) if revealed else _MASKED,
         "reference": f"made-up clients, {_FEATURES} features, {_CLASSES} classes, one hidden layer of {_HIDDEN}",
     }
 

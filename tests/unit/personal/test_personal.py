@@ -519,7 +519,7 @@ def test_gaussians_may_be_of_a_projection_or_an_embedding():
 def test_bad_settings_are_refused():
     fed = clients()
     with pytest.raises(DataError, match="mixture must be a fitted GaussianMixture"):
-        FedGMM(step(), GaussianMixture(2))
+        FedGMM(step(), GaussianMixture(2)).start(0)
     for options in ({"scatter": "within_clients"}, {"weighting": "clients"}):
         with pytest.raises(DataError, match="must have scatter='all' and weighting='rows', not"):
             FedGMM(step(), GaussianMixture(2, rounds=1, **options).fit(fed))

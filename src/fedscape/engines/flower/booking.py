@@ -36,10 +36,11 @@ class Book:
         digest: str,
         releases: Mapping[str, Release | None],
         plain: bool,
+        masked: bool = False,
     ) -> None:
         """Enter an answer that is about to be computed, or refuse it; one that is lost counts all the same."""
         entries = {
-            (kind, name): _entry(release, entry, asked)
+            (kind, name): _entry(release, entry, asked, masked)
             for kind, release in releases.items()
             if release is not None
             for name, entry in release.privacy.entries(All(), 1).items()
@@ -111,11 +112,15 @@ def check_budget(terms: Terms, groups: Groups) -> None:
             )
 
 
-def _entry(release: Release, entry: Mapping[str, Any], asked: str) -> dict[str, Any]:
+def _entry(release: Release, entry: Mapping[str, Any], asked: str, masked: bool) -> dict[str, Any]:
     """An entry with what was asked for, and on whose word its noise rests."""
     note = {}
     if release.privacy.place == "central":
-        note["note"] = UNNOISED
+        note["note"] = UNNOISED + (", which sees masked sums" if masked else "")
+    elif release.privacy.place == "distributed" and masked:
+        note["note"] = (
+            f"masked: any sum that can be opened holds {release.min_clients} parts of the noise, which is all"
+        )
     elif release.privacy.place == "distributed":  # that there are so many is the server's word
         note["note"] = f"protected if {release.min_clients} clients add their part of the noise"
     return {**entry, **note, "asked": asked}

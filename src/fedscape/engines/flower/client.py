@@ -7,12 +7,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedscape.core import codec
-from fedscape.core.blocks import Reply, on_host
 from fedscape.core.computation import Computation
 from fedscape.core.engine import Local
 from fedscape.core.federation import Federation
@@ -21,19 +20,32 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared
 from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower import terms as owner_terms
+from fedscape.engines.flower.answers import packed, told, written
 from fedscape.engines.flower.booking import Book
 from fedscape.engines.flower.library import ClientApp, Context, Message
 from fedscape.engines.flower.node_store import Folder
-from fedscape.engines.flower.rehearsal import Request, ask, by_row, is_few, nobody_like, rehearse
+from fedscape.engines.flower.rehearsal import (
+    Request,
+    Shapes,
+    ask,
+    by_row,
+    check_shapes,
+    first_shapes,
+    is_few,
+    nobody_like,
+    rehearse,
+    within,
+)
 from fedscape.engines.flower.terms import Terms
 from fedscape.engines.flower.wire import Away, Unreadable
 from fedscape.engines.limits import bounded
-from fedscape.errors import DataError, NotFittedError, PrivacyError
+from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.release import Release
 from fedscape.types import Arrays
 
-Shapes = dict[str, tuple[int, ...]]
+if TYPE_CHECKING:
+    from fedscape.engines.flower.secure_node import Envelope
 
 _MEMORY = 2**28  # bytes that a computation may take besides the numbers of its state and its answer
 _WHY = 2000  # characters of an error that the log takes
@@ -120,8 +132,10 @@ class _Owner:
                 raise Unreadable("larger than the owner allows")
             arrays, header = wire.read(blob)
             if header.get("op") == "who":
-                with _rows_are_read():
-                    return _packed({"ids": self._load(context).ids}, request)
+                return self._introduction(context, header, request, folder)
+            if header.get("op") in ("share", "unmask"):
+                visit.about |= {"run": str(header.get("session"))[:32], "asked": f"secure sum: {header['op']}"}
+                return _secure_answer(visit, header, request)
             visit.about |= {
                 "run": str(header.get("run"))[:32],
                 "asked": computations.asked_for(header.get("computation")),
@@ -135,10 +149,21 @@ class _Owner:
         except Exception as error:
             with contextlib.suppress(OSError):  # a full disk must not look different
                 visit.log("failed", f"{type(error).__name__}: {error}" if not isinstance(error, Away) else str(error))
-            return _packed({}, request, away=True)
+            return packed({}, request, away=True)
         with contextlib.suppress(OSError):
             visit.log("refused", why)
-        return _packed({}, request, refused=f"refused: {said}")
+        return packed({}, request, refused=f"refused: {said}")
+
+    def _introduction(self, context: Any, header: dict[str, Any], request: str, folder: Folder) -> bytes:
+        """Whom the node holds and, where sums are masked, the key it has in this run."""
+        with _rows_are_read():
+            ids = self._load(context).ids
+        if "session" not in header:
+            return packed({"ids": ids}, request)
+        from fedscape.engines.flower import secure_node
+
+        with folder.alone():
+            return packed({"ids": ids}, request, secure=secure_node.advertise(folder.path, header["session"]))
 
     def _terms_of(self, visit: _Visit, context: Any) -> Terms:
         """The owner's file, which an app can only make stricter; without one the app's word counts."""
@@ -182,13 +207,18 @@ class _Owner:
         node, nobody = Local(fed, threads=1), Local(nobody_like(fed), threads=1)
         # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
         key = os.urandom(32)
-        release, metrics = _releases(request, key, nobody.federation, visit.terms)
+        envelope = _envelope(header, visit)
+        smallest = None if envelope is None else envelope.smallest
+        release, metrics = _releases(request, key, nobody.federation, visit.terms, smallest)
+        if release is not None and envelope is not None:
+            release.shared_by = max(len(where), 1)
         if release is not None:
             check_declared(fed, request.computation.coded_columns())
         with _bounded(visit.terms):
             rehearsed = rehearse(request, nobody, release, metrics, visit.terms)
         asked = by_row(request) if len(where) == 1 and rehearsed.narrow_row else request
-        self._write_down(request, hashlib.sha256(digest.encode() + key).hexdigest(), release, metrics, visit)
+        booked = hashlib.sha256(digest.encode() + key).hexdigest()
+        self._write_down(request, booked, release, metrics, visit, masked=envelope is not None)
         first, self.steps = self.steps == 0, self.steps + 1
         with _rows_are_read():
             node.restore(kept)
@@ -197,8 +227,12 @@ class _Owner:
             rehearsed.check(reply, request.computation, release, metrics)
             left = node.kept()
             keeps = bool(left) if release is None else rehearsed.keeps
-            answer = _reply(reply, digest, keeps=keeps, release=release, metrics=metrics)
+            shown = request.computation.reveals
+            answer = written(
+                reply, digest, keeps=keeps, release=release, metrics=metrics, envelope=envelope, shown=shown
+            )
             folder.store(request.run, request.number, kept=left, request=digest, reply=answer, order=order, gone=gone)
+            visit.about["answer"] = told(reply, release, masked=envelope is not None)
             visit.log("answered")
         return answer
 
@@ -221,7 +255,7 @@ class _Owner:
         for values in state.values():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 raise Unreadable("a state with NaN or infinity")
-            if values.dtype.kind in "fiu" and values.size and not _within(values, terms.largest):
+            if values.dtype.kind in "fiu" and values.size and not within(values, terms.largest):
                 raise Unreadable("a state with numbers beyond the owner's range")
         try:
             key, number, closed = header["key"], header["number"], header["closed"]
@@ -236,12 +270,19 @@ class _Owner:
         owner_terms.check_computation(terms, header["computation"], computation.reveals)
         name = computation.digest()
         if name not in self.shapes:
-            self.shapes = {name: _first_shapes(computation)}
-        _check_shapes(self.shapes[name], state)
+            self.shapes = {name: first_shapes(computation)}
+        check_shapes(self.shapes[name], state)
         return Request(digest, header, state, cohort, computation)
 
     def _write_down(
-        self, request: Request, booked: str, release: Release | None, metrics: Release | None, visit: _Visit
+        self,
+        request: Request,
+        booked: str,
+        release: Release | None,
+        metrics: Release | None,
+        visit: _Visit,
+        *,
+        masked: bool,
     ) -> None:
         """Enter what is about to leave, or refuse; an answer that is lost before it is stored counts all the same."""
         columns = ", ".join(visit.about["columns"])
@@ -252,6 +293,7 @@ class _Owner:
             digest=booked,
             releases={"sum": release, "metrics": metrics},
             plain=release is None or (bool(request.header["measure"]) and metrics is None),
+            masked=masked,
         )
 
 
@@ -283,13 +325,35 @@ def _allowed(fed: Federation, about: Any, visit: _Visit) -> Federation:
     return fed if allowed is None else fed.select([name for name in fed.columns if name in allowed])
 
 
-def _releases(request: Request, key: bytes, nobody: Federation, terms: Terms) -> tuple[Release | None, Release | None]:
+def _envelope(header: dict[str, Any], visit: _Visit) -> Envelope | None:
+    """How the answer leaves: masked where the request says so and the protocol allows it."""
+    if header.get("secure") is None and not visit.terms.secure:
+        return None
+    from fedscape.engines.flower import secure_node
+
+    with secure_node.refusals():
+        return secure_node.Envelope.of(header, visit.folder.path, visit.terms)
+
+
+def _secure_answer(visit: _Visit, header: dict[str, Any], request: str) -> bytes:
+    """What a node says before and after a masked sum: nothing in it depends on rows."""
+    from fedscape.engines.flower import secure_node
+
+    with visit.folder.alone(), secure_node.refusals():
+        said = secure_node.answer(visit.folder.path, visit.terms, header, request)
+        visit.log("answered")
+        return packed({}, request, answer=said)
+
+
+def _releases(
+    request: Request, key: bytes, nobody: Federation, terms: Terms, smallest: int | None
+) -> tuple[Release | None, Release | None]:
     """The releases of sum and metrics that are asked for, with keys of the node's own, if the owner accepts them."""
     keys = {"release": key, "measure_release": os.urandom(32)}
     about = request.computation, request.state, nobody
     release, metrics = (wire.release_read(request.header[name], own, *about) for name, own in keys.items())
     for made in (release, metrics):
-        owner_terms.check_release(terms, made)
+        owner_terms.check_release(terms, made, smallest)
     if release is None and metrics is not None:
         raise Unreadable("a release of metrics without one of the sum")
     return release, metrics
@@ -300,48 +364,3 @@ def _positions(fed: Federation, cohort: Any) -> Any:
         return fed.positions(cohort)
     except DataError:  # whom a node holds is no secret of its rows: it says so when it is asked
         raise Unreadable("for a client that this node does not hold") from None
-
-
-def _within(values: Any, largest: float) -> bool:
-    return -largest <= float(values.min()) and float(values.max()) <= largest  # the least int64 has no absolute value
-
-
-def _first_shapes(computation: Computation) -> Shapes:
-    """The shapes of the computation's first state."""
-    try:
-        first = computation.start(0)
-    except (NotFittedError, DataError):  # it is made of what only the server knows
-        return {}
-    return {name: np.shape(values) for name, values in first.items() if not name.startswith("of_client.")}
-
-
-def _check_shapes(wanted: Shapes, state: Arrays) -> None:
-    """Arrays must have the shapes of the first state: compiled loops do not look where they read.
-
-    A length of 0 there is a place that data fill later. Look-up tables a node makes itself.
-    """
-    if any(name.startswith("table.") for name in state):
-        raise Unreadable("a state with look-up tables of the server's")
-    for name in wanted.keys() & state.keys():
-        first, now = wanted[name], state[name].shape
-        alike = len(first) == len(now) and all(a in (b, 0) for a, b in zip(first, now, strict=True))
-        if not alike or state[name].dtype.kind not in "fiub":
-            raise Unreadable("a state of other shapes than the computation's")
-
-
-def _reply(reply: Reply, digest: str, *, keeps: bool, release: Release | None, metrics: Release | None) -> bytes:
-    total = {f"total/{name}": values for name, values in on_host(reply.total).items() if name != "clients"}
-    measured = {f"metrics/{name}": values for name, values in reply.metrics.items()}
-    if release is None:  # what is clipped is in whole numbers of 8 bytes, all alike
-        total = {name: wire.narrow(values) for name, values in total.items()}
-    about = {
-        "clients": reply.clients,
-        "keeps": keeps,
-        "grids": {} if release is None else dict(release.grids),
-        "measure_grids": {} if metrics is None else dict(metrics.grids),
-    }
-    return _packed({**total, **measured}, digest, **about)
-
-
-def _packed(arrays: Arrays, request: str, **about: Any) -> bytes:
-    return codec.pack(on_host(arrays), {"format": wire.FORMAT, "request": request, **about})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -68,6 +69,8 @@ class Folder:
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "outcome": outcome, **about}
         with os.fdopen(handle, "a") as file:
             file.write(json.dumps(line) + "\n")
+        level = logging.INFO if outcome in ("answered", "repeated") else logging.WARNING
+        logging.getLogger("fedscape.node").log(level, json.dumps({"event": "request", **line}))
 
     # -- failures ------------------------------------------------------------------------------------------------------
 

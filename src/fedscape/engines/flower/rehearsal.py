@@ -16,9 +16,11 @@ from fedscape.core.kernel import uncompiled
 from fedscape.core.random import Key
 from fedscape.engines.flower.terms import Terms
 from fedscape.engines.flower.wire import Unreadable
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.privacy.release import Release
 from fedscape.types import Arrays
+
+Shapes = dict[str, tuple[int, ...]]
 
 _FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
 
@@ -149,3 +151,31 @@ def is_few(computation: Computation, fed: Federation, cohort: Any) -> bool:
 def _without_noise(release: Release | None) -> Release | None:
     """The same clipping; where the noise is central, clients add none."""
     return None if release is None else replace(release, privacy=replace(release.privacy, place="central"))
+
+
+def within(values: Any, largest: float) -> bool:
+    """Whether no number is larger, in size."""
+    return -largest <= float(values.min()) and float(values.max()) <= largest  # the least int64 has no absolute value
+
+
+def first_shapes(computation: Computation) -> Shapes:
+    """The shapes of the computation's first state."""
+    try:
+        first = computation.start(0)
+    except (NotFittedError, DataError):  # it is made of what only the server knows
+        return {}
+    return {name: np.shape(values) for name, values in first.items() if not name.startswith("of_client.")}
+
+
+def check_shapes(wanted: Shapes, state: Arrays) -> None:
+    """Arrays must have the shapes of the first state: compiled loops do not look where they read.
+
+    A length of 0 there is a place that data fill later. Look-up tables a node makes itself.
+    """
+    if any(name.startswith("table.") for name in state):
+        raise Unreadable("a state with look-up tables of the server's")
+    for name in wanted.keys() & state.keys():
+        first, now = wanted[name], state[name].shape
+        alike = len(first) == len(now) and all(a in (b, 0) for a, b in zip(first, now, strict=True))
+        if not alike or state[name].dtype.kind not in "fiub":
+            raise Unreadable("a state of other shapes than the computation's")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fedscape.core import codec
-from fedscape.core.blocks import sum_type
+from fedscape.core.arrays import Ragged
+from fedscape.core.blocks import Reply, bytes_down, sum_type
 from fedscape.core.random import client_keys
 from fedscape.engines.flower import wire
 from fedscape.engines.flower.wire import Away, Unreadable, one_line
 from fedscape.errors import EngineError
 from fedscape.privacy.release import INSIDE, Release
 from fedscape.types import Array, Arrays
+
+#: What can go wrong with a node in a round, as `faults` counts it.
+FAULTS = ("missing", "failed", "refused", "corrupt", "late", "duplicate")
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,9 @@ class Roster:
         if not holding:
             raise EngineError("no node holds a client")
         if len({ids.dtype.kind in "iu" for ids in holding.values()}) > 1:
-            raise EngineError("some nodes name their clients by numbers and some by texts: agree on one")
+            raise EngineError(
+                "some nodes name their clients by numbers and some by texts: agree on one, by client= of their data"
+            )
         order = sorted(holding, key=lambda node: min(holding[node].tolist()))
         ids = np.concatenate([holding[node] for node in order])
         nodes = np.repeat(np.arange(len(order)), [len(holding[node]) for node in order])
@@ -70,6 +77,9 @@ class Answer:
     grids: dict[str, float]
     measure_grids: dict[str, float]
     bytes_up: int
+    masked: Array | None = None  # words modulo 2^64 instead of sums
+    form: Any = None  # of the arrays in them
+    seal: Mapping[str, Any] = field(default_factory=dict)  # the mask's seed, for a second server
 
 
 class Refused(Exception):
@@ -158,7 +168,7 @@ def _form(answer: Answer, reveals: frozenset[str]) -> Any:
     shapes = {name: v.shape[1:] if name in reveals else v.shape for name, v in answer.total.items()}
     total = [(name, v.dtype.kind in "biu", shapes[name]) for name, v in sorted(answer.total.items())]
     metrics = [(name, v.shape) for name, v in sorted(answer.metrics.items())]
-    return repr((total, metrics, sorted(answer.grids.items())))
+    return repr((total, metrics, sorted(answer.grids.items()), sorted(answer.measure_grids.items()), answer.form))
 
 
 def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, Arrays]:
@@ -176,3 +186,34 @@ def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, A
         total["ids"] = np.concatenate(ids)[order]
         total |= {name: np.concatenate([answer.total[name] for answer in answers])[order] for name in reveals}
     return total, metrics
+
+
+def summed(
+    there: Sequence[Asked],
+    keys: Array,
+    asked: int,
+    sent: Arrays,
+    faults: Mapping[str, int],
+    reveals: frozenset[str],
+    releases: tuple[Release | None, Release | None],
+) -> Reply:
+    """What the clients of these keys, of so many that were asked, gave together: answers in the order of nodes."""
+    answers = [one.answer for one in there if one.answer is not None]
+    for release, grids in zip(releases, (answers[0].grids, answers[0].measure_grids), strict=True):
+        if release is not None:
+            release.take_grids(grids)  # those that most agree on
+    total, metrics = added(answers, reveals)
+    total["clients"] = np.asarray(len(keys))
+    absent = "" if len(keys) == asked else hashlib.sha256(keys.tobytes()).hexdigest()
+    up = max(answer.bytes_up for answer in answers)
+    return Reply(total, metrics, len(keys), bytes_down(sent), up, absent, faults)
+
+
+def joined(before: Mapping[str, int], faults: Mapping[str, int]) -> dict[str, int]:
+    """The faults of two exchanges together, without those that did not happen."""
+    return {name: n for name in FAULTS if (n := before.get(name, 0) + faults.get(name, 0))}
+
+
+def whole(values: Array) -> Ragged:
+    """One row of these values."""
+    return Ragged(values, np.array([0, len(values)]))

@@ -2,39 +2,54 @@
 
 `Flower(grid)` runs in a ServerApp and is an Engine; `client_app(load)` is the ClientApp of its nodes. A node holds one
 client or many; it adds up its own clients, so that a node of one client sends what that client sends, in as few bytes
-as hold it. Sums are not masked: the server sees each node's.
+as hold it. Without `secure=` sums are not masked: the server sees each node's.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedscape.core import codec
 from fedscape.core.arrays import Ragged
-from fedscape.core.blocks import Reply, broadcast, bytes_down, on_host
+from fedscape.core.blocks import Reply, broadcast, on_host
 from fedscape.core.computation import Computation
 from fedscape.core.random import Key
 from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower.client import client_app
 from fedscape.engines.flower.library import Message
 from fedscape.engines.flower.local_grid import LocalGrid
-from fedscape.engines.flower.replies import Answer, Asked, Refused, Roster, added, agree, header_of, read_answer
+from fedscape.engines.flower.replies import (
+    FAULTS,
+    Answer,
+    Asked,
+    Refused,
+    Roster,
+    agree,
+    header_of,
+    joined,
+    read_answer,
+    summed,
+    whole,
+)
 from fedscape.engines.flower.terms import Terms
 from fedscape.engines.flower.wire import Away, Unreadable
 from fedscape.errors import CheckpointError, DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.release import Release
 from fedscape.types import Array, Arrays
 
-__all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
+if TYPE_CHECKING:
+    from fedscape.engines.flower.secure_server import Keyring, MaskedRound
+    from fedscape.secure.sums import Masked
 
-#: What can go wrong with a node in a round, as `faults` counts it.
-FAULTS = ("missing", "failed", "refused", "corrupt", "late", "duplicate")
+__all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
 
 _LATE = 10_000  # unanswered messages that are looked for in later rounds
 
@@ -58,7 +73,7 @@ class Flower:
     min_clients
         With fewer clients in a round it is abandoned before anything is released.
     nodes
-        How many nodes to wait for at the start.
+        How many nodes to wait for at the start; of these, one that fails to say whom it holds is left out.
     wait
         For how many seconds.
     timeout
@@ -69,6 +84,9 @@ class Flower:
         Seconds between looks for answers.
     largest
         The most bytes an answer may have.
+    secure
+        How nodes mask their sums, `SecureSum()` or `TwoServers(...)`: the server then sees the total of a cohort and no
+        node's own. Without it, it sees the sum of each node.
 
     >>> import tempfile
     >>> from fedscape import Federation, Histogram
@@ -90,11 +108,13 @@ class Flower:
         attempts: int = 2,
         poll: float = 0.3,
         largest: int = 2**30,
+        secure: Masked | None = None,
     ) -> None:
         if min_clients < 1 or nodes < 1 or attempts < 1 or not timeout > 0 or not poll > 0:
             raise DataError("min_clients, nodes and attempts must be at least 1, timeout and poll above 0")
         self.grid, self.min_clients, self.timeout, self.attempts = grid, min_clients, timeout, attempts
-        self.poll, self.largest = poll, largest
+        self.poll, self.largest, self.secure = poll, largest, secure
+        self._keys: Keyring | None = None if secure is None else _keyring(secure)
         self.troubles: list[str] = []
         self._late: dict[str, int] = {}  # messages that nobody waits for any more, and the round they were of
         self._begin_life(0)
@@ -115,7 +135,7 @@ class Flower:
         """Not what clients keep, which never leaves, but to which version of it each node must go back."""
         state = np.array([self._life, self._number, *self._closed], dtype=np.int64)
         run = np.frombuffer(bytes.fromhex(self._run), dtype=np.uint8)
-        return {"flower.run": _whole(run), "flower.versions": _whole(state)}
+        return {"flower.run": whole(run), "flower.versions": whole(state)}
 
     def restore(self, kept: Mapping[str, Ragged]) -> None:
         if set(kept) != {"flower.run", "flower.versions"}:
@@ -154,6 +174,7 @@ class Flower:
         computations.check_sendable(computation)
         least = 1 if release is not None and release.counted else self.min_clients  # a secret number has no noise yet
         self._enough(len(cohort), least, key.round, {})
+        masked = self._begin_masked(computation, cohort, key.round)
         sent = broadcast(state)
         header = {
             "format": wire.FORMAT,
@@ -166,30 +187,59 @@ class Flower:
             "release": wire.release_written(release),
             "measure_release": wire.release_written(measure_release),
         }
-        asked = [self._request(header, sent, place, cohort) for place in np.unique(self.roster.nodes[cohort])]
+        places = np.unique(self.roster.nodes[cohort]) if masked is None else masked.places
+        how = {} if masked is None else {place: {"secure": masked.about(place)} for place in places}
+        asked = [self._request({**header, **how.get(place, {})}, sent, place, cohort) for place in places]
         reveals = frozenset(computation.reveals)
 
         def check(one: Asked, blob: bytes) -> Answer:
+            if masked is not None:
+                return masked.read(one, blob, reveals)
             return read_answer(one, self.roster.ids[one.clients], blob, reveals, release, measure_release)
 
         self._requests += 1
         faults = self._exchange(asked, check, key.round)
         agree(asked, reveals)
         there = [one for one in asked if one.answer is not None]
-        for one in asked:
-            if one.answer is None:
-                faults[one.fault] += 1
-                self._tell(key.round, one)
-        seen = {name: number for name, number in faults.items() if number}
+        self._count(asked, faults, key.round)
+        seen = joined({} if masked is None else masked.faults, faults)
         self._note_refusals(asked, key.round)
         reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
         self._enough(len(reported), least, key.round, seen)
-        reply = self._sum(there, reported, cohort, sent, seen, reveals, (release, measure_release))
-        for one in there:
+        if masked is not None:
+            masked.faults = seen
+            there = [masked.open(there, (release, measure_release), len(reported))]
+            seen = joined(masked.faults, {})
+        reply = summed(there, self.roster.keys[reported], len(cohort), sent, seen, reveals, (release, measure_release))
+        for one in asked:
             if one.answer is not None and one.answer.keeps:
                 self._closed[one.place] = self._number
         self._number += 1
         return reply
+
+    def _begin_masked(self, computation: Computation, cohort: Array, index: int) -> MaskedRound | None:
+        """Let the nodes of a cohort agree on masks, where sums are masked."""
+
+        def ask(asked: Sequence[Asked], check: Callable[[Asked, bytes], Answer]) -> dict[str, int]:
+            faults = self._exchange(asked, check, index)
+            self._count(asked, faults, index)
+            return faults
+
+        return None if self._keys is None else self._keys.begin(computation, self.roster, cohort, ask)
+
+    def _count(self, asked: Sequence[Asked], faults: dict[str, int], index: int) -> None:
+        for one in asked:
+            if one.answer is None:
+                faults[one.fault] += 1
+                self._tell(index, one)
+
+    def parties(self, cohort: Array) -> int:
+        """How many add a share of distributed noise each: clients, or where sums are masked, nodes."""
+        return len(cohort) if self.secure is None else len(np.unique(self.roster.nodes[cohort]))
+
+    def noise_clients(self, cohort: Array) -> int:
+        """How many such shares make up the noise: those in the smallest sum that can be opened."""
+        return self.min_clients if self.secure is None else self.secure.smallest(self.parties(cohort))
 
     def _note_refusals(self, asked: Sequence[Asked], index: int) -> None:
         """An error where all nodes refused when they were last asked; a few that do only leave too few clients."""
@@ -210,16 +260,19 @@ class Flower:
                     f"{len(online)} nodes are online after {wait:g} s, {nodes} are needed: start the others"
                 )
             time.sleep(min(self.poll, 1.0))
-        blob = codec.pack({}, {"format": wire.FORMAT, "op": "who", "salt": os.urandom(8).hex()})
+        about = {"format": wire.FORMAT, "op": "who", "salt": os.urandom(8).hex()}
+        blob = codec.pack({}, about if self._keys is None else {**about, "session": self._keys.session})
         self.roster = Roster(np.empty(0), np.empty(0), tuple(online), np.empty(0))
         asked = [Asked(place, np.empty(0), blob) for place in range(len(online))]
         who: dict[int, Array] = {}
 
         def check(one: Asked, answer: bytes) -> Answer:
-            arrays, _ = header_of(one, answer)
+            arrays, header = header_of(one, answer)
             ids = arrays.get("ids", np.empty(()))
             if ids.ndim != 1 or ids.dtype.kind not in "iuU" or len(np.unique(ids)) != len(ids):
                 raise Unreadable("not a list of different ids")
+            if self._keys is not None:
+                self._keys.take(online[one.place], header)
             who[online[one.place]] = ids
             return Answer({}, {}, None, False, {}, {}, 0)
 
@@ -227,8 +280,8 @@ class Flower:
         for one in asked:
             if one.answer is None:
                 self._tell(0, one)
-        if len(who) < nodes:
-            raise EngineError(f"{len(who)} of {nodes} nodes said whom they hold: {'; '.join(self.troubles[-3:])}")
+        if not who:  # `nodes` are waited for; who does not answer is left out, as in any round
+            raise EngineError(f"no node said whom it holds: {'; '.join(self.troubles[-3:])}")
         return Roster.of(who)
 
     def _request(self, header: Mapping[str, Any], state: Arrays, place: int, cohort: Array) -> Asked:
@@ -327,28 +380,6 @@ class Flower:
         except Exception as error:  # whatever a node sends, it must not end the run of all
             one.fault, one.said = "corrupt", f"its answer cannot be read ({type(error).__name__})"
 
-    def _sum(
-        self,
-        there: Sequence[Asked],
-        reported: Array,
-        cohort: Array,
-        sent: Arrays,
-        faults: Mapping[str, int],
-        reveals: frozenset[str],
-        releases: tuple[Release | None, Release | None],
-    ) -> Reply:
-        answers = [one.answer for one in there if one.answer is not None]  # in the order of nodes
-        for release, grids in zip(releases, (answers[0].grids, answers[0].measure_grids), strict=True):
-            if release is not None:
-                release.take_grids(grids)  # those that most agree on
-        total, metrics = added(answers, reveals)
-        total["clients"] = np.asarray(len(reported))
-        absent = (
-            "" if len(reported) == len(cohort) else hashlib.sha256(self.roster.keys[reported].tobytes()).hexdigest()
-        )
-        up = max(answer.bytes_up for answer in answers)
-        return Reply(total, metrics, len(reported), bytes_down(sent), up, absent, faults)
-
     def _enough(self, number: int, least: int, index: int, faults: Mapping[str, int]) -> None:
         if number < least:
             why = f" ({', '.join(f'{n} {name}' for name, n in faults.items())})" if faults else ""
@@ -359,7 +390,11 @@ class Flower:
     def _tell(self, index: int, one: Asked) -> None:
         node = self.roster.node_ids[one.place]
         self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.said if one.said else ''}")
+        about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.said}
+        logging.getLogger("fedscape.flower").warning(json.dumps(about))
 
 
-def _whole(values: Array) -> Ragged:
-    return Ragged(values, np.array([0, len(values)]))
+def _keyring(secure: Masked) -> Keyring:
+    from fedscape.engines.flower.secure_server import Keyring
+
+    return Keyring(secure)

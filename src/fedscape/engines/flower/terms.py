@@ -22,8 +22,14 @@ UNITS = ("client", "row")
 RELATIONS = ("add-remove", "replace-one")
 FILE = "terms.toml"
 
-_NUMBERS = ("epsilon", "delta", "total_epsilon", "largest")  # the other fields are whole numbers or lists of texts
-_COUNTS = ("unnoised", "parts", "numbers")
+_NUMBERS = (
+    "epsilon",
+    "delta",
+    "total_epsilon",
+    "largest",
+    "colluders",
+)  # the other fields are whole numbers or lists of texts
+_COUNTS = ("unnoised", "parts", "numbers", "smallest")
 _OPTIONAL = ("epsilon", "total_epsilon", "unnoised", "columns", "computations")
 _WORDS = {"places": PLACES, "units": UNITS, "relations": RELATIONS}
 _COMMENTS = {
@@ -40,6 +46,9 @@ _COMMENTS = {
     "reveals": "The arrays that the server may see client by client.",
     "numbers": "The most numbers that a request may bring or an answer take.",
     "largest": "The largest number, in size, that a request may bring.",
+    "secure": "Whether sums leave only masked (secure=), among the nodes of roster.txt.",
+    "smallest": "How many honest nodes any masked sum that can be opened must hold at least.",
+    "colluders": "The share of nodes that masked sums must hold against if they collude with the server.",
 }
 _HEAD = """\
 # On which terms this node answers. This file is its owner's: where it exists it counts, and an app can only be
@@ -82,6 +91,12 @@ class Terms:
         allocated before any row is read.
     largest
         The largest number, in size, that a request may bring.
+    secure
+        Whether sums leave only masked, among nodes that the node's `roster.txt` names.
+    smallest
+        How many honest nodes any masked sum that can be opened must hold at least.
+    colluders
+        The share of nodes that masked sums must hold against if they collude with the server.
 
     >>> Terms(epsilon=2.0).delta
     1e-06
@@ -100,6 +115,9 @@ class Terms:
     reveals: tuple[str, ...] = ()
     numbers: int = 10**8
     largest: float = 1e15
+    secure: bool = False
+    smallest: int = 2
+    colluders: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -111,9 +129,13 @@ def _check(name: str, value: Any) -> None:
         return
     if name in _NUMBERS:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or not (0 <= value < 1 if name == "delta" else value > 0):
-            wanted = "from 0 to below 1" if name == "delta" else "a positive number"
+        share = name in ("delta", "colluders")
+        if not number or not (0 <= value < 1 if share else value > 0):
+            wanted = "from 0 to below 1" if share else "a positive number"
             raise DataError(f"terms: {name} must be {wanted}, not {value!r}")
+    elif name == "secure":
+        if not isinstance(value, bool):
+            raise DataError(f"terms: {name} must be true or false, not {value!r}")
     elif name in _COUNTS:
         least = 0 if name == "unnoised" else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -177,6 +199,8 @@ def _as_toml(terms: Terms) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return (
         repr(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     )
@@ -189,7 +213,8 @@ def stricter(owners: Terms, apps: Terms) -> Terms:
     ('b',)
     """
     both = {field.name: (getattr(owners, field.name), getattr(apps, field.name)) for field in fields(Terms)}
-    return Terms(**{name: _stricter(*values) for name, values in both.items()})
+    demands = ("secure", "smallest", "colluders")  # more of them is stricter
+    return Terms(**{n: max(values) if n in demands else _stricter(*values) for n, values in both.items()})
 
 
 def _stricter(mine: Any, other: Any) -> Any:
@@ -240,8 +265,11 @@ def check_columns(terms: Terms, names: Sequence[str]) -> None:
             raise Unreadable(f"a computation on the column {name!r}, which the owner does not allow")
 
 
-def check_release(terms: Terms, release: Release | None) -> None:
-    """Refuse a release with noise elsewhere than allowed, or that protects something else."""
+def check_release(terms: Terms, release: Release | None, smallest: int | None = None) -> None:
+    """Refuse a release with noise elsewhere than allowed, or that protects something else.
+
+    `smallest`: where sums are masked, how many nodes are in any that can be opened.
+    """
     if release is None:
         return
     privacy = release.privacy
@@ -249,6 +277,8 @@ def check_release(terms: Terms, release: Release | None) -> None:
         raise Unreadable("a release with noise at a place that the owner does not accept")
     if privacy.place == "distributed" and release.min_clients > terms.parts:
         raise Unreadable("a release with noise in more parts than the owner accepts")
+    if privacy.place == "distributed" and smallest is not None and release.min_clients > smallest:
+        raise Unreadable("a release with noise in more parts than the smallest sum that can be opened holds")
     for entry in privacy.entries(All(), 1).values():
         if entry["unit"] not in terms.units:
             raise Unreadable(f"a release for the unit {entry['unit']!r}, which the owner does not accept")

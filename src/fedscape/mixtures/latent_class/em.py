@@ -62,7 +62,8 @@ class Share(ClassAssignment):
         high = joint.max(axis=1, initial=-np.inf)
         each = np.log(np.exp(joint - high[:, None]).sum(axis=1)) + high
         owner = np.repeat(np.arange(len(clients)), np.diff(groups.offsets))
-        return {"mixture_log_likelihood": np.bincount(owner, each, minlength=len(clients))}
+        sums = np.bincount(owner, each, minlength=len(clients))  # of no rows it makes whole numbers
+        return {"mixture_log_likelihood": sums.astype(np.float64)}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Share, Federation]]:

@@ -1,0 +1,144 @@
+"""The second server at another address: HTTPS, one question a round, JSON for packages and bytes for sums."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from fedscape.errors import EngineError, PrivacyError
+from fedscape.secure.primitives import SEED, Words
+from fedscape.secure.two_servers import Helper, Package
+
+_LARGEST = 2**26  # bytes of a question
+_MOST_WORDS = 2**30
+
+
+class RemoteHelper:
+    """The second server at its address, as the first one asks it.
+
+    Parameters
+    ----------
+    url
+        Such as https://helper.example.org:8443.
+    public
+        Its public key, 32 bytes or their hex, as the helper's operator gave it.
+    certificate
+        The certificate authority of its TLS; by default those of this machine.
+    timeout
+        Seconds to wait for a sum.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        public: bytes | str,
+        *,
+        certificate: str | os.PathLike[str] | None = None,
+        timeout: float = 300.0,
+    ) -> None:
+        self.url, self.timeout = url.rstrip("/"), timeout
+        self.public = bytes.fromhex(public) if isinstance(public, str) else public
+        if len(self.public) != SEED or not self.url.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+            raise PrivacyError(f"a helper needs a key of {SEED} bytes and an https address, not {url!r}")
+        encrypted = self.url.startswith("https://")
+        self._context = ssl.create_default_context(cafile=certificate) if encrypted else None
+
+    def sum_masks(self, session: bytes, index: int, length: int, packages: Sequence[Package]) -> Words:
+        """Ask for the sum of these parties' masks."""
+        said = [[p.identity.hex(), p.sealed.hex(), p.signature.hex()] for p in packages]
+        about = {"session": session.hex(), "index": index, "length": length, "packages": said}
+        request = urllib.request.Request(f"{self.url}/masks", data=json.dumps(about).encode(), method="POST")
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout, context=self._context) as answer:
+                content = answer.read(8 * length + 1)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise PrivacyError(error.read(500).decode(errors="replace").strip()) from None
+        except OSError as error:
+            raise EngineError(f"the second server at {self.url} does not answer: {error}") from None
+        if len(content) != 8 * length:
+            raise EngineError(f"the second server at {self.url} sent {len(content)} bytes, not {8 * length}")
+        return np.frombuffer(content, dtype="<u8").astype(np.uint64)
+
+
+def serve(
+    helper: Helper,
+    port: int,
+    *,
+    host: str = "127.0.0.1",
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> ThreadingHTTPServer:
+    """A server of a helper; `serve_forever()` runs it.
+
+    Parameters
+    ----------
+    helper
+        Who answers.
+    port, host
+        Where.
+    certificate, key
+        Of its TLS; without them it listens on this machine alone.
+    """
+    if certificate is None and host not in ("127.0.0.1", "localhost", "::1"):
+        raise PrivacyError(f"a helper on {host} needs a certificate: plain text is for this machine alone")
+    server = ThreadingHTTPServer((host, port), _page(helper))
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    return server
+
+
+def _page(helper: Helper) -> type[BaseHTTPRequestHandler]:
+    guard = Lock()
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """The health address."""
+            self._say(200 if self.path == "/health" else 404, b"ok\n" if self.path == "/health" else b"")
+
+        def do_POST(self) -> None:
+            """Answer a question, or say in one line why not."""
+            try:
+                size = int(self.headers.get("Content-Length", 0))
+                if self.path != "/masks" or not 0 < size <= _LARGEST:
+                    raise ValueError("not a question")
+                session, index, length, packages = _question(self.rfile.read(size))
+                with guard:
+                    total = helper.sum_masks(session, index, length, packages)
+            except PrivacyError as error:
+                self._say(403, str(error).encode())
+            except (ValueError, KeyError, TypeError):
+                self._say(400, b"not a question of two servers")
+            else:
+                self._say(200, total.astype("<u8").tobytes())
+
+        def _say(self, code: int, body: bytes) -> None:
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: the file of answered rounds says what was answered."""
+
+    return Page
+
+
+def _question(content: bytes) -> tuple[bytes, int, int, list[Package]]:
+    about = json.loads(content)
+    length, index = about["length"], about["index"]
+    if not isinstance(length, int) or not isinstance(index, int) or not 0 <= length <= _MOST_WORDS:
+        raise ValueError("not a question")
+    packages = [Package(*(bytes.fromhex(text) for text in package)) for package in about["packages"]]
+    return bytes.fromhex(about["session"]), index, length, packages
