@@ -88,7 +88,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         A fitted mixture to start from, such as last month's; there is one start then, and components keep their order.
     average
         Where a sampler is given: from the sixth round on, round t after it counts (t + 2)^-average against the running
-        averages of the sums.
+        averages of the sums. None takes the sums of each round alone, as the paper's Algorithm 2 does.
     column
         One category a row, or (two-dimensional) ready counts.
     count
@@ -119,7 +119,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         init: Literal["spread", "random"] = "spread",
         sizes: Kind | None = "bins",
         warm_start: MixtureOfDirichletMultinomials | None = None,
-        average: float = 0.7,
+        average: float | None = 0.7,
         column: str = "y",
         count: str | None = None,
         n_categories: int | None = None,
@@ -264,8 +264,8 @@ class MixtureOfDirichletMultinomials(Estimator):
             raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
         if self.init not in ("spread", "random"):
             raise DataError(f"init must be 'spread' or 'random', not {self.init!r}")
-        if not 0.5 < self.average <= 1:
-            raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, not {self.average}")
+        if self.average is not None and not 0.5 < self.average <= 1:
+            raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, or None: {self.average}")
 
     def _first_state(self, work: TailCountEM, found: Arrays, source: Source, how: Fit) -> Arrays:
         if self.warm_start is not None:
