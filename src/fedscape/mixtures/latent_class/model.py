@@ -21,6 +21,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.history import History
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError, NotFittedError
+from fedscape.mixtures.latent_class.basis import parse_basis
 from fedscape.mixtures.latent_class.chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.em import Share
@@ -97,6 +98,10 @@ class LatentClassRegression(Estimator):
         Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. "latest" keeps
         the sum of every agent's latest contribution, which is gamma = 1 where everyone takes part. None is 0.5, but
         "latest" for a single component and 1 for EM over all agents.
+    basis
+        Nonlinear classes: "hinges", "hinges:-1,0,1" (knots in standard deviations), "polynomials:3" or "layer:16" (a
+        layer of random hidden units) has each class be linear in these functions of the features; agents send the same
+        sums, of more columns. Two more rounds survey the columns first.
     rounds
         How many rounds, or sweeps.
     chains
@@ -140,6 +145,7 @@ class LatentClassRegression(Estimator):
         method: Method = "federated",
         link: Link = "identity",
         gamma: float | Literal["latest"] | None = None,
+        basis: str | None = None,
         rounds: int = 20,
         chains: int = 1,
         ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -158,6 +164,7 @@ class LatentClassRegression(Estimator):
         self.method = method
         self.link = link
         self.gamma = gamma
+        self.basis = basis
         self.rounds = rounds
         self.chains = chains
         self.ranges = ranges
@@ -230,6 +237,7 @@ class LatentClassRegression(Estimator):
         self._private, self._spent = how.privacy is not None, None
         if how.privacy is not None:
             check_private(self.get_params(), len(self._candidates), how.privacy)
+        table = self._with_basis(engine, how, table)
         k = self._candidates[0]
         if len(self._candidates) > 1:
             k = self._choose(engine, how, replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train"))
@@ -251,6 +259,20 @@ class LatentClassRegression(Estimator):
                 Draw(one.state, place(self._placing, one.state, h)) for one, h in zip(found, held, strict=True)
             ]
             self.feature_names_ = table.names(clients)
+
+    def _with_basis(self, engine: Engine, how: Fit, table: Table) -> Table:
+        """The table with the functions of the basis, once it is known by what to standardise the columns."""
+        if self.basis is None:
+            return table
+        parse_basis(self.basis)
+        if table.ranges:
+            raise DataError(
+                f"basis={self.basis!r} goes without ranges, and so without privacy: what bounds its functions is not "
+                "known; leave basis out, or make the functions columns of their own"
+            )
+        found = self._run(Survey(table), engine, how.phase(".basis"), n_rounds=2, seed=self.seed, measure=0)
+        centre, scale = found["centre"][:-1], np.where(found["deviation"] > 0, found["deviation"], 1.0)[:-1]
+        return replace(table, basis=self.basis, basis_centre=tuple(centre.tolist()), basis_scale=tuple(scale.tolist()))
 
     @property
     def _candidates(self) -> tuple[int, ...]:
