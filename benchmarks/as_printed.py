@@ -134,10 +134,9 @@ def hlcr(seeds: range, n_rounds: int = 20, gamma: float = 0.5) -> None:
                 ]  # fmt: skip
                 row[f"sigma {sigma:g}, {'all' if share is None else '15%'}"] = shown(each, 2)
         rows.append(row)
-    note = (
-        f"MSE / sigma^2 at (16, 10), gamma {gamma}, one fold, {n_rounds} rounds, median (range) of {len(seeds)} seeds"
-    )
-    report("as_printed_hlcr" if gamma == 0.5 else "as_printed_hlcr_slow", rows, note=f"{note} from {seeds[0]}")
+    name = "as_printed_hlcr" if gamma == 0.5 else "as_printed_hlcr_slow"
+    note = f"MSE / sigma^2 at (16, 10), gamma {gamma}, one fold, {n_rounds} rounds, median (range) of {len(seeds)}"
+    report(name, rows, note=f"{note} seeds from {seeds[0]}")
 
 
 def figure3b(seeds: range, gammas: tuple[float, ...], n_rounds: int = 20) -> None:
