@@ -125,13 +125,8 @@ def hlcr(seeds: range, n_rounds: int = 20, gamma: float = 0.5) -> None:
         row: dict[str, Any] = {"Algorithm 3": title}
         for sigma in (1.0, 0.3):
             for share in (None, 0.15):
-                each = [
-                    mse(
-                        PrintedRegression(16, **KNOWN, sigma=sigma, gamma=gamma, rounds=n_rounds, mended=mended, seed=s),
-                        sigma, s, share=share,
-                    )
-                    for s in seeds
-                ]  # fmt: skip
+                how = {**KNOWN, "sigma": sigma, "gamma": gamma, "rounds": n_rounds, "mended": mended}
+                each = [mse(PrintedRegression(16, **how, seed=seed), sigma, seed, share=share) for seed in seeds]
                 row[f"sigma {sigma:g}, {'all' if share is None else '15%'}"] = shown(each, 2)
         rows.append(row)
     name = "as_printed_hlcr" if gamma == 0.5 else "as_printed_hlcr_slow"

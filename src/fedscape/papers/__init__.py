@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedscape.papers.fedgmm import Identity, half_transformed
     from fedscape.papers.fedtem import ConstantFedTKM, temporal_as_printed
     from fedscape.papers.hlcr import MENDS, PrintedAssignment, PrintedRegression
-    from fedscape.papers.mdm import PrintedMixture, PrintedStart, moments_of_the_first_category
+    from fedscape.papers.mdm import PrintedMixture, PrintedStart, moments_of_the_first_category, nmse
     from fedscape.papers.sketch import cell_tvd, collision_volume, path_bound, path_tvd
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "collision_volume",
     "half_transformed",
     "moments_of_the_first_category",
+    "nmse",
     "path_bound",
     "path_tvd",
     "temporal_as_printed",
@@ -36,7 +37,7 @@ __getattr__ = loader(
         "fedgmm": ["Identity", "half_transformed"],
         "fedtem": ["ConstantFedTKM", "temporal_as_printed"],
         "hlcr": ["MENDS", "PrintedAssignment", "PrintedRegression"],
-        "mdm": ["PrintedMixture", "PrintedStart", "moments_of_the_first_category"],
+        "mdm": ["PrintedMixture", "PrintedStart", "moments_of_the_first_category", "nmse"],
         "sketch": ["cell_tvd", "collision_volume", "path_bound", "path_tvd"],
     },
 )

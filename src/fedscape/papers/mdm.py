@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fedscape.core.computation import Computation
 from fedscape.core.estimator import Fit
@@ -83,6 +84,20 @@ def moments_of_the_first_category(state: Arrays) -> tuple[Array, Array]:
         dispersion = (q - p[:, 0] ** 2) / (p[:, 0] - q)
     sound = np.isfinite(dispersion) & (dispersion > 0)
     return floored(mean.T).T, np.where(sound, np.clip(dispersion, 1e-4, 1e3), 1.0)
+
+
+def nmse(found: npt.ArrayLike, truth: npt.ArrayLike) -> float:
+    """Eq. (50), which the paper calls a normalised mean squared error: the root of the sum of squared relative errors.
+
+    It is no mean, and grows with the number of entries. Components must be in the same order in both.
+
+    >>> nmse([1.1, 2.0], [1.0, 2.0])
+    0.1
+    """
+    a, b = np.asarray(found, dtype=float), np.asarray(truth, dtype=float)
+    if a.shape != b.shape:
+        raise DataError(f"found and truth must have one shape, not {list(a.shape)} and {list(b.shape)}")
+    return float(round(np.sqrt((((a - b) / b) ** 2).sum()), 15))
 
 
 class PrintedMixture(MixtureOfDirichletMultinomials):

@@ -8,7 +8,7 @@ from scipy.special import digamma, gammaln
 
 import fedscape as fs
 from fedscape.datasets.generators import mdm_table1
-from fedscape.papers import PrintedMixture, PrintedStart, moments_of_the_first_category
+from fedscape.papers import PrintedMixture, PrintedStart, moments_of_the_first_category, nmse
 
 
 def joined_by_hand(seed=0):
@@ -119,3 +119,13 @@ def test_pooled_moments_are_nearer_than_the_first_category_alone():
             each.append(abs(np.log(alpha.sum() / 8)))
     gain = np.array(off["printed"]) - np.array(off["pooled"])
     assert gain.mean() > 5 * gain.std(ddof=1) / np.sqrt(len(gain))
+
+
+def test_equation_50_is_the_root_of_a_sum_of_squared_ratios():
+    rng = np.random.default_rng(0)
+    truth, found = rng.uniform(1, 2, (3, 4)), rng.uniform(1, 2, (3, 4))
+    by_hand = sum(((found[k, j] - truth[k, j]) / truth[k, j]) ** 2 for k in range(3) for j in range(4)) ** 0.5
+    assert nmse(found, truth) == pytest.approx(by_hand)
+    assert nmse(np.tile(found, 4), np.tile(truth, 4)) == pytest.approx(2 * by_hand)  # four times the entries: no mean
+    with pytest.raises(fs.errors.DataError, match="one shape"):
+        nmse(found, truth[:2])
