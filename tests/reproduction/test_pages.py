@@ -102,7 +102,7 @@ def test_what_is_missing_or_partly_there_says_why_and_paths_exist():
     for item, state, where, why in coverage_rows():
         assert state in ("done", "n/a") or len(why) > 2, f"{item} is {state} without a word"
         for path in re.findall(r"`([\w/]+\.(?:py|json|svg|png))", where):
-            folder = ROOT if path.startswith(("benchmarks/", "tests/")) else Path(fedscape.__file__).parent
+            folder = ROOT if path.startswith(("benchmarks/", "tests/", "docs/")) else Path(fedscape.__file__).parent
             assert (folder / path).is_file(), f"{item}: {path}"
         for test in re.findall(r"`(test_\w+)`", where):
             assert test in WORDS, f"{item}: {test}"
