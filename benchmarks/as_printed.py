@@ -14,7 +14,6 @@ from scipy.optimize import linear_sum_assignment
 from scipy.stats import spearmanr
 
 from fedscape import DistributionSketch, FixedSize, GaussianMixture, LatentClassRegression, Poisson
-from fedscape.core.engine import as_engine
 from fedscape.datasets.generators import gaussian_pair, hlcr_synthetic, mdm_table1
 from fedscape.papers import (
     MENDS,
@@ -254,9 +253,8 @@ def transformed(seeds: range, n_rounds: int = 12) -> None:
     """FedGMM 4.1: half of all rows transformed, or a share of each client's; embedded handwriting, a linear learner."""
     from fedscape import LocalSGD, datasets
     from fedscape.learning import cross_entropy, models
+    from fedscape.methods import train
     from fedscape.papers import half_transformed
-    from fedscape.personal import train
-    from fedscape.personal.methods import METHODS
 
     rows, writers = [], datasets.load("femnist-mini")
     for title, make in (("half of all rows", lambda f, s: half_transformed(f, seed=s)), ("Beta(0.4, 0.4)", by_client)):
@@ -267,8 +265,7 @@ def transformed(seeds: range, n_rounds: int = 12) -> None:
             part, test = fed.with_column("x", small).split(test=0.2, seed=seed)
             step = LocalSGD(models.linear(196, 62), cross_entropy, lr=0.02, epochs=1, batch_size=32, optimiser="adam")
             for name in ("fedavg", "fedem", "fedgmm"):
-                method = METHODS[name](step, as_engine(part), seed)
-                done = train(method, step, part, n_rounds=n_rounds, seed=seed)
+                done = train(name, step, part, n_rounds=n_rounds, seed=seed)
                 found.setdefault(name, []).append(100 * done.evaluate(test).summary()["accuracy_of_clients"])
         gain = [a - b for a, b in zip(found["fedgmm"], found["fedem"], strict=True)]
         rows.append(

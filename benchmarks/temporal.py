@@ -52,6 +52,7 @@ from fedscape.temporal import (
 from table import arguments, half_width, report
 
 PRINTED = {"fedtem-printed": "fedtem", "fedtkm-constant": "fedtkm-constant", "scsgd-first-half": "scsgd"}
+BRANCHED = {"ifca": "ifca-branches", "fedem": "fedem-branches"}  # short names here, full ones in the table
 EVERY = (
     "no-shift vanilla fedtem-printed fedtkm-constant scsgd-first-half fedtem-own fedtkm-own fedtem fedtkm em-only ifca "
     "scsgd t-shot fedem fedtem-sums-own"
@@ -221,7 +222,7 @@ def run(cell: Cell, job: Task, *, until: float = float("inf")) -> dict[str, Any]
     elif set(cell.how) & {"choice", "pick"}:
         method = FedTEM(local, belief, **given)
     else:
-        method = make(kind, local, Options(prior=belief, **given))
+        method = make(BRANCHED.get(kind, kind), local, Options(prior=belief, **given))
     trainer = getattr(method, "_trainer", method.local)
     share_programs(trainer, (cell.set, cell.model, cell.most, repr(trainer.model), repr(trainer.loss)))
     found: dict[str, list[float]] = {}

@@ -6,8 +6,9 @@ import numpy as np
 
 import fedscape as fs
 from fedscape.learning import Adam, cross_entropy, models
+from fedscape.methods import Options, make
 from fedscape.papers import temporal_as_printed
-from fedscape.temporal import Linear, MultiBranch, Shifting, Steady, evaluate, method_for
+from fedscape.temporal import Linear, MultiBranch, Shifting, Steady, evaluate
 
 PERIOD, PERIODS = 16, 6
 SEEDS = range(2)
@@ -31,8 +32,11 @@ def learned(name: str, apart: float, seed: int, curve=CURVE) -> tuple[float, flo
     """Accuracy over the last period, of test rows of both modes, and the share of rows in the branch of their mode."""
     train, test, modes = two_modes(apart, seed)
     local = fs.LocalSGD(MultiBranch(models.mlp(6, 16, 4)), cross_entropy, lr=0.05, epochs=1, batch_size=8)
-    build = temporal_as_printed if name.startswith("printed ") else method_for
-    method = build(name.removeprefix("printed "), local, Linear(PERIOD), server=Adam(0.02), initial="seed")
+    plain: dict = {"server": Adam(0.02), "initial": "seed"}
+    if name.startswith("printed "):
+        method = temporal_as_printed(name.removeprefix("printed "), local, Linear(PERIOD), **plain)
+    else:
+        method = make(name, local, Options(prior=Linear(PERIOD), **plain))
     how = {"n_rounds": PERIOD * PERIODS, "sampler": Shifting(modes, curve, 8), "seed": seed, "measure": 0}
     scores, right = [], []
     for r in fs.rounds(method, train, **how, allow=method.reveals):

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 import fedscape as fs
+from fedscape.methods import Options, make
 from fedscape.papers import temporal_as_printed
-from fedscape.temporal import Linear, Soft, method_for
+from fedscape.temporal import Linear, Soft
 from fedscape.temporal.fedtem import small_example
 
 
-def test_method_for_passes_the_scatter_of_equation_10():
+def test_methods_by_name_pass_the_scatter_of_equation_10():
     _, step, _ = small_example()
     for name in ("fedtem", "em-only"):
-        assert method_for(name, step, Linear(8), scatter="within_clients").scatter == "within_clients"
-        assert method_for(name, step, Linear(8)).scatter == "all"
+        assert make(name, step, Options(prior=Linear(8), scatter="within_clients")).scatter == "within_clients"
+        assert make(name, step, Options(prior=Linear(8))).scatter == "all"
 
 
 def test_as_printed_equation_10_averages_the_variances_of_clients():
@@ -32,7 +33,7 @@ def test_as_printed_equation_10_averages_the_variances_of_clients():
     expected = (rows[:2, None] * variance[:2]).sum(axis=0) / rows[:2].sum()
     np.testing.assert_allclose(found["variances"][0], expected, rtol=1e-12)
     np.testing.assert_allclose(found["variances"][1], variance[2], rtol=1e-12)
-    mended = method_for("fedtem", step, Linear(8)).learn(method.start(0), total, fs.Key(0, 2))
+    mended = make("fedtem", step, Options(prior=Linear(8))).learn(method.start(0), total, fs.Key(0, 2))
     centre = (rows[:2, None] * mean[:2]).sum(axis=0) / rows[:2].sum()
     between = (rows[:2, None] * (mean[:2] - centre) ** 2).sum(axis=0) / rows[:2].sum()
     np.testing.assert_allclose(mended["variances"][0], expected + between, rtol=1e-12)
@@ -53,7 +54,7 @@ def test_constant_eta_moves_the_factor_where_equation_27_rests():
 def test_scsgd_trains_one_branch_in_the_first_half_of_each_period():
     fed, step, _ = small_example()
     printed = temporal_as_printed("scsgd", step, Linear(8), strength=0.5)
-    around_the_peak = method_for("scsgd", step, Linear(8))
+    around_the_peak = make("scsgd", step, Options(prior=Linear(8)))
     branches = [
         [int(m.choose({}, fed, fs.Key(0, t))[0][0].argmax()) for t in range(16)] for m in (printed, around_the_peak)
     ]
