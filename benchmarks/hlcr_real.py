@@ -51,25 +51,30 @@ def latent(train, test, features, target, entity, *, k, method, seed):
     return {**found, "log-likelihood": reg.score(test)}
 
 
-def mixed_model(train, test, features, target, entity, *, most: int, seed: int):
+def by_statsmodels(y, design, group) -> tuple[np.ndarray, float]:
+    """Covariance of a random intercept and slope, and variance of the noise."""
+    import statsmodels.api as sm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit = sm.MixedLM(y, design, groups=group, exog_re=design[:, :2]).fit(method="lbfgs")
+    return np.asarray(fit.cov_re), float(fit.scale)
+
+
+def mixed_model(train, test, features, target, entity, *, most: int, seed: int, variances=by_statsmodels):
     """A random intercept and slope by entity: variances by statsmodels, from the events of some entities where there
     are more than `most`; then coefficients and what each entity differs by from all events, in closed form.
     """
-    import statsmodels.api as sm
-
     x, y, group = numbers(train, features), train[target].astype(float), entity_codes(train, entity)
     centre, scale = x.mean(axis=0), x.std(axis=0)
     design, future = (
-        sm.add_constant((part - centre) / scale, has_constant="add") for part in (x, numbers(test, features))
+        np.column_stack([np.ones(len(part)), (part - centre) / scale]) for part in (x, numbers(test, features))
     )
     codes, group = np.unique(group, return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(codes))
     few = np.cumsum(np.bincount(group)[order]) <= most
     some = np.isin(group, order[few])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit = sm.MixedLM(y[some], design[some], groups=group[some], exog_re=design[some, :2]).fit(method="lbfgs")
-    c, noise = np.asarray(fit.cov_re), float(fit.scale)
+    c, noise = variances(y[some], design[some], group[some])
 
     def total(values):
         out = np.zeros((len(codes), *values.shape[1:]))

@@ -17,6 +17,7 @@ from fedscape.datasets.generators.counts import TABLE_1, mdm_a2, mdm_table1
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
 from fedscape.mixtures.dirichlet_multinomial.em import TailCountEM
 from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey, matched, with_broad
+from fedscape.papers import nmse
 from table import RESULTS, arguments, report
 
 SHOWN = (1, 3, 10, 30, 100)
@@ -75,7 +76,7 @@ def errors(state, model, ends, truth):
     cost = (np.log(a[:, None] / a_true[None]) ** 2).sum(axis=2)
     found, true = linear_sum_assignment(cost)
     a, tau = a[found[np.argsort(true)]], tau[found[np.argsort(true)]]
-    eq50 = [float(np.linalg.norm((x - y) / y)) for x, y in ((a, a_true), (tau, tau_true))]
+    eq50 = [nmse(x, y) for x, y in ((a, a_true), (tau, tau_true))]
     ratio = [float(np.linalg.norm(x - y) / np.linalg.norm(y)) for x, y in ((a, a_true), (tau, tau_true))]
     return eq50 + ratio
 

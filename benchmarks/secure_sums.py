@@ -20,7 +20,7 @@ from fedscape.secure.parameters import derive
 from fedscape.secure.protocol import Client, Frame, Roster
 from fedscape.secure.server import Server
 from fedscape.secure.sums import bytes_besides
-from fedscape.secure.two_servers import BYTES, Helper, context_of, mask
+from fedscape.secure.two_servers import BYTES, SecondServer, context_of, mask
 from table import arguments, report
 
 SESSION = b"a benchmark run."
@@ -61,7 +61,7 @@ def ring(n: int, length: int, dead: int, neighbours: int | None) -> dict[str, An
 
 def two_servers(n: int, length: int) -> dict[str, Any]:
     """One round of TwoServers."""
-    helper, x, clock = Helper(), np.arange(length, dtype=np.uint64), Clock()
+    helper, x, clock = SecondServer(), np.arange(length, dtype=np.uint64), Clock()
     context = context_of(SESSION, 0, length)
     total, packages = np.zeros(length, dtype=np.uint64), []
     for u in range(n):

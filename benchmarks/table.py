@@ -27,19 +27,23 @@ def arguments(doc: str | None, **extra: Any) -> argparse.Namespace:
 
 
 def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
-    """Print the rows as a Markdown table and write them to results/NAME.json."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    print(f"| {' | '.join(columns)} |")
-    print(f"|{'|'.join(' --- ' for _ in columns)}|")
-    for row in rows:
-        print(f"| {' | '.join(_text(row.get(column, '')) for column in columns)} |")
+    """Print the rows as a Markdown table and write them to results/NAME.json, quick ones to results/quick/."""
+    print(markdown(rows))
     if note:
         print(f"\n{note}")
-    RESULTS.mkdir(exist_ok=True)
+    folder = RESULTS / "quick" if "--quick" in sys.argv else RESULTS  # the repository has results/ itself
+    folder.mkdir(parents=True, exist_ok=True)
     versions = {package: _version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")}
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     content = {"name": name, "command": " ".join(sys.argv), "versions": about, "rows": rows, "note": note}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """The rows as a Markdown table."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [f"| {' | '.join(columns)} |", f"|{'|'.join(' --- ' for _ in columns)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(_text(row.get(c, '')) for c in columns)} |" for row in rows)])
 
 
 def half_width(values: Sequence[float]) -> float:

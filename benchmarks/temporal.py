@@ -12,7 +12,10 @@ four periods of 64).
 Cells are run by several processes in the order of their importance until the time is up; every one that ends is written
 at once, and is not run again with the same `--out`. `--prepare FOLDER` writes the data as small files, `--data FOLDER`
 reads them, `--collect FOLDER` makes the tables of what was written. `--only`, `--methods`, `--shifts` and `--seeds`
-choose cells. "-own" is the method with hours="own", inertia=0.9.
+choose cells. "-own" is the method with hours="own", inertia=0.9. "fedtem-printed" has equation (10) as printed
+(scatter="within_clients"; "fedtem" has the variance of all rows of a mode), "fedtkm-constant" the constant eta of
+Section 3.2 ("fedtkm" that of (27)), "scsgd-first-half" the halves of the text ("scsgd" those around the prior's peak).
+"powers" has the seven p of Figure 2 with a period of 64.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ from torch import nn
 from cells import share_programs
 from fedscape import Federation, LocalSGD, datasets, rounds
 from fedscape.learning import Adam, cross_entropy, models, standardising
-from fedscape.methods import METHODS, Options, make
+from fedscape.methods import Options, make
+from fedscape.papers import temporal_as_printed
 from fedscape.temporal import (
     FedTEM,
     MultiBranch,
@@ -47,7 +51,12 @@ from fedscape.temporal import (
 )
 from table import arguments, half_width, report
 
-EVERY = "no-shift vanilla fedtem-own fedtkm-own fedtem fedtkm em-only ifca scsgd t-shot fedem fedtem-sums-own"
+PRINTED = {"fedtem-printed": "fedtem", "fedtkm-constant": "fedtkm-constant", "scsgd-first-half": "scsgd"}
+BRANCHED = {"ifca": "ifca-branches", "fedem": "fedem-branches"}  # short names here, full ones in the table
+EVERY = (
+    "no-shift vanilla fedtem-printed fedtkm-constant scsgd-first-half fedtem-own fedtkm-own fedtem fedtkm em-only ifca "
+    "scsgd t-shot fedem fedtem-sums-own"
+)
 COMEDIES = (
     "allswell asyoulike comedy_errors lll measure merchant merry_wives midsummer much_ado taming twelfth two_gent"
 )
@@ -208,9 +217,12 @@ def run(cell: Cell, job: Task, *, until: float = float("inf")) -> dict[str, Any]
     if kind == "t-shot":
         collect = {"n_rounds": cell.period, "sampler": sampler, "seed": cell.seed, "column": "x"}
         given["centres"] = collect_centres(train, 2, **collect)
-    assert kind in METHODS
-    special = set(cell.how) & {"choice", "pick"}
-    method = FedTEM(local, belief, **given) if special else make(kind, local, Options(prior=belief, **given))
+    if kind in PRINTED:
+        method = temporal_as_printed(PRINTED[kind], local, belief, **given)
+    elif set(cell.how) & {"choice", "pick"}:
+        method = FedTEM(local, belief, **given)
+    else:
+        method = make(BRANCHED.get(kind, kind), local, Options(prior=belief, **given))
     trainer = getattr(method, "_trainer", method.local)
     share_programs(trainer, (cell.set, cell.model, cell.most, repr(trainer.model), repr(trainer.loss)))
     found: dict[str, list[float]] = {}
@@ -253,6 +265,16 @@ def on_cpu() -> Iterator[Cell]:
             yield from ablations()
     for seed in range(3):
         yield from every_method("long", 256, seed, rounds=2049)
+    for seed in range(3):
+        yield from powers(seed)
+
+
+def powers(seed: int) -> Iterator[Cell]:
+    """The seven p of Figure 2, printed methods alone."""
+    for p in ("0.1", "0.25", "0.5", "1", "2", "4", "10"):
+        for kind in ("linear", "cosine"):
+            for name in ("vanilla", "fedtem-printed", "fedtkm"):
+                yield Cell("powers", f"{kind} p={p}", name, f"{kind}:p={p},T=64", seed)
 
 
 def every_method(table: str, period: int, seed: int, **how: Any) -> Iterator[Cell]:
@@ -291,7 +313,7 @@ def ablations() -> Iterator[Cell]:
 
 def on_gpu(device: str) -> Iterator[Cell]:
     """The most important first."""
-    names = ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem", "fedtkm", "fedtem-sums-own")
+    names = ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem-printed", "fedtkm", "fedtem-sums-own", "fedtem")
     big, images = (
         {"model": "cnn", "device": device},
         {"set": "cifar10", "device": device, "rounds": 1025, "period": 256},
@@ -301,10 +323,14 @@ def on_gpu(device: str) -> Iterator[Cell]:
             yield Cell("cnn", "linear p=1", name, "linear:p=1,T=64", seed, **big)
     for seed in (0, 1):
         for p in ("1", "4"):
-            for name in ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem"):
+            for name in ("no-shift", "vanilla", "fedtkm-own", "fedtem-own", "fedtem-printed", "fedtem"):
                 if name != "no-shift" or p == "1":
                     yield Cell("cifar10", f"linear p={p}", name, f"linear:p={p},T=256", seed, **images)
-    for name in names:
+    for seed in range(3):
+        for name in ("no-shift", "vanilla", "fedtem-printed", "fedtkm"):
+            how = {"rounds": 2049, "period": 256, **big}
+            yield Cell("cnn long", "linear p=1", name, "linear:p=1,T=256", seed, **how)
+    for name in names[2:]:
         yield Cell("cnn", "linear p=1 T=256", name, "linear:p=1,T=256", rounds=2049, period=256, **big)
     for p in ("4", "0.25"):
         for name in names[1:5]:

@@ -20,7 +20,12 @@ from fedscape.methods import Options, make
 from fedscape.temporal import FedTEM, FedTEMBySums, FedTKM, Linear, MultiBranch, Shifting, Steady, by_mode
 from table import arguments, report
 
-KINDS = {"FedTEM": FedTEM, "FedTEM by sums": FedTEMBySums, "FedTKM": FedTKM}
+KINDS = {
+    "FedTEM as printed": (FedTEM, {"scatter": "within_clients"}),
+    "FedTEM, scatter of all rows": (FedTEM, {}),
+    "FedTEM by sums": (FedTEMBySums, {}),
+    "FedTKM": (FedTKM, {}),
+}
 
 
 def facts(features: np.ndarray, fed: Federation, modes: np.ndarray) -> str:
@@ -65,8 +70,8 @@ def main() -> None:
     features = first.see(network, train).features.numpy()
     lines, own = [], {"hours": "own", "inertia": 0.9}
     for begin, how in (("truth", {}), ("random", {}), ("random", {"inertia": 0.9}), ("random", own)):
-        for title, kind in KINDS.items():
-            method, found = kind(replace(local, lr=0.0), Linear(args.period), **how), []
+        for title, (kind, form) in KINDS.items():
+            method, found = kind(replace(local, lr=0.0), Linear(args.period), **form, **how), []
             for seed in range(args.seeds):
                 state = {**method.start(seed), **network}
                 state = truth(state, features, modes[train.client_of_row]) if begin == "truth" else state

@@ -100,7 +100,7 @@ class Local:
     min_clients
         With fewer clients in the cohort a round is abandoned before anything is released.
     secure
-        How sums are masked, with every client a party of its own: `SecureSum()` or `TwoServers()`. All keys, shares and
+        How sums are masked, with every client by itself: `SecureSum()` or `TwoServers()`. All keys, shares and
         masks are made and taken away again, as over a network: a simulation that costs what the real thing costs.
 
     >>> engine = Local(Federation({"y": [1, 2]}, [0, 1, 2]), threads=2)

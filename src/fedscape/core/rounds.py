@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedscape.core.computation import Computation
+from fedscape.core.computation import Computation, stable_name
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.sampling import All, Sampler
@@ -130,7 +130,12 @@ class Rounds:
         level = logging.WARNING if done.abandoned else logging.INFO
         if LOG.isEnabledFor(level):
             numbers = {"clients": done.clients, "seconds": round(done.seconds, 3), "bytes_up": done.bytes_up}
-            about = {"event": "round", "computation": self.computation.known_as(), "round": done.index, **numbers}
+            about = {
+                "event": "round",
+                "computation": stable_name(type(self.computation)),
+                "round": done.index,
+                **numbers,
+            }
             LOG.log(level, json.dumps({**about, "abandoned": done.abandoned, "faults": dict(done.faults)}))
 
     def _one(self, key: Key, measure: bool) -> Round:

@@ -205,10 +205,10 @@ def helper_server(
 ) -> tuple[ThreadingHTTPServer, str]:
     """A server of the helper whose key is in this folder, made where there is none, and its public key."""
     from fedscape.secure.remote_helper import serve
-    from fedscape.secure.two_servers import Helper
+    from fedscape.secure.two_servers import SecondServer
 
     path = Path(folder)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     peers = None if roster is None else read_peers(Path(roster))
-    own = Helper(Keys(path).identity(), peers=peers, least=least, folder=path)
+    own = SecondServer(Keys(path).identity(), peers=peers, least=least, folder=path)
     return serve(own, port, host=host, certificate=certificate, key=key), own.public.hex()

@@ -71,6 +71,14 @@ def timed(how: Options) -> dict[str, Any]:
     return {**smooth(how), "prior": how.prior, "hours": how.hours, "inertia": how.inertia}
 
 
+def scattered(how: Options) -> dict[str, Any]:
+    return {**timed(how), "scatter": how.scatter}
+
+
+def unguided(how: Options) -> dict[str, Any]:
+    return {**smooth(how), "prior": None, "scatter": how.scatter}
+
+
 def halved(how: Options) -> dict[str, Any]:
     from fedscape.temporal.methods import halves
 

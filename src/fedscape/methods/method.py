@@ -34,7 +34,7 @@ class Options:
         Of qfedavg.
     prior, period, modes
         What methods on a schedule believe of it, how many rounds it repeats after, and how many branches there are.
-    strength, smoothing, hours, inertia
+    strength, smoothing, hours, inertia, scatter
         As for FedTEM.
     centres
         Of t-shot; None collects them from the clients of `engine`.
@@ -59,6 +59,7 @@ class Options:
     smoothing: float = 0.1
     hours: str = "all"
     inertia: float = 0.0
+    scatter: str = "all"
     centres: Array | None = None
     column: str | None = None
     engine: Engine | None = None

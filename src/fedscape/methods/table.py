@@ -92,7 +92,8 @@ _ALL = (
     ),
     Method(
         name="fedtem", title="FedTEM", family="temporal", takes=("server_lr", "prior"), reveals=_MODES,
-        make=a_class("temporal.fedtem:FedTEM", makers.timed, branches=True), exact=_SEEN.format("shares and features"),
+        make=a_class("temporal.fedtem:FedTEM", makers.scattered, branches=True),
+        exact=_SEEN.format("shares and features"),
         sentence="A branch for each mode of day and night; clients choose theirs by EM with a prior over time.",
     ),
     Method(
@@ -107,7 +108,7 @@ _ALL = (
     ),
     Method(
         name="em-only", title="EM only", family="temporal", takes=("server_lr",), reveals=_MODES,
-        make=a_class("temporal.fedtem:FedTEM", lambda how: {**makers.smooth(how), "prior": None}, branches=True),
+        make=a_class("temporal.fedtem:FedTEM", makers.unguided, branches=True),
         exact=_SEEN.format("shares and features"), sentence="FedTEM without a prior over time.",
     ),
     Method(

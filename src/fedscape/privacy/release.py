@@ -277,7 +277,7 @@ def noise_clients(engine: Engine, cohort: Array) -> int:
 
 
 def noise_shares(privacy: Privacy | None, engine: Engine, clients: float) -> tuple[float, int]:
-    """How many shares of noise are in a sum over so many clients, and how many of them make up all of it."""
+    """How many shares of noise are in a sum over this many clients, and how many of them make up all of it."""
     if privacy is None or privacy.place != "distributed":
         return clients, 1
     cohort = np.arange(round(clients))

@@ -16,13 +16,13 @@ import numpy as np
 
 from fedscape.errors import EngineError, PrivacyError
 from fedscape.secure.primitives import SEED, Words
-from fedscape.secure.two_servers import Helper, Package
+from fedscape.secure.two_servers import Package, SecondServer
 
 _LARGEST = 2**26  # bytes of a question
 _MOST_WORDS = 2**30
 
 
-class RemoteHelper:
+class RemoteAggregator:
     """The second server at its address, as the first one asks it.
 
     Parameters
@@ -71,7 +71,7 @@ class RemoteHelper:
 
 
 def serve(
-    helper: Helper,
+    helper: SecondServer,
     port: int,
     *,
     host: str = "127.0.0.1",
@@ -99,7 +99,7 @@ def serve(
     return server
 
 
-def _page(helper: Helper) -> type[BaseHTTPRequestHandler]:
+def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
     guard = Lock()
 
     class Page(BaseHTTPRequestHandler):

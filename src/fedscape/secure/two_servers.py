@@ -65,7 +65,7 @@ class Opener(Protocol):
         ...
 
 
-class Helper:
+class SecondServer:
     """The second server: it opens seeds, adds their streams, and answers a round once.
 
     Parameters
@@ -79,7 +79,7 @@ class Helper:
     folder
         Where it remembers which rounds it has answered; by default only as long as it lives.
 
-    >>> helper = Helper(least=3)
+    >>> helper = SecondServer(least=3)
     >>> words = np.arange(2, dtype=np.uint64)
     >>> sent = [mask(words, helper.public, context_of(b"run", 0, 2), os.urandom(32)) for _ in range(3)]
     >>> total = sum(masked for masked, _ in sent) - helper.sum_masks(b"run", 0, 2, [package for _, package in sent])
@@ -150,7 +150,7 @@ class TwoServers(Masked):
     Parameters
     ----------
     helper
-        The second server: a `Helper`, or a `RemoteHelper` with its address. A helper in this process is for
+        The second server: a `SecondServer`, or a `RemoteAggregator` with its address. A helper in this process is for
         simulations: then both servers are one.
     least
         How many parties a sum has at least; the helper holds to its own.
@@ -161,7 +161,7 @@ class TwoServers(Masked):
     5
     """
 
-    helper: Opener = field(default_factory=Helper)
+    helper: Opener = field(default_factory=SecondServer)
     least: int = 3
 
     def __post_init__(self) -> None:

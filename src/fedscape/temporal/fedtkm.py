@@ -135,6 +135,10 @@ class FedTKM(Branched):
             made["mass"] = mass
         return {name: values.cpu().numpy() for name, values in made.items()}
 
+    def eta(self, shares: Array) -> float:
+        """The step of (13) where the prior expects these shares: `rate` times its certainty (27)."""
+        return self.rate * certainty(shares)
+
     def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         near = np.maximum(total["near"], 0.0)
         mass = np.maximum(total["mass"], 0.0) if self.weighting == "samples" else near
@@ -147,8 +151,7 @@ class FedTKM(Branched):
         move = held(part[:, None] * total["away"], state["centres"], self.noise)
         factors = np.array(state["factors"], dtype=float)
         if self.prior is not None and told(near.sum(), self.noise) > 0:
-            eta = self.rate * certainty(shares)
-            factors[1:] *= np.exp(eta * (near / near.sum() - shares))[1:]
+            factors[1:] *= np.exp(self.eta(shares) * (near / near.sum() - shares))[1:]
         return {"centres": state["centres"] + move, "factors": factors, "server.mass": kept, **remembered}
 
     @classmethod

@@ -299,9 +299,9 @@ def test_keys_and_shares_on_a_nodes_disk_are_its_owners(tmp_path):
 
 
 def test_another_second_server_than_the_node_knows_is_refused(tmp_path):
-    from fedscape.secure.two_servers import Helper
+    from fedscape.secure.two_servers import SecondServer
 
-    helper = Helper()
+    helper = SecondServer()
     fed, engine = masked(tmp_path, secure=fs.TwoServers(helper=helper))
     for node in range(1, 7):
         (tmp_path / str(node) / "helper.pub").write_text(helper.public.hex())

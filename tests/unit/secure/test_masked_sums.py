@@ -12,7 +12,7 @@ import fedscape as fs
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.release import noise_shares
 from fedscape.secure.numbers import Form, Range
-from fedscape.secure.two_servers import Helper, context_of, mask
+from fedscape.secure.two_servers import SecondServer, context_of, mask
 
 BOTH = [fs.SecureSum(colluders=0.0), fs.TwoServers()]
 
@@ -192,7 +192,7 @@ def test_with_all_as_neighbours_the_noise_is_nearly_that_of_a_trusted_server():
 # -- two servers -------------------------------------------------------------------------------------------------------
 
 
-def packages(helper: Helper, words, keys, *, index: int = 0):
+def packages(helper: SecondServer, words, keys, *, index: int = 0):
     context = context_of(b"run", index, words.shape[1])
     sent = [mask(row, helper.public, context, key) for row, key in zip(words, keys, strict=True)]
     return [masked for masked, _ in sent], [package for _, package in sent]
@@ -202,7 +202,7 @@ def packages(helper: Helper, words, keys, *, index: int = 0):
 def test_any_drop_out_gives_the_plain_sum(there):
     rng = np.random.default_rng(there)
     words = rng.integers(0, 2**64, (8, 9), dtype=np.uint64)
-    helper = Helper()
+    helper = SecondServer()
     masked, sealed = packages(helper, words, [os.urandom(32) for _ in range(8)])
     some = rng.permutation(8)[:there]
     total = sum(masked[u] for u in some) - helper.sum_masks(b"run", 0, 9, [sealed[u] for u in some])
@@ -215,7 +215,7 @@ def test_the_helper_answers_once_for_enough_who_signed(tmp_path):
     from fedscape.secure.primitives import verifier_of
 
     seed = os.urandom(32)
-    helper = Helper(seed, peers=[verifier_of(key) for key in keys[:4]], least=3, folder=tmp_path)
+    helper = SecondServer(seed, peers=[verifier_of(key) for key in keys[:4]], least=3, folder=tmp_path)
     _, sealed = packages(helper, words, keys)
     with pytest.raises(PrivacyError, match="2 different parties are named in 2 packages, at least 3 must be"):
         helper.sum_masks(b"run", 0, 2, sealed[:2])
@@ -226,14 +226,14 @@ def test_the_helper_answers_once_for_enough_who_signed(tmp_path):
     with pytest.raises(PrivacyError, match="did not sign for this round"):
         helper.sum_masks(b"run", 1, 2, sealed[:3])
     helper.sum_masks(b"run", 0, 2, sealed[:4])
-    again = Helper(seed, folder=tmp_path)  # after a restart
+    again = SecondServer(seed, folder=tmp_path)  # after a restart
     for one in (helper, again):
         with pytest.raises(PrivacyError, match="this round was answered before"):
             one.sum_masks(b"run", 0, 2, sealed[:3])  # which would lay the fourth open
 
 
 def test_a_masked_vector_and_its_seed_say_nothing_alone():
-    helper = Helper()
+    helper = SecondServer()
     low = np.array([packages(helper, np.zeros((1, 1), dtype=np.uint64), [bytes(32)])[0][0][0] % 16 for _ in range(800)])
     counts = np.bincount(low.astype(int), minlength=16)
     assert ((counts - 50) ** 2 / 50).sum() < 15 + 5 * np.sqrt(30)

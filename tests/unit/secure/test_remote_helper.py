@@ -12,19 +12,19 @@ import pytest
 import fedscape as fs
 from fedscape.deploy.keys import write_certificates
 from fedscape.errors import EngineError, PrivacyError
-from fedscape.secure.remote_helper import RemoteHelper, serve
-from fedscape.secure.two_servers import Helper
+from fedscape.secure.remote_helper import RemoteAggregator, serve
+from fedscape.secure.two_servers import SecondServer
 
 
 @pytest.fixture
 def helper(tmp_path):
     write_certificates(tmp_path, ["127.0.0.1"], 2)
-    own = Helper(folder=tmp_path)
+    own = SecondServer(folder=tmp_path)
     server = serve(own, 0, certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     url = f"https://127.0.0.1:{server.server_address[1]}"
-    yield RemoteHelper(url, own.public.hex(), certificate=tmp_path / "ca.crt")
+    yield RemoteAggregator(url, own.public.hex(), certificate=tmp_path / "ca.crt")
     server.shutdown()
     server.server_close()
     thread.join()
@@ -48,8 +48,8 @@ def test_what_the_helper_refuses_is_said_in_one_line(helper):
 
 def test_plain_text_beyond_this_machine_and_a_helper_that_is_away_are_refused():
     with pytest.raises(PrivacyError, match=r"an https address, not 'http://helper\.example\.org'"):
-        RemoteHelper("http://helper.example.org", bytes(32))
+        RemoteAggregator("http://helper.example.org", bytes(32))
     with pytest.raises(PrivacyError, match="plain text is for this machine alone"):
-        serve(Helper(), 0, host="0.0.0.0")
+        serve(SecondServer(), 0, host="0.0.0.0")
     with pytest.raises(EngineError, match="does not answer"):
-        RemoteHelper("http://127.0.0.1:9", bytes(32), timeout=2).sum_masks(b"run", 0, 4, [])
+        RemoteAggregator("http://127.0.0.1:9", bytes(32), timeout=2).sum_masks(b"run", 0, 4, [])

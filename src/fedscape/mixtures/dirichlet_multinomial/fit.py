@@ -60,7 +60,7 @@ def fit_models(
         column=column,
         count=count,
     )
-    state = _first_state(mixture, work, survey, source, how)
+    state = mixture._first_state(work, survey, source, how)
     state = mixture._run(
         work,
         where,
@@ -92,9 +92,10 @@ def _fit_privately(
     return Models(work, state, likelihood, clients, int(state["rounds"]))
 
 
-def _first_state(
+def first_state(
     mixture: MixtureOfDirichletMultinomials, work: TailCountEM, survey: Arrays, source: Source, how: Fit
 ) -> Arrays:
+    """The state that EM begins with: an older mixture's, or starting points that clients joined."""
     if mixture.warm_start is not None:
         return _warm_state(mixture, mixture.warm_start, work, source)
     start = StartingPoints(

@@ -26,7 +26,7 @@ from fedscape.errors import DataError
 from fedscape.mixtures.dirichlet_multinomial.compare import Information, ModelComparison, PrivateComparison
 from fedscape.mixtures.dirichlet_multinomial.em import Solver, TailCountEM, check_solver
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
-from fedscape.mixtures.dirichlet_multinomial.fit import Models, fit_models
+from fedscape.mixtures.dirichlet_multinomial.fit import Models, first_state, fit_models
 from fedscape.mixtures.dirichlet_multinomial.posterior import posterior_of, state_of
 from fedscape.mixtures.dirichlet_multinomial.private import DifferenceMoments, Outline, ScoreAscent
 from fedscape.mixtures.dirichlet_multinomial.private_fit import releases
@@ -35,7 +35,7 @@ from fedscape.mixtures.dirichlet_multinomial.start import StartingPoints, Survey
 from fedscape.mixtures.size_laws import Kind, SizeLaws
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
-from fedscape.types import Array
+from fedscape.types import Array, Arrays
 
 Data = Engine | Federation | npt.ArrayLike
 
@@ -77,7 +77,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         A fitted mixture to start from, such as last month's; there is one start then, and components keep their order.
     average
         Where a sampler is given: from the sixth round on, round t after it counts (t + 2)^-average against the running
-        averages of the sums.
+        averages of the sums. None takes the sums of each round alone, as the paper's Algorithm 2 does.
     column
         One category a row, or (two-dimensional) ready counts.
     count
@@ -108,7 +108,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         init: Literal["spread", "random"] = "spread",
         sizes: Kind | None = "bins",
         warm_start: MixtureOfDirichletMultinomials | None = None,
-        average: float = 0.7,
+        average: float | None = 0.7,
         column: str = "y",
         count: str | None = None,
         n_categories: int | None = None,
@@ -186,6 +186,9 @@ class MixtureOfDirichletMultinomials(Estimator):
         """
         return releases(self, (self.n_components if n_components is None else n_components,))
 
+    def _first_state(self, work: TailCountEM, survey: Arrays, source: Source, how: Fit) -> Arrays:
+        return first_state(self, work, survey, source, how)
+
     def _check(self) -> None:
         check_solver(self.solver or "exact")
         check_n_init(self.n_init)
@@ -193,8 +196,8 @@ class MixtureOfDirichletMultinomials(Estimator):
             raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
         if self.init not in ("spread", "random"):
             raise DataError(f"init must be 'spread' or 'random', not {self.init!r}")
-        if not 0.5 < self.average <= 1:
-            raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, not {self.average}")
+        if self.average is not None and not 0.5 < self.average <= 1:
+            raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, or None: {self.average}")
 
     def _take(self, fitted: Models, model: int, source: Source) -> None:
         """Keep what one of the models learned."""

@@ -82,6 +82,7 @@ def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -
     try:
         table = dict(header["work"]["table"])
         table |= {"features": tuple(table["features"]), "ranges": tuple(tuple(ends) for ends in table["ranges"])}
+        table |= {name: tuple(table.get(name, ())) for name in ("basis_centre", "basis_scale")}
         kind = KINDS[header["parameters"]["link"]]
         work = kind(**{**header["work"], "table": Table(**table)})
         draws = [_draw(prefixed(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]

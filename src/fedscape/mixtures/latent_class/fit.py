@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from fedscape.core.estimator import Fit
 from fedscape.core.federation import Federation
 from fedscape.core.sampling import All
 from fedscape.errors import DataError
+from fedscape.mixtures.latent_class.basis import parse_basis
 from fedscape.mixtures.latent_class.chains import Agreement, Chains, Learned, Trace, agreement, sample
 from fedscape.mixtures.latent_class.em import Share
 from fedscape.mixtures.latent_class.files import KINDS
@@ -64,10 +66,25 @@ def check(model: LatentClassRegression) -> None:
         _check_share("gamma", model.gamma)
 
 
+def with_basis(model: LatentClassRegression, engine: Engine, how: Fit, table: Table) -> Table:
+    """The table with the functions of the basis, once it is known by what to standardise the columns."""
+    if model.basis is None:
+        return table
+    parse_basis(model.basis)
+    if table.ranges:
+        raise DataError(
+            f"basis={model.basis!r} goes without ranges, and so without privacy: what bounds its functions is not "
+            "known; leave basis out, or make the functions columns of their own"
+        )
+    survey = model._run(Survey(table), engine, how.phase(".basis"), n_rounds=2, seed=model.seed, measure=0)
+    centre, scale = survey["centre"][:-1], np.where(survey["deviation"] > 0, survey["deviation"], 1.0)[:-1]
+    return replace(table, basis=model.basis, basis_centre=tuple(centre.tolist()), basis_scale=tuple(scale.tolist()))
+
+
 def learn(model: LatentClassRegression, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1) -> Fitted:
     """Fit k components to one table."""
     centre, scale, deviation = _columns(model, engine, how, table)
-    work = _work(model, table, k, len(scale) + table.intercept, len(engine.clients.keys), how)
+    work = model._work(table, k, len(scale) + table.intercept, len(engine.clients.keys), how)
     state = work.begin(np.append(centre[:-1], 0.0) if work.binary else centre, scale, deviation=deviation)
     if model.method.startswith("central"):
         if not isinstance(engine.clients, Federation):
@@ -120,7 +137,7 @@ def _smoothing(model: LatentClassRegression, k: int, how: Fit) -> float | None:
     return None if k == 1 and how.privacy is None else GAMMA
 
 
-def _work(
+def assignment(
     model: LatentClassRegression, table: Table, k: int, n_features: int, n_agents: int, how: Fit
 ) -> ClassAssignment:
     em, linked = model.method == "em", model.link != "identity"

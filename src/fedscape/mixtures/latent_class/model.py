@@ -24,15 +24,8 @@ from fedscape.errors import NotFittedError
 from fedscape.mixtures.latent_class.chains import Chains, traced
 from fedscape.mixtures.latent_class.classes import classes_of, opened
 from fedscape.mixtures.latent_class.em import Share
-from fedscape.mixtures.latent_class.files import (
-    ARRAYS,
-    NUMBERS,
-    Draw,
-    Saved,
-    read_regression,
-    write_regression,
-)
-from fedscape.mixtures.latent_class.fit import candidates_of, check, choose, learn
+from fedscape.mixtures.latent_class.files import ARRAYS, NUMBERS, Draw, Saved, read_regression, write_regression
+from fedscape.mixtures.latent_class.fit import assignment, candidates_of, check, choose, learn, with_basis
 from fedscape.mixtures.latent_class.links import Logistic, Probit
 from fedscape.mixtures.latent_class.predict import (
     HeldOutLikelihood,
@@ -91,6 +84,10 @@ class LatentClassRegression(Estimator):
         Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. "latest" keeps
         the sum of every agent's latest contribution, which is gamma = 1 where everyone takes part. None is 0.5, but
         "latest" for a single component and 1 for EM over all agents.
+    basis
+        Nonlinear classes: "hinges", "hinges:-1,0,1" (knots in standard deviations), "polynomials:3" or "layer:16" (a
+        layer of random hidden units) has each class be linear in these functions of the features; agents send the same
+        sums, of more columns. Two more rounds survey the columns first.
     rounds
         How many rounds, or sweeps.
     chains
@@ -134,6 +131,7 @@ class LatentClassRegression(Estimator):
         method: Method = "federated",
         link: Link = "identity",
         gamma: float | Literal["latest"] | None = None,
+        basis: str | None = None,
         rounds: int = 20,
         chains: int = 1,
         ranges: Mapping[str, tuple[float, float]] | None = None,
@@ -152,6 +150,7 @@ class LatentClassRegression(Estimator):
         self.method = method
         self.link = link
         self.gamma = gamma
+        self.basis = basis
         self.rounds = rounds
         self.chains = chains
         self.ranges = ranges
@@ -200,12 +199,19 @@ class LatentClassRegression(Estimator):
         self.ledger_ = how.ledger
         return self
 
-    def _fit_table(self, engine: Engine, table: Table, how: Fit) -> None:
+    def _check(self) -> None:
         check(self)
+
+    def _work(self, table: Table, k: int, n_features: int, n_agents: int, how: Fit) -> ClassAssignment:
+        return assignment(self, table, k, n_features, n_agents, how)
+
+    def _fit_table(self, engine: Engine, table: Table, how: Fit) -> None:
+        self._check()
         self._private, self._spent = how.privacy is not None, None
         candidates = candidates_of(self)
         if how.privacy is not None:
             check_private(self.get_params(), len(candidates), how.privacy)
+        table = with_basis(self, engine, how, table)
         k = candidates[0]
         if len(candidates) > 1:
             train = replace(table, held_out=HELD_OUT, split_seed=self.seed, part="train")

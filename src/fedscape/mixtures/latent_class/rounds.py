@@ -112,6 +112,7 @@ class ClassAssignment(Computation):
 
     block_clients = 32  # an agent sends K x (P + F + 3) numbers
     certain: ClassVar[bool] = False  # whether coefficients are taken at their mean
+    uniform_first: bool = True  # whether labels of the first round are uniform, whatever beta is
     binary: ClassVar[bool] = False  # whether targets are 0 and 1, and forecasts their probabilities
 
     def __init__(
@@ -184,7 +185,8 @@ class ClassAssignment(Computation):
         labels, shares = np.empty(len(old), dtype=np.int64), np.empty((len(old), self.n_components))
         uniform = key.uniform_rows(Keyed(clients.keys, groups.offsets))
         held, alpha, beta = (float(state[name]) for name in ("held", "alpha", "beta"))
-        if state["rounds"] == 0:  # as in Algorithm 2, all classes alike: agents' own laws would lump entities together
+        if self.uniform_first and state["rounds"] == 0:
+            # as in Algorithm 2, all classes alike: agents' own laws would lump entities together
             beta = NO_HIERARCHY
         counts = state["sums"][:, -1]
         draw_labels(labelled.log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)

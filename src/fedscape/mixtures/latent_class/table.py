@@ -12,6 +12,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import all_valid, check_finite, valid_numbers
 from fedscape.errors import DataError
+from fedscape.mixtures.latent_class.basis import parse_basis
 from fedscape.mixtures.latent_class.kernels import add_events, width
 from fedscape.mixtures.numbers import numbers_of
 from fedscape.types import Array, Arrays
@@ -24,7 +25,8 @@ class Table:
     `entity` None makes every event an entity of its own. `ranges` are the least and greatest value of each column of
     features, then of the target, to which values are cut; none if empty. `held_out` is a share of the events, a
     function of `split_seed` and the event's place alone; `part` says whether the others ("train"), these ("test") or
-    all are read.
+    all are read. With a `basis` the features are its functions of the columns, which are first standardised by
+    `basis_centre` and `basis_scale`.
     """
 
     features: tuple[str, ...] = ("x",)
@@ -35,6 +37,9 @@ class Table:
     held_out: float = 0.0
     split_seed: int = 0
     part: str = "all"
+    basis: str = ""
+    basis_centre: tuple[float, ...] = ()
+    basis_scale: tuple[float, ...] = ()
 
     def rows(self, clients: Federation) -> Federation:
         """The clients with the events of this part."""
@@ -44,14 +49,20 @@ class Table:
         return clients.where(test if self.part == "test" else ~test)
 
     def x(self, clients: Federation) -> Array:
-        """The features [events, f] as they are."""
+        """The features [events, f]: the columns as they are, or the functions of a basis."""
         parts = []
         for i, name in enumerate(self.features):
             values = check_finite(numbers_of(clients, name), name)
             if self.ranges:
                 values = np.clip(values, *self.ranges[i])
             parts.append(values.reshape(len(values), int(np.prod(values.shape[1:]))))
-        return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+        x = np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
+        if not self.basis:
+            return x
+        if x.shape[1] != len(self.basis_scale):
+            raise DataError(f"the features have {x.shape[1]} numbers an event, the basis has {len(self.basis_scale)}")
+        z = (x - np.array(self.basis_centre)) / np.array(self.basis_scale)
+        return np.ascontiguousarray(parse_basis(self.basis).expand(z))
 
     def y(self, clients: Federation) -> Array:
         """The target [events]."""
@@ -98,7 +109,7 @@ class Table:
         for name in self.features:
             shape = clients[name].shape[1:]
             listed += [name] if not shape else [f"{name}.{i}" for i in range(int(np.prod(shape)))]
-        return tuple(listed)
+        return parse_basis(self.basis).names(listed) if self.basis else tuple(listed)
 
 
 class Groups(NamedTuple):
