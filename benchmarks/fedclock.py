@@ -19,6 +19,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ import torch
 
 import temporal
 from cells import Row, check_time, run_cells
-from fedscape import FedAvg, Federation, Local, rounds
+from fedscape import FedAvg, Federation, Key, Local, LocalSGD, rounds
 from fedscape.learning import cross_entropy, models
+from fedscape.methods import Options, make
 from fedscape.temporal import (
     Cosine,
     FedClock,
@@ -37,7 +39,6 @@ from fedscape.temporal import (
     MultiBranch,
     Shifting,
     Steady,
-    method_for,
     parse_curve,
     read_clock,
 )
@@ -90,7 +91,7 @@ def training_curve(job: Any, how: Row) -> np.ndarray:
     """Accuracy by round of one model trained on the same cohorts, as it is before each round."""
     cell = temporal.Cell("", "", "vanilla", how["schedule"], set=how["set"])
     local, server, _ = temporal.training(cell, job.train)
-    method = method_for("vanilla", local, None, server=server, initial="seed")
+    method = make("vanilla", local, Options(server=server, initial="seed"))
     sampler = Shifting(job.modes, parse_curve(how["schedule"]), 10)
     loop = rounds(method, job.train, n_rounds=how["rounds"], sampler=sampler, seed=how["seed"] + 1000)
     return np.array([float(r.metrics["accuracy"]) for r in loop])
@@ -99,12 +100,12 @@ def training_curve(job: Any, how: Row) -> np.ndarray:
 def method_of(how: Row, job: Any, local: Any, server: Any, smooth: Any) -> Any:
     kind, given = how["method"], {"server": server, "initial": "seed"}
     if kind in ("vanilla", "no-shift"):
-        return method_for("vanilla", local, None, **given)
+        return make("vanilla", local, Options(**given))
     if kind == "true-modes":
         return TrueModes(local, CUT[how["set"]], **given)
     if kind == "fedtkm-own":
-        belief = Linear(how["period"])
-        return method_for("fedtkm", local, belief, **given, **smooth, hours="own", inertia=0.9)
+        own = {"prior": Linear(how["period"]), "hours": "own", "inertia": 0.9}
+        return make("fedtkm", local, Options(**given, **smooth, **own))
     settings = json.loads(how.get("settings", "{}"))
     if kind == "fedclock-features":
         settings["by"] = "features"
@@ -117,13 +118,13 @@ def task(name: str, data: str, quick: bool) -> Any:
     return JOBS[name]
 
 
-def work(cell: Row, until: float) -> list[Row]:
+def work(cell: Row, until: float, *, data: str, quick: bool) -> list[Row]:
     """Accuracy and right branches in percent, means over five evaluations in the last half period."""
     torch.set_num_threads(1)
     how = dict(cell)
     if how["table"] == "cost":
         return [{**cell, **cost(how)}]
-    job = task(how["set"], how["data"], how["quick"])
+    job = task(how["set"], data, quick)
     modes = job.modes
     if how["label"] == "modes at random":  # halves of the clients that differ in nothing
         modes = np.random.default_rng(how["seed"]).permutation(modes)
@@ -155,11 +156,10 @@ def cost(how: Row) -> Row:
     y = rng.integers(0, 31, n) + 31 * (np.repeat(np.arange(clients), rows) % 2)
     fed = Federation({"x": rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), "y": y}, np.arange(0, n + 1, rows))
     net = models.cnn((1, 28, 28), 62, dropout=False) if how["method"] == "cnn" else models.mlp(784, 64, 62)
-    from fedscape import LocalSGD
-
     step = LocalSGD(MultiBranch(net), cross_entropy, lr=0.03, epochs=1, batch_size=20)
-    names = {"vanilla": {}, "fedclock": {}, "fedtem": {}, "fedtkm": {}}
-    methods: dict[str, FedAvg] = {m: method_for(m, step, Linear(64)) for m in names}
+    methods: dict[str, FedAvg] = {
+        m: make(m, step, Options(prior=Linear(64))) for m in ("vanilla", "fedclock", "fedtem", "fedtkm")
+    }
     methods["fedclock, 20 rows"] = FedClock(step, Linear(64), rows=20)
     took: dict[str, list[float]] = {m: [] for m in methods}
     loops = {
@@ -171,19 +171,16 @@ def cost(how: Row) -> Row:
             began = time.process_time()
             next(loop)
             took[m] += [time.process_time() - began] if index > 2 else []
-    from fedscape import Key
-
     sizes = {}
     for m, w in methods.items():
         sent = w.step(w.start(0), fed.take(slice(0, 1)), Key(0, 0))[0]
         sizes[m] = sum(np.asarray(v).nbytes for v in sent.values())
-    base = np.median(took["vanilla"])
     return {
         f"{m}: {what}": float(value)
         for m in methods
         for what, value in (
             ("x FedAvg", np.median(np.divide(took[m], took["vanilla"]))),
-            ("ms", 1000 * np.median(took[m]) + 0 * base),
+            ("ms", 1000 * np.median(took[m])),
             ("bytes up", sizes[m] / sizes["vanilla"]),
         )
     }
@@ -194,13 +191,12 @@ def cost(how: Row) -> Row:
 
 def plan_of(args: Any) -> list[Row]:
     """The most important first."""
-    common = {"data": args.data, "quick": args.quick}
     cells: list[Row] = []
 
     def add(
         table: str, label: str, method: str, schedule: str, seed: int, period: int, rounds: int, **more: Any
     ) -> None:
-        how = {"set": "femnist", "prior": "linear", **common, **more}
+        how = {"set": "femnist", "prior": "linear", **more}
         cells.append({"table": table, "label": label, "method": method, "schedule": schedule, "seed": seed,
                       "period": period, "rounds": rounds, **how})  # fmt: skip
 
@@ -257,9 +253,10 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
         mine = [r for r in good if (r["table"], r["label"], r["method"]) == (table, label, method)]
         line: Row = {"setting": label, "method": method, "seeds": len(mine)}
         if table == "cost":
-            for name in (n for n in mine[0] if ": " in n):
-                who, what = name.split(": ")
-                lines.setdefault(table, []).append({"network": method, "method": who, what: f"{mine[0][name]:.3f}"})
+            each: dict[str, Row] = {}
+            for who, what in (name.split(": ") for name in mine[0] if ": " in name):
+                each.setdefault(who, {"network": method, "method": who})[what] = f"{mine[0][f'{who}: {what}']:.3f}"
+            lines.setdefault(table, []).extend(each.values())
             continue
         line |= {"accuracy": _mean(mine, "accuracy per batch"), "right branch": _mean(mine, "right branch")}
         line["ms a round"] = f"{np.mean([r['ms a round'] for r in mine]):.0f}"
@@ -293,7 +290,8 @@ def main() -> None:
     out = args.out or str(RESULTS / ("fedclock_quick.jsonl" if args.quick else "fedclock.jsonl"))
     cells = chosen(plan_of(args), args)
     workers = 0 if args.quick or args.workers <= 1 else args.workers
-    rows = run_cells(lambda _: cells, work, out=out, workers=workers, limit=60 * args.minutes)
+    run = partial(work, data=args.data, quick=args.quick)
+    rows = run_cells(lambda _: cells, run, out=out, workers=workers, limit=60 * args.minutes)
     for name, lines in tables(rows).items():
         print(f"\n{name}")
         report(f"fedclock_{name}", lines, note="cohorts of 10, one thread a cell; accuracy in %, mean ± 95% over seeds")

@@ -71,6 +71,10 @@ def timed(how: Options) -> dict[str, Any]:
     return {**smooth(how), "prior": how.prior, "hours": how.hours, "inertia": how.inertia}
 
 
+def clocked(how: Options) -> dict[str, Any]:
+    return {**on_a_day(how), "prior": how.prior}
+
+
 def halved(how: Options) -> dict[str, Any]:
     from fedscape.temporal.methods import halves
 

@@ -16,20 +16,21 @@ _MANY = 32  # inputs beyond which projections do not see their mean, which is th
 _KEY = Key(0, purpose="projections")
 
 
-def projected(inputs: Tensor, n: int) -> Tensor:
+def projected(inputs: Tensor, n: int, *, scaled: bool = False) -> Tensor:
     """n fixed random features of each row, float64: rectified projections of numbers, random waves of codes.
 
-    Images and tables are flattened, and large numbers compressed by arsinh so that no column drowns the others. For
-    sequences of codes, such as texts, each feature is the mean over places of cos(w code + b): a random number for
-    every code, whatever the vocabulary.
+    Images and tables are flattened; unless rows are `scaled`, as images are, numbers x become log(1 + |x|) with their
+    sign, so that no column drowns the others. For sequences of codes, such as texts, each feature is the mean over
+    places of cos(w code + b): a random number for every code, whatever the vocabulary.
 
-    >>> projected(torch.eye(3), 4).shape, projected(torch.zeros(2, 5, dtype=torch.int64), 4).shape
+    >>> projected(torch.eye(3)[:2], 4).shape, projected(torch.zeros(2, 5, dtype=torch.int64), 4).shape
     (torch.Size([2, 4]), torch.Size([2, 4]))
     """
     flat = inputs.reshape(len(inputs), -1)
     if inputs.dtype.is_floating_point:
         weights = torch.from_numpy(_matrix(flat.shape[1], n)).to(flat.device, flat.dtype)
-        return torch.relu(torch.asinh(flat) @ weights).to(torch.float64)
+        flat = flat if scaled else flat.abs().log1p().copysign(flat)
+        return torch.relu(flat @ weights).to(torch.float64)
     turns = torch.from_numpy(_waves(n)).to(flat.device)
     angles = flat.to(torch.float64)[:, :, None] * turns[0] + turns[1]
     return torch.cos(angles).mean(dim=1)

@@ -125,7 +125,7 @@ class FedClock(Branched):
         projections: int = 16,
         rows: int | None = None,
         memory: float = 0.99,
-        ridge: float = 0.01,
+        ridge: float = 0.1,
         abstain: float = 0.6,
         significance: float = 1e-4,
         classes: int | None = None,
@@ -235,8 +235,8 @@ class FedClock(Branched):
             made = seen.outputs
             parts += [] if self.features == "fixed" else [seen.features]
         if self.features != "network":
-            x = self.local.inputs(trainer_of(self.local).column(clients, self.local.features, slice(None)))
-            parts.append(projected(x, self.projections))
+            x = trainer_of(self.local).column(clients, self.local.features, slice(None))
+            parts.append(projected(self.local.inputs(x), self.projections, scaled=x.dtype == torch.uint8))
         return Seen(torch.cat(parts, dim=1), made)
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:

@@ -7,6 +7,7 @@ sum_k s_k(t) mu_k. So the modes' means are the coefficients of a linear regressi
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ def pack(pairs: Array) -> Array:
     >>> pack(np.array([[1.0, 2.0], [2.0, 5.0]])).tolist()
     [1.0, 2.0, 5.0]
     """
-    rows, columns = np.triu_indices(pairs.shape[-1])
+    rows, columns = _triangle(pairs.shape[-1])
     return np.asarray(pairs[..., rows, columns])
 
 
@@ -33,7 +34,7 @@ def unpack(packed: Array) -> Array:
     [[1.0, 2.0], [2.0, 5.0]]
     """
     d = (math.isqrt(8 * len(packed) + 1) - 1) // 2
-    rows, columns = np.triu_indices(d)
+    rows, columns = _triangle(d)
     whole = np.zeros((d, d))
     whole[rows, columns] = whole[columns, rows] = packed
     return whole
@@ -138,7 +139,8 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
         more = ridge * (variances[some] + np.median(variances[some]))
         sd = np.sqrt(variances[some] + more)
         unit = (scatter[np.ix_(some, some)] + np.diag(more)) / np.outer(sd, sd)
-        weights[:, some] = (_inverse(unit) @ (means[:, some] / sd).T).T / sd
+        right = (means[:, some] / sd).T
+        weights[:, some] = (np.linalg.solve(unit, right) if ridge > 0 else _inverse(unit) @ right).T / sd
     return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
 
 
@@ -148,10 +150,13 @@ def nonnegative(matrix: Array) -> Array:
     >>> nonnegative(np.diag([1.0, -2.0])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    if values[:1].sum() >= 0:
-        return np.asarray((matrix + matrix.T) / 2)
-    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
+    even = (matrix + matrix.T) / 2
+    try:
+        np.linalg.cholesky(even + 1e-12 * np.abs(np.trace(even)) * np.eye(len(even)))
+        return np.asarray(even)  # it is one, to rounding
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(even)
+        return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
 
 
 class Significance(NamedTuple):
@@ -237,7 +242,7 @@ def vertices(points: Array, n: int) -> Array:
     Where every mode is nearly alone at some time, the modes are the corners of the region that rounds' means fill.
 
     >>> vertices(np.array([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [0.0, 3.0]]), 3).tolist()
-    [1, 0, 3]
+    [1, 3, 0]
     """
     away = points - points.mean(axis=0)
     chosen = [int((away**2).sum(axis=1).argmax())]
@@ -248,6 +253,11 @@ def vertices(points: Array, n: int) -> Array:
         step = rest[chosen[-1]] / max(math.sqrt(float(lengths.max())), _TINY)
         rest = rest - np.outer(rest @ step, step)
     return np.array(chosen)
+
+
+@lru_cache(maxsize=8)
+def _triangle(d: int) -> tuple[Array, Array]:
+    return np.triu_indices(d)
 
 
 def _inverse(matrix: Array) -> Array:
