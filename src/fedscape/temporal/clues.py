@@ -26,7 +26,7 @@ def projected(inputs: Tensor, n: int, *, scaled: bool = False) -> Tensor:
     >>> projected(torch.eye(3)[:2], 4).shape, projected(torch.zeros(2, 5, dtype=torch.int64), 4).shape
     (torch.Size([2, 4]), torch.Size([2, 4]))
     """
-    flat = inputs.reshape(len(inputs), -1)
+    flat = inputs.flatten(1) if inputs.ndim > 1 else inputs[:, None]
     if inputs.dtype.is_floating_point:
         weights = torch.from_numpy(_matrix(flat.shape[1], n)).to(flat.device, flat.dtype)
         flat = flat if scaled else flat.abs().log1p().copysign(flat)

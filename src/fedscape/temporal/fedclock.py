@@ -26,6 +26,7 @@ from fedscape.temporal.priors import Prior, Soft, check_prior, expected_shares, 
 from fedscape.temporal.regression import (
     Groups,
     Moments,
+    aligned,
     are_apart,
     contrast_noise,
     discriminant,
@@ -162,11 +163,9 @@ class FedClock(Branched):
             )
         if not isinstance(self.prior, Harmonics) and self.context is None:
             check_prior(self.prior, self.n_modes)
-        if self.projections < 1 or (self.rows is not None and self.rows < 2) or (self.classes or 2) < 2:
-            raise DataError(
-                f"projections must be at least 1, rows and classes at least 2 or None, not {self.projections}, "
-                f"{self.rows} and {self.classes}"
-            )
+        counts = (self.projections, self.rows, self.classes)
+        if self.projections < 1 or any(n is not None and n < 2 for n in counts[1:]):
+            raise DataError(f"projections must be at least 1, rows and classes at least 2 or None, not {counts}")
         shares = (self.memory, self.abstain, self.significance)
         if not (min(self.memory, self.significance) > 0 and self.abstain >= 0 and max(shares) <= 1):
             raise DataError(f"memory and significance must be above 0 and at most 1, abstain from 0 to 1, not {shares}")
@@ -231,9 +230,8 @@ class FedClock(Branched):
         """Features of all rows, the network's and the fixed ones as the method uses them."""
         parts, made = [], None
         if outputs or self.features != "fixed":
-            seen = super().see(state, clients, outputs=outputs)
-            made = seen.outputs
-            parts += [] if self.features == "fixed" else [seen.features]
+            features, made = super().see(state, clients, outputs=outputs)
+            parts += [] if self.features == "fixed" else [features]
         if self.features != "network":
             x = trainer_of(self.local).column(clients, self.local.features, slice(None))
             parts.append(projected(self.local.inputs(x), self.projections, scaled=x.dtype == torch.uint8))
@@ -316,6 +314,8 @@ class FedClock(Branched):
         ridge = self._ridge(n, len(scatter))
         metric = discriminant(np.eye(len(scatter)), scatter, ridge=ridge).weights
         loadings = self.covariates.loadings(coefficients, (metric + metric.T) / 2, clues.gram, self.n_modes)
+        if not isinstance(self.covariates, Shares):
+            loadings = loadings[aligned(loadings @ coefficients, state["clue_weights"], state["clue_offsets"])]
         means = loadings @ coefficients
         scores, test = discriminant(means, scatter, ridge=ridge), significance(by_round, self.covariates.constant)
         clear = are_apart(means, metric, contrast_noise(clues.gram, loadings))

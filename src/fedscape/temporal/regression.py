@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from fedscape.types import Array
 
 _TINY = 1e-300
+_MOST = 5  # modes whose orders are all tried
 
 
 def pack(pairs: Array) -> Array:
@@ -234,6 +236,21 @@ def are_apart(means: Array, metric: Array, noise: Array) -> bool:
     expected = noise * np.count_nonzero(np.diag(metric))
     other = ~np.eye(len(means), dtype=bool)
     return bool((distance[other] > np.maximum(2 * expected[other], 1e-9)).all())
+
+
+def aligned(means: Array, weights: Array, offsets: Array) -> Array:
+    """The order of new means in which the discriminant so far takes each for its mode: corners come in any order.
+
+    >>> aligned(np.array([[-1.0], [2.0]]), np.array([[1.0], [-1.0]]), np.zeros(2)).tolist()
+    [1, 0]
+    """
+    scores = means @ weights.T + offsets  # [new, mode]
+    if len(means) > _MOST:
+        from scipy.optimize import linear_sum_assignment
+
+        return np.asarray(linear_sum_assignment(-scores.T)[1])
+    orders = permutations(range(len(means)))
+    return np.array(max(orders, key=lambda order: float(scores[list(order), range(len(means))].sum())))
 
 
 def vertices(points: Array, n: int) -> Array:
