@@ -208,7 +208,10 @@ def plan_of(args: Any) -> list[Row]:
         cells.append({"table": "cost", "label": "a round", "method": "mlp 64", "rows": 20, "repeats": 3, "seed": 0})
         return cells
     for network in ("mlp 64", "cnn"):
-        cells.append({"table": "cost", "label": "a round", "method": network, "rows": 40, "repeats": 15, "seed": 0})
+        repeats = 15 if network == "mlp 64" else 5
+        cells.append(
+            {"table": "cost", "label": "a round", "method": network, "rows": 40, "repeats": repeats, "seed": 0}
+        )
     for seed in range(3):
         for period, n in ((256, 2049), (64, 513)):
             for kind in ("linear", "cosine"):
