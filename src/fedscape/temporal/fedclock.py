@@ -311,18 +311,17 @@ class FedClock(Branched):
         by_round = _moments(state, "server.round_").plus(a, 1.0, mean, pack(np.outer(mean, mean)), memory)
         n = memory * float(state["server.clue_count"]) + count
         coefficients, scatter = clues.coefficients(), clues.residual(n)
-        ridge = self._ridge(n, len(scatter))
-        metric = discriminant(np.eye(len(scatter)), scatter, ridge=ridge).weights
+        metric = discriminant(np.eye(len(scatter)), scatter, ridge=self._ridge(n, len(scatter))).weights
         loadings = self.covariates.loadings(coefficients, (metric + metric.T) / 2, clues.gram, self.n_modes)
         if not isinstance(self.covariates, Shares):
             loadings = loadings[aligned(loadings @ coefficients, state["clue_weights"], state["clue_offsets"])]
         means = loadings @ coefficients
-        scores, test = discriminant(means, scatter, ridge=ridge), significance(by_round, self.covariates.constant)
+        weights, test = means @ metric, significance(by_round, self.covariates.constant)
         clear = are_apart(means, metric, contrast_noise(clues.gram, loadings))
         trusted = clear and test.p_value < self.significance
         return {
-            "clue_weights": scores.weights,
-            "clue_offsets": scores.offsets,
+            "clue_weights": weights,
+            "clue_offsets": -0.5 * (weights * means).sum(axis=1),
             "trusted": np.asarray(float(trusted)),
             "branching": np.asarray(float(trusted and self._found(state["agreement"]))),
             "p_value": np.asarray(test.p_value),
