@@ -10,7 +10,7 @@ Table "robust": a prior of wrong phase, period or power; only the period known; 
 
 `--prepare FOLDER` writes the data as small files, `--data FOLDER` reads them. Cells run in `--workers` processes, the
 most important first, for `--minutes`; each that ends is a line of `--out` and is not run again. `--only`, `--methods`,
-`--labels` and `--seeds` choose cells. numpy and torch are enough.
+`--labels` and `--seeds` choose cells, `--device cuda` is for those of CIFAR-10. numpy and torch are enough.
 """
 
 from __future__ import annotations
@@ -118,17 +118,18 @@ def task(name: str, data: str, quick: bool) -> Any:
     return JOBS[name]
 
 
-def work(cell: Row, until: float, *, data: str, quick: bool) -> list[Row]:
+def work(cell: Row, until: float, *, data: str, quick: bool, device: str) -> list[Row]:
     """Accuracy and right branches in percent, means over five evaluations in the last half period."""
     torch.set_num_threads(1)
     how = dict(cell)
     if how["table"] == "cost":
         return [{**cell, **cost(how)}]
     job = task(how["set"], data, quick)
+    where = device if how["set"] == "cifar10" else "cpu"
     modes = job.modes
     if how["label"] == "modes at random":  # halves of the clients that differ in nothing
         modes = np.random.default_rng(how["seed"]).permutation(modes)
-    local, server, smooth = temporal.training(temporal.Cell("", "", "", "", set=how["set"]), job.train)
+    local, server, smooth = temporal.training(temporal.Cell("", "", "", "", set=how["set"], device=where), job.train)
     method = method_of(how, job, local, server, smooth)
     steady = how["method"] == "no-shift" or how["schedule"] == "steady"
     sampler = Shifting(modes, Steady(2) if steady else parse_curve(how["schedule"]), 10)
@@ -283,6 +284,7 @@ def _mean(rows: list[Row], name: str) -> str:
 
 def main() -> None:
     options: dict[str, Any] = {
+        "device": "cpu",
         "prepare": "", "data": "", "out": "", "workers": 1, "minutes": 5.0, "only": "", "methods": "", "labels": "",
         "seeds": 0,
     }  # fmt: skip
@@ -293,7 +295,7 @@ def main() -> None:
     out = args.out or str(RESULTS / ("fedclock_quick.jsonl" if args.quick else "fedclock.jsonl"))
     cells = chosen(plan_of(args), args)
     workers = 0 if args.quick or args.workers <= 1 else args.workers
-    run = partial(work, data=args.data, quick=args.quick)
+    run = partial(work, data=args.data, quick=args.quick, device=args.device)
     rows = run_cells(lambda _: cells, run, out=out, workers=workers, limit=60 * args.minutes)
     for name, lines in tables(rows).items():
         print(f"\n{name}")

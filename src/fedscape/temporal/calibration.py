@@ -122,7 +122,7 @@ class Verdict:
         found = ", ".join(f"{100 * share:.0f}%" for share in self.agreement)
         if not self.trusted:
             other = "" if self.by == "both" else "; try by='both'"
-            return f"one model for all: no sign that {what} follow the clock {about}{other}"
+            return f"one model for all: {what} do not clearly follow the clock {about}{other}"
         if not self.branching:
             return f"one model for all: {what} follow the clock {about}, but features find the mode of only {found}"
         return f"branches: {what} follow the clock {about}, and features find the mode of {found} of clients"

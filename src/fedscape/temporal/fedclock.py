@@ -110,7 +110,7 @@ class FedClock(Branched):
     >>> step = fs.LocalSGD(fs.temporal.MultiBranch(models.linear(4, 2)), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> method = FedClock(step, Linear(4))
     >>> print(*(method.verdict(r.state) for r in fs.rounds(method, fed, n_rounds=1)))
-    one model for all: no sign that labels follow the clock (p = 1, 1 rounds); try by='both'
+    one model for all: labels do not clearly follow the clock (p = 1, 1 rounds); try by='both'
     """
 
     name = "fedclock"
