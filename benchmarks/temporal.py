@@ -157,9 +157,9 @@ def shakespeare(quick: bool) -> Task:
     return Task(*made, modes)
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, sets: tuple[str, ...] = SETS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in SETS:
+    for name in sets:
         job = load(name, quick=False)
         parts = {"train": job.train, "test": job.test}
         arrays = {f"{part}_{c}": fed[c] for part, fed in parts.items() for c in ("x", "y")}

@@ -156,7 +156,7 @@ def test_an_export_is_written_once(runs, tmp_path):
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedtkm"])
+@pytest.mark.parametrize("method", ["fedavg", "fedclock", "fedtkm"])
 def test_a_model_for_all_has_nothing_to_adapt(method, runs, tables):
     said = refused(2, "adapt", runs(method), tables[1])
     assert f"{method} serves all clients alike: there is nothing to adapt" in said

@@ -23,7 +23,7 @@ SMALL = [
 ]
 
 
-@pytest.mark.parametrize("method", ["fedtem", "fedtkm", "vanilla", "t-shot"])
+@pytest.mark.parametrize("method", ["fedclock", "fedtem", "fedtkm", "vanilla", "t-shot"])
 def test_methods_train_on_a_schedule(method):
     prior = ["--prior", "linear"] if method.startswith("fed") else []
     told = ok("train", *SMALL, "--method", method, "--schedule", "cosine:p=1,T=4", *prior, "--modes", "y:10")
@@ -31,6 +31,10 @@ def test_methods_train_on_a_schedule(method):
     assert result["method"] == method
     assert 30 < result["clients"] <= 60  # 30 writers, most with digits and with letters
     assert 0 <= result["table"][-1]["accuracy_pooled"] <= 1
+
+
+def test_a_schedule_without_a_method_is_for_fedclock():
+    assert json.loads(ok("train", *SMALL, "--schedule", "linear:T=4"))["method"] == "fedclock"
 
 
 def test_a_run_on_a_schedule_goes_on_to_the_same_numbers(tmp_path):

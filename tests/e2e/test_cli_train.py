@@ -118,10 +118,10 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "ditto", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "fedem", "--every", "-1"], "--every must be at least 1, not -1"),
-        (["train", "femnist-mini", "--prior", "foo"], "--prior goes with --schedule and fedtem"),
+        (["train", "femnist-mini", "--prior", "foo"], "--prior goes with --schedule and fedclock"),
         (
             ["train", "femnist-mini", "--method", "vanilla", "--schedule", "cosine:p=1,T=4", "--prior", "cosine"],
-            "--prior goes with --schedule and fedtem, fedtem-sums, fedtkm, scsgd, not vanilla",
+            "--prior goes with --schedule and fedclock, fedtem, fedtem-sums, fedtkm, scsgd, not vanilla",
         ),
         (["train", "femnist-mini", "--clip", "2"], "--clip goes with --epsilon"),
         (["train", "femnist-mini", "--method", "ifca", "--delta", "0.1"], "--delta goes with --epsilon"),

@@ -72,8 +72,12 @@ def train(
     source: Source,
     model: Model = "mlp",
     method: Annotated[
-        str, typer.Option(help=f"{'; '.join(', '.join(method_names(f, command=True)) for f in FAMILIES)}.")
-    ] = "fedavg",
+        str | None,
+        typer.Option(
+            help=f"{'; '.join(', '.join(method_names(f, command=True)) for f in FAMILIES)}. By default fedavg, with "
+            "--schedule fedclock."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
     cohort: Cohort = 10,
     lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
@@ -98,7 +102,9 @@ def train(
     ] = None,
     prior: Annotated[
         str | None,
-        typer.Option(help="What fedtem and fedtkm believe of it: linear (default), cosine, soft, none, or a schedule."),
+        typer.Option(
+            help="What fedclock and its kin believe of it: linear (default), cosine, soft, none, or a schedule."
+        ),
     ] = None,
     modes: Annotated[
         str | None, typer.Option(help="Day and night clients: COLUMN:CUT, as y:10; by default half of the classes.")
@@ -130,6 +136,7 @@ def train(
 
     check_out(out, resume, force)
     place = placing(engine, address, workers)
+    method = method or ("fedavg" if schedule is None else "fedclock")
     check_method(method, rounds, every, proximal=proximal, q=q, server_lr=server_lr, private=epsilon is not None)
     check_schedule(method, schedule, modes, prior)
     check_private(epsilon, delta, clip, standardise, fill)

@@ -79,6 +79,10 @@ def unguided(how: Options) -> dict[str, Any]:
     return {**smooth(how), "prior": None, "scatter": how.scatter}
 
 
+def clocked(how: Options) -> dict[str, Any]:
+    return {**on_a_day(how), "prior": how.prior}
+
+
 def halved(how: Options) -> dict[str, Any]:
     from fedscape.temporal.methods import halves
 

@@ -91,6 +91,12 @@ _ALL = (
         sentence="Common layers that all train, and a last layer of its own for every client.",
     ),
     Method(
+        name="fedclock", title="FedClock", family="temporal", takes=("server_lr", "prior"),
+        make=a_class("temporal.fedclock:FedClock", makers.clocked, branches=True),
+        sentence="A branch for each mode, the modes learned by regressing clients' labels on the hour's shares, from "
+        "sums.",
+    ),
+    Method(
         name="fedtem", title="FedTEM", family="temporal", takes=("server_lr", "prior"), reveals=_MODES,
         make=a_class("temporal.fedtem:FedTEM", makers.scattered, branches=True),
         exact=_SEEN.format("shares and features"),

@@ -1,4 +1,4 @@
-"""Learning through day and night: who is available when, temporal priors, FedTEM, FedTKM and their baselines."""
+"""Learning through day and night: who is available when, temporal priors, FedClock, FedTEM, FedTKM and baselines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
     from fedscape.temporal.baselines import BranchFedEM, LocalCentres, MinLoss, NearestCentre, SemiCyclic, centres_of
     from fedscape.temporal.branches import BranchLoss, MeanOfBranches, MultiBranch
+    from fedscape.temporal.calibration import Verdict
+    from fedscape.temporal.covariates import Context, Harmonics
     from fedscape.temporal.curves import Blocks, Cosine, Curve, Linear, Steady, Zones, parse_curve
     from fedscape.temporal.cycle import Cycle, read_clock
+    from fedscape.temporal.fedclock import FedClock
     from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
     from fedscape.temporal.fedtkm import FedTKM
     from fedscape.temporal.methods import collect_centres, evaluate
@@ -22,13 +25,16 @@ __all__ = [
     "BranchFedEM",
     "BranchLoss",
     "Clock",
+    "Context",
     "Cosine",
     "Curve",
     "Cycle",
     "Dropping",
+    "FedClock",
     "FedTEM",
     "FedTEMBySums",
     "FedTKM",
+    "Harmonics",
     "Linear",
     "LocalCentres",
     "MeanOfBranches",
@@ -40,6 +46,7 @@ __all__ = [
     "Soft",
     "Steady",
     "Trace",
+    "Verdict",
     "Zones",
     "by_mode",
     "centres_of",
@@ -56,8 +63,11 @@ __getattr__ = loader(
         "availability": ["Clock", "Dropping", "Shifting", "Trace", "by_mode"],
         "baselines": ["BranchFedEM", "LocalCentres", "MinLoss", "NearestCentre", "SemiCyclic", "centres_of"],
         "branches": ["BranchLoss", "MeanOfBranches", "MultiBranch"],
+        "calibration": ["Verdict"],
+        "covariates": ["Context", "Harmonics"],
         "curves": ["Blocks", "Cosine", "Curve", "Linear", "Steady", "Zones", "parse_curve"],
         "cycle": ["Cycle", "read_clock"],
+        "fedclock": ["FedClock"],
         "fedtem": ["FedTEM", "FedTEMBySums"],
         "fedtkm": ["FedTKM"],
         "methods": ["collect_centres", "evaluate"],

@@ -104,6 +104,10 @@ class Branched(FedAvg):
         """The weight of each branch for each row in training, [rows, K], and what clients keep."""
         raise TypeError(f"{type(self).__name__} must define choose(state, clients, key)")
 
+    def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
+        """As `choose`, and what clients send of their rows before they train: {name: [clients, ...]}."""
+        return (*self.choose(state, clients, key), {})
+
     def look_back(self, state: Arrays, features: Tensor, offsets: Tensor) -> Arrays:
         """What clients send of the features under the network each has trained: {name: [clients, ...]}."""
         return {}
@@ -123,8 +127,8 @@ class Branched(FedAvg):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         with one_thread():  # once for all that a client does
-            weights, kept = self.choose(state, clients, key)
-            own = self._of_empty(state, clients)
+            weights, kept, own = self.prepare_round(state, clients, key)
+            own = {**own, **self._of_empty(state, clients)}
             moves = self._trained(state, clients, key, weights, own)
             return {**rows_of_moves(moves, model_arrays(state), clients, self.weighting), **own}, kept
 
@@ -132,8 +136,8 @@ class Branched(FedAvg):
         self, state: Arrays, clients: Federation, key: Key
     ) -> Arrays | tuple[Arrays, Kept] | None:
         with one_thread():
-            weights, kept = self.choose(state, clients, key)
-            own = self._of_empty(state, clients)
+            weights, kept, own = self.prepare_round(state, clients, key)
+            own = {**own, **self._of_empty(state, clients)}
             moves = self._trained(state, clients, key, weights, own)
             made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
         made.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})

@@ -28,6 +28,7 @@ from fedscape.personal.personalised import Personalised
 from fedscape.temporal.baselines import MinLoss, NearestCentre, SemiCyclic
 from fedscape.temporal.branched import Branched
 from fedscape.temporal.branches import MeanOfBranches, MultiBranch
+from fedscape.temporal.fedclock import FedClock
 from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM
 from fedscape.types import Array
@@ -35,6 +36,7 @@ from fedscape.types import Array
 MODEL = "model"  # the file of a run's folder
 _BLOCK = 2**14  # rows predicted at once
 _TEMPORAL: dict[str, tuple[str, ...]] = {
+    "FedClock": ("features", "projections", "abstain"),
     "FedTEM": ("choice",),
     "FedTEMBySums": ("choice",),
     "FedTKM": (),
@@ -55,7 +57,7 @@ def _without_prior(kind: Callable[..., Any]) -> Maker:
 
 _ALL_MAKERS: dict[str, Maker] = {
     **MAKERS,
-    **{kind.__name__: _without_prior(kind) for kind in (FedTEM, FedTEMBySums, FedTKM)},
+    **{kind.__name__: _without_prior(kind) for kind in (FedClock, FedTEM, FedTEMBySums, FedTKM)},
     **{kind.__name__: with_settings(kind) for kind in (SemiCyclic, MinLoss, NearestCentre)},
 }
 

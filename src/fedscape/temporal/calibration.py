@@ -1,0 +1,128 @@
+"""How sure a discriminant is of a client's mode: a Gaussian law of its scores, learned from clients it had not seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedscape.types import Array, Arrays
+
+_FLOOR = 0.05  # of the scatter of clients that is left for one with very many rows
+_FEWEST = 6.0  # clients of each mode before scores mean anything
+
+
+class ScoreSums(NamedTuple):
+    """What clients' scores u [q], q = K - 1, under the broadcast discriminant add up to, by the mode they are of.
+
+    `mass` [K] clients, `first` [K, q] scores, `pairs` [K, q, q] their products, `right` [K] clients whose scores choose
+    their own mode, `rows` [K, q, q] the scatter of a client's rows about its mean, `several` [K] the clients with two
+    rows or more, and `thin` [K] the sum of 1 / rows.
+    """
+
+    mass: Array
+    first: Array
+    pairs: Array
+    right: Array
+    rows: Array
+    several: Array
+    thin: Array
+
+    @classmethod
+    def empty(cls, k: int) -> ScoreSums:
+        """The sums of nobody."""
+        q, none = k - 1, np.zeros(k)
+        return cls(none, np.zeros((k, q)), np.zeros((k, q, q)), none, np.zeros((k, q, q)), none, none)
+
+    def plus(self, fresh: ScoreSums, kept: Array) -> ScoreSums:
+        """With the sums of a round; a mode keeps `kept` [K] of its earlier sums."""
+        old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
+        return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
+
+    def law(self, state: Arrays) -> Arrays:
+        """The law of the scores as state that is broadcast; what the state says where too few clients were seen."""
+        if self.mass.min() < _FEWEST:
+            return {n: state[n] for n in ("score_means", "score_scatter", "score_rows", "score_thin")}
+        mass = self.mass[:, None, None]
+        means = self.first / mass[:, 0]
+        return {
+            "score_means": means,
+            "score_scatter": self.pairs / mass - means[:, :, None] * means[:, None, :],
+            "score_rows": self.rows / np.maximum(self.several, 1.0)[:, None, None],
+            "score_thin": np.clip(self.thin / self.mass, 0.0, 1.0),
+        }
+
+    @property
+    def agreement(self) -> Array:
+        """The share of each mode's clients whose features choose it: [K]; zero before enough were seen."""
+        if self.mass.min() < _FEWEST:
+            return np.zeros(len(self.mass))
+        return np.asarray(np.clip(self.right / self.mass, 0.0, 1.0))
+
+
+def posterior(state: Arrays, scores: Array, rows: Array) -> Array:
+    """P(mode | mean score of some rows), modes equally likely: [units, K] from scores [units, q] and rows [units].
+
+    The mean score of n rows of a mode's client is normal about the mode's mean; its scatter is that of clients, less
+    what the rows of a client add to it on average, plus the scatter of rows over n.
+
+    >>> one = np.ones((2, 1, 1))
+    >>> law = {"score_means": np.array([[1.0], [-1.0]]), "score_scatter": one, "score_rows": one,
+    ...        "score_thin": np.full(2, 0.5)}
+    >>> posterior(law, np.array([[1.0], [1.0]]), np.array([2, 1])).round(2).tolist()
+    [[0.88, 0.12], [0.79, 0.21]]
+    """
+    means, scatter = (np.asarray(state[n], dtype=float) for n in ("score_means", "score_scatter"))
+    k, q = means.shape
+    chances = np.full((len(scores), k), 1 / k)
+    size = float(np.trace(scatter.sum(axis=0))) / (k * q)
+    for n in np.unique(rows[rows > 0]) if size > 0 else ():
+        added = state["score_rows"] * (1 / n - np.asarray(state["score_thin"]))[:, None, None]
+        values, vectors = np.linalg.eigh(scatter + added)
+        values = np.maximum(values, _FLOOR * size)  # [K, q]
+        away = np.einsum("ukq,kqr->ukr", scores[rows == n][:, None, :] - means, vectors)
+        logs = -0.5 * ((away**2 / values).sum(axis=2) + np.log(values).sum(axis=1))
+        logs -= logs.max(axis=1, keepdims=True)
+        chances[rows == n] = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)
+    return chances
+
+
+def abstaining(chances: Array, least: float) -> Array:
+    """Chances of modes, equal ones where the likeliest has less than `least`.
+
+    >>> abstaining(np.array([[0.9, 0.1], [0.55, 0.45]]), 0.6).tolist()
+    [[0.9, 0.1], [0.5, 0.5]]
+    """
+    sure = chances.max(axis=1, keepdims=True) >= least
+    return np.asarray(np.where(sure, chances, 1 / chances.shape[1]))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What FedClock found: whether rounds matter, whether features tell the modes, and so whether it branches.
+
+    `p_value` is that of no dependence of clients' statistics on the clock, over `rounds` rounds; `agreement` the share
+    of each mode's clients whose features alone chose it, in rounds before they were learned from.
+
+    >>> print(Verdict(True, 1e-9, 64.0, (0.98, 0.96), "labels"))
+    branches: labels follow the clock (p = 1e-09, 64 rounds), and features find the mode of 98%, 96% of clients
+    """
+
+    branching: bool
+    p_value: float
+    rounds: float
+    agreement: tuple[float, ...]
+    by: str
+    trusted: bool = True
+
+    def __str__(self) -> str:
+        what = {"both": "labels and features"}.get(self.by, self.by)
+        about = f"(p = {self.p_value:.2g}, {self.rounds:.0f} rounds)"
+        found = ", ".join(f"{100 * share:.0f}%" for share in self.agreement)
+        if not self.trusted:
+            other = "" if self.by == "both" else "; try by='both'"
+            return f"one model for all: {what} do not clearly follow the clock {about}{other}"
+        if not self.branching:
+            return f"one model for all: {what} follow the clock {about}, but features find the mode of only {found}"
+        return f"branches: {what} follow the clock {about}, and features find the mode of {found} of clients"

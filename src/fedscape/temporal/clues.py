@@ -1,0 +1,73 @@
+"""What clients say of themselves: label shares, and features that do not age (fixed random maps of the inputs)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.errors import DataError
+from fedscape.types import Array, Tensor
+
+_MANY = 32  # inputs beyond which projections do not see their mean, which is the background of an image
+_KEY = Key(0, purpose="projections")
+
+
+def projected(inputs: Tensor, n: int, *, scaled: bool = False) -> Tensor:
+    """n fixed random features of each row, float64: rectified projections of numbers, random waves of codes.
+
+    Images and tables are flattened; unless rows are `scaled`, as images are, numbers x become log(1 + |x|) with their
+    sign, so that no column drowns the others. For sequences of codes, such as texts, each feature is the mean over
+    places of cos(w code + b): a random number for every code, whatever the vocabulary.
+
+    >>> projected(torch.eye(3)[:2], 4).shape, projected(torch.zeros(2, 5, dtype=torch.int64), 4).shape
+    (torch.Size([2, 4]), torch.Size([2, 4]))
+    """
+    flat = inputs.flatten(1) if inputs.ndim > 1 else inputs[:, None]
+    if inputs.dtype.is_floating_point:
+        weights = torch.from_numpy(_matrix(flat.shape[1], n)).to(flat.device, flat.dtype)
+        flat = flat if scaled else flat.abs().log1p().copysign(flat)
+        return torch.relu(flat @ weights).to(torch.float64)
+    turns = torch.from_numpy(_waves(n)).to(flat.device)
+    angles = flat.to(torch.float64)[:, :, None] * turns[0] + turns[1]
+    return torch.cos(angles).mean(dim=1)
+
+
+def label_roots(clients: Federation, target: str, n_classes: int) -> Array:
+    """Square roots of each client's label shares, [clients, classes]; their scatter does not depend on the share.
+
+    >>> label_roots(Federation({"y": [0, 0, 0, 1]}, [0, 4]), "y", 2).round(3).tolist()
+    [[0.866, 0.5]]
+    """
+    y, n = clients[target].astype(np.int64), len(clients)
+    if len(y) and not (y.min() >= 0 and y.max() < n_classes):
+        raise DataError(f"the column {target!r} must hold classes 0 to {n_classes - 1}, not {y.min()} to {y.max()}")
+    counts = np.bincount(clients.client_of_row * n_classes + y, minlength=n * n_classes).reshape(n, n_classes)
+    return np.asarray(np.sqrt(counts / np.maximum(clients.sizes, 1)[:, None]))
+
+
+def spaced(clients: Federation, most: int | None) -> Federation:
+    """At most so many rows of each client, evenly spaced.
+
+    >>> spaced(Federation({"y": [0, 1, 2, 3, 4, 5]}, [0, 4, 6]), 2)["y"].tolist()
+    [1, 3, 4, 5]
+    """
+    if most is None or clients.sizes.max(initial=0) <= most:
+        return clients
+    place = np.arange(clients.n_rows) - clients.offsets[:-1][clients.client_of_row]
+    size = np.maximum(clients.sizes, most)[clients.client_of_row]
+    return clients.where((place + 1) * most // size > place * most // size)
+
+
+@lru_cache(maxsize=8)
+def _matrix(d: int, n: int) -> Array:
+    weights: Array = _KEY.generator().standard_normal((d, n)) / np.sqrt(max(d, 1))
+    return weights - weights.mean(axis=0) if d > _MANY else weights
+
+
+@lru_cache(maxsize=8)
+def _waves(n: int) -> Array:
+    return _KEY.to("waves").generator().uniform(0, 2 * np.pi, (2, n))

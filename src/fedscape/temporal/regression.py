@@ -1,0 +1,281 @@
+"""Modes by regression: what sums over rounds and clients say of the modes' means, scatter and discriminant.
+
+In round t the mean of anything about a cohort's clients is the mean over modes weighted by their shares, E[mean | t] =
+sum_k s_k(t) mu_k. So the modes' means are the coefficients of a linear regression on s(t), without any clustering.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from fedscape.types import Array
+
+_TINY = 1e-300
+_MOST = 5  # modes whose orders are all tried
+
+
+def pack(pairs: Array) -> Array:
+    """The upper triangles of symmetric matrices [..., d, d] as vectors [..., d (d + 1) / 2].
+
+    >>> pack(np.array([[1.0, 2.0], [2.0, 5.0]])).tolist()
+    [1.0, 2.0, 5.0]
+    """
+    rows, columns = _triangle(pairs.shape[-1])
+    return np.asarray(pairs[..., rows, columns])
+
+
+def unpack(packed: Array) -> Array:
+    """The symmetric matrix of which this is the upper triangle: [d, d].
+
+    >>> unpack(np.array([1.0, 2.0, 5.0])).tolist()
+    [[1.0, 2.0], [2.0, 5.0]]
+    """
+    d = (math.isqrt(8 * len(packed) + 1) - 1) // 2
+    rows, columns = _triangle(d)
+    whole = np.zeros((d, d))
+    whole[rows, columns] = whole[columns, rows] = packed
+    return whole
+
+
+class Moments(NamedTuple):
+    """Normal equations of clients' statistics z [d] on covariates a [p] of their rounds.
+
+    `gram` is the sum over clients of a a', `cross` of a z', `pairs` of z z' (its upper triangle).
+    """
+
+    gram: Array
+    cross: Array
+    pairs: Array
+
+    @classmethod
+    def empty(cls, p: int, d: int) -> Moments:
+        """The sums of nobody."""
+        return cls(np.zeros((p, p)), np.zeros((p, d)), np.zeros(d * (d + 1) // 2))
+
+    def plus(self, a: Array, count: float, total: Array, pairs: Array, memory: float = 1.0) -> Moments:
+        """With the sums of one more round; earlier rounds count `memory` times as much as before.
+
+        >>> Moments.empty(1, 1).plus(np.ones(1), 3.0, np.array([6.0]), np.array([14.0])).coefficients().tolist()
+        [[2.0]]
+        """
+        return Moments(
+            memory * self.gram + count * np.outer(a, a),
+            memory * self.cross + np.outer(a, total),
+            memory * self.pairs + pairs,
+        )
+
+    def coefficients(self) -> Array:
+        """The least-squares coefficients [p, d]; the shortest ones where the covariates seen so far do not span."""
+        return np.asarray(_inverse(self.gram) @ self.cross)
+
+    def residual(self, count: float) -> Array:
+        """The scatter of clients about what the covariates explain, [d, d], positive semi-definite under noise too."""
+        explained = self.cross.T @ _inverse(self.gram) @ self.cross
+        return nonnegative((unpack(self.pairs) - explained) / max(count, _TINY))
+
+
+class Groups(NamedTuple):
+    """Clients whose mode is known: means [K, d] and `mass` [K] of modes, the scatter about them of so many `clients`.
+
+    `scatter` is the upper triangle of the sum of (z - mean of its mode)(z - mean of its mode)'.
+    """
+
+    means: Array
+    mass: Array
+    scatter: Array
+    clients: Array
+
+    @classmethod
+    def empty(cls, k: int, d: int) -> Groups:
+        """Nobody."""
+        return cls(np.zeros((k, d)), np.zeros(k), np.zeros(d * (d + 1) // 2), np.zeros(()))
+
+    def plus(self, near: Array, away: Array, pairs: Array, count: float, own: Array, memory: float) -> Groups:
+        """With the clients of a round: `near` [K] of each mode, `away` [K, d] and `pairs` about the means so far.
+
+        A mode keeps `own` [K] of its earlier mass, the scatter `memory`; with both one it is exact.
+
+        >>> Groups.empty(1, 1).plus(np.array([2.0]), np.array([[6.0]]), np.array([20.0]), 2.0, np.ones(1), 1.0).scatter
+        array([2.])
+        """
+        mass = own * self.mass + near
+        move = np.where(near[:, None] > 0, away / np.maximum(mass, _TINY)[:, None], 0.0)
+        scatter = memory * self.scatter + pairs - pack((move.T * mass) @ move)
+        return Groups(self.means + move, mass, scatter, np.asarray(memory * float(self.clients) + count))
+
+    @property
+    def known(self) -> bool:
+        """Whether there are clients of every mode, and they differ."""
+        return bool(self.mass.min() >= 2 and np.trace(unpack(self.scatter)) > 0)
+
+    def within(self) -> Array:
+        """The scatter of clients inside modes, [d, d]."""
+        return nonnegative(unpack(self.scatter) / max(float(self.clients), _TINY))
+
+
+class Discriminant(NamedTuple):
+    """Linear scores of K modes: weights [K, d] and offsets [K]; the largest score is the likeliest mode."""
+
+    weights: Array
+    offsets: Array
+
+
+def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discriminant:
+    """Fisher's linear discriminant of modes with these means [K, d] and one scatter [d, d], modes equally likely.
+
+    `ridge` is added to the scatter in units of each statistic's own variance, and of the median one, so that no
+    statistic that hardly varies gets a large weight. One that does not vary at all is left out.
+
+    >>> discriminant(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.eye(2)).weights.tolist()
+    [[1.0, 0.0], [-1.0, 0.0]]
+    """
+    variances = np.maximum(np.diag(scatter), 0.0)
+    some = variances > 1e-14 * max(float(variances.max(initial=0.0)), _TINY)
+    weights = np.zeros_like(means)
+    if some.any():
+        more = ridge * (variances[some] + np.median(variances[some]))
+        sd = np.sqrt(variances[some] + more)
+        unit = (scatter[np.ix_(some, some)] + np.diag(more)) / np.outer(sd, sd)
+        right = (means[:, some] / sd).T
+        weights[:, some] = (np.linalg.solve(unit, right) if ridge > 0 else _inverse(unit) @ right).T / sd
+    return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
+
+
+def nonnegative(matrix: Array) -> Array:
+    """The nearest positive semi-definite matrix to a symmetric one: noise may leave directions below zero.
+
+    >>> nonnegative(np.diag([1.0, -2.0])).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
+    even = (matrix + matrix.T) / 2
+    try:
+        np.linalg.cholesky(even + 1e-12 * np.abs(np.trace(even)) * np.eye(len(even)))
+        return np.asarray(even)  # it is one, to rounding
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(even)
+        return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
+
+
+class Significance(NamedTuple):
+    """A test that covariates matter: the ratio F of explained to left variance, its p-value, rounds it rests on."""
+
+    ratio: float
+    p_value: float
+    rounds: float
+
+
+def significance(moments: Moments, constant: Array) -> Significance:
+    """Test that the mean of a round depends on its covariates: Dempster's test, for more statistics than rounds too.
+
+    `moments` are those of the rounds' mean statistics, one for each round; `constant` [p] are the weights with which
+    the covariates of every round make one. The scatter of rounds about the regression includes whatever noise a release
+    added. Without dependence the ratio of traces is nearly F with q kappa and v kappa degrees of freedom, kappa =
+    tr(S)^2 / tr(S^2) (Dempster 1958).
+
+    >>> rng, m = np.random.default_rng(0), Moments.empty(2, 3)
+    >>> for t in range(40):
+    ...     a, y = np.array([1.0, t % 2]), rng.normal(size=3) + 2 * (t % 2)
+    ...     m = m.plus(a, 1.0, y, pack(np.outer(y, y)))
+    >>> significance(m, np.array([1.0, 0.0])).p_value < 1e-6
+    True
+    """
+    n = float(constant @ moments.gram @ constant)
+    rank = int(np.linalg.matrix_rank(moments.gram, tol=1e-9 * max(float(np.trace(moments.gram)), _TINY)))
+    freedom, q = n - rank, rank - 1
+    if freedom < 3 or q < 1:
+        return Significance(0.0, 1.0, n)
+    mean = constant @ moments.cross / n
+    second = unpack(moments.pairs)
+    left = second - moments.cross.T @ _inverse(moments.gram) @ moments.cross
+    around = second - n * np.outer(mean, mean)
+    explained, rest = float(np.trace(around - left)), float(np.trace(left))
+    if rest <= 1e-12 * max(float(np.trace(second)), _TINY):
+        return Significance(math.inf, 0.0, n) if explained > rest else Significance(0.0, 1.0, n)
+    scatter = left / freedom
+    square = float((scatter**2).sum()) - np.trace(scatter) ** 2 / freedom
+    square = max(square * freedom**2 / ((freedom - 1) * (freedom + 2)), np.trace(scatter) ** 2 / len(mean))
+    kappa = float(np.clip(np.trace(scatter) ** 2 / square, 1.0, len(mean)))
+    ratio = max(explained, 0.0) / q / (rest / freedom)
+    return Significance(ratio, tail_of_f(ratio, q * kappa, freedom * kappa), n)
+
+
+def tail_of_f(value: float, above: float, below: float) -> float:
+    """P(F > value) for F with these degrees of freedom, by Paulson's normal approximation of the cube root.
+
+    >>> round(tail_of_f(4.0, 2.0, 40.0), 3)  # 0.026 exactly
+    0.026
+    """
+    if not value > 0:
+        return 1.0
+    a, b, root = 2 / (9 * above), 2 / (9 * below), value ** (1 / 3)
+    return 0.5 * math.erfc(((1 - b) * root - (1 - a)) / math.sqrt(2 * (b * root**2 + a)))
+
+
+def contrast_noise(gram: Array, loadings: Array) -> Array:
+    """Variances of the differences of modes in units of the clients' scatter: [K, K], for modes loadings [K, p]."""
+    each = loadings @ _inverse(gram) @ loadings.T
+    own = np.diag(each)
+    return np.asarray(np.maximum(own[:, None] + own[None] - 2 * each, 0.0))
+
+
+def are_apart(means: Array, metric: Array, noise: Array) -> bool:
+    """Whether all modes lie farther apart than noise puts them.
+
+    Squared distances of the means [K, d] in the metric [d, d] must be twice what their variances [K, K] alone make.
+
+    >>> are_apart(np.array([[0.0], [3.0]]), np.eye(1), np.ones((2, 2)))
+    True
+    """
+    apart = means[:, None] - means[None]
+    distance = np.einsum("kjd,de,kje->kj", apart, metric, apart)
+    expected = noise * np.count_nonzero(np.diag(metric))
+    other = ~np.eye(len(means), dtype=bool)
+    return bool((distance[other] > np.maximum(2 * expected[other], 1e-9)).all())
+
+
+def aligned(means: Array, weights: Array, offsets: Array) -> Array:
+    """The order of new means in which the discriminant so far takes each for its mode: corners come in any order.
+
+    >>> aligned(np.array([[-1.0], [2.0]]), np.array([[1.0], [-1.0]]), np.zeros(2)).tolist()
+    [1, 0]
+    """
+    scores = means @ weights.T + offsets  # [new, mode]
+    if len(means) > _MOST:
+        from scipy.optimize import linear_sum_assignment
+
+        return np.asarray(linear_sum_assignment(-scores.T)[1])
+    orders = permutations(range(len(means)))
+    return np.array(max(orders, key=lambda order: float(scores[list(order), range(len(means))].sum())))
+
+
+def vertices(points: Array, n: int) -> Array:
+    """Which n points span most: the one farthest from their mean, then ever the one farthest from those so far.
+
+    Where every mode is nearly alone at some time, the modes are the corners of the region that rounds' means fill.
+
+    >>> vertices(np.array([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [0.0, 3.0]]), 3).tolist()
+    [1, 3, 0]
+    """
+    away = points - points.mean(axis=0)
+    chosen = [int((away**2).sum(axis=1).argmax())]
+    rest = points - points[chosen[0]]
+    while len(chosen) < n:
+        lengths = (rest**2).sum(axis=1)
+        chosen.append(int(lengths.argmax()))
+        step = rest[chosen[-1]] / max(math.sqrt(float(lengths.max())), _TINY)
+        rest = rest - np.outer(rest @ step, step)
+    return np.array(chosen)
+
+
+@lru_cache(maxsize=8)
+def _triangle(d: int) -> tuple[Array, Array]:
+    return np.triu_indices(d)
+
+
+def _inverse(matrix: Array) -> Array:
+    return np.asarray(np.linalg.pinv(matrix, rcond=1e-9, hermitian=True))

@@ -1,0 +1,402 @@
+"""FedClock: the regression recovers the modes, the discriminant is Fisher's, a clock that says nothing does no harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from torch import nn
+
+from fedscape import DataError, Federation, Gaussian, Key, Ledger, Local, rounds
+from fedscape.learning import LocalSGD, cross_entropy, initialised
+from fedscape.temporal import (
+    Blocks,
+    Cosine,
+    FedClock,
+    Harmonics,
+    Linear,
+    MultiBranch,
+    Shifting,
+    Soft,
+    Steady,
+    Zones,
+    evaluate,
+)
+from fedscape.temporal.calibration import ScoreSums, posterior
+from fedscape.temporal.clues import label_roots, projected, spaced
+from fedscape.temporal.covariates import Context, Shares
+from fedscape.temporal.regression import (
+    Groups,
+    Moments,
+    aligned,
+    discriminant,
+    nonnegative,
+    pack,
+    significance,
+    tail_of_f,
+    unpack,
+)
+
+
+def population(n: int = 80, rows: int = 12, *, seed: int = 0, apart: float = 3.0, labels: bool = True):
+    """Clients of two modes: features lie apart, labels of the second mode are 2 and 3, or are the same."""
+    rng = np.random.default_rng(seed)
+    modes = np.arange(n) % 2
+    mode = np.repeat(modes, rows)
+    x = rng.normal(size=(n * rows, 4)) + apart * mode[:, None] * np.array([1, -1, 0, 0])
+    y = (x[:, 3] > 0).astype(int) ^ (mode if not labels else 0)
+    return Federation({"x": x, "y": y + 2 * mode * labels}, np.arange(0, n * rows + 1, rows)), modes
+
+
+def training(n_branches: int = 2, **changes) -> LocalSGD:
+    body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).to(torch.float64)
+    net = MultiBranch(initialised(body, 3), "2", n_branches, seed=1)
+    return replace(LocalSGD(net, cross_entropy, lr=0.2, epochs=1, batch_size=6, strategy="vmap"), **changes)
+
+
+def run(method: FedClock, fed: Federation, sampler, n: int, **how):
+    *_, last = rounds(method, fed, n_rounds=n, sampler=sampler, measure=0, **how)
+    return last.state
+
+
+# -- regression and discriminant ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curve", [Linear(16), Cosine(16, 4.0), Zones(16, 3), Blocks(16, 2)])
+def test_modes_are_recovered_exactly_where_shares_are_exact(curve):
+    """Cohorts whose mean is the shares' mean of the modes, whatever else their clients are."""
+    rng, k, d = np.random.default_rng(0), curve.n_modes, 5
+    mu, moments = rng.normal(size=(k, d)), Moments.empty(k, d)
+    for t in range(32):
+        z = rng.normal(size=(6, d))
+        z += curve.shares(t) @ mu - z.mean(axis=0)
+        moments = moments.plus(curve.shares(t), 6.0, z.sum(axis=0), pack(z.T @ z))
+    np.testing.assert_allclose(moments.coefficients(), mu, atol=1e-10)
+
+
+def test_coefficients_and_residual_are_those_of_least_squares_on_all_clients():
+    rng, moments, rows, values = np.random.default_rng(1), Moments.empty(3, 4), [], []
+    for t in range(20):
+        a, z = Harmonics(7).row(t), rng.normal(size=(5, 4)) + t / 5
+        moments = moments.plus(a, 5.0, z.sum(axis=0), pack(z.T @ z))
+        rows += [a] * 5
+        values.append(z)
+    a, z = np.stack(rows), np.concatenate(values)
+    beta = np.linalg.lstsq(a, z, rcond=None)[0]
+    np.testing.assert_allclose(moments.coefficients(), beta, atol=1e-10)
+    left = z - a @ beta
+    np.testing.assert_allclose(moments.residual(100.0), left.T @ left / 100, atol=1e-10)
+
+
+def grouped(z, mode, n_rounds: int) -> Groups:
+    groups = Groups.empty(mode.max() + 1, z.shape[1])
+    for part in np.array_split(np.arange(len(z)), n_rounds):
+        near = np.eye(mode.max() + 1)[mode[part]]
+        away = z[part] - groups.means[mode[part]]
+        groups = groups.plus(near.sum(0), near.T @ away, pack(away.T @ away), len(part), np.ones(len(near[0])), 1.0)
+    return groups
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_the_discriminant_of_known_modes_is_that_of_scikit_learn(k):
+    rng = np.random.default_rng(k)
+    mode, mix = rng.integers(0, k, 300), rng.normal(size=(4, 4))
+    z = rng.normal(size=(300, 4)) @ mix + 2 * rng.normal(size=(k, 4))[mode]
+    groups = grouped(z, mode, 17)
+    for j in range(k):
+        np.testing.assert_allclose(groups.means[j], z[mode == j].mean(axis=0), atol=1e-10)
+    own = discriminant(groups.means, groups.within())
+    lda = LinearDiscriminantAnalysis(solver="lsqr", priors=np.full(k, 1 / k)).fit(z, mode)
+    new = rng.normal(size=(200, 4)) @ mix
+    # lsqr pools class covariances by the priors, here by the clients: refit with the clients' own shares for weights
+    scatter = sum(np.cov(z[mode == j].T, bias=True) * np.mean(mode == j) for j in range(k))
+    np.testing.assert_allclose(groups.within(), scatter, atol=1e-9)
+    shares = LinearDiscriminantAnalysis(solver="lsqr").fit(z, mode)
+    mine = new @ own.weights.T + own.offsets + np.log(np.bincount(mode) / 300)
+    theirs = new @ shares.coef_.T + shares.intercept_ if k > 2 else None
+    if theirs is None:
+        np.testing.assert_allclose(mine[:, 1] - mine[:, 0], shares.decision_function(new), rtol=1e-8, atol=1e-8)
+    else:
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-8)
+    assert (mine.argmax(axis=1) == shares.predict(new)).all()
+    assert ((new @ own.weights.T + own.offsets).argmax(axis=1) == lda.predict(new)).mean() > 0.97
+
+
+def test_a_statistic_that_never_varies_has_no_weight_and_a_ridge_tames_one_that_hardly_does():
+    means, scatter = np.array([[1.0, 5.0, 1e-3], [-1.0, 5.0, -1e-3]]), np.diag([1.0, 0.0, 1e-8])
+    plain, tamed = (discriminant(means, scatter, ridge=r).weights[0] for r in (0.0, 0.1))
+    assert plain[1] == tamed[1] == 0
+    assert plain[2] == pytest.approx(1e5)
+    assert abs(tamed[2]) < 1
+
+
+def test_triangles_and_nearest_positive_matrices():
+    a = np.random.default_rng(0).normal(size=(5, 5))
+    a = a + a.T
+    np.testing.assert_array_equal(unpack(pack(a)), a)
+    near = nonnegative(a)
+    values, vectors = np.linalg.eigh(a)
+    np.testing.assert_allclose(near, (vectors * np.maximum(values, 0)) @ vectors.T, atol=1e-12)
+    np.testing.assert_allclose(nonnegative(a @ a), a @ a)
+
+
+@pytest.mark.parametrize("k", [3, 7])
+def test_corners_keep_the_order_of_the_discriminant_so_far(k):
+    rng = np.random.default_rng(0)
+    means = rng.normal(size=(k, 9))
+    scores, shuffled = discriminant(means, np.eye(9)), rng.permutation(k)
+    np.testing.assert_allclose(means[shuffled][aligned(means[shuffled], *scores)], means)
+
+
+# -- does the clock matter ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "above", "below"), [(1.0, 3, 30), (2.5, 5, 60), (4.0, 2, 40), (9.0, 8, 100)])
+def test_the_tail_of_f_is_that_of_scipy(value, above, below):
+    assert tail_of_f(value, above, below) == pytest.approx(stats.f.sf(value, above, below), rel=0.25, abs=1e-4)
+
+
+def rounds_of(rng, n: int, d: int, shift: float, design) -> Moments:
+    moments = Moments.empty(len(design.constant), d)
+    for t in range(n):
+        a = design.row(t)
+        y = rng.normal(size=d) * np.linspace(0.5, 2, d) + shift * a[-1]
+        moments = moments.plus(a, 1.0, y, pack(np.outer(y, y)))
+    return moments
+
+
+@pytest.mark.parametrize("design", [Shares(Linear(12), 2), Harmonics(12), Context.of(list("abca" * 10))])
+@pytest.mark.parametrize("d", [3, 60])
+def test_the_test_keeps_its_level_with_more_statistics_than_rounds_too(design, d):
+    rng = np.random.default_rng(d)
+    p = np.array([significance(rounds_of(rng, 40, d, 0.0, design), design.constant).p_value for _ in range(200)])
+    for level in (0.05, 0.2):
+        assert (p < level).mean() <= level + 5 * np.sqrt(level * (1 - level) / 200)
+    assert significance(rounds_of(rng, 40, d, 3.0, design), design.constant).p_value < 1e-4
+
+
+def test_too_few_rounds_and_one_covariate_say_nothing():
+    rng = np.random.default_rng(0)
+    assert significance(rounds_of(rng, 3, 2, 9.0, Shares(Linear(12), 2)), np.ones(2)).p_value == 1.0
+    assert significance(rounds_of(rng, 30, 2, 9.0, Shares(None, 2)), np.ones(2)).p_value == 1.0
+
+
+# -- covariates --------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_curve_the_ends_of_the_path_are_the_modes():
+    """Two modes that are alone once in a period, of which only the period is known."""
+    rng, mu, moments = np.random.default_rng(0), np.array([[1.0, 0.0, 2.0], [-1.0, 3.0, 0.0]]), Moments.empty(3, 3)
+    for t in range(96):
+        z = Cosine(24, peak=5).shares(t) @ mu + 0.01 * rng.normal(size=(8, 3))
+        moments = moments.plus(Harmonics(24).row(t), 8.0, z.sum(axis=0), pack(z.T @ z))
+    loadings = Harmonics(24).loadings(moments.coefficients(), np.eye(3), moments.gram, 2)
+    means = loadings @ moments.coefficients()
+    order = np.argsort(-means[:, 0])
+    np.testing.assert_allclose(means[order], mu, atol=0.05)
+
+
+def test_contexts_of_levels_and_of_numbers():
+    days = Context.of(["sat", "mon", "sat", "tue"])
+    assert days.row(3).tolist() == [0.0, 0.0, 1.0]
+    assert (days.constant @ days.row(0), len(days.constant)) == (1.0, 3)
+    numbers = Context.of([[0.0, 1.0], [2.0, 1.0]])
+    assert numbers.row(1).tolist() == [1.0, 1.0, 0.0]
+    with pytest.raises(DataError, match="context has 4 rounds and none for round 4"):
+        days.row(4)
+    with pytest.raises(DataError, match="context must be finite, round 1 is not"):
+        Context.of([0.0, np.nan])
+    with pytest.raises(DataError, match="context must hold a level or numbers"):
+        Context.of(np.zeros((2, 2, 2)))
+    with pytest.raises(DataError, match="one a round"):
+        Context.of(np.zeros((2, 2), dtype=int))
+    with pytest.raises(DataError, match="period must be at least 2 rounds"):
+        Harmonics(1.0)
+
+
+# -- what clients say --------------------------------------------------------------------------------------------------
+
+
+def test_roots_of_label_shares_and_rows_that_are_looked_at():
+    fed = Federation({"y": [0, 0, 2, 1, 1]}, [0, 3, 3, 5])
+    np.testing.assert_allclose(label_roots(fed, "y", 3) ** 2, [[2 / 3, 0, 1 / 3], [0, 0, 0], [0, 1, 0]])
+    with pytest.raises(DataError, match="must hold classes 0 to 1, not 0 to 2"):
+        label_roots(fed, "y", 2)
+    long = Federation({"y": np.arange(120)}, [0, 100, 103, 120])
+    few = spaced(long, 10)
+    assert few.sizes.tolist() == [10, 3, 10]
+    assert np.diff(few["y"][:10]).tolist() == [10] * 9
+
+
+def test_fixed_features_are_the_same_for_everybody_and_blind_to_the_background_of_an_image():
+    x = torch.rand(6, 8, 8)
+    np.testing.assert_array_equal(projected(x, 5)[2:4], projected(x[2:4], 5))
+    np.testing.assert_allclose(projected(x, 5, scaled=True), projected(x + 1.0, 5, scaled=True), atol=1e-5)
+    codes = torch.tensor([[3, 7], [7, 3], [3, 3]])
+    made = projected(codes, 4)
+    np.testing.assert_allclose(made[0], made[1])
+    assert (made[0] != made[2]).all()
+
+
+def test_scores_become_probabilities_that_hold():
+    """Of units with posterior p, a share p is of the mode, whatever their number of rows."""
+    rng, n = np.random.default_rng(0), 40_000
+    mode, rows = rng.integers(0, 2, n), rng.choice([2, 5, 20], n)
+    centre = np.where(mode == 0, 0.8, -0.8) + rng.normal(0, 0.7, n)
+    score = (centre + rng.normal(size=n) * 2 / np.sqrt(rows))[:, None]
+    near = np.eye(2)[mode]
+    sums = ScoreSums(
+        near.sum(0), near.T @ score, (near.T @ score**2)[:, :, None], near.sum(0),
+        4.0 * near.sum(0)[:, None, None], near.sum(0), near.T @ (1 / rows),
+    )  # fmt: skip
+    chances = posterior(sums.law({}), score, rows)[:, 0]
+    for low in np.arange(0, 1, 0.1):
+        mine = (chances >= low) & (chances < low + 0.1)
+        half = 5 * np.sqrt(0.25 / mine.sum())
+        assert (mode[mine] == 0).mean() == pytest.approx(chances[mine].mean(), abs=half)
+    assert posterior(sums.law({}), score[:1], np.zeros(1, dtype=int)).tolist() == [[0.5, 0.5]]
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+def right_share(method: FedClock, state, test: Federation, modes) -> float:
+    chosen = method.branches_of(state, test, unit="client")
+    return float((chosen == modes[test.client_of_row]).mean())
+
+
+@pytest.mark.parametrize("prior", [Linear(16), Cosine(16), Harmonics(16), Soft(16)])
+def test_branches_are_found_by_clients_without_labels_that_never_took_part(prior):
+    fed, modes = population()
+    method = FedClock(training(), prior)
+    state = run(method, fed, Shifting(modes, Linear(16), 10), 64)
+    new, theirs = population(30, 5, seed=9)
+    verdict = method.verdict(state)
+    assert verdict.branching, str(verdict)
+    share = right_share(method, state, new, theirs)
+    assert max(share, 1 - share if isinstance(prior, Harmonics) else share) > 0.95  # which end is first is not known
+    assert method.reveals == ()
+
+
+def test_three_zones_have_three_branches():
+    rng, modes = np.random.default_rng(0), np.arange(90) % 3
+    mode = np.repeat(modes, 10)
+    x = rng.normal(size=(900, 4)) + 4 * np.eye(4)[mode]
+    fed = Federation({"x": x, "y": mode}, np.arange(0, 901, 10))
+    method = FedClock(training(3), Zones(18))
+    state = run(method, fed, Shifting(modes, Zones(18), 12), 72)
+    assert right_share(method, state, fed, modes) > 0.95
+
+
+def test_modes_with_the_same_labels_are_told_by_features_and_branches_mend_them():
+    fed, modes = population(labels=False)  # the same input means one thing by day and the other by night
+    by_labels, by_both = (FedClock(training(), Linear(16), by=by) for by in ("labels", "both"))
+    sampler = Shifting(modes, Linear(16), 10)
+    states = [run(method, fed, sampler, 96) for method in (by_labels, by_both)]
+    assert not by_labels.verdict(states[0]).branching
+    assert "try by='both'" in str(by_labels.verdict(states[0]))
+    assert by_both.verdict(states[1]).branching
+    one, two = (
+        evaluate(m, s, fed, unit="client").accuracy.mean() for m, s in zip((by_labels, by_both), states, strict=True)
+    )
+    assert two > one + 0.03
+
+
+@pytest.mark.parametrize("case", ["no shift", "no modes", "no feature"])
+def test_where_the_clock_or_features_say_nothing_it_says_so_and_is_as_one_model(case):
+    fed, modes = population(apart=0.0 if case == "no feature" else 3.0)
+    curve = Steady(2) if case == "no shift" else Linear(16)
+    given = np.random.default_rng(3).permutation(modes) if case == "no modes" else modes
+    method = FedClock(training(), Linear(16), features="fixed", projections=4)
+    state = run(method, fed, Shifting(given, curve, 10), 64)
+    verdict = method.verdict(state)
+    assert not verdict.branching
+    assert str(verdict).startswith("one model for all: ")
+    assert verdict.trusted == (case == "no feature")
+    assert (method._shares_of_units(state, method.see(state, fed), fed, "client", 64).numpy() == 0.5).all()
+
+
+def test_a_wrong_prior_degrades_gracefully():
+    """Late by an eighth of a period or ten percent too long it still finds branches; by a quarter it claims none."""
+    fed, modes = population()
+    sampler = Shifting(modes, Linear(16), 10)
+    for prior, n in ((Linear(16, peak=2), 80), (Linear(17.6), 48), (Linear(16, 4.0), 48)):
+        method = FedClock(training(), prior)
+        assert right_share(method, run(method, fed, sampler, n), fed, modes) > 0.9, prior
+    method = FedClock(training(), Linear(16, peak=4))
+    verdict = method.verdict(run(method, fed, sampler, 64))
+    assert not verdict.branching, str(verdict)
+
+
+def test_a_context_makes_branches_only_if_it_matters():
+    fed, modes = population()
+    days = np.array(["week", "week", "end"] * 32)
+    sampler = Shifting(modes, Blocks(3), 10)  # modes: round 0 and part of 1 against the rest
+    method = FedClock(training(), None, context=days)
+    other = FedClock(training(), None, context=np.arange(96) // 8 % 3)
+    assert method.verdict(run(method, fed, sampler, 60)).branching
+    assert not other.verdict(run(other, fed, sampler, 60)).trusted
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path):
+    fed, modes = population(20, 6)
+    method = FedClock(training(), Linear(8))
+    how = {"sampler": Shifting(modes, Linear(8), 6), "measure": 0, "seed": 4, "n_rounds": 12}
+    states = []
+    for r in rounds(method, fed, **how):
+        states.append(r.state)
+        if r.index == 5:
+            r.save(tmp_path / "run")
+    *_, again = rounds(method, fed, resume=tmp_path / "run", **how)
+    for name, values in states[-1].items():
+        assert np.asarray(values).tobytes() == np.asarray(again.state[name]).tobytes(), name
+
+
+def test_it_is_private_by_the_ordinary_release():
+    fed, modes = population(200, 4)
+    clip = 4.0
+    scales = {"away": 4.0, "away_pairs": 16.0, "score_pairs": 64.0, "score_rows": 64.0, "score_first": 8.0}
+    privacy = Gaussian(clip=clip, multiplier=0.2, scales=scales, noise_seed=1)
+    method = FedClock(training(), Linear(16), weighting="equal", noise=privacy.spread() * privacy.with_count(clip))
+    ledger = Ledger(epsilon=1e6, delta=1e-6)
+    state = run(method, fed, Shifting(modes, Linear(16), 100), 48, privacy=privacy, ledger=ledger)
+    assert len(ledger.entries()) > 0
+    assert all(np.isfinite(values).all() for values in state.values())
+    sent = method.step(state, fed.take(slice(0, 3)), Key(0, 1))[0]
+    bound = np.abs(sent["score_first"]).max(), np.linalg.norm(sent["clues"], axis=1).max()
+    assert bound[0] <= 8 + 1e-9
+    assert bound[1] <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"by": "time"}, "by must be one of"),
+        ({"features": "raw"}, "features one of"),
+        ({"projections": 0}, "projections must be at least 1"),
+        ({"rows": 1}, "rows and classes at least 2"),
+        ({"memory": 0.0}, "memory and significance must be above 0"),
+        ({"abstain": 1.5}, "abstain from 0 to 1"),
+        ({"ridge": -1.0}, "ridge and noise must be at least 0"),
+        ({"prior": Zones(8)}, "the prior has 3 modes, but the network 2 branches"),
+        ({"prior": Cosine(8), "context": [0, 1]}, "give a prior or a context, not both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(how, message):
+    with pytest.raises(DataError, match=message):
+        FedClock(training(), **how)
+
+
+def test_engines_and_lone_clients_agree():
+    fed, modes = population(24, 5)
+    method = FedClock(training(), Linear(8), by="both", rows=3)
+    state = run(method, fed, Shifting(modes, Linear(8), 12), 12)
+    whole = Local(fed, threads=1).run(method, state, np.arange(24), Key(0, 9)).total
+    rows = [method.step(state, fed.take(slice(i, i + 1)), Key(0, 9))[0] for i in range(24)]
+    for name in rows[0]:
+        alone = sum(np.asarray(r[name][0], dtype=float) for r in rows)
+        np.testing.assert_allclose(whole[name], alone, rtol=1e-9, atol=1e-9, err_msg=name)
