@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger
     from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
     from fedscape.sketches import DistributionSketch
+    from fedscape.statistics.cox import CoxRegression
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
@@ -65,6 +66,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "privacy.mechanisms": ("Gaussian", "Laplace", "Privacy"),
     "simulate": (),
     "sketches": ("DistributionSketch",),
+    "statistics.cox": ("CoxRegression",),
     "statistics.histogram": ("Histogram",),
     "statistics.kmeans": ("FederatedKMeans",),
     "statistics.moments": ("Moments",),
@@ -89,6 +91,7 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     "All",
     "Computation",
+    "CoxRegression",
     "DataError",
     "DistributionSketch",
     "Engine",
