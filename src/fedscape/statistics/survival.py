@@ -52,7 +52,9 @@ def valid_survival(clients: Federation, features: str | Sequence[str], time: str
     [True, False, False]
     """
     names = [features] if isinstance(features, str) else list(features)
-    good = np.logical_and.reduce([valid_numbers(clients[n]) for n in (*names, time, event)])
+    good = np.ones(clients.n_rows, dtype=bool)
+    for mask in (valid_numbers(clients[n]) for n in (*names, time, event)):
+        good &= True if mask is None else mask
     with np.errstate(invalid="ignore"):
         return np.asarray(good & (clients[time] >= 0) & np.isin(clients[event], (0, 1)))
 
