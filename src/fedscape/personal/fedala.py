@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +20,15 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
 from fedscape.personal.fedem import small_example
-from fedscape.personal.shared import each_own_log_probs, measured, own_models, trained_alone, weighted, weighted_sums
+from fedscape.personal.shared import (
+    COMMON_MODEL,
+    each_own_log_probs,
+    measured,
+    own_models,
+    trained_alone,
+    weighted,
+    weighted_sums,
+)
 from fedscape.types import Array, Arrays, Kept
 
 _MEAN = Mean()
@@ -56,6 +65,7 @@ class FedALA(FedAvg):
     """
 
     name = "fedala"
+    newcomers: ClassVar[str | None] = COMMON_MODEL
 
     def __init__(
         self,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.learning.evaluation import model_arrays
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import own_models, trained_alone
+from fedscape.personal.shared import COMMON_MODEL, own_models, trained_alone
 from fedscape.types import Arrays, Kept
 
 
@@ -36,6 +38,7 @@ class FedBABU(FedPer):
     """
 
     name = "fedbabu"
+    newcomers: ClassVar[str | None] = COMMON_MODEL
 
     def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         params, heads = model_arrays(state), self.head_names

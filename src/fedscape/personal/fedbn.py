@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -39,6 +40,7 @@ class FedBN(FedPer):
     """
 
     name = "fedbn"
+    newcomers: ClassVar[str | None] = "the common layers, normalised as they began"
 
     def __init__(self, local: LocalSGD, *, initial: str = "given") -> None:
         super().__init__(local, head=_norm_names(local), initial=initial)

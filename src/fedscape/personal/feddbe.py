@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -108,6 +109,7 @@ class FedDBE(FedPer):
     """
 
     name = "feddbe"
+    newcomers: ClassVar[str | None] = "the common model with no shift"
 
     def __init__(self, local: LocalSGD, *, kappa: float = 1.0, momentum: float = 1.0, initial: str = "given") -> None:
         check_local(local, initial)

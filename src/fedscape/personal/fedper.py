@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ class FedPer(Computation):
     """
 
     name = "fedper"
+    newcomers: ClassVar[str | None] = None
 
     block_rows = 2**14
 

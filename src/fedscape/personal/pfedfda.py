@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,7 @@ class PFedFDA(FedPer):
     """
 
     name = "pfedfda"
+    newcomers: ClassVar[str | None] = "the common law of the features"
 
     def __init__(self, local: LocalSGD, *, initial: str = "given", ridge: float = 1.0) -> None:
         super().__init__(local, initial=initial)

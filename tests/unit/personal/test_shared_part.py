@@ -16,7 +16,8 @@ from fedscape import DataError, Federation, Local
 from fedscape.core.random import Key
 from fedscape.learning import LocalSGD, cross_entropy
 from fedscape.learning.layers import initialised
-from fedscape.personal import FedALA, FedBABU, FedBN, FedDBE, FedPer, FedRep, LocalOnly, PFedFDA, train
+from fedscape.methods import train
+from fedscape.personal import FedALA, FedBABU, FedBN, FedDBE, FedPer, FedRep, LocalOnly, PFedFDA
 from fedscape.personal.features import with_embedding
 
 D, C = 4, 3
