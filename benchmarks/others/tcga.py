@@ -1,7 +1,8 @@
 """FLamby's Fed-TCGA-BRCA: six regions, a linear Cox model, mean concordance over the regions' test rows.
 
 The federated fit by sums beside the fit of the pooled rows (all as one client; with `--oracle 1` also by statsmodels
-and lifelines, where they are installed), with FLamby's split. Covariates that others determine are left out. Reads
+and lifelines, where they are installed), with FLamby's split. Covariates that others determine among
+the rows with an event are left out: their coefficients would be infinite or not unique. Reads
 hospitals/tcga_brca_regions.csv in FEDSCAPE_DATA; needs pandas. Rows of the region "Other" are in no published split.
 There is nothing random but for the bootstrap of regions' rows, which `--workers` processes share.
 """
@@ -34,7 +35,7 @@ def regions() -> tuple[Federation, Federation, tuple[str, ...]]:
     table = table[table["region"].isin(REGIONS)]
     names = [c for c in table.columns if c not in ("pid", "E", "T", "region", "split")]
     learn = table["split"] == "train"
-    names = independent(table.loc[learn, names])
+    names = independent(table.loc[learn & (table["E"] > 0), names])
     made = []
     for part in (table[learn], table[~learn]):
         part = part.sort_values("region", kind="stable")

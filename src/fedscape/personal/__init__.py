@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
     from fedscape.personal.personalised import Personalised
     from fedscape.personal.pfedfda import PFedFDA
+    from fedscape.personal.profiles import ProfiledFL, Profiles
 
 __all__ = [
     "IFCA",
@@ -42,6 +43,8 @@ __all__ = [
     "PFedFDA",
     "PFedMe",
     "Personalised",
+    "ProfiledFL",
+    "Profiles",
     "auroc",
     "average_precision",
     "load_personal",
@@ -72,5 +75,6 @@ __getattr__ = loader(
         "own_models": ["Ditto", "LocalOnly", "PFedMe"],
         "personalised": ["Personalised"],
         "pfedfda": ["PFedFDA"],
+        "profiles": ["ProfiledFL", "Profiles"],
     },
 )
