@@ -54,12 +54,14 @@ def groups(
     x, y = images(name, Path(folder))
     x = x[:, 0]
     rng = np.random.default_rng(seed)
-    learn, new = (GROUPS * n, GROUPS * max(1, n // 4))
+    learn, new = GROUPS * n, GROUPS * max(1, n // 4)
+    order = rng.permutation(len(y))
+    pool, rest = np.split(order, [int(0.75 * len(y))])  # no image of an unseen client is one that anybody trained on
     made = []
-    for count, step, label in ((learn, 0, "c"), (learn, 1, "c"), (new, 0, "new")):
+    for count, step, label, source in ((learn, 0, "c", pool), (learn, 1, "c", pool), (new, 0, "new", rest)):
         parts = []
         for i in range(count):
-            rows = rng.choice(len(y), 3 * size, replace=False)
+            rows = rng.choice(source, 3 * size, replace=False)
             one = shifted(x[rows], y[rows], shift, (i + step) % GROUPS)
             parts.append([column[:size] for column in one])
         offsets = np.concatenate([[0], np.cumsum([len(part[1]) for part in parts])])
@@ -76,7 +78,7 @@ def computation(method: str, step: LocalSGD, fed: Federation, seed: int) -> Any:
 
 
 def work(cell: Row, until: float, *, device: str, net: str, folder: str) -> list[Row]:
-    """Mean accuracy of the clients that trained and of unseen ones."""
+    """Mean accuracy of unseen clients, and of those that trained on the rows they trained on."""
     first, second, new = groups(cell["set"], cell["shift"], cell["seed"], cell["n"], cell["size"], folder)
     model = models.mlp(784, 64, 10) if net == "mlp" else models.lenet5()
     step = LocalSGD(model, cross_entropy, lr=cell["lr"], epochs=1, batch_size=10, device=device)

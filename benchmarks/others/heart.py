@@ -23,6 +23,7 @@ from torch import nn
 from fedscape import FedAvg, Federation, LocalSGD
 from fedscape.learning import Adagrad, Adam, Scaffold, Yogi, logistic
 from fedscape.methods import train
+from fedscape.studies import collaboration
 from table import arguments, half_width, report
 
 PUBLISHED = {
@@ -131,10 +132,13 @@ def main() -> None:
             "± 95%": f"{half_width(means.tolist()):.3f}" if seeds > 1 else "",
         }
         rows.append(row | {h: f"{v:.3f}" for h, v in zip(names, each.mean(axis=0), strict=True)})
+    study = collaboration(hospitals()[0], local=step(0.1, steps=20), rounds=rounds, seeds=seeds)
+    gains = ", ".join(f"{g['client']} {100 * g['value']:+.1f} ({100 * g['low']:+.1f} to {100 * g['high']:+.1f})"
+                      for g in study.together)  # fmt: skip
     sizes = hospitals()[1].sizes.tolist()
-    report(
-        "others_heart", rows, note=f"{seeds} seeds, {rounds} rounds; test rows {dict(zip(names, sizes, strict=True))}"
-    )
+    note = f"{seeds} seeds, {rounds} rounds; test rows {dict(zip(names, sizes, strict=True))}."
+    note += f" What each hospital gains in points by joining one model for all: {gains}; verdicts: {study.verdicts()}."
+    report("others_heart", rows, note=note)
 
 
 if __name__ == "__main__":

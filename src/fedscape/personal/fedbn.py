@@ -11,7 +11,7 @@ from torch import nn
 
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.learning.layers import initialised
+from fedscape.learning.layers import Module, initialised
 from fedscape.learning.local import LocalSGD
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
@@ -62,3 +62,13 @@ def _norm_names(local: LocalSGD) -> tuple[str, ...]:
             f"torch.nn.GroupNorm, it has {', '.join(local.names)}: without one FedBN is FedAvg"
         )
     return names
+
+
+def with_norm(model: Module) -> Module:
+    """A stack of layers with a normalisation after its first linear layer.
+
+    >>> [type(layer).__name__ for layer in with_norm(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)))]
+    ['Linear', 'GroupNorm', 'ReLU', 'Linear']
+    """
+    first = next(i for i, layer in enumerate(model) if isinstance(layer, nn.Linear))
+    return nn.Sequential(*model[: first + 1], nn.GroupNorm(1, model[first].out_features), *model[first + 1 :])

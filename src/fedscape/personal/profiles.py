@@ -41,6 +41,7 @@ from fedscape.types import Array, Arrays, Kept
 
 _BINS = 128  # of squared distances, by powers of two from 2^-8 to 2^8
 _UNMEASURED = 0.05  # variance within groups where privacy lets nobody measure it: that of 20 rows
+_SURE = 4.0  # times what chance makes of the centres' spread: below it a number does not tell groups apart
 _JOINT = 4  # directions whose moments are taken class by class
 
 
@@ -55,9 +56,9 @@ class Profiles:
     BIC of spherical Gaussians among 1 to `most`.
 
     A client without labels is compared by the part of its description that needs none. It gets weights of the groups,
-    w_g in proportion to share_g exp(-|p - c_g|^2 / 2 s^2), s^2 being the variance within groups: where groups differ in
-    their labels only the weights are the groups' shares. It abstains, and has the shares too, where it is farther from
-    every group than all but a share `alpha` of clients that were kept out of the grouping: for a client like those,
+    w_g in proportion to share_g exp(-|p - c_g|^2 / 2 s^2), s^2 being the variance within groups, over the numbers in
+    which centres differ by more than chance: where groups differ in their labels only, the weights are their shares.
+    It abstains, and has the shares too, where it is farther from every group than all but a share `alpha` of clients that were kept out of the grouping: for a client like those,
     that happens with probability about alpha.
 
     Parameters
@@ -190,7 +191,7 @@ class Profiles:
         means, within = found[self.n_groups_]
         self.centres_, self.variance_ = means.centres_, max(within / (n * p), 1e-6)
         sizes = np.maximum(means.sizes_, 0.0) + 1e-3
-        self.shares_ = sizes / sizes.sum()
+        self.shares_, self.n_clients_ = sizes / sizes.sum(), n
 
     def _calibrate(self, clients: Federation, how: dict[str, Any]) -> None:
         """The distance beyond which a client abstains: a quantile of those of clients kept out, by a histogram."""
@@ -214,11 +215,19 @@ class Profiles:
     def weights(self, clients: Federation) -> Array:
         """Weights of the groups for clients without labels: [clients, groups]; the shares where one abstains."""
         self._check_fitted()
-        squares = self._squares(self.describe(clients, labelled=False))
         width = 2 * self.vectors_.shape[1]
-        raw = logs(self.shares_)[None, :] - width * squares / (2 * self.variance_)
+        away = self.describe(clients, labelled=False)[:, None, :] - self.centres_[None, :, :width]
+        raw = logs(self.shares_)[None, :] - (away**2 @ self._telling()) / (2 * self.variance_)
         soft = np.exp(raw - log_sum(raw, axis=1)[:, None])
         return np.asarray(np.where(self.abstains(clients)[:, None], self.shares_[None, :], soft))
+
+    def _telling(self) -> Array:
+        """How much each number without labels tells of the group, from 0 to 1: 0 where centres differ by chance."""
+        width = 2 * self.vectors_.shape[1]
+        centres = self.centres_[:, :width]
+        between = self.shares_ @ (centres - self.shares_ @ centres) ** 2
+        chance = self.variance_ * max(self.n_groups_ - 1, 1) / self.n_clients_
+        return np.asarray(np.maximum(0.0, 1 - _SURE * chance / np.maximum(between, 1e-300)))
 
     def abstains(self, clients: Federation) -> Array:
         """Which clients are farther from every group than clients usually are, or have no rows."""
