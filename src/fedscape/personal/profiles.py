@@ -58,8 +58,8 @@ class Profiles:
     A client without labels is compared by the part of its description that needs none. It gets weights of the groups,
     w_g in proportion to share_g exp(-|p - c_g|^2 / 2 s^2), s^2 being the variance within groups, over the numbers in
     which centres differ by more than chance: where groups differ in their labels only, the weights are their shares.
-    It abstains, and has the shares too, where it is farther from every group than all but a share `alpha` of clients that were kept out of the grouping: for a client like those,
-    that happens with probability about alpha.
+    It abstains, and has the shares too, where it is farther from every group than all but a share `alpha` of clients
+    that were kept out of the grouping: for a client like those, that happens with probability about alpha.
 
     Parameters
     ----------
