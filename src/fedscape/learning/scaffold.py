@@ -32,7 +32,8 @@ class Scaffold(FedAvg):
     c_i + (x - y) / (K lr) - c, K being its number of steps (the paper's option II). It sends its move and the change of
     c_i; the server moves x by the mean of the moves and c by the mean of the changes, times the share of the clients
     that take part. So c stays the mean of all c_i, and both are sums: nothing is revealed. A client sends twice the
-    numbers of FedAvg, and keeps as many as the model has.
+    numbers of FedAvg, and keeps as many as the model has. Under privacy both share one clip, and changes are 1 / (K lr)
+    times as long as moves: give the moves a larger scale, or expect them to be lost in the noise.
 
     Parameters
     ----------
