@@ -34,6 +34,7 @@ if _TYPE_CHECKING:
     from fedscape.secure.sums import SecureSum
     from fedscape.secure.two_servers import TwoServers
     from fedscape.sketches import DistributionSketch
+    from fedscape.statistics.cox import CoxRegression
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
@@ -69,6 +70,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "secure.two_servers": ("TwoServers",),
     "simulate": (),
     "sketches": ("DistributionSketch",),
+    "statistics.cox": ("CoxRegression",),
     "statistics.histogram": ("Histogram",),
     "statistics.kmeans": ("FederatedKMeans",),
     "statistics.moments": ("Moments",),
@@ -93,6 +95,7 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     "All",
     "Computation",
+    "CoxRegression",
     "DataError",
     "DistributionSketch",
     "Engine",

@@ -100,7 +100,7 @@ def test_every_method_predicts_in_a_new_process_what_it_did_in_this_one(method, 
     assert about["labelled_rows"] == len(served)
     if method in PERSONAL:
         assert (about["known_clients"], about["new_clients"]) == (4, 4)
-        assert len(served) == (56 if method in ("local", "fedrep") else 112)
+        assert len(served) == (56 if method in ("local", "fedrep", "fedper") else 112)
     else:
         assert "known_clients" not in about
         assert len(served) == 112

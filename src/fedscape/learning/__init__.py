@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from fedscape.learning.evaluation import ClientAccuracy, Evaluation, evaluate
     from fedscape.learning.export import load_model, module_of, save_model
     from fedscape.learning.fair import QFedAvg
-    from fedscape.learning.fedavg import FedAdam, FedAvg, FedProx
+    from fedscape.learning.fedavg import FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi
     from fedscape.learning.fednova import FedNova
     from fedscape.learning.layers import initialised
     from fedscape.learning.local import LocalSGD
     from fedscape.learning.losses import cross_entropy, logistic, squared_error
     from fedscape.learning.run import model_for, standardising, training, with_features
+    from fedscape.learning.scaffold import Scaffold
     from fedscape.learning.schedules import CosineDecay, StepDecay
     from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
     from fedscape.learning.strategies import measure_strategies
@@ -30,15 +31,18 @@ __all__ = [
     "ClientAccuracy",
     "CosineDecay",
     "Evaluation",
+    "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedNova",
     "FedProx",
+    "FedYogi",
     "LocalSGD",
     "Mean",
     "Momentum",
     "QFedAvg",
     "Rule",
+    "Scaffold",
     "Setting",
     "StepDecay",
     "Sweep",
@@ -70,13 +74,14 @@ __getattr__ = loader(
         "evaluation": ["ClientAccuracy", "Evaluation", "evaluate"],
         "export": ["load_model", "module_of", "save_model"],
         "fair": ["QFedAvg"],
-        "fedavg": ["FedAdam", "FedAvg", "FedProx"],
+        "fedavg": ["FedAdagrad", "FedAdam", "FedAvg", "FedProx", "FedYogi"],
         "fednova": ["FedNova"],
         "layers": ["initialised"],
         "local": ["LocalSGD"],
         "losses": ["cross_entropy", "logistic", "squared_error"],
         "models": [],
         "run": ["model_for", "standardising", "training", "with_features"],
+        "scaffold": ["Scaffold"],
         "schedules": ["CosineDecay", "StepDecay"],
         "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],
         "strategies": ["measure_strategies"],

@@ -21,7 +21,7 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.loop import weighted_sum
 from fedscape.learning.losses import cross_entropy
-from fedscape.learning.server import Adam, Mean, Rule
+from fedscape.learning.server import Adagrad, Adam, Mean, Rule, Yogi
 from fedscape.learning.trainer import Trainer, deltas, trainer_of
 from fedscape.types import Array, Arrays, Kept, Tensor
 
@@ -221,3 +221,23 @@ def FedAdam(local: LocalSGD, *, lr: float = 0.1, epsilon: float = 1e-3, weightin
     Adam(lr=0.01, beta1=0.9, beta2=0.99, epsilon=0.001, floor=0.0, correction='none', steps_before=0)
     """
     return FedAvg(local, server=Adam(lr, epsilon=epsilon), weighting=weighting)
+
+
+def FedYogi(local: LocalSGD, *, lr: float = 0.1, epsilon: float = 1e-3, weighting: str = "samples") -> FedAvg:
+    """FedAvg whose server rule is Yogi: Reddi et al. 2021, algorithm 2.
+
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> FedYogi(step, lr=0.01).server
+    Yogi(lr=0.01, beta1=0.9, beta2=0.99, epsilon=0.001, floor=0.0)
+    """
+    return FedAvg(local, server=Yogi(lr, epsilon=epsilon), weighting=weighting)
+
+
+def FedAdagrad(local: LocalSGD, *, lr: float = 0.1, epsilon: float = 1e-3, weighting: str = "samples") -> FedAvg:
+    """FedAvg whose server rule is Adagrad, without momentum: Reddi et al. 2021, algorithm 2.
+
+    >>> step = LocalSGD(nn.Linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> FedAdagrad(step, lr=0.01).server
+    Adagrad(lr=0.01, beta1=0.0, beta2=0.99, epsilon=0.001, floor=0.0)
+    """
+    return FedAvg(local, server=Adagrad(lr, epsilon=epsilon), weighting=weighting)

@@ -49,6 +49,18 @@ def fair(how: Options) -> dict[str, Any]:
     return {"q": 1.0 if how.q is None else how.q, "server": _server(how), "initial": how.initial or "given"}
 
 
+def drifting(how: Options) -> dict[str, Any]:
+    """What SCAFFOLD takes: also the share of the clients that a round has, where the sampler says it."""
+    from fedscape.core.sampling import FixedSize, Poisson
+
+    share = 1.0
+    if isinstance(how.sampler, Poisson):
+        share = how.sampler.rate
+    elif isinstance(how.sampler, FixedSize) and how.engine is not None:
+        share = min(1.0, how.sampler.size / max(len(how.engine.clients.keys), 1))
+    return {**plain(how), "participation": share}
+
+
 def drawn(how: Options) -> dict[str, Any]:
     """First weights from the seed of the run."""
     return {"initial": how.initial or "seed"}

@@ -44,6 +44,21 @@ _ALL = (
         sentence="FedAvg of moves per effective step: clients that make more local steps weigh no more.",
     ),
     Method(
+        name="fedyogi", title="FedYogi", takes=("server_lr",),
+        make=a_class("learning.fedavg:FedAvg", lambda how: makers.plain(how, rule="Yogi")),
+        sentence="FedAvg whose server moves by Yogi: as Adam, with a second moment that forgets slowly.",
+    ),
+    Method(
+        name="fedadagrad", title="FedAdagrad", takes=("server_lr",),
+        make=a_class("learning.fedavg:FedAvg", lambda how: makers.plain(how, rule="Adagrad")),
+        sentence="FedAvg whose server moves by Adagrad: each step is divided by the root of all squares so far.",
+    ),
+    Method(
+        name="scaffold", title="SCAFFOLD", takes=("server_lr",),
+        make=a_class("learning.scaffold:Scaffold", makers.drifting),
+        sentence="FedAvg whose clients take the drift out of their steps by control variates, which they keep.",
+    ),
+    Method(
         name="local", title="Local (alone)", family="personal", takes=("proximal",),
         make=a_class("personal.own_models:LocalOnly", makers.drawn),
         exact="no model is shared: each client keeps its own, and noise on a sum covers none of it",
@@ -89,6 +104,36 @@ _ALL = (
         name="fedrep", title="FedRep", family="personal", takes=("proximal",),
         make=a_class("personal.fedrep:FedRep", makers.drawn),
         sentence="Common layers that all train, and a last layer of its own for every client.",
+    ),
+    Method(
+        name="fedper", title="FedPer", family="personal", takes=("proximal",),
+        make=a_class("personal.fedper:FedPer", makers.drawn),
+        sentence="Common layers and a last layer of each client's own, trained at once.",
+    ),
+    Method(
+        name="fedbn", title="FedBN", family="personal", takes=("proximal",), command=False,
+        make=a_class("personal.fedbn:FedBN", makers.drawn),
+        sentence="All but the normalisation layers is common; for models made by hand that have some.",
+    ),
+    Method(
+        name="fedbabu", title="FedBABU", family="personal", takes=("proximal",),
+        make=a_class("personal.fedbabu:FedBABU", makers.drawn),
+        sentence="The body is trained together under a last layer that nobody trains; then each client tunes both.",
+    ),
+    Method(
+        name="fedala", title="FedALA", family="personal", takes=("server_lr", "proximal"),
+        make=a_class("personal.fedala:FedALA", makers.drawn_plain),
+        sentence="FedAvg whose clients learn how much of the common last layer they take over before they train.",
+    ),
+    Method(
+        name="feddbe", title="FedDBE", family="personal", takes=("proximal",),
+        make=a_class("personal.feddbe:FedDBE", makers.drawn),
+        sentence="A shift of the features that each client keeps, and features drawn to a common mean.",
+    ),
+    Method(
+        name="pfedfda", title="pFedFDA", family="personal", takes=("proximal",),
+        make=a_class("personal.pfedfda:PFedFDA", makers.drawn),
+        sentence="Features are Gaussian given the class; each client mixes its own law of them with the common one.",
     ),
     Method(
         name="fedclock", title="FedClock", family="temporal", takes=("server_lr", "prior"),

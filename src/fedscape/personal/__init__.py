@@ -9,27 +9,42 @@ from fedscape.core.lazy import loader
 if TYPE_CHECKING:
     from fedscape.personal.clustered import ClusteredFL
     from fedscape.personal.features import principal_directions, with_embedding, with_projection
+    from fedscape.personal.fedala import FedALA
+    from fedscape.personal.fedbabu import FedBABU
+    from fedscape.personal.fedbn import FedBN
+    from fedscape.personal.feddbe import FedDBE
     from fedscape.personal.fedem import IFCA, FedEM
     from fedscape.personal.fedgmm import FedGMM
+    from fedscape.personal.fedper import FedPer
     from fedscape.personal.fedrep import FedRep
     from fedscape.personal.files import load_personal, save_personal
     from fedscape.personal.methods import make_fedgmm
     from fedscape.personal.novelty import Alarm, Novelty, auroc, average_precision, max_f1
     from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
     from fedscape.personal.personalised import Personalised
+    from fedscape.personal.pfedfda import PFedFDA
+    from fedscape.personal.profiles import ProfiledFL, Profiles
 
 __all__ = [
     "IFCA",
     "Alarm",
     "ClusteredFL",
     "Ditto",
+    "FedALA",
+    "FedBABU",
+    "FedBN",
+    "FedDBE",
     "FedEM",
     "FedGMM",
+    "FedPer",
     "FedRep",
     "LocalOnly",
     "Novelty",
+    "PFedFDA",
     "PFedMe",
     "Personalised",
+    "ProfiledFL",
+    "Profiles",
     "auroc",
     "average_precision",
     "load_personal",
@@ -46,13 +61,20 @@ __getattr__ = loader(
     {
         "clustered": ["ClusteredFL"],
         "features": ["principal_directions", "with_embedding", "with_projection"],
+        "fedala": ["FedALA"],
+        "fedbabu": ["FedBABU"],
+        "fedbn": ["FedBN"],
+        "feddbe": ["FedDBE"],
         "fedem": ["FedEM", "IFCA"],
         "fedgmm": ["FedGMM"],
+        "fedper": ["FedPer"],
         "fedrep": ["FedRep"],
         "files": ["load_personal", "save_personal"],
         "methods": ["make_fedgmm"],
         "novelty": ["Alarm", "Novelty", "auroc", "average_precision", "max_f1"],
         "own_models": ["Ditto", "LocalOnly", "PFedMe"],
         "personalised": ["Personalised"],
+        "pfedfda": ["PFedFDA"],
+        "profiles": ["ProfiledFL", "Profiles"],
     },
 )

@@ -101,7 +101,7 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     """
     module = module_of(local.model, state).to(local.device)
     seen: list[Any] = []
-    handle = _last_linear(module).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    handle = last_linear(module).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
     parts = []
     with one_thread(), precise(local), torch.no_grad():
         for begin in range(0, max(fed.n_rows, 1), _BATCH):
@@ -111,7 +111,8 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     return fed.with_column(name, np.concatenate(parts).astype(np.float64))
 
 
-def _last_linear(module: Module) -> Module:
+def last_linear(module: Module) -> Module:
+    """The last linear layer of a model: what it takes are the features, what it gives the classes."""
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     if not layers:
         raise DataError("the model has no linear layer whose input could be an embedding")

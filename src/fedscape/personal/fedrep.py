@@ -1,35 +1,19 @@
-"""FedRep: a body for all, and a head for each client."""
+"""FedRep: a body for all, and a head for each client, trained one after the other."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar
-
-import numpy as np
-import torch
-
-from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
-from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
-from fedscape.errors import DataError
-from fedscape.learning.domain import valid_rows
 from fedscape.learning.evaluation import model_arrays
-from fedscape.learning.layers import initialised
-from fedscape.learning.local import LocalSGD, check_local
-from fedscape.learning.trainer import trainer_of
-from fedscape.personal.fedem import small_example
-from fedscape.personal.shared import each_own_log_probs, measured, trained_alone, weighted, weighted_sums
-from fedscape.types import Array, Arrays, Kept
+from fedscape.personal.fedper import FedPer
+from fedscape.types import Arrays, Kept
 
 
-class FedRep(Computation):
+class FedRep(FedPer):
     """Clients share all but the last layer: Collins et al. 2021, algorithm 1.
 
     In a round a client first trains its own head with the broadcast body fixed, then the body with its head fixed, and
-    sends the body's move; its head it keeps.
+    sends the body's move; its head it keeps. FedPer trains both at once.
 
     Parameters
     ----------
@@ -40,115 +24,15 @@ class FedRep(Computation):
     initial
         "given" or "seed".
 
-    >>> from fedscape import rounds
-    >>> from fedscape.learning import cross_entropy, models
-    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> from fedscape.learning import LocalSGD, cross_entropy, models
     >>> step = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
     >>> FedRep(step).head_names
     ['3.weight', '3.bias']
     """
 
     name = "fedrep"
-    newcomers: ClassVar[str | None] = None
 
-    block_rows = 2**14
-
-    def __init__(self, local: LocalSGD, *, head: tuple[str, ...] = (), initial: str = "given") -> None:
-        self.local = local
-        self.head = head
-        self.initial = initial
-        check_local(local, initial)
-        if not 0 < len(self.head_names) < len(local.names):
-            raise DataError(
-                f"head must name some of the parameters and leave some: {head} of {', '.join(local.names)}; "
-                "a model of one layer has no body to share"
-            )
-
-    @property
-    def head_names(self) -> list[str]:
-        """The parameters that are each client's own."""
-        last = self.local.names[-1].rpartition(".")[0]
-        return [n for n in self.local.names if n.startswith(self.head or (f"{last}.",))]
-
-    @property
-    def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side."""
-        return trainer_of(self.local).chunk
-
-    def start(self, seed: int) -> Arrays:
-        model = self.local.model if self.initial == "given" else initialised(self.local.model, seed)
-        return {f"model.{n}": p for n, p in self.local.parameters(model).items()}
-
-    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        moves, kept = self._sent(state, clients, key)
-        return {**weighted(moves, clients.sizes), "weight": clients.sizes}, kept
-
-    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        moves, kept = self._sent(state, clients, key)
-        return {**weighted_sums(moves, clients.sizes), "weight": clients.sizes.sum()}, kept
-
-    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        """How far each client moves the body, and its own head."""
+    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         heads = self._heads(state, clients, key)
         body = {n: p for n, p in model_arrays(state).items() if n not in heads}
-        return self._moves(body, heads, clients, key), {f"model.{n}": v for n, v in heads.items()}
-
-    def _moves(self, body: Arrays, heads: Arrays, clients: Federation, key: Key) -> Arrays:
-        """How far each client moves the body with its own head fixed: [clients, ...]."""
-        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in body.items()}
-        if trainer_of(self.local).strategy != "sequential":
-            after = trained_alone(self.local, {**every, **heads}, clients, key, still=frozenset(heads))
-            return {n: after[n] - p for n, p in every.items()}
-        moves = {n: np.zeros(p.shape, dtype=p.dtype) for n, p in every.items()}
-        for i in np.flatnonzero(clients.sizes):
-            half = self._half({n: v[i] for n, v in heads.items()})
-            after = trained_alone(half, {n: p[None] for n, p in body.items()}, clients.take([int(i)]), key)
-            for n, p in body.items():
-                moves[n][i] = after[n][0] - p
-        return moves
-
-    def _half(self, fixed: Arrays) -> LocalSGD:
-        """The same training with these parameters at these values, not trained; a program for them would serve once."""
-        model = copy.deepcopy(self.local.model)
-        for name, p in model.named_parameters():
-            if name in fixed:
-                with torch.no_grad():
-                    p.copy_(torch.tensor(np.asarray(fixed[name])))
-                p.requires_grad_(False)
-        compiled = trainer_of(self.local).strategy == "compiled"
-        return replace(self.local, model=model, strategy="vmap" if compiled else self.local.strategy)
-
-    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        over = max(float(total["weight"]), 1e-9)
-        moved = {n: v.astype(np.float64) + total[f"delta.{n.removeprefix('model.')}"] / over
-                 for n, v in state.items() if f"delta.{n.removeprefix('model.')}" in total}  # fmt: skip
-        return {n: moved[n].astype(v.dtype) if n in moved and total["weight"] >= 1 else v for n, v in state.items()}
-
-    def measure(self, state: Arrays, clients: Federation) -> Arrays:
-        return measured(self, state, clients)
-
-    def log_probs(self, state: Arrays, clients: Federation) -> Array:
-        """log p(class | x) of each row under the common body and its client's own head: [rows, classes]."""
-        own = {n: kept_rows(clients, f"model.{n}", np.asarray(p)) for n, p in model_arrays(state).items()}
-        return each_own_log_probs(self.local, own, clients)
-
-    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """The head of each client after one more round on its own rows."""
-        return {f"model.{n}": v for n, v in self._heads(state, clients, key).items()}
-
-    def _heads(self, state: Arrays, clients: Federation, key: Key) -> Arrays:
-        params = model_arrays(state)
-        half = self._half({n: p for n, p in params.items() if n not in self.head_names})
-        heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
-        return trained_alone(half, heads, clients, key)
-
-    def coded_columns(self) -> Sequence[str]:
-        return (self.local.target,)
-
-    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
-        return valid_rows(self.local, clients)
-
-    @classmethod
-    def examples(cls) -> Sequence[tuple[FedRep, Federation]]:
-        fed, _, two = small_example()
-        return [(cls(two), fed), (cls(replace(two, strategy="vmap"), head=("2",), initial="seed"), fed)]
+        return self._body_moves(body, heads, clients, key), {f"model.{n}": v for n, v in heads.items()}

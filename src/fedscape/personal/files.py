@@ -18,12 +18,18 @@ from fedscape.learning.run import MODELS
 from fedscape.mixtures.gaussian import covariances as forms
 from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.fedala import FedALA
+from fedscape.personal.fedbabu import FedBABU
+from fedscape.personal.fedbn import FedBN
+from fedscape.personal.feddbe import FedDBE, with_shift
 from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedgmm import FedGMM
+from fedscape.personal.fedper import FedPer
 from fedscape.personal.fedrep import FedRep
 from fedscape.personal.methods import Common
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
+from fedscape.personal.pfedfda import PFedFDA
 from fedscape.types import Array
 
 #: How a method is made again: from how a client trains, its settings as a file has them, and the arrays of its state.
@@ -42,8 +48,16 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "FedGMM": ("n_learners", "coupling", "warm"),
     "Ditto": ("strength",),
     "FedRep": ("head",),
+    "FedPer": ("head",),
+    "FedBN": (),
+    "FedBABU": ("head",),
+    "FedALA": ("layers", "rate", "sample", "warm_up"),
+    "FedDBE": ("kappa", "momentum"),
+    "PFedFDA": ("ridge",),
 }
 _STACKED = ("ClusteredFL", "IFCA", "FedEM", "FedGMM")  # several models, one below the other
+#: What a method makes of the network that its file names.
+_WRAPS: dict[str, Callable[[Module], Module]] = {"FedDBE": with_shift}
 _WRITTEN = {"arguments", "features", "target", "training", "settings"}
 
 
@@ -116,7 +130,7 @@ def about_model(
             "Personalised.save writes the arrays alone"
         )
     given = _json_arguments(arguments)
-    _rebuilt(architecture, given, model.state, wrap, stacked=kind in _STACKED)
+    _rebuilt(architecture, given, model.state, wrap or _WRAPS.get(kind), stacked=kind in _STACKED)
     made = inputs or as_it_is(local.features, local.target, model.names or ())
     about: dict[str, Any] = {"architecture": architecture, "arguments": given, "loss": local.loss.__name__}
     about |= {"features": local.features, "target": local.target, "inputs": made.to_json(), "name": name}
@@ -165,7 +179,7 @@ def _loaded(path: str | os.PathLike[str], makers: Mapping[str, Maker], wraps: An
     if header.get("kind") != "personal" or not known or header["method"] not in makers:
         raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
     state = codec.prefixed(arrays, "state/")
-    wrap = None if wraps is None else wraps(about)
+    wrap = (None if wraps is None else wraps(about)) or _WRAPS.get(header["method"])
     try:
         stacked = header["method"] in _STACKED
         network = _rebuilt(about["architecture"], about["arguments"], state, wrap, stacked=stacked)
@@ -218,7 +232,7 @@ def _make_local(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str
     return LocalOnly(local, **{"initial": "seed", **settings})  # older files do not say: nothing for newcomers, then
 
 
-_KINDS = (Common, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep)
+_KINDS = (Common, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep, FedPer, FedBN, FedBABU, FedALA, FedDBE, PFedFDA)
 MAKERS: dict[str, Maker] = {
     **{kind.__name__: with_settings(kind) for kind in _KINDS},
     "FedGMM": _make_fedgmm,

@@ -21,8 +21,9 @@ from fedscape.learning.local import LocalSGD
 from fedscape.mixtures.gaussian.model import GaussianMixture
 from fedscape.personal.clustered import ClusteredFL
 from fedscape.personal.features import principal_directions, projected
+from fedscape.personal.fedala import FedALA
 from fedscape.personal.fedgmm import FedGMM
-from fedscape.personal.fedrep import FedRep
+from fedscape.personal.fedper import FedPer
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.personal.personalised import Personalised
 from fedscape.personal.shared import COMMON_MODEL, forward, stacked, with_kept_of
@@ -92,7 +93,7 @@ def make_fedgmm(
 
 
 #: What these have for a client that never trained is no use to it.
-_POOR_FOR_NEWCOMERS = (LocalOnly, Ditto, PFedMe, FedRep, ClusteredFL)
+_POOR_FOR_NEWCOMERS = (LocalOnly, Ditto, PFedMe, FedPer, FedALA, ClusteredFL)
 
 
 def finished(

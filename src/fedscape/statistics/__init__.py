@@ -5,14 +5,21 @@ from typing import TYPE_CHECKING
 from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
+    from fedscape.statistics.cox import CoxRegression
     from fedscape.statistics.description import describe
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
 
-__all__ = ["FederatedKMeans", "Histogram", "Moments", "describe"]
+__all__ = ["CoxRegression", "FederatedKMeans", "Histogram", "Moments", "describe"]
 
 __getattr__ = loader(
     __name__,
-    {"description": ["describe"], "histogram": ["Histogram"], "kmeans": ["FederatedKMeans"], "moments": ["Moments"]},
+    {
+        "cox": ["CoxRegression"],
+        "description": ["describe"],
+        "histogram": ["Histogram"],
+        "kmeans": ["FederatedKMeans"],
+        "moments": ["Moments"],
+    },
 )

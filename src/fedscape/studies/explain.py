@@ -136,6 +136,10 @@ def _training(method: str) -> Callable[[Engine], object]:
         from fedscape.temporal import parse_prior
 
         model, needed = models.mlp(_FEATURES, _HIDDEN, _CLASSES), 0.1 if method == "fedprox" else 0.0
+        if method == "fedbn":
+            from fedscape.personal.fedbn import with_norm
+
+            model = with_norm(model)
         local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=8, proximal=needed)
         options = Options(prior=parse_prior("linear", 2.0), period=2.0)
         return train(method, local, engine, n_rounds=2, options=options)

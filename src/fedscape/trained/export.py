@@ -28,8 +28,9 @@ from fedscape.learning.export import module_of
 from fedscape.learning.inputs import Feature, Inputs
 from fedscape.learning.layers import Module
 from fedscape.personal.clustered import ClusteredFL
+from fedscape.personal.fedala import FedALA
 from fedscape.personal.fedem import IFCA, FedEM
-from fedscape.personal.fedrep import FedRep
+from fedscape.personal.fedper import FedPer
 from fedscape.personal.methods import Common
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
 from fedscape.trained.model import Trained, load
@@ -54,7 +55,7 @@ def networks_of(trained: Trained, *, client: str | None = None) -> list[tuple[fl
     if isinstance(method, ClusteredFL):
         cluster = int(method._cluster(state, whose)[0])
         return [(1.0, _network(local.model, {n: np.asarray(p)[cluster] for n, p in model_arrays(state).items()}))]
-    if isinstance(method, LocalOnly | Ditto | PFedMe | FedRep):
+    if isinstance(method, LocalOnly | Ditto | PFedMe | FedPer | FedALA):
         own = {n: kept_rows(whose, f"model.{n}", np.asarray(p))[0] for n, p in model_arrays(state).items()}
         return [(1.0, _network(local.model, own))]
     if isinstance(method, Common):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedscape import DataError, Federation, FixedSize, Gaussian, Ledger, rounds
 from fedscape.learning import Board, LocalSGD, cross_entropy, models, training
@@ -29,7 +30,10 @@ def clients(n: int = 6) -> Federation:
 
 def step(name: str) -> LocalSGD:
     proximal = 0.1 if name == "fedprox" else 0.0
-    return LocalSGD(models.mlp(4, 5, 3), cross_entropy, lr=0.1, epochs=1, batch_size=4, proximal=proximal)
+    model = models.mlp(4, 5, 3)
+    if name == "fedbn":
+        model.insert(2, torch.nn.GroupNorm(1, 5))
+    return LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=4, proximal=proximal)
 
 
 def course(name: str, fed: Federation, *, private: bool = False) -> Course:

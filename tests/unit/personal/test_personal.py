@@ -452,8 +452,9 @@ def test_a_long_name_is_no_other_clients_name_cut_short():
 def test_unseen_and_empty_clients_never_crash_an_evaluation(name):
     fed = clients()
     local = step()
-    if name == "fedrep":
-        deep = nn.Sequential(nn.Linear(D, 4), nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
+    if name in ("fedrep", "fedper", "fedbabu", "fedbn", "pfedfda"):
+        norm = [nn.GroupNorm(1, 4)] if name == "fedbn" else []
+        deep = nn.Sequential(nn.Linear(D, 4), *norm, nn.Tanh(), nn.Linear(4, C)).to(torch.float64)
         local = replace(local, model=initialised(deep, 0))
     model = train(name, local, fed, n_rounds=1)
     other = Federation({"x": fed["x"][:30], "y": fed["y"][:30]}, [0, 20, 20, 30], ids=[0, 77, 78])

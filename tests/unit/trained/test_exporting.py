@@ -59,7 +59,21 @@ def strange():
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedavg+", "ditto", "pfedme", "clustered", "ifca", "fedem", "local", "fedrep"]
+    "method",
+    [
+        "fedavg",
+        "fedavg+",
+        "ditto",
+        "pfedme",
+        "clustered",
+        "ifca",
+        "fedem",
+        "local",
+        "fedrep",
+        "fedala",
+        "feddbe",
+        "pfedfda",
+    ],
 )
 def test_the_networks_of_a_client_are_those_that_predict_for_it(tmp_path, method):
     model = load(run(tmp_path, method))

@@ -1,0 +1,116 @@
+"""PFLlib's board: 20 clients with two classes each, or dealt by Dirichlet 0.1; 75/25; a small CNN; accuracy by method.
+
+Their setting: two 5x5 convolutions of 32 and 64 with pooling, a hidden layer of 512, batches of 10, one epoch a round,
+rate 0.005, all clients in every round, accuracy over all clients' test rows, best of the rounds. Theirs are the 70,000
+images of Fashion-MNIST and up to 2,000 rounds; here are its 10,000 test images and MNIST complete, and `--rounds`. So
+compare the order of methods, not the level. `--data FOLDER` (or FEDSCAPE_DATA) holds mnist/ and fashion_mnist/ as idx
+files; NumPy, SciPy and torch are enough. Cells run in `--workers` processes, on `--device`, until `--limit` seconds are
+over; a run that goes on skips what `--out` has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from board import Split, by_classes, by_dirichlet, data_folder, dealt, images
+from torch import nn
+
+from cells import Row, check_time, run_cells
+from fedscape import LocalSGD
+from fedscape.learning import cross_entropy, training
+from fedscape.learning.layers import drawing
+from fedscape.methods import Course, Options
+from table import RESULTS, arguments, half_width, report
+
+PUBLISHED = {  # Fashion-MNIST, two classes a client, Dirichlet 0.1
+    "fedavg": (80.4, 85.9), "fedper": (99.47, 97.44), "fedrep": (99.56, 97.56), "fedbabu": (99.41, 97.46),
+    "fedala": (99.57, 97.66), "feddbe": (99.74, 97.69),
+}  # fmt: skip
+METHODS = "fedavg fedper fedrep fedbabu fedala feddbe pfedfda ditto fedavg+ local scaffold"
+SETS, PARTS = ("fashion_mnist", "mnist"), ("classes", "dirichlet")
+
+
+def network() -> nn.Module:
+    with drawing(0):
+        return nn.Sequential(
+            nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10),
+        )  # fmt: skip
+
+
+@cache
+def clients(name: str, part: str, seed: int, most: int, folder: str) -> Split:
+    x, y = images(name, Path(folder))
+    x, y = (x[-most:], y[-most:]) if most else (x, y)
+    rng, least = np.random.default_rng(seed), min(40, len(y) // 100)
+    rows = by_classes(y, 20, 2, rng) if part == "classes" else by_dirichlet(y, 20, 0.1, rng, least=least)
+    return dealt(x, y, rows, rng)
+
+
+def work(cell: Row, until: float, *, device: str, most: int, folder: str) -> list[Row]:
+    """Accuracy over all test rows, every tenth round: the best and the last."""
+    learners, test = clients(cell["set"], cell["part"], cell["seed"], most, folder)
+    step = LocalSGD(network(), cross_entropy, lr=cell["lr"], epochs=1, batch_size=10, device=device)
+    course = Course(cell["method"], step, learners, Options(initial="seed", seed=cell["seed"]))
+    found, began, made = [], time.perf_counter(), course.computation
+    for _, judged, _ in training(
+        made, course.engine, test=test, n_rounds=cell["rounds"], every=max(1, cell["rounds"] // 20), seed=cell["seed"],
+        judge=course.judge, allow=made.reveals,
+    ):  # fmt: skip
+        found.append(judged.summary()["accuracy_pooled"])
+        check_time(until)
+    seconds = (time.perf_counter() - began) / cell["rounds"]
+    return [{**cell, "best": max(found), "last": found[-1], "seconds a round": seconds}]
+
+
+def table(rows: list[Row]) -> list[Row]:
+    """One line a method and deal: mean and interval over seeds, its place, and the published number."""
+    made = []
+    for name in SETS:
+        for part in PARTS:
+            groups: dict[str, list[Row]] = {}
+            for row in rows:
+                if (row["set"], row["part"]) == (name, part) and "best" in row:
+                    groups.setdefault(row["method"], []).append(row)
+            best = {m: [100 * r["best"] for r in group] for m, group in groups.items()}
+            for place, m in enumerate(sorted(best, key=lambda m: -np.mean(best[m])), start=1):
+                line: dict[str, Any] = {"set": name, "deal": part, "place": place, "method": m}
+                line |= {"best": f"{np.mean(best[m]):.2f}", "± 95%": f"{half_width(best[m]):.2f}"}
+                line |= {"last": f"{100 * np.mean([r['last'] for r in groups[m]]):.2f}", "seeds": len(best[m])}
+                line["s a round"] = f"{np.mean([r['seconds a round'] for r in groups[m]]):.2f}"
+                known = PUBLISHED.get(m) if name == "fashion_mnist" else None
+                made.append(line | {"published": "" if known is None else known[PARTS.index(part)]})
+    return made
+
+
+def main() -> None:
+    given = arguments(
+        __doc__, workers=0, seeds=3, rounds=200, lr=0.005, device="cpu", data="", limit=1e9, sets=" ".join(SETS),
+        parts=" ".join(PARTS), methods=METHODS, out=str(RESULTS / "others_pfllib.jsonl"),
+    )  # fmt: skip
+    folder, most = given.data or os.fspath(data_folder()), 1_000 if given.quick else 0
+    seeds, rounds = (1, 2) if given.quick else (given.seeds, given.rounds)
+    sets = ["fashion_mnist"] if given.quick else given.sets.split()
+    cells = [
+        {"set": name, "part": part, "method": method, "seed": seed, "rounds": rounds, "lr": given.lr, "most": most}
+        for seed in range(seeds)
+        for name in sets
+        for part in given.parts.split()
+        for method in given.methods.split()
+    ]
+    out = given.out + (".quick" if given.quick else "")
+    if given.quick:
+        Path(out).unlink(missing_ok=True)
+    do = partial(work, device=given.device, most=most, folder=folder)
+    rows = run_cells(lambda rows: cells, do, out=out, workers=given.workers, limit=given.limit)
+    failed = {row["method"]: row["error"] for row in rows if "error" in row}
+    report("others_pfllib", table(rows), note=f"{rounds} rounds; failed: {failed or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""FedALA: a client learns, number by number, how much of the common model it takes over before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.core.kept import kept_rows
+from fedscape.core.random import Key
+from fedscape.core.validate import check_number, check_whole
+from fedscape.errors import DataError
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.fedavg import FedAvg
+from fedscape.learning.gradients import by_client
+from fedscape.learning.local import LocalSGD
+from fedscape.learning.server import Mean, Rule
+from fedscape.learning.stepping import groups_of
+from fedscape.personal.fedem import small_example
+from fedscape.personal.shared import (
+    COMMON_MODEL,
+    each_own_log_probs,
+    measured,
+    own_models,
+    trained_alone,
+    weighted,
+    weighted_sums,
+)
+from fedscape.types import Array, Arrays, Kept
+
+_MEAN = Mean()
+
+
+class FedALA(FedAvg):
+    """FedAvg whose clients begin a round between their own model and the common one: Zhang et al. 2023, algorithm 1.
+
+    With theta the broadcast model and theta_i the client's own of the round before, a client begins in the upper layers
+    with theta_i + (theta - theta_i) * W_i, and in the lower ones with theta. The weights W_i, one for each number and
+    kept within [0, 1], first take gradient steps of the loss on a part of the client's rows. Then it trains as ever,
+    sends how far it ended from theta, and keeps its model and W_i. W_i is 1 at first; when a client mixes for the first
+    time its weights take `warm_up` epochs, later one. (The paper goes on the first time until the loss stands still.)
+
+    Only the sum of the moves is sent, as in FedAvg. A new client has the common model.
+
+    Parameters
+    ----------
+    local, server, weighting, initial
+        As for FedAvg.
+    layers
+        Names of the upper layers' parameters, or beginnings of them; by default the last layer.
+    rate
+        eta of the weights.
+    sample
+        The part of a client's rows that the weights are learned on.
+    warm_up
+        Epochs of a client's first mixing.
+
+    >>> from fedscape.learning import cross_entropy, models
+    >>> step = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> FedALA(step).upper
+    ['3.weight', '3.bias']
+    """
+
+    name = "fedala"
+    newcomers: ClassVar[str | None] = COMMON_MODEL
+
+    def __init__(
+        self,
+        local: LocalSGD,
+        *,
+        layers: tuple[str, ...] = (),
+        rate: float = 1.0,
+        sample: float = 0.8,
+        warm_up: int = 10,
+        server: Rule = _MEAN,
+        weighting: str = "samples",
+        initial: str = "given",
+    ) -> None:
+        super().__init__(local, server=server, weighting=weighting, initial=initial)
+        self.layers = layers
+        self.rate = rate
+        self.sample = sample
+        self.warm_up = warm_up
+        check_whole("warm_up", warm_up, least=1)
+        if not check_number("rate", rate) > 0 or not 0 < check_number("sample", sample) <= 1:
+            raise DataError(f"rate must be above 0, sample above 0 and at most 1: {rate}, {sample}")
+        if not self.upper:
+            raise DataError(f"layers must name some of the parameters: {layers} of {', '.join(local.names)}")
+
+    @property
+    def upper(self) -> list[str]:
+        """The parameters that are mixed."""
+        last = self.local.names[-1].rpartition(".")[0]
+        return [n for n in self.local.names if n.startswith(self.layers or (f"{last}." if last else "",))]
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        moves, weight, kept = self._sent(state, clients, key)
+        return {**weighted(moves, weight), **self._known(weight)}, kept
+
+    def total(  # type: ignore[override]  # it keeps something
+        self, state: Arrays, clients: Federation, key: Key
+    ) -> tuple[Arrays, Kept]:
+        moves, weight, kept = self._sent(state, clients, key)
+        return {**weighted_sums(moves, weight), **self._known(weight.sum())}, kept
+
+    def _known(self, weight: Array) -> Arrays:
+        return {"weight": weight} if self.weighting == "samples" else {}
+
+    def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
+        begin, mix = self._mixed(state, clients, key)
+        after = trained_alone(self.local, begin, clients, key)
+        moves = {n: after[n] - p for n, p in model_arrays(state).items()}
+        for move in moves.values():
+            move[clients.sizes == 0] = 0.0  # who has no rows keeps its model and says nothing
+        weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
+        times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64)) + (clients.sizes > 0)
+        kept = {f"model.{n}": v for n, v in after.items()} | {f"mix.{n}": v for n, v in mix.items()}
+        return moves, weight, {**kept, "mixed": np.minimum(times, 2)}
+
+    def _mixed(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
+        """Where each client begins, and its weights."""
+        common, own = model_arrays(state), own_models(self.local, state, clients)
+        begin = {n: own[n] if n in self.upper else np.repeat(p[None], len(clients), axis=0) for n, p in common.items()}
+        mix = {n: kept_rows(clients, f"mix.{n}", np.ones_like(common[n])) for n in self.upper}
+        times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64))
+        draws = key.to("mixing")
+        for epochs, who in ((self.warm_up, times == 1), (1, times > 1)):
+            where = np.flatnonzero(who & (clients.sizes > 0))
+            if len(where):
+                learned = self._weights(common, begin, mix, clients.take(where), where, epochs, draws)
+                for n, values in learned.items():
+                    mix[n][where] = values
+        for n, w in mix.items():
+            begin[n] = own[n] + (common[n] - own[n]) * w
+        return begin, mix
+
+    def _weights(
+        self, common: Arrays, begin: Arrays, mix: Arrays, clients: Federation, where: Array, epochs: int, key: Key
+    ) -> Arrays:
+        """The weights after steps on a sample of each client's rows: W <- [W - eta g * (theta - theta_i)] in [0, 1]."""
+        local = replace(self.local, epochs=epochs, steps=None, early_stopping=None)
+        sampled = _sample(clients, self.sample, key)
+        learned = {n: mix[n][where] for n in self.upper}
+        for group in groups_of(local, sampled, key):
+            sent, place = group.trainer.sent, where[group.positions]
+            now = {n: sent(p[place]) for n, p in begin.items()}
+            own = {n: now[n] for n in self.upper}
+            away = {n: sent(common[n] - begin[n][place]) for n in self.upper}
+            w = {n: sent(mix[n][place]) for n in self.upper}
+            now |= {n: own[n] + away[n] * w[n] for n in self.upper}
+            gradient = by_client(local, group.module)
+            for _, end, batch in group.steps():
+                part = {n: p[:end] for n, p in now.items()}
+                grads, _ = gradient(part, batch.random, batch.x, batch.y, batch.share)
+                for n in self.upper:
+                    w[n][:end] = (w[n][:end] - self.rate * grads[n] * away[n][:end]).clamp_(0, 1)
+                    now[n][:end] = own[n][:end] + away[n][:end] * w[n][:end]
+            for n, values in group.trainer.fetched(w).items():
+                learned[n][group.positions] = values
+        return learned
+
+    def measure(self, state: Arrays, clients: Federation) -> Arrays:
+        return measured(self, state, clients)
+
+    def log_probs(self, state: Arrays, clients: Federation) -> Array:
+        """log p(class | x) of each row under its client's own model: [rows, classes]."""
+        return each_own_log_probs(self.local, own_models(self.local, state, clients), clients)
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
+        """The model of each client after a round on its own rows."""
+        return self._sent(state, clients, key)[2]
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[FedALA, Federation]]:
+        fed, one, two = small_example()
+        return [(cls(one, warm_up=2), fed), (cls(two, layers=("0", "2"), warm_up=2, weighting="equal"), fed)]
+
+
+def _sample(clients: Federation, share: float, key: Key) -> Federation:
+    """A part of each client's rows, at least one, drawn by key."""
+    keep = np.zeros(clients.n_rows, dtype=bool)
+    for i, rng in enumerate(key.of(clients)):
+        size = int(clients.sizes[i])
+        keep[clients.offsets[i] + rng.permutation(size)[: max(1, int(share * size))]] = True
+    return clients.where(keep)

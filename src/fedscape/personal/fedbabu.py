@@ -1,0 +1,53 @@
+"""FedBABU: the body is trained together under a head that nobody trains; then clients fine-tune."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.learning.evaluation import model_arrays
+from fedscape.personal.fedper import FedPer
+from fedscape.personal.shared import COMMON_MODEL, own_models, trained_alone
+from fedscape.types import Arrays, Kept
+
+
+class FedBABU(FedPer):
+    """FedAvg of the body with the head as it was drawn, the same for all: Oh, Kim and Yun 2022.
+
+    After the rounds each client fine-tunes the whole network on its own rows and keeps it: `adapt`, or
+    `train("fedbabu", ...)`, which ends in rounds of LocalOnly. Until then all have one model, which is also what a new
+    client gets before it has labels.
+
+    Parameters
+    ----------
+    local
+        How a client trains.
+    head
+        Names of the parameters that stay as they begin, or beginnings of them; by default those of the last layer.
+    initial
+        "given" or "seed".
+
+    >>> from fedscape.learning import LocalSGD, cross_entropy, models
+    >>> step = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
+    >>> sorted(FedBABU(step).step(FedBABU(step).start(0), fed, Key(0))[0])
+    ['delta.1.bias', 'delta.1.weight', 'weight']
+    """
+
+    name = "fedbabu"
+    newcomers: ClassVar[str | None] = COMMON_MODEL
+
+    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        params, heads = model_arrays(state), self.head_names
+        half = self._half({n: params[n] for n in heads})
+        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items() if n not in heads}
+        after = trained_alone(half, every, clients, key)
+        return {n: after[n] - p for n, p in every.items()}, {}
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
+        """The whole network of each client after fine-tuning on its own rows."""
+        tuned = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
+        return {f"model.{n}": v for n, v in tuned.items()}

@@ -1,0 +1,201 @@
+"""pFedFDA: features are Gaussian given the class; clients mix their own estimate of that law with the common one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from fedscape.core.computation import Computation
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.core.validate import check_number
+from fedscape.errors import DataError
+from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.local import LocalSGD
+from fedscape.personal.features import last_linear, with_embedding
+from fedscape.personal.fedem import small_example
+from fedscape.personal.fedper import FedPer
+from fedscape.personal.shared import class_column, weighted
+from fedscape.types import Array, Arrays, Kept
+
+BETAS = np.linspace(0.0, 1.0, 6)
+_PRIOR = 1e-4  # of a class that a client has no row of
+
+
+class Law(NamedTuple):
+    """Features given the class: means [classes, d], one covariance [d, d]."""
+
+    means: Array
+    covariance: Array
+
+    def head(self, prior: Array, ridge: float) -> tuple[Array, Array]:
+        """Weights and biases of the linear layer that is Bayes' rule under this law, the covariance plus a ridge."""
+        weight = np.linalg.solve(self.covariance + ridge * np.eye(len(self.covariance)), self.means.T).T
+        return weight, np.log(prior) - 0.5 * np.einsum("cd,cd->c", self.means, weight)
+
+    def mixed(self, own: Law, beta: float) -> Law:
+        """Between this law (0) and another (1)."""
+        return Law(*(beta * mine + (1 - beta) * common for common, mine in zip(self, own, strict=True)))
+
+
+class PFedFDA(FedPer):
+    """The head is linear discriminant analysis of the features: McLaughlin and Su 2024.
+
+    Given its class a row's features are Gaussian, with one covariance for all classes. Clients send, for each class,
+    the number and the sum of their rows' features under the broadcast body, and the scatter, all about the broadcast
+    means; the server's new means and covariance are then those of the pooled rows, exactly. A client trains the body
+    with the head that these and its own class shares give, and sends the body's move. When the rounds are over
+    (`adapt`) its own head comes from a law between its own estimate and the common one, beta of the way, beta being the
+    best of six in twofold cross-validation on its rows. Nothing but sums is sent, so all of it can be clipped and
+    noised.
+
+    The paper takes features as its clients train, averages clients' estimates and seeks beta by L-BFGS; under one body
+    the sums lose nothing.
+
+    A new client gets the common law at once, and with labelled rows its own mixture of laws without a gradient step.
+
+    Parameters
+    ----------
+    local
+        How a client trains the body; the last layer must be linear, with a bias.
+    initial
+        "given" or "seed". The first means are the rows of the last layer's weights, the first covariance is zero.
+    ridge
+        Added to the diagonal of a covariance where a head is made of it, so that weights stay bounded however far the
+        features shrink. The authors' code adds 1.
+
+    >>> from fedscape.learning import cross_entropy, models
+    >>> step = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> sorted(PFedFDA(step).start(0))[:3]
+    ['covariance', 'means', 'model.1.bias']
+    """
+
+    name = "pfedfda"
+    newcomers: ClassVar[str | None] = "the common law of the features"
+
+    def __init__(self, local: LocalSGD, *, initial: str = "given", ridge: float = 1.0) -> None:
+        super().__init__(local, initial=initial)
+        self.ridge = ridge
+        if not check_number("ridge", ridge) > 0:
+            raise DataError(f"ridge must be above 0, not {ridge}")
+        layer = last_linear(local.model)
+        if layer.bias is None or len(self.head_names) != 2 or local.names[-2:] != tuple(self.head_names):
+            raise DataError(f"the last layer must be linear with weight and bias for PFedFDA, not {self.head_names}")
+
+    def start(self, seed: int) -> Arrays:
+        state = super().start(seed)
+        means = np.asarray(state[f"model.{self.head_names[0]}"], dtype=np.float64)
+        return self._with_head({**state, "means": means, "covariance": np.zeros((means.shape[1],) * 2)})
+
+    def _with_head(self, state: Arrays) -> Arrays:
+        """The same whose last layer is that of the common law, for clients of which nothing is known."""
+        n_classes = len(state["means"])
+        head = Law(state["means"], state["covariance"]).head(np.full(n_classes, 1 / n_classes), self.ridge)
+        return {**state, **{f"model.{n}": v.astype(state[f"model.{n}"].dtype)
+                            for n, v in zip(self.head_names, head, strict=True)}}  # fmt: skip
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        z, y = self._features(state, clients)
+        moves = self._moves(state, clients, key, y)
+        return {**weighted(moves, clients.sizes), "weight": clients.sizes, **self._sums(state, clients, z, y)}, {}
+
+    total = Computation.total  # that of FedPer knows no scatter
+
+    def _features(self, state: Arrays, clients: Federation) -> tuple[Array, Array]:
+        y = class_column(self.local, clients).astype(np.int64)
+        if clients.n_rows == 0:
+            return np.zeros((0, len(state["covariance"]))), y
+        if not 0 <= y.min() <= y.max() < len(state["means"]):
+            raise DataError(
+                f"column {self.local.target!r} must hold classes from 0 to {len(state['means']) - 1}, it holds "
+                f"{y.min()} to {y.max()}: drop such rows with where()"
+            )
+        return with_embedding(clients, self.local, state)["z"], y
+
+    def _moves(self, state: Arrays, clients: Federation, key: Key, y: Array) -> Arrays:
+        """How far each client moves the body under the head of the common law and its own class shares."""
+        names, law = self.head_names, Law(state["means"], state["covariance"])
+        body = {n: p for n, p in model_arrays(state).items() if n not in names}
+        each = [law.head(prior, self.ridge) for prior in _priors(clients, y, len(law.means))]
+        return self._body_moves(body, self._stacked(state, each), clients, key) if each else {}
+
+    def _stacked(self, state: Arrays, each: list[tuple[Array, Array]]) -> Arrays:
+        """Clients' heads under the names and in the type of the model: [clients, ...]."""
+        parts = zip(self.head_names, zip(*each, strict=True), strict=True)
+        return {n: np.stack(values).astype(state[f"model.{n}"].dtype) for n, values in parts}
+
+    def _sums(self, state: Arrays, clients: Federation, z: Array, y: Array) -> Arrays:
+        """Rows, sums and scatter of each client's features, about the broadcast means."""
+        n_classes, d = state["means"].shape
+        about = z - state["means"][y]
+        counts, sums = np.zeros((len(clients), n_classes)), np.zeros((len(clients), n_classes, d))
+        owner = np.repeat(np.arange(len(clients)), clients.sizes)
+        np.add.at(counts, (owner, y), 1.0)
+        np.add.at(sums, (owner, y), about)
+        ends = clients.offsets
+        scatter = [about[ends[i] : ends[i + 1]].T @ about[ends[i] : ends[i + 1]] for i in range(len(clients))]
+        return {"rows": counts, "sums": sums, "scatter": np.stack(scatter) if scatter else np.zeros((0, d, d))}
+
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
+        if total["weight"] < 1:
+            return state
+        rows = np.maximum(np.asarray(total["rows"], dtype=np.float64), 0.0)
+        away = np.where(rows[:, None] >= 1, total["sums"] / np.maximum(rows, 1)[:, None], 0.0)
+        within = total["scatter"] - np.einsum("c,cd,ce->de", rows, away, away)
+        values, vectors = np.linalg.eigh((within + within.T) / 2 / max(rows.sum(), 1.0))
+        covariance = (vectors * np.maximum(values, 0.0)) @ vectors.T  # noise may have made it indefinite
+        moved = super().update(state, total, key)
+        return self._with_head({**moved, "means": state["means"] + away, "covariance": covariance})
+
+    def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
+        """Each client's head from its own law and the common one, in closed form."""
+        z, y = self._features(state, clients)
+        law, each = Law(state["means"], state["covariance"]), []
+        for i, (prior, rng) in enumerate(zip(_priors(clients, y, len(law.means)), key.of(clients), strict=True)):
+            rows = slice(int(clients.offsets[i]), int(clients.offsets[i + 1]))
+            own = _best_law(law, z[rows], y[rows], prior, self.ridge, rng)
+            each.append(own.head(prior, self.ridge))
+        return {f"model.{n}": v for n, v in self._stacked(state, each).items()} if each else {}
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[PFedFDA, Federation]]:
+        fed, _, two = small_example()
+        return [(cls(two), fed), (cls(replace(two, strategy="vmap"), initial="seed"), fed)]
+
+
+def _priors(clients: Federation, y: Array, n_classes: int) -> Array:
+    """Each client's class shares, never zero: [clients, classes]; even without rows."""
+    counts = np.zeros((len(clients), n_classes))
+    np.add.at(counts, (np.repeat(np.arange(len(clients)), clients.sizes), y), 1.0)
+    shares = np.where(clients.sizes[:, None] > 0, counts / np.maximum(clients.sizes, 1)[:, None], 1 / n_classes)
+    return (shares + _PRIOR) / (1 + n_classes * _PRIOR)
+
+
+def _estimate(common: Law, z: Array, y: Array) -> Law:
+    """A client's own law; the common mean for a class of fewer than two rows."""
+    counts = np.bincount(y, minlength=len(common.means)).astype(np.float64)
+    sums = np.zeros_like(common.means)
+    np.add.at(sums, y, z)
+    means = np.where(counts[:, None] >= 2, sums / np.maximum(counts, 1)[:, None], common.means)
+    about = z - means[y]
+    return Law(means, about.T @ about / max(len(z) - 1, 1))
+
+
+def _best_law(common: Law, z: Array, y: Array, prior: Array, ridge: float, rng: np.random.Generator) -> Law:
+    """The law beta of the way from the common one to the client's own, beta by twofold cross-validation."""
+    if len(y) < 4:
+        return common
+    order = rng.permutation(len(y))
+    halves = [order[: len(y) // 2], order[len(y) // 2 :]]
+    loss = np.zeros(len(BETAS))
+    for learn, judge in (halves, halves[::-1]):
+        own = _estimate(common, z[learn], y[learn])
+        for k, beta in enumerate(BETAS):
+            weight, bias = common.mixed(own, beta).head(prior, ridge)
+            scores = z[judge] @ weight.T + bias
+            scores -= scores.max(axis=1, keepdims=True)
+            loss[k] += np.sum(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(judge)), y[judge]])
+    return common.mixed(_estimate(common, z, y), float(BETAS[loss.argmin()]))

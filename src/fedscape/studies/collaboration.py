@@ -1,0 +1,225 @@
+"""Should these clients train together? What each gains by joining, with intervals, and weights from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.core.validate import check_finite, check_whole
+from fedscape.errors import DataError
+from fedscape.studies.intervals import Interval, plain
+from fedscape.types import Array
+
+if TYPE_CHECKING:
+    from fedscape.learning.local import LocalSGD
+
+_MOST = 40  # clients, beyond which pairs are too many to train
+
+
+@dataclass(frozen=True)
+class Collaboration:
+    """What clients gain by training together.
+
+    `distances` [clients, clients] are squared Gaussian 2-Wasserstein distances between clients' features, debiased for
+    their sizes; `gains` says for every pair, from a training, what the first gains in accuracy when the second joins
+    it; `together` what each gains when all join. Each gain has `value`, `low` and `high`: a 95% interval over the rows
+    it was tested on and the seeds. `weights` [clients, clients] are what the rows of each count for each client, a row
+    of them summing to 1.
+
+    >>> Collaboration(("a", "b"), np.zeros((2, 2)), np.full((2, 2), 0.5), [], []).best("a")
+    'b'
+    """
+
+    clients: tuple[str, ...]
+    distances: Array
+    weights: Array
+    gains: list[dict[str, Any]]
+    together: list[dict[str, Any]]
+
+    def best(self, client: str) -> str | None:
+        """The client whose rows count most for this one, itself aside."""
+        if client not in self.clients:
+            raise DataError(f"client must be one of {', '.join(self.clients)}, not {client!r}")
+        mine = self.clients.index(client)
+        others = [i for i in range(len(self.clients)) if i != mine]
+        return self.clients[max(others, key=lambda i: self.weights[mine, i])] if others else None
+
+    def verdicts(self) -> dict[str, str]:
+        """For each client: "joins", "stays alone" or "not sure", by the interval of what it gains when all join."""
+        said = {}
+        for row in self.together:
+            sure = row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
+            said[row["client"]] = "not sure" if not sure else "joins" if row["low"] > 0 else "stays alone"
+        return said
+
+
+def collaboration(
+    fed: Federation,
+    *,
+    column: str = "x",
+    target: str = "y",
+    local: LocalSGD | None = None,
+    rounds: int = 20,
+    seeds: int = 3,
+    test: float = 0.3,
+    pairs: bool = True,
+    seed: int = 0,
+) -> Collaboration:
+    """For clients that are sites: what each gains when another, or all, train with it.
+
+    From profiles alone: each client sends the mean and the covariance of its features, and the distance of two is that
+    of the Gaussians with these; with n_i rows and noise variance v the weight of client j for client i is in proportion
+    to n_j / (1 + n_j d_ij / v), where v is the mean variance of a row: rows of a client like i count fully, those of an
+    unlike one no more than v / d_ij rows do, as the best linear estimate of i's mean would have it.
+
+    From a short training (with `local`): every client holds out a share of its rows; a model trained by it alone, by
+    each pair, and by all are compared on them, seed by seed. The gain is the difference in accuracy.
+
+    The profiles are revealed client by client, and the trainings are of named groups: this is for sites that consider
+    an agreement, not for private devices.
+
+    Parameters
+    ----------
+    fed
+        The clients, a few dozens at most.
+    column, target
+        Features and classes.
+    local
+        How a client trains; None looks at profiles alone.
+    rounds, seeds
+        Of each training, and how many.
+    test
+        The share of each client's rows that is held out.
+    pairs
+        Whether pairs are trained too, besides all together.
+    seed
+        Of splits and trainings.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = np.concatenate([rng.normal(m, 1.0, (50, 2)) for m in (0, 0, 9)])
+    >>> study = collaboration(Federation({"x": x}, [0, 50, 100, 150], ids=["a", "b", "c"]))
+    >>> study.best("a"), study.weights[0].round(2).tolist()
+    ('b', [0.5, 0.5, 0.0])
+    """
+    check_whole("rounds", rounds, least=1)
+    check_whole("seeds", seeds, least=1)
+    if len(fed) < 2 or (local is not None and pairs and len(fed) > _MOST):
+        raise DataError(f"fed must have from 2 to {_MOST} clients with rows to compare pairs, it has {len(fed):,}")
+    names = tuple(str(v) for v in fed.ids.tolist())
+    distances, variance = gaussian_distances(fed, column)
+    weights = aggregation_weights(distances, fed.sizes, variance)
+    if local is None:
+        return Collaboration(names, distances, weights, [], [])
+    groups = [[i] for i in range(len(fed))] + [list(range(len(fed)))]
+    if pairs and len(fed) > 2:
+        groups += [[i, j] for i in range(len(fed)) for j in range(i + 1, len(fed))]
+    hits = [_hits(fed, groups, local, rounds, test, seed + s, target) for s in range(seeds)]
+    alone, everyone = range(len(fed)), len(fed)
+    together = [{"client": names[i], **_gain(hits, i, i, everyone)} for i in alone]
+    gains = []
+    for g, members in enumerate(groups):
+        if g > everyone or (len(fed) == 2 and g == everyone):
+            pairs_of = [(members[0], members[1]), (members[1], members[0])]
+            gains += [{"client": names[i], "with": names[j], **_gain(hits, i, i, g)} for i, j in pairs_of]
+    return Collaboration(names, distances, weights, gains, together)
+
+
+def gaussian_distances(fed: Federation, column: str = "x") -> tuple[Array, float]:
+    """Squared 2-Wasserstein distances of the Gaussians with the clients' moments, and the mean variance of a row.
+
+    |m_i - m_j|^2 + tr(S_i + S_j - 2 (S_i^1/2 S_j S_i^1/2)^1/2), less the sampling variance of the means, tr(S_i) / n_i
+    and tr(S_j) / n_j, so that clients are not apart because they are small; never below 0. That of the covariances is
+    not taken off: with fewer rows than features small clients still look farther than they are.
+
+    >>> x = np.array([[0.0], [2.0], [3.0], [5.0]])
+    >>> gaussian_distances(Federation({"x": x}, [0, 2, 4]))[0].tolist()  # 9, less 2 / 2 + 2 / 2
+    [[0.0, 7.0], [7.0, 0.0]]
+    """
+    values = check_finite(fed[column], column)
+    x = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
+    if (fed.sizes < 2).any():
+        few = int(np.flatnonzero(fed.sizes < 2)[0])
+        raise DataError(f"every client must have 2 rows at least, but {fed.ids[few]!s} has {fed.sizes[few]}")
+    parts = [x[a:b] for a, b in zip(fed.offsets[:-1], fed.offsets[1:], strict=True)]
+    means = np.stack([part.mean(axis=0) for part in parts])
+    spreads = [np.atleast_2d(np.cov(part.T)) for part in parts]
+    roots = [_root(s) for s in spreads]
+    traces = np.array([np.trace(s) for s in spreads])
+    n = len(parts)
+    squares = np.zeros((n, n))
+    for i in range(n):
+        for j in range(i + 1, n):
+            cross = np.sqrt(np.maximum(np.linalg.eigvalsh(roots[i] @ spreads[j] @ roots[i]), 0.0)).sum()
+            apart = ((means[i] - means[j]) ** 2).sum() + max(traces[i] + traces[j] - 2 * cross, 0.0)
+            noise = traces[i] / fed.sizes[i] + traces[j] / fed.sizes[j]
+            squares[i, j] = squares[j, i] = max(apart - noise, 0.0)
+    return squares, float(np.average(traces, weights=fed.sizes))
+
+
+def aggregation_weights(distances: Array, sizes: Array, variance: float) -> Array:
+    """What each client's rows count for each client: n_j / (1 + n_j d_ij / v), rows summing to 1.
+
+    >>> aggregation_weights(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([10, 10]), 10.0).round(3).tolist()
+    [[0.667, 0.333], [0.333, 0.667]]
+    """
+    n = np.asarray(sizes, dtype=np.float64)[None, :]
+    raw = n / (1 + n * distances / max(variance, 1e-300))
+    return np.asarray(raw / raw.sum(axis=1, keepdims=True))
+
+
+def _root(covariance: Array) -> Array:
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
+
+
+def _hits(
+    fed: Federation, groups: list[list[int]], local: LocalSGD, rounds: int, test: float, seed: int, target: str
+) -> list[dict[int, Array]]:
+    """Whether each held-out row of each member is classified rightly by the model of each group."""
+    from fedscape.methods import train
+
+    learners, judges = fed.split(test=test, seed=seed)
+    if (judges.sizes == 0).any() or (learners.sizes == 0).any():
+        few = fed.ids[int(np.argmin(np.minimum(judges.sizes, learners.sizes)))]
+        raise DataError(f"every client must have rows to train and to test on, {few!s} has none of one: raise test")
+    found = []
+    for members in groups:
+        model = train("fedavg", local, learners.take(members), n_rounds=rounds, seed=seed)
+        mine: dict[int, Array] = {}
+        for i in members:
+            one = judges.take([i])
+            mine[i] = np.asarray(model.predict(one) == one[target], dtype=np.float64)
+        found.append(mine)
+    return found
+
+
+def _gain(hits: list[list[dict[int, Array]]], client: int, alone: int, group: int) -> Interval:
+    """The mean difference in accuracy of a client, seed by seed, with an interval over rows and seeds.
+
+    Each seed holds out other rows of the same client, so seeds are not independent: the variance is that of one seed's
+    rows, or that between seeds where it is larger.
+    """
+    from scipy.stats import norm
+
+    each = [seed[group][client] - seed[alone][client] for seed in hits]
+    means = np.array([d.mean() for d in each])
+    rows = float(np.mean([d.var(ddof=1) / len(d) if len(d) > 1 else np.inf for d in each]))
+    between = float(means.var(ddof=1)) if len(means) > 1 else 0.0
+    reach = float(norm.ppf(0.975)) * np.sqrt(max(rows, between))
+    value = float(means.mean())
+    made: Interval = plain({"value": value, "low": value - reach, "high": value + reach})
+    return made
+
+
+def selected(study: Collaboration, client: str, *, most: int) -> list[str]:
+    """The clients whose rows count most for this one, at most so many and itself among them.
+
+    >>> selected(Collaboration(("a", "b", "c"), np.zeros((3, 3)), np.eye(3) * 0.5 + 0.1, [], []), "b", most=1)
+    ['b']
+    """
+    check_whole("most", most, least=1)
+    order = np.argsort(-study.weights[study.clients.index(client)], kind="stable")
+    return [study.clients[i] for i in order[:most]]

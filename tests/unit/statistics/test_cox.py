@@ -1,0 +1,151 @@
+"""Cox by sums against statsmodels and lifelines on the pooled rows, and against the likelihood itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+import fedscape as fs
+from fedscape import CoxRegression, DataError, Federation
+
+#: statsmodels 0.15.0, PHReg(t, x, status=e, ties=ties, strata=site).fit(method="newton", tol=1e-14) on the rows of
+#: `patients`: coefficients, standard errors, log-likelihood. lifelines 0.30.3 gives the same without strata (Efron).
+REFERENCE = {
+    ("efron", None): (
+        [0.5246805977441773, -0.343532981933001, 0.7557640501378551],
+        [0.0861897282624169, 0.0739833296041248, 0.15513636757007557],
+        -812.1643208484105,
+    ),
+    ("efron", "clients"): (
+        [0.5746737500376191, -0.3486795196389129, 0.8220176084891461],
+        [0.08994371073498572, 0.07563877703294232, 0.16351245610544046],
+        -488.93558532040777,
+    ),
+    ("breslow", None): (
+        [0.5027993924505041, -0.3326011663729296, 0.7341104645270816],
+        [0.08577830093007831, 0.07386042025622173, 0.15526458278448588],
+        -820.035541522754,
+    ),
+    ("breslow", "clients"): (
+        [0.5487537934433616, -0.3352086414007331, 0.7951689375854678],
+        [0.08956144927643786, 0.07553167658352998, 0.16340410111267945],
+        -497.5255595884354,
+    ),
+}
+
+
+def patients() -> Federation:
+    rng = np.random.default_rng(11)
+    n = 240
+    site = rng.integers(0, 6, n)
+    x = rng.normal(size=(n, 3))
+    x[:, 2] = rng.integers(0, 2, n)
+    risk = 0.5 * x[:, 0] - 0.3 * x[:, 1] + 0.8 * x[:, 2] + 0.1 * site
+    t, c = np.ceil(30 * rng.exponential(np.exp(-risk))), rng.integers(1, 60, n)
+    columns = {"x": x, "time": np.minimum(t, c), "event": (t <= c).astype(int)}
+    return Federation.from_arrays(columns, clients=site)
+
+
+@pytest.mark.parametrize(("ties", "strata"), list(REFERENCE))
+def test_it_is_the_regression_of_the_pooled_rows(ties, strata):
+    cox = CoxRegression(ties=ties, strata=strata).fit(patients())
+    coefficients, errors, value = REFERENCE[ties, strata]
+    np.testing.assert_allclose(cox.coefficients_, coefficients, atol=1e-8)
+    np.testing.assert_allclose(cox.standard_errors_, errors, atol=1e-8)
+    np.testing.assert_allclose(cox.log_likelihood_, value, atol=1e-8)
+    assert cox.n_events_ == 180
+
+
+def test_without_ties_it_maximises_the_partial_likelihood_written_out():
+    rng = np.random.default_rng(3)
+    x, t, e = rng.normal(size=(60, 2)), rng.permutation(60) + 0.0, rng.integers(0, 2, 60)
+
+    def loss(beta):
+        return -sum(x[i] @ beta - np.log(np.exp(x[t >= t[i]] @ beta).sum()) for i in np.flatnonzero(e))
+
+    oracle = minimize(loss, np.zeros(2), tol=1e-12).x
+    fed = Federation({"x": x, "time": t, "event": e}, [0, 7, 7, 40, 60])
+    for ties in ("efron", "breslow"):
+        np.testing.assert_allclose(CoxRegression(ties=ties).fit(fed).coefficients_, oracle, atol=1e-5)
+
+
+def test_a_coarse_grid_is_the_regression_of_times_cut_down_to_it():
+    fed, grid = patients(), np.arange(1, 61, 7)
+    cut = fed.with_column("time", grid[np.searchsorted(grid, fed["time"], side="right") - 1])
+    coarse, exact = CoxRegression(times=grid).fit(fed), CoxRegression().fit(cut)
+    np.testing.assert_allclose(coarse.coefficients_, exact.coefficients_, atol=1e-9)
+
+
+def test_the_baseline_is_breslows_cumulative_hazard():
+    fed = patients()
+    cox = CoxRegression().fit(fed)
+    risk = np.exp(fed["x"] @ cox.coefficients_)
+    t, e = fed["time"], fed["event"]
+    oracle = sum(((t == u) & (e == 1)).sum() / risk[t >= u].sum() for u in np.unique(t[e == 1]))
+    np.testing.assert_allclose(cox.baseline_[-1], oracle, rtol=1e-8)
+
+
+def test_collinear_columns_leave_the_risk_of_every_row_as_it_is():
+    fed = patients()
+    double = fed.with_column("x", np.column_stack([fed["x"], fed["x"][:, 0] - fed["x"][:, 2]]))
+    one, two = CoxRegression().fit(fed), CoxRegression().fit(double)
+    centred = [cox.predict(data["x"]) - cox.predict(data["x"]).mean() for cox, data in ((one, fed), (two, double))]
+    np.testing.assert_allclose(*centred, atol=1e-7)
+
+
+def test_the_concordance_is_that_of_lifelines_within_clients():
+    fed = patients()
+    cox = CoxRegression().fit(fed)
+    cox.coefficients_ = np.array([0.5, -0.3, 0.8])
+    together = Federation({name: fed[name] for name in ("x", "time", "event")}, [0, fed.n_rows])
+    assert cox.score(together) == pytest.approx(0.6807378657712267, abs=1e-12)  # lifelines.utils.concordance_index
+    each = [cox.score(fed.take([i])) for i in range(len(fed))]
+    assert cox.score(fed) == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_heterogeneity_is_no_more_than_chance_where_sites_are_alike_and_more_where_not():
+    rng = np.random.default_rng(5)
+
+    def sites(slopes):
+        n = 80
+        x = rng.normal(size=(len(slopes) * n, 2))
+        t = rng.exponential(np.exp(-np.repeat(slopes, n) * x[:, 0])) * 50
+        e = (t < 100).astype(int)
+        columns = {"x": x, "time": np.minimum(np.ceil(t), 100), "event": e}
+        return Federation(columns, np.arange(0, len(x) + 1, n))
+
+    p = [CoxRegression(strata="clients").fit(sites([0.7] * 6)).heterogeneity_.p for _ in range(60)]
+    assert abs(np.mean(np.array(p) < 0.2) - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 60)
+    apart = CoxRegression().fit(sites([0.0, 0.2, 0.6, 1.0, 1.4, -0.5])).heterogeneity(sites([0.0, 0.5, 1.0, 1.5]))
+    assert apart.p < 1e-6
+    assert apart.share > 0.5
+
+
+def test_a_site_sends_no_time_with_strata():
+    fed = patients()
+    cox = CoxRegression(strata="clients")
+    sent, _ = cox.step(cox.start(0), fed, fs.Key(0))
+    assert {n: v.shape[1:] for n, v in sent.items()} == {
+        "log_likelihood": (), "score": (3,), "information": (3, 3), "events": (), "q": (), "freedom": (),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"event": [0, 0]}, "must hold an event, a 1, for some row; it holds none"),
+        ({"event": [0, 2]}, "column 'event' must hold 0 or 1, one a row, but row 1 holds 2.0"),
+        ({"time": [-1.0, 2.0]}, "column 'time' must hold times of at least 0, one a row, but row 0 holds -1.0"),
+        ({"time": [1.0, 1e9]}, "use a larger resolution, or give times="),
+    ],
+)
+def test_bad_columns_are_refused(columns, message):
+    fed = Federation({"x": [[0.0], [1.0]], "time": [1.0, 2.0], "event": [1, 1], **columns}, [0, 1, 2])
+    with pytest.raises(DataError, match=message):
+        CoxRegression().fit(fed)
+
+
+def test_an_event_before_the_grid_is_refused():
+    with pytest.raises(DataError, match="begin the grid earlier"):
+        CoxRegression(times=[5.0, 9.0]).fit(patients())
