@@ -35,6 +35,7 @@ if _TYPE_CHECKING:
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
+    from fedscape.statistics.quantiles import Quantiles
     from fedscape.studies import study
     from fedscape.temporal import FedTEM, FedTKM
 
@@ -68,6 +69,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "statistics.histogram": ("Histogram",),
     "statistics.kmeans": ("FederatedKMeans",),
     "statistics.moments": ("Moments",),
+    "statistics.quantiles": ("Quantiles",),
     "studies": ("study",),
     "temporal": ("FedTEM", "FedTKM"),
 }
@@ -119,6 +121,7 @@ __all__ = [
     "Poisson",
     "Privacy",
     "PrivacyError",
+    "Quantiles",
     "Ray",
     "Sampler",
     "calibrate",

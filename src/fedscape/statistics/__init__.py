@@ -9,10 +9,17 @@ if TYPE_CHECKING:
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
+    from fedscape.statistics.quantiles import Quantiles
 
-__all__ = ["FederatedKMeans", "Histogram", "Moments", "describe"]
+__all__ = ["FederatedKMeans", "Histogram", "Moments", "Quantiles", "describe"]
 
 __getattr__ = loader(
     __name__,
-    {"description": ["describe"], "histogram": ["Histogram"], "kmeans": ["FederatedKMeans"], "moments": ["Moments"]},
+    {
+        "description": ["describe"],
+        "histogram": ["Histogram"],
+        "kmeans": ["FederatedKMeans"],
+        "moments": ["Moments"],
+        "quantiles": ["Quantiles"],
+    },
 )

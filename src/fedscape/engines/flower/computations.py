@@ -25,6 +25,7 @@ KNOWN: Mapping[str, str] = {
     "histogram": "fedscape.statistics.histogram:Histogram",
     "moments": "fedscape.statistics.moments:Moments",
     "k-means": "fedscape.statistics.kmeans:FederatedKMeans",
+    "quantiles": "fedscape.statistics.quantiles:Quantiles",
     "dm-start": "fedscape.mixtures.dirichlet_multinomial.start:StartingPoints",
     "dm-survey": "fedscape.mixtures.dirichlet_multinomial.start:Survey",
     "dm-em": "fedscape.mixtures.dirichlet_multinomial.em:TailCountEM",
