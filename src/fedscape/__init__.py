@@ -37,6 +37,7 @@ if _TYPE_CHECKING:
     from fedscape.statistics.moments import Moments
     from fedscape.statistics.quantiles import Quantiles
     from fedscape.studies import study
+    from fedscape.tabular import GLM
     from fedscape.temporal import FedTEM, FedTKM
 
 try:
@@ -71,6 +72,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "statistics.moments": ("Moments",),
     "statistics.quantiles": ("Quantiles",),
     "studies": ("study",),
+    "tabular": ("GLM",),
     "temporal": ("FedTEM", "FedTKM"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -89,6 +91,7 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
+    "GLM",
     "All",
     "Computation",
     "DataError",

@@ -20,6 +20,7 @@ from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
 from fedscape.core.history import History
 from fedscape.core.sampling import All, Sampler
+from fedscape.core.validate import column_names
 from fedscape.errors import DataError, NotFittedError
 from fedscape.mixtures.latent_class.chains import Agreement, Chains, Learned, Trace, agreement, sample, traced
 from fedscape.mixtures.latent_class.classes import classes_of, opened
@@ -565,16 +566,3 @@ def check_share(name: str, value: Any) -> None:
     """Refuse what is no number above 0 and at most 1."""
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")
-
-
-def column_names(features: str | Sequence[str], *, target: str) -> tuple[str, ...]:
-    """The columns of features, from one name or several, each of them once and none of them the target."""
-    names = (features,) if isinstance(features, str) else tuple(features)
-    if not names:
-        raise DataError("features must name at least one column, got none")
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"features must name a column once: {name!r} is there {names.count(name)} times")
-    if target in names:
-        raise DataError(f"features must not name {target!r}, the target: leave it out of them")
-    return names
