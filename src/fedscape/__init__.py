@@ -37,7 +37,7 @@ if _TYPE_CHECKING:
     from fedscape.statistics.moments import Moments
     from fedscape.statistics.quantiles import Quantiles
     from fedscape.studies import study
-    from fedscape.tabular import GLM
+    from fedscape.tabular import GLM, BoostedTrees
     from fedscape.temporal import FedTEM, FedTKM
 
 try:
@@ -72,7 +72,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "statistics.moments": ("Moments",),
     "statistics.quantiles": ("Quantiles",),
     "studies": ("study",),
-    "tabular": ("GLM",),
+    "tabular": ("GLM", "BoostedTrees"),
     "temporal": ("FedTEM", "FedTKM"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -93,6 +93,7 @@ def __getattr__(name: str) -> _Any:
 __all__ = [
     "GLM",
     "All",
+    "BoostedTrees",
     "Computation",
     "DataError",
     "DistributionSketch",

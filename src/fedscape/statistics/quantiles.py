@@ -36,7 +36,7 @@ class Quantiles(Estimator):
     probabilities
         Shares between 0 and 1.
     column
-        Numbers of any trailing shape; they are flattened to d features.
+        Numbers of any trailing shape, or several such columns; they are flattened to d features.
     ranges
         The least and the greatest value, one pair for all features or one for each; values are cut to them. Without,
         the search is over all floating point numbers. A private fit needs them.
@@ -65,7 +65,7 @@ class Quantiles(Estimator):
         self,
         probabilities: Sequence[float],
         *,
-        column: str = "x",
+        column: str | Sequence[str] = "x",
         ranges: Sequence[float] | Sequence[Sequence[float]] | None = None,
         resolution: float | None = None,
         cells: int | None = None,
@@ -111,8 +111,11 @@ class Quantiles(Estimator):
         """A row is in one cell of each feature."""
         if clients is None and not state["low"].size:
             return None
-        d = len(state["low"]) if clients is None else _width(clients[self.column])
+        d = len(state["low"]) if clients is None else sum(_width(clients[name]) for name in self._names())
         return float(np.sqrt(d) if norm == 2 else d)
+
+    def _names(self) -> tuple[str, ...]:
+        return (self.column,) if isinstance(self.column, str) else tuple(self.column)
 
     # -- the search ----------------------------------------------------------------------------------------------------
 
@@ -126,7 +129,7 @@ class Quantiles(Estimator):
             raise DataError(f"ranges must be pairs of a least and a greatest finite number, not {self.ranges!r}")
         if d and len(pairs) not in (1, d):
             raise DataError(f"there are {len(pairs)} ranges, but {d} features: give one pair, or one for each")
-        return np.broadcast_to(pairs, (d, 2))
+        return np.broadcast_to(pairs if d else pairs[:0], (d, 2))
 
     def _stored(self, places: Array) -> Array:
         """Places as a state has them: in two halves where they take all of 64 bits, which nodes refuse."""
@@ -155,10 +158,13 @@ class Quantiles(Estimator):
         ]
 
     def _counts(self, state: Arrays, clients: Federation, owner: Array, n: int) -> Array:
-        values = clients[self.column]
-        if values.dtype.kind not in "biuf" or (self.column in clients.names and values.ndim == 1):
-            raise DataError(f"column {self.column!r} must hold numbers, not texts or {values.dtype}")
-        x = values.reshape(len(values), _width(values)).astype(np.float64, copy=False)
+        parts = []
+        for name in self._names():
+            values = clients[name]
+            if values.dtype.kind not in "biuf" or (name in clients.names and values.ndim == 1):
+                raise DataError(f"column {name!r} must hold numbers, not texts or {values.dtype}")
+            parts.append(values.reshape(len(values), _width(values)).astype(np.float64, copy=False))
+        x = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         cuts = np.array(self._cuts(*self._intervals(state, x.shape[1])))
         if self.ranges is None:
             cuts = floats(cuts)
@@ -197,7 +203,7 @@ class Quantiles(Estimator):
         low, high = work._intervals(state, max(len(state["low"]), 1))
         found = floats(low) if self.ranges is None else (low + high) / 2
         clients = engine.clients
-        flat = isinstance(clients, Federation) and clients[work.column].ndim == 1
+        flat = isinstance(clients, Federation) and isinstance(work.column, str) and clients[work.column].ndim == 1
         self.quantiles_ = found[0] if flat else found.T
         self.n_rows_ = state["n_rows"]
         self.rank_error_ = work._rank_error(engine, how, n, self.n_rows_)

@@ -43,6 +43,18 @@ def test_with_ranges_the_answer_is_within_the_resolution(cells):
     assert np.abs(quantiles.quantiles_ - exact).max() <= 1e-4
 
 
+def test_each_feature_may_have_its_range_and_columns_go_together():
+    fed = heavy()
+    apart = fed.with_column("a", fed["x"][:, 0]).with_column("b", fed["x"][:, 1:])
+    ranges = [(0.0, 9.0), (-9.0, 0.0), (-3.0, 3.0), (-5.0, 5.0)]
+    together = Quantiles(SHARES, ranges=ranges).fit(fed).quantiles_
+    np.testing.assert_array_equal(Quantiles(SHARES, ranges=ranges, column=("a", "b")).fit(apart).quantiles_, together)
+    low, high = np.array(ranges).T
+    assert np.abs(together - quantiles_of(np.clip(fed["x"], low, high), SHARES)).max() < 18 * 2.0**-20
+    with pytest.raises(DataError, match="2 ranges, but 4 features"):
+        Quantiles(SHARES, ranges=ranges[:2]).fit(fed)
+
+
 def test_a_relative_resolution_takes_fewer_rounds():
     fed = heavy()
     near = Quantiles(SHARES, resolution=2.0**-10).fit(fed)

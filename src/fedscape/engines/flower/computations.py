@@ -30,6 +30,8 @@ KNOWN: Mapping[str, str] = {
     "glm-errors": "fedscape.tabular.errors:GLMErrors",
     "glm-own-fits": "fedscape.tabular.errors:OwnFits",
     "glm-random-intercepts": "fedscape.tabular.intercepts:RandomIntercepts",
+    "tree-rounds": "fedscape.tabular.growing:TreeRounds",
+    "tree-survey": "fedscape.tabular.boosting:TargetSurvey",
     "dm-start": "fedscape.mixtures.dirichlet_multinomial.start:StartingPoints",
     "dm-survey": "fedscape.mixtures.dirichlet_multinomial.start:Survey",
     "dm-em": "fedscape.mixtures.dirichlet_multinomial.em:TailCountEM",
