@@ -32,6 +32,7 @@ if _TYPE_CHECKING:
     from fedscape.privacy.ledger import Ledger
     from fedscape.privacy.mechanisms import Gaussian, Laplace, Privacy
     from fedscape.sketches import DistributionSketch
+    from fedscape.statistics.heavy_hitters import HeavyHitters
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
@@ -67,6 +68,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "privacy.mechanisms": ("Gaussian", "Laplace", "Privacy"),
     "simulate": (),
     "sketches": ("DistributionSketch",),
+    "statistics.heavy_hitters": ("HeavyHitters",),
     "statistics.histogram": ("Histogram",),
     "statistics.kmeans": ("FederatedKMeans",),
     "statistics.moments": ("Moments",),
@@ -112,6 +114,7 @@ __all__ = [
     "Flower",
     "Gaussian",
     "GaussianMixture",
+    "HeavyHitters",
     "Histogram",
     "Key",
     "Laplace",

@@ -6,17 +6,19 @@ from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
     from fedscape.statistics.description import describe
+    from fedscape.statistics.heavy_hitters import HeavyHitters
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
     from fedscape.statistics.quantiles import Quantiles
 
-__all__ = ["FederatedKMeans", "Histogram", "Moments", "Quantiles", "describe"]
+__all__ = ["FederatedKMeans", "HeavyHitters", "Histogram", "Moments", "Quantiles", "describe"]
 
 __getattr__ = loader(
     __name__,
     {
         "description": ["describe"],
+        "heavy_hitters": ["HeavyHitters"],
         "histogram": ["Histogram"],
         "kmeans": ["FederatedKMeans"],
         "moments": ["Moments"],

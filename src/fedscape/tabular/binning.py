@@ -72,14 +72,12 @@ def code_rows(x: Array, edges: Array, categories: Array, missing: int, codes: Ar
                 whole = value == np.floor(value) and value >= 0 and value < categories[f]
                 codes[row, f] = np.int64(value) if whole else missing
             else:
-                low, high = 0, edges.shape[1]
-                while low < high:
-                    middle = (low + high) >> 1
-                    if edges[f, middle] < value:
-                        low = middle + 1
-                    else:
-                        high = middle
-                codes[row, f] = low
+                low, n = 0, edges.shape[1]
+                while n > 1:
+                    half = n >> 1
+                    low += half * (edges[f, low + half - 1] < value)
+                    n -= half
+                codes[row, f] = low + (edges[f, low] < value)
 
 
 def code_rows_twin(x: Array, edges: Array, categories: Array, missing: int, codes: Array) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fedscape.privacy.mechanisms import Privacy
 
 Ranges = Mapping[str, Sequence[float]]
+_ROWS = 200_000.0  # of which bin edges are made where there are more, as scikit-learn does
 
 
 class TargetSurvey(Computation):
@@ -121,7 +122,7 @@ class BoostedTrees(Estimator):
     l2, least_weight, least_gain
         Added to a leaf's curvature; the least curvature of a leaf; the least gain of a split.
     bins
-        Bins of a feature, at most 255.
+        Bins of a feature, at most 255; their edges are quantiles of all rows, or of 200,000 drawn from more.
     loss
         "squared", "logistic", "softmax" or "poisson"; by default classes for a target of names or whole numbers, the
         squared error for other numbers. Counts are said: "poisson".
@@ -263,7 +264,8 @@ class BoostedTrees(Estimator):
         base, unit = survey.begin(sums)
         widths = [int(np.prod(clients[name].shape[1:])) for name in names]
         listed = [name in clients.names and clients[name].ndim == 1 for name in names]
-        edges = self._edges(engine, how, names, widths, listed)
+        n_rows = float(sums.sum() if classes else sums[0])
+        edges = self._edges(engine, how, names, widths, listed, min(1.0, _ROWS / max(n_rows, 1.0)))
         self.feature_names_ = tuple(
             name if clients[name].ndim == 1 else f"{name}.{i}"
             for name, width in zip(names, widths, strict=True)
@@ -314,7 +316,13 @@ class BoostedTrees(Estimator):
         return float(pair[0]), float(pair[1])
 
     def _edges(
-        self, engine: Engine, how: Fit, names: Sequence[str], widths: Sequence[int], listed: Sequence[bool]
+        self,
+        engine: Engine,
+        how: Fit,
+        names: Sequence[str],
+        widths: Sequence[int],
+        listed: Sequence[bool],
+        share: float,
     ) -> Array:
         """Bin edges of every feature, [features, edges]; those of categories are not used."""
         numbers = [name for name, own in zip(names, listed, strict=True) if not own]
@@ -326,7 +334,8 @@ class BoostedTrees(Estimator):
         if private or all(name in (self.ranges or {}) for name in numbers):
             pairs = [self._ends(name, private, 0) for name in numbers]
             ranges = np.repeat(np.array(pairs, dtype=float), every, axis=0)
-        work = self._quantiles(numbers, private=private, ranges=ranges)
+        work = self._quantiles(numbers, private=private, ranges=ranges).set_params(share=share, seed=self.seed)
+        assert isinstance(work, Quantiles)
         work.history_ = self.history_
         work._fit(engine, None, how.phase(".bins").sending("counts"))
         where = np.repeat([not own for own in listed], widths)

@@ -25,6 +25,7 @@ KNOWN: Mapping[str, str] = {
     "histogram": "fedscape.statistics.histogram:Histogram",
     "moments": "fedscape.statistics.moments:Moments",
     "k-means": "fedscape.statistics.kmeans:FederatedKMeans",
+    "heavy-hitters": "fedscape.statistics.heavy_hitters:HeavyHitters",
     "quantiles": "fedscape.statistics.quantiles:Quantiles",
     "glm": "fedscape.tabular.glm:GLM",
     "glm-errors": "fedscape.tabular.errors:GLMErrors",
