@@ -183,7 +183,7 @@ class HeavyHitters(Estimator):
 
 
 def _texts(clients: Federation, column: str, length: int) -> tuple[list[bytes], Array]:
-    """The different texts of these clients, cut after whole letters, and for each row which it has; the last is none."""
+    """The different texts of these clients, cut after whole letters, and which each row has; one beyond is none."""
     values = clients[column]
     if values.ndim != 1 or values.dtype.kind not in "biu":
         raise DataError(f"column {column!r} must hold texts or whole numbers, one a row, not {values.dtype}")
