@@ -18,7 +18,7 @@ from fedscape.tabular.losses import GRID, bounds, check_loss, derivatives, row_l
 from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
 from fedscape.types import Array, Arrays, Kept
 
-_FREE = 1e300  # a bound on a leaf's value that is none
+_FREE = 1e100  # a bound on a leaf's value that is none
 
 
 class Standing(NamedTuple):

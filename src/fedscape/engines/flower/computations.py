@@ -32,7 +32,7 @@ KNOWN: Mapping[str, str] = {
     "glm-own-fits": "fedscape.tabular.errors:OwnFits",
     "glm-random-intercepts": "fedscape.tabular.intercepts:RandomIntercepts",
     "tree-rounds": "fedscape.tabular.growing:TreeRounds",
-    "tree-survey": "fedscape.tabular.boosting:TargetSurvey",
+    "tree-survey": "fedscape.tabular.survey:TargetSurvey",
     "dm-start": "fedscape.mixtures.dirichlet_multinomial.start:StartingPoints",
     "dm-survey": "fedscape.mixtures.dirichlet_multinomial.start:Survey",
     "dm-em": "fedscape.mixtures.dirichlet_multinomial.em:TailCountEM",
