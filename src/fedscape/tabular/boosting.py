@@ -203,7 +203,6 @@ class BoostedTrees(Estimator):
             loss=loss,
             base=base,
             unit=unit,
-            span=0.0 if survey.ends is None else float(np.ptp(np.asarray(survey.ends))),
             features=names,
             target=self.target,
             monotone=self._directions(names, widths, listed),

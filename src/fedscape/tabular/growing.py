@@ -60,8 +60,6 @@ class TreeRounds(Computation):
         The share of rows that is not learned from but judged: their loss is sent, too.
     subtract
         Whether one child in two is sent. Under privacy both are, as differences would have the noise of two.
-    span
-        How far apart targets can be, for the bound of a row; infinite where that is not known.
     """
 
     name = "tree-rounds"
@@ -87,7 +85,6 @@ class TreeRounds(Computation):
         monotone: Sequence[int] = (),
         held_out: float = 0.0,
         subtract: bool = True,
-        span: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.edges = edges
@@ -106,7 +103,6 @@ class TreeRounds(Computation):
         self.monotone = monotone
         self.held_out = held_out
         self.subtract = subtract
-        self.span = span
         self.seed = seed
 
     @property
@@ -338,8 +334,8 @@ class TreeRounds(Computation):
         return (*names, self.target) if self.loss in ("logistic", "softmax") else names
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """A row is in one bin of each feature, once for each output."""
-        most = bounds(self.loss, self.span or np.inf, self.unit)
+        """A row of a class is in one bin of each feature, once for each output; numbers have no bound."""
+        most = bounds(self.loss)
         if most is None or self.held_out:
             return None
         d, outputs = len(self.bins.edges), len(np.atleast_1d(self.base))
