@@ -35,10 +35,13 @@ if _TYPE_CHECKING:
     from fedscape.secure.two_servers import TwoServers
     from fedscape.sketches import DistributionSketch
     from fedscape.statistics.cox import CoxRegression
+    from fedscape.statistics.heavy_hitters import HeavyHitters
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
+    from fedscape.statistics.quantiles import Quantiles
     from fedscape.studies import study
+    from fedscape.tabular import GLM, BoostedTrees
     from fedscape.temporal import FedTEM, FedTKM
 
 try:
@@ -71,10 +74,13 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "simulate": (),
     "sketches": ("DistributionSketch",),
     "statistics.cox": ("CoxRegression",),
+    "statistics.heavy_hitters": ("HeavyHitters",),
     "statistics.histogram": ("Histogram",),
     "statistics.kmeans": ("FederatedKMeans",),
     "statistics.moments": ("Moments",),
+    "statistics.quantiles": ("Quantiles",),
     "studies": ("study",),
+    "tabular": ("GLM", "BoostedTrees"),
     "temporal": ("FedTEM", "FedTKM"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
@@ -93,7 +99,9 @@ def __getattr__(name: str) -> _Any:
 
 
 __all__ = [
+    "GLM",
     "All",
+    "BoostedTrees",
     "Computation",
     "CoxRegression",
     "DataError",
@@ -113,6 +121,7 @@ __all__ = [
     "Flower",
     "Gaussian",
     "GaussianMixture",
+    "HeavyHitters",
     "Histogram",
     "Key",
     "Laplace",
@@ -126,6 +135,7 @@ __all__ = [
     "Poisson",
     "Privacy",
     "PrivacyError",
+    "Quantiles",
     "Ray",
     "Sampler",
     "SecureSum",

@@ -19,7 +19,7 @@ LAYERS = [
     {"core"},
     {"privacy", "statistics", "formats"},
     {"engines"},
-    {"sketches", "mixtures", "learning"},
+    {"sketches", "mixtures", "learning", "tabular"},
     {"simulate", "personal"},
     {"temporal", "datasets", "papers", "trained"},
     {"methods"},

@@ -10,6 +10,7 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import Client, Force, Json, Quiet, Source, free
 from fedscape.cli.show import flat, pairs, short, show
+from fedscape.cli.tables import predict_table
 from fedscape.errors import DataError, require
 
 ROW = "fedscape.row"  # as learning.inputs has it, which is not imported before something is shown
@@ -31,10 +32,16 @@ def predict(
     json_: Json = False,
 ) -> None:
     """Predict each row of a table by a saved model: known clients by their own, new ones as the method says."""
+    from fedscape.tabular.saved import is_table_model
+
     free(out, force)
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise DataError(f"--out must end in .csv or .parquet, not {out.name!r}")
-    if model.suffix == ".json":
+    if is_table_model(model):
+        read = lambda: datasets.read(source, client=client, rows=ROW)  # noqa: E731
+        rows, columns, about = predict_table(model, read, probabilities)
+        columns = _in_order(rows, columns)
+    elif model.suffix == ".json":
         if probabilities:
             raise DataError("--probabilities goes with classes, and this is a regression")
         columns, about = _by_regression(model, source, client)

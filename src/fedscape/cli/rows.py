@@ -135,7 +135,7 @@ def split_rows(
         client=client,
     )
     parts = [inputs.apply(part) for part in (learners, rest)]
-    lines: list[str] = []
+    lines = inputs.remarks()
     for where, part in zip(("to train on", "held out"), parts, strict=True):
         lines += [f"rows {where}: {remark}" for remark in part.remarks()]
         if not part.rows.n_rows:

@@ -43,6 +43,7 @@ from fedscape.cli.rows import (
     split_rows,
 )
 from fedscape.cli.show import as_text, show
+from fedscape.cli.tables import TABLES, check_table, train_table
 from fedscape.cli.temporal import of_modes, options_on, sampler_for
 from fedscape.cli.validate import (
     check_method,
@@ -74,8 +75,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help=f"{'; '.join(', '.join(method_names(f, command=True)) for f in FAMILIES)}. By default fedavg, with "
-            "--schedule fedclock."
+            help=f"{'; '.join(', '.join(method_names(f, command=True)) for f in FAMILIES)}; trees, glm. By "
+            "default fedavg, with --schedule fedclock."
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
@@ -109,6 +110,10 @@ def train(
     modes: Annotated[
         str | None, typer.Option(help="Day and night clients: COLUMN:CUT, as y:10; by default half of the classes.")
     ] = None,
+    trees: Annotated[int | None, typer.Option(help="--method trees: how many; 100 by default.")] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Law of the target, glm: gaussian, logistic, poisson, gamma; trees: poisson.")
+    ] = None,
     every: Annotated[int, typer.Option(help="Evaluate and save after so many rounds.")] = 5,
     epsilon: Annotated[float | None, typer.Option(help="Train privately within this budget, with --clip.")] = None,
     delta: Annotated[float | None, typer.Option(help="The delta of the budget; 1e-6 by default.")] = None,
@@ -137,6 +142,18 @@ def train(
     check_out(out, resume, force)
     place = placing(engine, address, workers)
     method = method or ("fedavg" if schedule is None else "fedclock")
+    if method in TABLES:
+        check_table(method, epsilon, resume)
+        over = overrules(categorical, numeric, ignore, keep)
+        fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
+        fed, left_out = named_rows(fed, target, names)
+        train_table(
+            method, fed, reading, target=target, family=family, rounds=trees, test=test, seed=seed, place=place,
+            out=out, lines=[*lines, *left_out], quiet=quiet, json_=json_,
+        )  # fmt: skip
+        return
+    if family is not None or trees is not None:
+        raise DataError(f"--family and --trees go with --method trees or glm, not {method}")
     check_method(method, rounds, every, proximal=proximal, q=q, server_lr=server_lr, private=epsilon is not None)
     check_schedule(method, schedule, modes, prior)
     check_private(epsilon, delta, clip, standardise, fill)

@@ -166,6 +166,19 @@ def codes_by_name(codes: Array, names: Sequence[str], wanted: Sequence[str]) -> 
     return table[np.where((codes >= 0) & (codes < len(names)), codes, len(names))]
 
 
+def column_names(features: str | Sequence[str], *, target: str) -> tuple[str, ...]:
+    """The columns of features, from one name or several, each of them once and none of them the target."""
+    names = (features,) if isinstance(features, str) else tuple(features)
+    if not names:
+        raise DataError("features must name at least one column, got none")
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"features must name a column once: {name!r} is there {names.count(name)} times")
+    if target in names:
+        raise DataError(f"features must not name {target!r}, the target: leave it out of them")
+    return names
+
+
 def check_share(test: float) -> None:
     if not 0 < test < 1:
         raise DataError(f"test must be a share between 0 and 1, not {test}")

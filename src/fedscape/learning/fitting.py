@@ -18,6 +18,8 @@ from fedscape.learning.inputs import Feature, Inputs
 FILLS = ("mean", "median", "drop")
 MOST_CATEGORIES = 1_000  # of one column: each becomes an input
 MOST_CLASSES = 10_000
+_FAR = 20.0  # deviations from the mean beyond which values set the scale of all others
+_TAILS = (0.005, 0.995)  # quantiles to which they are cut then
 
 
 def learn_inputs(
@@ -46,7 +48,8 @@ def learn_inputs(
         For missing numbers "mean" or "median" of these rows, "drop" leaves the row out, a number is put in as it is.
         A missing text is no category: all its inputs are 0.
     standardise
-        Whether numbers get mean 0 and deviation 1. Inputs of 0 and 1 that stand for categories stay as they are.
+        Whether numbers get mean 0 and deviation 1; where a value is more than 20 deviations from the mean, all are
+        first cut to the quantiles 0.005 and 0.995. Inputs of 0 and 1 that stand for categories stay as they are.
     shape
         The shape of a row's inputs, such as (28, 28); it must hold as many numbers as there are.
     kinds
@@ -160,6 +163,11 @@ def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | 
         if feature.fill is not None:
             cells = np.where(np.isnan(cells), np.asarray(feature.fill), cells)
         mean, spread = np.nanmean(cells, axis=0), np.nanstd(cells, axis=0)
+        if (np.nanmax(np.abs(cells - mean), axis=0) > _FAR * spread).any():
+            low, high = np.nanquantile(cells, _TAILS, axis=0)
+            feature = replace(feature, low=tuple(low.tolist()), high=tuple(high.tolist()))
+            cells = np.clip(cells, low, high)
+            mean, spread = np.nanmean(cells, axis=0), np.nanstd(cells, axis=0)
         scale = np.where(spread > 1e-9 * (np.abs(mean) + 1), spread, 0.0)
         feature = replace(feature, mean=tuple(mean.tolist()), scale=tuple(scale.tolist()))
     return feature

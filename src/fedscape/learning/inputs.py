@@ -31,7 +31,8 @@ class Feature:
 
     A "number" is one input, a "category" one input of 0 or 1 for each of `categories`, an "array" as many as it has
     numbers. `fill`, `mean` and `scale` have a number for each input; a scale of 0 marks an input that was the same in
-    all training rows, which becomes 0.
+    all training rows, which becomes 0. `low` and `high` are what values are cut to before they are scaled, where a few
+    far ones would set the scale.
 
     >>> Feature("job", "category", ("cook", "pilot")).width
     2
@@ -45,6 +46,8 @@ class Feature:
     scale: tuple[float, ...] | None = None
     shape: tuple[int, ...] = ()
     dtype: str = "float64"
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
 
     @property
     def width(self) -> int:
@@ -57,6 +60,8 @@ class Feature:
             values = np.where(np.isnan(values), np.asarray(self.fill), values)
         if self.mean is None or self.scale is None:
             return values
+        if self.low is not None and self.high is not None:
+            values = np.clip(values, np.asarray(self.low), np.asarray(self.high))
         scale = np.asarray(self.scale)
         return np.where(scale > 0, (values - np.asarray(self.mean)) / np.where(scale > 0, scale, 1.0), 0.0)
 
@@ -147,6 +152,13 @@ class Inputs:
         first = self.features[0]
         plain = first.kind == "array" and first.fill is None and first.mean is None
         return len(self.features) == 1 and plain and self.missing != "drop"
+
+    def remarks(self) -> list[str]:
+        """What was learned that one may want to know, a line each: columns cut before scaling."""
+        cut = [each.name for each in self.features if each.low is not None]
+        if not cut:
+            return []
+        return [f"far values would set the scale of {', '.join(cut)}: all are cut to the quantiles 0.005 and 0.995"]
 
     def apply(self, table: Federation) -> Applied:
         """The rows of a table as inputs; columns that are missing or of another kind are refused."""
@@ -311,10 +323,10 @@ def _check_range(table: Federation, each: Feature, values: Array, part: Array, u
 
 def _feature(content: Mapping[str, Any]) -> Feature:
     def numbers(name: str) -> tuple[float, ...] | None:
-        return None if content[name] is None else tuple(float(v) for v in content[name])
+        return None if content.get(name) is None else tuple(float(v) for v in content[name])
 
     shape = tuple(int(n) for n in content["shape"])
-    numbers_of = {name: numbers(name) for name in ("fill", "mean", "scale")}
+    numbers_of = {name: numbers(name) for name in ("fill", "mean", "scale", "low", "high")}
     return Feature(
         content["name"],
         content["kind"],
@@ -333,6 +345,6 @@ def _check(inputs: Inputs) -> None:
     if not inputs.features or inputs.missing not in _MISSING:
         raise ValueError(f"missing values are said to be {inputs.missing!r}")
     for each in inputs.features:
-        lengths = {len(v) for v in (each.fill, each.mean, each.scale) if v is not None}
+        lengths = {len(v) for v in (each.fill, each.mean, each.scale, each.low, each.high) if v is not None}
         if each.kind not in KINDS or not lengths <= {each.width}:
             raise ValueError(f"{each.name!r} is a {each.kind!r} of {each.width} inputs with {sorted(lengths)} numbers")

@@ -7,19 +7,23 @@ from fedscape.core.lazy import loader
 if TYPE_CHECKING:
     from fedscape.statistics.cox import CoxRegression
     from fedscape.statistics.description import describe
+    from fedscape.statistics.heavy_hitters import HeavyHitters
     from fedscape.statistics.histogram import Histogram
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
+    from fedscape.statistics.quantiles import Quantiles
 
-__all__ = ["CoxRegression", "FederatedKMeans", "Histogram", "Moments", "describe"]
+__all__ = ["CoxRegression", "FederatedKMeans", "HeavyHitters", "Histogram", "Moments", "Quantiles", "describe"]
 
 __getattr__ = loader(
     __name__,
     {
         "cox": ["CoxRegression"],
         "description": ["describe"],
+        "heavy_hitters": ["HeavyHitters"],
         "histogram": ["Histogram"],
         "kmeans": ["FederatedKMeans"],
         "moments": ["Moments"],
+        "quantiles": ["Quantiles"],
     },
 )

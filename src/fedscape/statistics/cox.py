@@ -88,7 +88,7 @@ class CoxRegression(Estimator):
         A column of several numbers, or names of columns; the time of the event or of leaving; 1 for an event, 0 for
         leaving before it.
     rounds, tol
-        At most so many Newton steps; they end when the log-likelihood can rise by less than `tol`.
+        The most Newton steps; they end when the log-likelihood can rise by less than `tol`.
 
     Learns `coefficients_` [d], `standard_errors_` [d], `covariance_`, `p_` (two-sided, Wald), `log_likelihood_`,
     `n_events_`, and, without strata, `times_` and `baseline_`: Breslow's cumulative hazard at x = 0. With strata
@@ -179,8 +179,8 @@ class CoxRegression(Estimator):
         score = parts["score"] - self.ridge * beta
         information = (parts["information"] + parts["information"].T) / 2 + self.ridge * np.eye(d)
         move = _solved(information, score)
-        known = {"log_likelihood": np.asarray(value), "gain": np.asarray(abs(score @ move) / 2)}
-        return {"beta": beta + move, "server.before": beta, "information": information, **known, **facts}
+        likelihood = {"log_likelihood": np.asarray(value), "gain": np.asarray(abs(score @ move) / 2)}
+        return {"beta": beta + move, "server.before": beta, "information": information, **likelihood, **facts}
 
     def _parts(self, total: Arrays) -> Arrays:
         """Log-likelihood, score and information of the sums."""
@@ -231,8 +231,8 @@ class CoxRegression(Estimator):
         """The times of the grid: those given, or the multiples of the resolution at which there are events."""
         if self.strata is not None or self.times is not None:
             return None if self.times is None else np.asarray(self.times, dtype=np.float64)
-        asked = TimeScale(time=self.time, event=self.event, resolution=self.resolution)
-        scale = self._run(asked, engine, how.phase(".scale"), n_rounds=1, measure=0)
+        survey = TimeScale(time=self.time, event=self.event, resolution=self.resolution)
+        scale = self._run(survey, engine, how.phase(".scale"), n_rounds=1, measure=0)
         digits = np.flatnonzero(scale["digits"] > 0.5)
         reach = 2 ** int(digits.max(initial=0))
         counting = EventTimes(reach, time=self.time, event=self.event, resolution=self.resolution)

@@ -64,25 +64,25 @@ def risk_sums(rows: Rows, beta: Array, times: Array, owner: Array, n: int, *, ef
 
     A row is in the interval of its time; added from the last interval down they are the sums over the risk sets.
     """
-    place = np.searchsorted(times, rows.time, side="right") - 1
-    early = (place < 0) & (rows.event > 0)
+    interval = np.searchsorted(times, rows.time, side="right") - 1
+    early = (interval < 0) & (rows.event > 0)
     if early.any():
         bad = int(np.flatnonzero(early)[0])
         raise DataError(f"times must begin at or before every event, but row {bad:,} has one at {rows.time[bad]:g}, "
                         f"before {times[0]:g}: begin the grid earlier")  # fmt: skip
-    inside = place >= 0
+    inside = interval >= 0
     xb = rows.x @ beta
     weight = np.exp(xb)
-    sums = _moments(rows.x, weight, owner, place, inside, (n, len(times)), "risk")
+    sums = _moments(rows.x, weight, owner, interval, inside, (n, len(times)), "risk")
     events = rows.event > 0
     ones = np.zeros((n, len(times)))
-    np.add.at(ones, (owner[events], place[events]), 1.0)
+    np.add.at(ones, (owner[events], interval[events]), 1.0)
     sums |= {
         "events": ones,
         "events_x": _added(rows.x[events], owner[events], n),
         "events_xb": _added(xb[events], owner[events], n),
     }
-    return sums | (_moments(rows.x, weight, owner, place, events, (n, len(times)), "tied") if efron else {})
+    return sums | (_moments(rows.x, weight, owner, interval, events, (n, len(times)), "tied") if efron else {})
 
 
 def _added(values: Array, owner: Array, n: int) -> Array:
@@ -92,10 +92,10 @@ def _added(values: Array, owner: Array, n: int) -> Array:
 
 
 def _moments(
-    x: Array, weight: Array, owner: Array, place: Array, which: Array, shape: tuple[int, int], name: str
+    x: Array, weight: Array, owner: Array, interval: Array, which: Array, shape: tuple[int, int], name: str
 ) -> Arrays:
-    """Sums of w, w x and w x x' over the rows that are marked, by owner and place."""
-    cell = (owner * shape[1] + place)[which]
+    """Sums of w, w x and w x x' over the rows that are marked, by owner and interval."""
+    cell = (owner * shape[1] + interval)[which]
     w, rows = weight[which], x[which]
     order = np.argsort(cell, kind="stable")
     d, cells = x.shape[1], shape[0] * shape[1]
@@ -217,10 +217,10 @@ class EventTimes(Computation):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         rows = survival_rows(clients, self.time, self.time, self.event)
-        place = np.floor(rows.time / self.resolution).astype(np.int64)
-        owner, events = np.repeat(np.arange(len(clients)), clients.sizes), (rows.event > 0) & (place < self.n_times)
+        interval = np.floor(rows.time / self.resolution).astype(np.int64)
+        owner, events = np.repeat(np.arange(len(clients)), clients.sizes), (rows.event > 0) & (interval < self.n_times)
         out = np.zeros((len(clients), self.n_times), dtype=np.int64)
-        np.add.at(out, (owner[events], place[events]), 1)
+        np.add.at(out, (owner[events], interval[events]), 1)
         return {"counts": out}, {}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:

@@ -93,6 +93,7 @@ class Program(nn.Module):  # type: ignore[misc]
         self.networks = nn.ModuleList([network for _, network in networks])
         self.register_buffer("shares", torch.tensor([share for share, _ in networks], dtype=torch.float32))
         self.as_stored, self.shape = inputs.as_stored, inputs.shape
+        self.cuts = any(each.low is not None for each in inputs.features)
         self.unit = 255.0 if inputs.as_stored and inputs.features[0].dtype == "uint8" else 1.0
         if not self.as_stored:
             for name, values in _tables(inputs).items():
@@ -102,7 +103,8 @@ class Program(nn.Module):  # type: ignore[misc]
         """Probabilities [rows, classes] of rows of columns, or of arrays."""
         if not self.as_stored:
             x = torch.where(torch.isnan(x), self.fill, x).index_select(1, self.source)
-            x = torch.where(self.codes >= 0, (x == self.codes).to(x.dtype), (x - self.mean) * self.factor)
+            number = torch.minimum(torch.maximum(x, self.low), self.high) if self.cuts else x
+            x = torch.where(self.codes >= 0, (x == self.codes).to(x.dtype), (number - self.mean) * self.factor)
         elif self.unit != 1.0:
             x = x / self.unit
         if self.shape is not None:
@@ -112,12 +114,14 @@ class Program(nn.Module):  # type: ignore[misc]
 
 
 def _tables(inputs: Inputs) -> dict[str, Array]:
-    """For each column its fill; for each input the column it is of, its code (-1: a number), mean and 1 / scale."""
+    """For each column its fill; for each input its column, its code (-1: a number), mean, 1 / scale and cuts."""
     fill: list[float] = []
     source: list[int] = []
     code: list[float] = []
     mean: list[float] = []
     factor: list[float] = []
+    low: list[float] = []
+    high: list[float] = []
     for each in inputs.features:
         width = 1 if each.kind == "category" else each.width
         fill += [-1.0] if each.kind == "category" else list(each.fill or [math.nan] * width)
@@ -126,7 +130,11 @@ def _tables(inputs: Inputs) -> dict[str, Array]:
         code += range(each.width) if each.kind == "category" else [-1.0] * width
         mean += list(each.mean or [0.0] * each.width)
         factor += [0.0 if s == 0 else 1 / s for s in each.scale] if each.scale else [1.0] * each.width
+        low += list(each.low or [-math.inf] * each.width)
+        high += list(each.high or [math.inf] * each.width)
     tables = {"fill": fill, "codes": code, "mean": mean, "factor": factor}
+    if any(each.low is not None for each in inputs.features):
+        tables |= {"low": low, "high": high}
     return {**{n: np.array(v, dtype=np.float32) for n, v in tables.items()}, "source": np.array(source, dtype=np.int64)}
 
 
@@ -293,13 +301,16 @@ def _step(each: Feature) -> Any:
     require("sklearn", extra="sklearn")
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import Pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+    from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
     if each.kind == "category":
         return OneHotEncoder(categories=[_known(each)], handle_unknown="ignore", sparse_output=False)
     steps: list[tuple[str, Any]] = []
     if each.fill is not None:
         steps.append(("fill", SimpleImputer(strategy="constant", fill_value=each.fill[0])))
+    if each.low is not None and each.high is not None:
+        ends = {"a_min": each.low[0], "a_max": each.high[0]}
+        steps.append(("cut", FunctionTransformer(np.clip, kw_args=ends)))
     if each.mean is not None:
         steps.append(("scale", StandardScaler()))
     return Pipeline(steps) if steps else "passthrough"

@@ -168,3 +168,31 @@ def test_what_cannot_be_learned_is_one_line(how, message):
     with pytest.raises(DataError, match=message) as error:
         learn_inputs(fed_of(frame()), **{"target": "y", **how})
     assert "\n" not in str(error.value)
+
+
+def heavy_rows(n: int = 2_000) -> Federation:
+    rng = np.random.default_rng(0)
+    quantity = rng.normal(10, 3, n)
+    quantity[7] = 80_995.0
+    return Federation({"quantity": quantity, "price": rng.normal(5, 1, n), "y": rng.integers(0, 2, n)}, [0, 900, n])
+
+
+def test_far_values_do_not_set_the_scale():
+    fed = heavy_rows()
+    inputs = learn_inputs(fed, features=["quantity", "price"], target="y", standardise=True)
+    x = inputs.apply(fed).rows["x"]
+    np.testing.assert_allclose(x.std(axis=0), 1, atol=1e-3)
+    assert np.abs(x).max() < 5
+    assert inputs.features[1].low is None  # a column without far values is left as it is
+    assert inputs.remarks() == [
+        "far values would set the scale of quantity: all are cut to the quantiles 0.005 and 0.995"
+    ]
+    again = Inputs.from_json(inputs.to_json())
+    np.testing.assert_array_equal(again.apply(fed).rows["x"], x)
+
+
+def test_what_an_older_version_saved_is_read_without_cuts():
+    said = learn_inputs(heavy_rows(), features=["price"], target="y", standardise=True).to_json()
+    for each in said["features"]:
+        del each["low"], each["high"]
+    assert Inputs.from_json(said).features[0].low is None

@@ -173,3 +173,21 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path):
     (tmp_path / "odd.json").write_text('{"format": 3}')
     with pytest.raises(DataError, match="is no export for scikit-learn"):
         to_sklearn(tmp_path / "odd.json")
+
+
+def test_cuts_before_scaling_are_exported_too(tmp_path):
+    fed = table()
+    age = fed["age"].copy()
+    fed = Federation({"age": np.tile(age, 20), "y": np.tile(fed["y"], 20)}, [0, 500, 1200], names={"y": fed.names["y"]})
+    far = fed["age"].copy()
+    far[3] = 1e6
+    fed = fed.with_column("age", far)
+    model = load(run(tmp_path, fed=fed))
+    assert model.inputs.features[0].high is not None
+    program = Program(model.inputs, networks_of(model)).eval()
+    mine = program(torch.tensor(columns_for(model.inputs, fed))).detach().numpy()
+    np.testing.assert_allclose(mine, model.predict(fed).probabilities, atol=1e-5)
+    export(tmp_path / "model", tmp_path / "model.json", to="sklearn")
+    peer = to_sklearn(tmp_path / "model.json")
+    found = peer.predict_proba(pd.DataFrame({"age": fed["age"]}))
+    np.testing.assert_allclose(found, model.predict(fed).probabilities, atol=1e-5)

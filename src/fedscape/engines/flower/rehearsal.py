@@ -92,7 +92,10 @@ def rehearse(
     silent = _without_noise(release), _without_noise(metrics)
     try:
         with uncompiled():
-            row = _step_unsheltered(request, nobody.federation)
+            clients = _in_domain(request, nobody.federation)
+            row = _step_unsheltered(request, clients)
+            if clients.n_rows < nobody.federation.n_rows:
+                nobody = Local(clients, threads=1)
             reply = ask(nobody, request, np.arange(1), Key(0), *silent)
     except (PrivacyError, MemoryError):
         raise
@@ -124,13 +127,17 @@ def _step_unsheltered(request: Request, nobody: Federation) -> Arrays:
     """Take the step where errors show: under a release an engine hides them, a read beyond an array's end as well."""
     computation, sent = request.computation, broadcast(request.state)
     state, own = computation.prepare(sent), own_row_numbers(sent, nobody)
-    valid = computation.valid_rows(state, nobody)
-    clients = nobody if valid is None else nobody.where(valid)
     mine = state if own is None else own_rows(state, own)
-    sent, _ = sent_and_kept(computation, computation.step(mine, clients, Key(0)))
+    sent, _ = sent_and_kept(computation, computation.step(mine, nobody, Key(0)))
     if request.header["measure"]:
-        computation.measure(mine, clients)
+        computation.measure(mine, nobody)
     return sent
+
+
+def _in_domain(request: Request, nobody: Federation) -> Federation:
+    """The client without its row of zeros, where zeros are outside what the computation declares: a gamma law's."""
+    valid = request.computation.valid_rows(request.computation.prepare(broadcast(request.state)), nobody)
+    return nobody if valid is None or valid.all() else nobody.where(valid)
 
 
 def nobody_like(fed: Federation) -> Federation:

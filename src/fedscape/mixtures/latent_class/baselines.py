@@ -9,10 +9,10 @@ import numpy as np
 
 from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
+from fedscape.core.validate import column_names
 from fedscape.errors import DataError, plural
 from fedscape.formats.kinds import as_numbers, kind_of
 from fedscape.mixtures.latent_class.model import LatentClassRegression, Link, Method
-from fedscape.mixtures.latent_class.table import column_names
 from fedscape.mixtures.numbers import numbers_of
 from fedscape.types import Array
 

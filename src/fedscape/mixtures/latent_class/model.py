@@ -20,6 +20,7 @@ from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
 from fedscape.core.history import History
 from fedscape.core.sampling import Sampler
+from fedscape.core.validate import column_names
 from fedscape.errors import NotFittedError
 from fedscape.mixtures.latent_class.chains import Chains, traced
 from fedscape.mixtures.latent_class.classes import classes_of, opened
@@ -39,7 +40,7 @@ from fedscape.mixtures.latent_class.predict import (
 from fedscape.mixtures.latent_class.prior import prior_shares
 from fedscape.mixtures.latent_class.private import check_private, ranges_of
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, Survey
-from fedscape.mixtures.latent_class.table import Table, column_names
+from fedscape.mixtures.latent_class.table import Table
 from fedscape.privacy.ledger import Ledger, summary_of
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.types import Array, Arrays

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -164,16 +163,3 @@ def sums_of(table: Table, clients: Federation, groups: Groups, state: Arrays) ->
     out = np.zeros((len(groups.codes), width(x.shape[1] + table.intercept)))
     add_events(x, y, groups.order, groups.starts, centre, scale, out)
     return out
-
-
-def column_names(features: str | Sequence[str], *, target: str) -> tuple[str, ...]:
-    """The columns of features, from one name or several, each of them once and none of them the target."""
-    names = (features,) if isinstance(features, str) else tuple(features)
-    if not names:
-        raise DataError("features must name at least one column, got none")
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"features must name a column once: {name!r} is there {names.count(name)} times")
-    if target in names:
-        raise DataError(f"features must not name {target!r}, the target: leave it out of them")
-    return names

@@ -1,0 +1,92 @@
+"""Features of a table as bins: numbers between edges, categories as they are, missing values apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.core.kernel import kernel
+from fedscape.errors import DataError
+from fedscape.types import Array
+
+MOST = 255  # bins of a feature, beside that of the missing: codes are bytes
+
+
+class Bins(NamedTuple):
+    """Edges [features, edges] of numbers, and for each feature the number of its categories, 0 for numbers."""
+
+    edges: Array
+    categories: Array
+
+    @property
+    def n_bins(self) -> Array:
+        """Bins of each feature, the missing not counted."""
+        return np.where(self.categories > 0, self.categories, self.edges.shape[1] + 1).astype(np.int64)
+
+    @property
+    def width(self) -> int:
+        """The most bins that a feature has; missing values have this code."""
+        return int(self.n_bins.max(initial=1))
+
+
+def column_values(clients: Federation, features: str | Sequence[str]) -> Array:
+    """The features [rows, f] as numbers; codes of categories as they are, NaN for a missing one."""
+    names = (features,) if isinstance(features, str) else tuple(features)
+    parts = []
+    for name in names:
+        values = clients[name]
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"column {name!r} must hold numbers or categories to be a feature, not {values.dtype}")
+        rows = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
+        if name in clients.names and values.ndim == 1:
+            rows = np.where(rows < 0, np.nan, rows)
+        parts.append(rows)
+    return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
+
+def binned(x: Array, bins: Bins) -> Array:
+    """Codes [rows, features], uint8; a category that is not known counts as missing.
+
+    >>> binned(np.array([[0.5], [np.nan], [2.0]]), Bins(np.array([[1.0]]), np.array([0]))).ravel().tolist()
+    [0, 2, 1]
+    """
+    if x.shape[1] != len(bins.edges):
+        raise DataError(f"there are {x.shape[1]} features a row, the model has {len(bins.edges)}")
+    codes = np.empty(x.shape, dtype=np.uint8)
+    code_rows(x, np.ascontiguousarray(bins.edges), bins.categories, bins.width, codes)
+    return codes
+
+
+@kernel
+def code_rows(x: Array, edges: Array, categories: Array, missing: int, codes: Array) -> None:
+    """codes = number of edges below the value, or the category; `missing` for NaN and what is no category."""
+    for row in range(x.shape[0]):
+        for f in range(x.shape[1]):
+            value = x[row, f]
+            if value != value:
+                codes[row, f] = missing
+            elif categories[f] > 0:
+                whole = value == np.floor(value) and value >= 0 and value < categories[f]
+                codes[row, f] = np.int64(value) if whole else missing
+            else:
+                low, n = 0, edges.shape[1]
+                while n > 1:
+                    half = n >> 1
+                    low += half * (edges[f, low + half - 1] < value)
+                    n -= half
+                codes[row, f] = low + (edges[f, low] < value)
+
+
+def code_rows_twin(x: Array, edges: Array, categories: Array, missing: int, codes: Array) -> None:
+    """The plain NumPy twin of `code_rows`."""
+    for f in range(x.shape[1]):
+        gap = np.isnan(x[:, f])
+        value = np.where(gap, 0.0, x[:, f])
+        if categories[f]:
+            known = ~gap & (value == np.floor(value)) & (value >= 0) & (value < categories[f])
+            codes[:, f] = np.where(known, value, missing)
+        else:
+            codes[:, f] = np.where(gap, missing, np.searchsorted(edges[f], value, side="left"))

@@ -1,0 +1,115 @@
+"""The rows of a regression: features with an intercept, target, offset and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.core.validate import all_valid, check_finite, valid_numbers
+from fedscape.errors import DataError
+from fedscape.tabular.families import Family
+from fedscape.types import Array
+
+Ranges = Mapping[str, Sequence[float]]
+
+
+class Rows(NamedTuple):
+    """What a model sees of some rows: [rows, p] with the intercept last, and [rows] each."""
+
+    x: Array
+    y: Array
+    offset: Array
+    weight: Array
+
+
+class Columns(NamedTuple):
+    """Which columns are what; `ranges` bound features and, for a Gaussian, the target, and give their units."""
+
+    features: tuple[str, ...]
+    target: str
+    offset: str | None
+    weights: str | None
+    intercept: bool
+    ranges: Ranges | None
+
+    def rows(self, clients: Federation, family: Family) -> Rows:
+        """The rows as numbers; what is no number, or not of the law, is refused."""
+        x, y = self.x(clients), self.y(clients)
+        bad = ~family.valid(y)
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise DataError(
+                f"the target {self.target!r} is {y[row]:g} in row {row:,}, which no {family.name} law has: it must be "
+                f"{'above' if family.name == 'gamma' else 'from'} {family.least:g} to {family.most:g}"
+            )
+        ones = np.ones(len(y))
+        offset = 0 * ones if self.offset is None else self._numbers(clients, self.offset)
+        weight = ones if self.weights is None else self._numbers(clients, self.weights)
+        if weight.size and weight.min() < 0:
+            row = int(np.argmin(weight))
+            raise DataError(f"the weight {self.weights!r} is {weight[row]:g} in row {row:,}: weights are 0 or more")
+        return Rows(x, y, offset, weight)
+
+    def x(self, clients: Federation) -> Array:
+        """The features in their units, and a column of ones for an intercept."""
+        parts = []
+        for name in self.features:
+            values = self._numbers(clients, name)
+            if self.ranges is not None:
+                low, high = self.ends(name)
+                values = (np.clip(values, low, high) - (low + high) / 2) / ((high - low) / 2)
+            parts.append(values.reshape(len(values), int(np.prod(values.shape[1:]))))
+        if self.intercept:
+            parts.append(np.ones((clients.n_rows, 1)))
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
+    def y(self, clients: Federation) -> Array:
+        """The target, cut to its range where one is declared."""
+        values = self._numbers(clients, self.target)
+        if values.ndim != 1:
+            raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
+        return np.clip(values, *self.ends(self.target)) if self.ranges and self.target in self.ranges else values
+
+    def ends(self, name: str) -> tuple[float, float]:
+        """The declared range of a column."""
+        pair = (self.ranges or {}).get(name)
+        if pair is None:
+            raise DataError(f"ranges must name every feature, and {name!r} is not among them")
+        low, high = (float(v) for v in pair)
+        if not -np.inf < low < high < np.inf:
+            raise DataError(f"the range of {name!r} must be a least and a greatest finite number, not {tuple(pair)!r}")
+        return low, high
+
+    def valid_rows(self, clients: Federation, family: Family) -> Array | None:
+        """Which rows have numbers everywhere, and a target of the law."""
+        extra = [name for name in (self.offset, self.weights) if name is not None]
+        masks = [valid_numbers(clients[name]) for name in (*self.features, self.target, *extra)]
+        with np.errstate(invalid="ignore"):
+            masks.append(family.valid(np.asarray(clients[self.target], dtype=float)))
+            if self.weights is not None:
+                masks.append(np.asarray(clients[self.weights] >= 0))
+        return all_valid(*masks)
+
+    def names(self, clients: Federation) -> tuple[str, ...]:
+        """What the coefficients are called; those of a two-dimensional column are numbered."""
+        found = []
+        for name in self.features:
+            n = int(np.prod(clients[name].shape[1:]))
+            found += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
+        return (*found, "intercept") if self.intercept else tuple(found)
+
+    def units(self, widths: Sequence[int]) -> tuple[Array, Array]:
+        """Centre and half range of each feature, [features]: 0 and 1 without ranges."""
+        if self.ranges is None:
+            return np.zeros(sum(widths)), np.ones(sum(widths))
+        low, high = np.array([self.ends(name) for name in self.features], dtype=float).reshape(-1, 2).T
+        return np.repeat((low + high) / 2, widths), np.repeat((high - low) / 2, widths)
+
+    @staticmethod
+    def _numbers(clients: Federation, name: str) -> Array:
+        if name in clients.names and clients[name].ndim == 1:
+            raise DataError(f"the column {name!r} holds texts, not numbers: make indicator columns of it")
+        return check_finite(clients[name], name)

@@ -1,0 +1,388 @@
+"""Generalised linear models by sums: Fisher scoring, standard errors, and how much clients differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from fedscape.core.arrays import offsets_of
+from fedscape.core.estimator import Estimator, Fit
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.core.validate import check_whole, column_names
+from fedscape.errors import DataError, PrivacyError
+from fedscape.tabular.design import Columns, Ranges, Rows
+from fedscape.tabular.families import family_of
+from fedscape.types import Array, Arrays, Kept
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fedscape.core.engine import Engine
+    from fedscape.core.sampling import Sampler
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import Privacy
+    from fedscape.statistics.heterogeneity import Heterogeneity
+
+_SINGULAR = 1e12  # condition of the information, all coefficients in units of their own error
+_STEEPEST = 0.2239  # the most that mu (1 - mu) |eta| can be
+
+
+class GLM(Estimator):
+    """A generalised linear model of all clients' rows: Fisher scoring, whose sums are those of pooled rows.
+
+    A client sends X'WX and X'Wz at the broadcast coefficients (McCullagh and Nelder 1989, section 2.5); one more round
+    sends deviance and scores, from which the errors follow.
+
+    Parameters
+    ----------
+    family
+        "gaussian" (identity link), "logistic", "poisson" or "gamma" (both with a logarithmic link).
+    features, target
+        Columns; features are one column of any trailing shape or several.
+    offset
+        A column that is added to the linear predictor with coefficient one: the logarithm of an exposure.
+    weights
+        A column of prior weights, as R's glm has them: the variance of a row is divided by its weight.
+    intercept
+        Whether there is one.
+    l2
+        Half of it times the squared coefficients (not the intercept's) is taken from the log-likelihood, with a
+        dispersion of one: scikit-learn's alpha of Ridge, 1 / C of LogisticRegression.
+    random_intercept
+        Whether each client has an intercept of its own, normal about the common one: the marginal likelihood by
+        Laplace's approximation, as lme4's glmer; exact for "gaussian" (maximum likelihood, not REML). Not for "gamma".
+    ranges
+        The least and greatest value of each feature column, and of a Gaussian target, to which values are cut; features
+        are then in units of half their range, and `l2` too. A private fit needs them.
+    rounds, tol
+        At most this many rounds; stop when the step is shorter than this in units of the errors.
+
+    Learns `coefficients_` and `intercept_`; `standard_errors_` and `covariance_` (the intercept last), `robust_errors_`
+    (sandwich of the observed information, clustered by client, times G / (G - 1) x (n - 1) / (n - p) for G clients),
+    `z_values_`, `p_values_`, `deviance_`, `pearson_`, `dispersion_`, `n_rows_`, `feature_names_`, `converged_`; with
+    random intercepts also `intercept_sd_`, `residual_sd_` (Gaussian) and `log_likelihood_`. A private fit has
+    coefficients alone: its noise is in no error.
+
+    >>> fed = Federation({"x": [0.0, 1.0, 2.0, 3.0], "y": [1.0, 3.0, 5.0, 7.5]}, [0, 2, 4])
+    >>> glm = GLM("gaussian").fit(fed, features="x", target="y")
+    >>> glm.coefficients_.round(6).tolist(), round(glm.intercept_, 6), glm.standard_errors_.round(4).tolist()
+    ([2.15], 0.9, [0.0866, 0.162])
+    """
+
+    name = "glm"
+
+    intercept_sd_: float
+    residual_sd_: float
+    log_likelihood_: float
+
+    block_clients = 128  # a client sends p x p numbers
+
+    def __init__(
+        self,
+        family: str = "gaussian",
+        *,
+        features: str | Sequence[str] = "x",
+        target: str = "y",
+        offset: str | None = None,
+        weights: str | None = None,
+        intercept: bool = True,
+        l2: float = 0.0,
+        random_intercept: bool = False,
+        ranges: Ranges | None = None,
+        rounds: int = 25,
+        tol: float = 1e-8,
+    ) -> None:
+        self.family = family
+        self.features = features
+        self.target = target
+        self.offset = offset
+        self.weights = weights
+        self.intercept = intercept
+        self.l2 = l2
+        self.random_intercept = random_intercept
+        self.ranges = ranges
+        self.rounds = rounds
+        self.tol = tol
+
+    def columns(self) -> Columns:
+        """Which columns are what."""
+        names = column_names(self.features, target=self.target)
+        return Columns(names, self.target, self.offset, self.weights, self.intercept, self.ranges)
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    def start(self, seed: int) -> Arrays:
+        family_of(self.family)
+        check_whole("rounds", self.rounds, least=1)
+        if not self.l2 >= 0:
+            raise DataError(f"l2 must not be negative, got {self.l2!r}")
+        return {"coefficients": np.zeros(0), "server.information": np.zeros((0, 0)), "server.move": np.full((), 1e300)}
+
+    def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        rows = self.columns().rows(clients, family_of(self.family))
+        weight, response = self._working(rows, state["coefficients"])
+        wx = rows.x * weight[:, None]
+        cuts = list(pairwise(clients.offsets))
+        information = np.array([wx[a:b].T @ rows.x[a:b] for a, b in cuts])
+        return {"information": information, "score": clients.segment_sum(rows.x * response[:, None])}, {}
+
+    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
+        rows = self.columns().rows(clients, family_of(self.family))
+        weight, response = self._working(rows, state["coefficients"])
+        return {"information": (rows.x * weight[:, None]).T @ rows.x, "score": rows.x.T @ response}
+
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
+        information = (total["information"] + total["information"].T) / 2
+        penalty = self._penalty(len(information))
+        new = solve(information + penalty, total["score"])
+        old = state["coefficients"] if state["coefficients"].size else np.zeros_like(new)
+        step = new - old
+        move = np.sqrt(max(float(step @ (information + penalty) @ step), 0.0))
+        return {"coefficients": new, "server.information": information, "server.move": np.asarray(move)}
+
+    def _working(self, rows: Rows, coefficients: Array) -> tuple[Array, Array]:
+        """W and W (z - offset) of each row, z the working response."""
+        family = family_of(self.family)
+        y = self._unit_target(rows.y)
+        if coefficients.size:
+            if len(coefficients) != rows.x.shape[1]:
+                raise DataError(f"the features have {rows.x.shape[1]} numbers a row, the model {len(coefficients)}")
+            eta = rows.x @ coefficients + rows.offset
+            mu = family.mean(eta)
+        else:
+            mu = family.first(y)
+            eta = family.link(mu)
+        slope = family.slope(eta)
+        variance = family.variance(mu)
+        weight = rows.weight * slope**2 / variance
+        return weight, weight * (eta - rows.offset) + rows.weight * slope / variance * (y - mu)
+
+    def _unit_target(self, y: Array) -> Array:
+        """A Gaussian target with a range in units of half of it, any other as it is."""
+        if self.family != "gaussian" or self.ranges is None or self.target not in self.ranges:
+            return y
+        low, high = self.columns().ends(self.target)
+        return np.asarray((y - (low + high) / 2) / ((high - low) / 2))
+
+    def _penalty(self, p: int) -> Array:
+        penalty = np.full(p, float(self.l2))
+        if self.intercept:
+            penalty[-1] = 0.0
+        return np.diag(penalty)
+
+    def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
+        return self.columns().valid_rows(clients, family_of(self.family))
+
+    def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
+        """With ranges every |x| is at most one: W and W z bound a row; means on a logarithmic scale have no bound."""
+        bounds = {"gaussian": (1.0, 1.0), "logistic": (0.25, 1.0 + _STEEPEST)}.get(self.family)
+        plain = self.weights is None and self.offset is None
+        p = len(state["coefficients"])
+        if clients is not None:
+            p = len(self.columns().names(clients))
+        ranged = self.ranges is not None and (self.family != "gaussian" or self.target in self.ranges)
+        if bounds is None or not plain or not ranged or not p:
+            return None
+        weight, response = bounds
+        return weight * p**2 + response * p if norm == 1 else float(np.hypot(weight * p, response * np.sqrt(p)))
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Engine | Federation,
+        *,
+        features: str | Sequence[str] | None = None,
+        target: str | None = None,
+        column: str | None = None,
+        sampler: Sampler | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        every: int = 1,
+        allow: Sequence[str] = (),
+        progress: bool | None = None,
+        privacy: Privacy | None = None,
+        ledger: Ledger | None = None,
+        measure_privacy: Privacy | None = None,
+    ) -> Self:
+        """Learn the coefficients; `features` and `target` stand in for the constructor's.
+
+        The other parameters are those of every `fit`; `column` is another word for `target`.
+        """
+        self.features = self.features if features is None else features
+        self.target = target or column or self.target
+        return super().fit(
+            data,
+            sampler=sampler,
+            checkpoint=checkpoint,
+            every=every,
+            allow=allow,
+            progress=progress,
+            privacy=privacy,
+            ledger=ledger,
+            measure_privacy=measure_privacy,
+        )
+
+    def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
+        columns = self.columns()
+        if how.privacy is not None:
+            self._check_private()
+        state = self._run(
+            self,
+            engine,
+            how.phase(".scoring"),
+            n_rounds=self.rounds,
+            done=lambda old, new: how.privacy is None and bool(new["server.move"] <= self.tol),
+        )
+        p = len(state["coefficients"])
+        clients = engine.clients
+        names = columns.names(clients) if isinstance(clients, Federation) else tuple(map(str, range(p)))
+        self.feature_names_, self.converged_ = names, bool(state["server.move"] <= self.tol)
+        self._take(columns, state["coefficients"], clients)
+        for learned in ("standard_errors_", "intercept_sd_", "residual_sd_", "log_likelihood_"):
+            self.__dict__.pop(learned, None)  # of an earlier fit
+        if how.privacy is None:
+            self._check_singular(state["server.information"] + self._penalty(p), names)
+            self._learn_errors(engine, how, state)
+            if self.random_intercept:
+                from fedscape.tabular.intercepts import learn_intercepts
+
+                learn_intercepts(self, engine, how, state["coefficients"], self.covariance_)
+
+    def _check_private(self) -> None:
+        if self.ranges is None:
+            raise PrivacyError("a private GLM needs ranges={column: (least, greatest)}: where values lie is a secret")
+        if self.random_intercept:
+            raise PrivacyError("random intercepts have no private form: use random_intercept=False")
+
+    def _take(self, columns: Columns, coefficients: Array, clients: Any) -> None:
+        """Coefficients in the columns' own units, from those of half ranges."""
+        n = len(coefficients) - self.intercept
+        widths = [n] if len(columns.features) == 1 else [1] * len(columns.features)
+        if isinstance(clients, Federation):
+            widths = [int(np.prod(clients[name].shape[1:])) for name in columns.features]
+        centre, half = columns.units(widths)
+        shift, unit = 0.0, 1.0
+        if self.family == "gaussian" and self.ranges is not None and self.target in self.ranges:
+            low, high = columns.ends(self.target)
+            shift, unit = (low + high) / 2, (high - low) / 2
+        self.coefficients_ = coefficients[:n] / half * unit
+        first = float(coefficients[-1]) * unit if self.intercept else 0.0
+        self.intercept_ = first + shift - float(self.coefficients_ @ centre)
+        change = np.diag(np.append(unit / half, [unit] * self.intercept))  # from half ranges to own units
+        if self.intercept:
+            change[-1, :-1] = -unit * centre / half
+        self._change, self._unit = change, unit
+
+    def _check_singular(self, information: Array, names: Sequence[str]) -> None:
+        size = np.sqrt(np.maximum(np.diag(information), 1e-300))
+        values, vectors = np.linalg.eigh(information / np.outer(size, size))
+        if values[0] * _SINGULAR < values[-1]:
+            worst = [names[i] for i in np.argsort(-np.abs(vectors[:, 0]))[:2]]
+            raise DataError(
+                f"the features do not determine the coefficients: {' and '.join(map(repr, worst))} go together in all "
+                "rows; leave one out, or use l2 above 0"
+            )
+
+    def _learn_errors(self, engine: Engine, how: Fit, state: Arrays) -> None:
+        from fedscape.tabular.errors import GLMErrors
+
+        work = GLMErrors(**{name: value for name, value in self.get_params().items() if name in _SHARED})
+        about = self._run(
+            work, engine, how.phase(".errors"), n_rounds=1, state={"coefficients": state["coefficients"]}, measure=0
+        )
+        p, n, groups = len(state["coefficients"]), float(about["rows"]), float(about["groups"])
+        self.n_rows_ = int(n)
+        unit2 = self._unit**2
+        self.deviance_, self.pearson_ = float(about["deviance"]) * unit2, float(about["pearson"]) * unit2
+        spare = max(n - p, 1.0)
+        self.dispersion_ = self.pearson_ / spare if family_of(self.family).scaled else 1.0
+        bread = np.linalg.inv(about["information"] + self._penalty(p))
+        model = bread @ about["information"] @ bread * (self.dispersion_ / unit2 if self._scaled else 1.0)
+        bread = np.linalg.inv(about["observed"] + self._penalty(p))
+        robust = bread @ about["outer"] @ bread * (groups / max(groups - 1, 1) * (n - 1) / spare)
+        self.covariance_ = self._change @ model @ self._change.T
+        self.standard_errors_ = np.sqrt(np.diag(self.covariance_))
+        self.robust_errors_ = np.sqrt(np.diag(self._change @ robust @ self._change.T))
+        self._test()
+
+    @property
+    def _scaled(self) -> bool:
+        return family_of(self.family).scaled
+
+    def _test(self) -> None:
+        from scipy.special import ndtr
+
+        own = np.append(self.coefficients_, [self.intercept_] * self.intercept)
+        self.z_values_ = own / self.standard_errors_
+        self.p_values_ = 2 * ndtr(-np.abs(self.z_values_))
+
+    def predict(self, x: npt.ArrayLike, *, offset: npt.ArrayLike = 0.0) -> Array:
+        """The mean of each row of features [rows, f], in the order of `feature_names_`.
+
+        >>> fed = Federation({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.0]}, [0, 2, 3])
+        >>> GLM().fit(fed).predict([[4.0]]).round(6).tolist()
+        [9.0]
+        """
+        self._check_fitted("coefficients_")
+        rows = np.asarray(x, dtype=float)
+        rows = rows.reshape(len(rows), int(np.prod(rows.shape[1:])))
+        if rows.shape[1] != len(self.coefficients_):
+            raise DataError(f"x has {rows.shape[1]} features a row, the model {len(self.coefficients_)}")
+        return family_of(self.family).mean(rows @ self.coefficients_ + self.intercept_ + np.asarray(offset))
+
+    def heterogeneity(self, data: Engine | Federation) -> Heterogeneity:
+        """How much the clients' own coefficients differ beyond chance, by sums: Q, I2 and tau2 of each.
+
+        Each client fits the model to its own rows. One without enough of them, or whose own fit has no answer, counts
+        as none. Coefficients are in the columns' own units, the intercept last.
+        """
+        from fedscape.tabular.errors import learn_heterogeneity
+
+        return learn_heterogeneity(self, data)
+
+    @classmethod
+    def examples(cls) -> Sequence[tuple[GLM, Federation]]:
+        rng = np.random.default_rng(8)
+        offsets = offsets_of(rng.integers(0, 7, 30))
+        n = int(offsets[-1])
+        x = rng.uniform(-1, 1, (n, 2))
+        eta = x @ [0.5, -1.0] + 0.3
+        columns = {
+            "x": x,
+            "y": eta + rng.normal(0, 1, n),
+            "sick": (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(int),
+            "visits": rng.poisson(np.exp(eta)),
+            "cost": rng.gamma(2.0, np.exp(eta) / 2),
+            "exposure": rng.uniform(-0.1, 0.1, n),
+            "weight": rng.integers(1, 4, n),
+        }
+        fed = Federation(columns, offsets)
+        return [
+            (cls("gaussian", l2=0.1, weights="weight"), fed),
+            (cls("logistic", target="sick", ranges={"x": (-1.0, 1.0)}), fed),
+            (cls("poisson", target="visits", offset="exposure"), fed),
+            (cls("gamma", target="cost"), fed),
+        ]
+
+
+_SHARED = ("family", "features", "target", "offset", "weights", "intercept", "ranges")
+
+
+def solve(information: Array, score: Array) -> Array:
+    """The coefficients, whatever noise did to the information: eigenvalues below a millionth of a millionth are none.
+
+    Rows and columns are first brought to one scale, so that units of features do not matter.
+
+    >>> solve(np.array([[4.0, 0.0], [0.0, 1e-6]]), np.array([4.0, 1e-6])).tolist()
+    [1.0, 1.0]
+    """
+    size = np.sqrt(np.maximum(np.abs(np.diag(information)), 1e-300))
+    values, vectors = np.linalg.eigh(information / np.outer(size, size))
+    least = max(float(values[-1]) * 1e-13, 1e-300)
+    inverse = np.where(values > least, 1 / np.where(values > least, values, 1.0), 0.0)
+    return np.asarray((vectors * inverse) @ (vectors.T @ (score / size)) / size)

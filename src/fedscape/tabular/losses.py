@@ -1,0 +1,70 @@
+"""Losses of boosted trees: gradients on a grid, so that their sums are exact in any order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedscape.errors import DataError
+from fedscape.types import Array
+
+LOSSES = ("squared", "logistic", "softmax", "poisson")
+GRID = 2.0**-24  # of gradients, in the loss's unit: float64 adds multiples of it exactly up to 2**29
+_MOST = 2.0**14  # units that a gradient may be
+_FAR = 30.0
+
+
+def check_loss(loss: str) -> None:
+    """Refuse a loss that is not there."""
+    if loss not in LOSSES:
+        raise DataError(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}")
+
+
+def on_grid(values: Array) -> Array:
+    """Numbers rounded to the grid.
+
+    >>> float(on_grid(np.array([0.1]))[0] * 2**24)
+    1677722.0
+    """
+    return np.asarray(np.rint(np.clip(values, -_MOST, _MOST) / GRID) * GRID)
+
+
+def derivatives(loss: str, y: Array, margin: Array, unit: float) -> tuple[Array, Array]:
+    """First and second derivative of each row's loss by its margins [rows, outputs], in units, on the grid."""
+    if loss == "squared":
+        return on_grid((margin - y[:, None]) / unit), np.ones_like(margin)
+    if loss == "logistic":
+        p = 1 / (1 + np.exp(-np.clip(margin, -_FAR, _FAR)))
+        return on_grid(p - y[:, None]), on_grid(p * (1 - p))
+    if loss == "softmax":
+        p = probabilities(loss, margin)
+        own = y.astype(np.int64)[:, None] == np.arange(margin.shape[1])
+        return on_grid(p - own), on_grid(p * (1 - p))
+    mean = np.exp(np.clip(margin, -_FAR, _FAR))
+    return on_grid((mean - y[:, None]) / unit), on_grid(mean / unit)
+
+
+def row_losses(loss: str, y: Array, margin: Array) -> Array:
+    """The loss of each row, but for what depends on its target alone."""
+    if loss == "squared":
+        return np.asarray((margin[:, 0] - y) ** 2 / 2)
+    if loss == "logistic":
+        return np.asarray(np.logaddexp(0, margin[:, 0]) - y * margin[:, 0])
+    if loss == "softmax":
+        top = margin.max(axis=1)
+        own = np.take_along_axis(margin, y.astype(np.int64)[:, None], axis=1)[:, 0]
+        return np.asarray(np.log(np.exp(margin - top[:, None]).sum(axis=1)) + top - own)
+    return np.asarray(np.exp(np.clip(margin[:, 0], -_FAR, _FAR)) - y * margin[:, 0])
+
+
+def probabilities(loss: str, margin: Array) -> Array:
+    """Of the classes, [rows, classes], from margins [rows, outputs]."""
+    if loss == "logistic":
+        p = 1 / (1 + np.exp(-np.clip(margin[:, 0], -_FAR, _FAR)))
+        return np.column_stack([1 - p, p])
+    shifted = np.exp(margin - margin.max(axis=1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+
+
+def bounds(loss: str) -> tuple[float, float] | None:
+    """The largest gradient and curvature of a row; None where there is none: a number may lie far from its margin."""
+    return (1.0, 0.25) if loss in ("logistic", "softmax") else None

@@ -1,0 +1,218 @@
+"""GLMs by sums, against statsmodels on pooled rows, scikit-learn, and brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import multivariate_normal
+
+from fedscape import DataError, Federation, Gaussian, Ledger, PrivacyError
+from fedscape.statistics.heterogeneity import heterogeneity
+from fedscape.tabular import GLM
+
+#: statsmodels 0.15.0 on the rows of `sites`, which are made by NumPy alone: sm.GLM(y, X, family, offset=o,
+#: var_weights=w).fit(tol=1e-14), X = [x, 1], Gamma with links.Log(), and again with cov_type="cluster",
+#: cov_kwds={"groups": site}: coefficients, errors, clustered errors, deviance, Pearson's chi squared.
+STATSMODELS = {
+    "gaussian": (
+        [0.353772844313, -0.304203730946, 0.203815762078],
+        [0.0593980263523, 0.0400318523495, 0.116481855683],
+        [0.0542436602701, 0.0497253263294, 0.149250601025],
+        1176.10324893,
+        1176.10324893,
+    ),
+    "logistic": (
+        [0.408349874776, -0.407784458078, 0.268684378868],
+        [0.0792012384458, 0.0538167911852, 0.143600633922],
+        [0.126723694343, 0.0980784335357, 0.172759313301],
+        1029.81896819,
+        895.32360089,
+    ),
+    "poisson": (
+        [0.338540305294, -0.327020572008, 0.228986073662],
+        [0.041946203245, 0.0294308700773, 0.0696082287498],
+        [0.0610346051755, 0.0410594607266, 0.165380929104],
+        1025.91690387,
+        1166.29562508,
+    ),
+    "gamma": (
+        [0.366966637831, -0.349041276358, 0.332944128839],
+        [0.0439835210153, 0.0296431030999, 0.0862534070906],
+        [0.0470587755651, 0.0338681754146, 0.105087755106],
+        672.045357339,
+        644.883709529,
+    ),
+}
+
+
+def sites() -> Federation:
+    rng = np.random.default_rng(12)
+    n = 400
+    site = np.sort(rng.integers(0, 12, n))
+    x = np.column_stack([rng.normal(0, 1, n), rng.uniform(0, 5, n)])
+    eta = 0.4 * x[:, 0] - 0.3 * x[:, 1] + 0.2 + rng.normal(0, 0.3, 12)[site]
+    columns = {
+        "x": x,
+        "gaussian": eta + rng.normal(0, 1, n),
+        "logistic": (rng.random(n) < 1 / (1 + np.exp(-eta))).astype(float),
+        "poisson": rng.poisson(np.exp(eta)).astype(float),
+        "gamma": rng.gamma(2.0, np.exp(eta) / 2),
+        "o": rng.uniform(-0.5, 0.5, n),
+        "w": rng.integers(1, 4, n).astype(float),
+    }
+    return Federation.from_arrays(columns, clients=site)
+
+
+def herds() -> Federation:
+    """Cases among the animals of fifteen herds in up to four periods; herds differ by a random intercept."""
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(1, 5, 15)
+    period = np.concatenate([np.arange(n) for n in sizes])
+    animals = rng.integers(4, 30, len(period)).astype(float)
+    eta = -1.2 - 0.5 * period + np.repeat(rng.normal(0, 0.8, 15), sizes)
+    cases = rng.binomial(animals.astype(int), 1 / (1 + np.exp(-eta)))
+    x = (period[:, None] == [1, 2, 3]).astype(float)
+    return Federation({"x": x, "y": cases / animals, "n": animals}, np.cumsum([0, *sizes]))
+
+
+@pytest.mark.parametrize("family", STATSMODELS)
+def test_coefficients_errors_and_deviance_are_those_of_pooled_statsmodels(family):
+    glm = GLM(family, target=family, offset="o", weights="w").fit(sites())
+    coefficients, errors, robust, deviance, pearson = STATSMODELS[family]
+    np.testing.assert_allclose([*glm.coefficients_, glm.intercept_], coefficients, rtol=1e-6)
+    np.testing.assert_allclose(glm.standard_errors_, errors, rtol=1e-6)
+    np.testing.assert_allclose(glm.robust_errors_, robust, rtol=1e-6)
+    np.testing.assert_allclose([glm.deviance_, glm.pearson_], [deviance, pearson], rtol=1e-6)
+    assert glm.converged_
+
+
+def test_any_split_into_clients_gives_the_same_coefficients():
+    fed = sites()
+    whole = Federation(fed.columns, [0, fed.n_rows])
+    one, many = (GLM("poisson", target="poisson").fit(each) for each in (whole, fed))
+    np.testing.assert_allclose(one.coefficients_, many.coefficients_, rtol=1e-9)
+    np.testing.assert_allclose(one.standard_errors_, many.standard_errors_, rtol=1e-9)
+
+
+def test_ridge_is_that_of_scikit_learn():
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    fed = sites()
+    ridge = Ridge(alpha=7.0).fit(fed["x"], fed["gaussian"])
+    logistic = LogisticRegression(C=1 / 7.0, tol=1e-10, max_iter=1_000).fit(fed["x"], fed["logistic"])
+    mine = GLM("gaussian", target="gaussian", l2=7.0).fit(fed)
+    np.testing.assert_allclose([*mine.coefficients_, mine.intercept_], [*ridge.coef_, ridge.intercept_], rtol=1e-9)
+    mine = GLM("logistic", target="logistic", l2=7.0).fit(fed)
+    np.testing.assert_allclose(mine.coefficients_, logistic.coef_[0], rtol=1e-5)
+
+
+def test_ranges_change_units_and_nothing_else():
+    fed = sites()
+    ranges = {"x": (-8.0, 8.0), "gaussian": (-20.0, 20.0)}
+    plain, ranged = (GLM("gaussian", target="gaussian", ranges=r).fit(fed) for r in (None, ranges))
+    np.testing.assert_allclose(ranged.coefficients_, plain.coefficients_, rtol=1e-9)
+    np.testing.assert_allclose(ranged.intercept_, plain.intercept_, rtol=1e-8)
+    np.testing.assert_allclose(ranged.standard_errors_, plain.standard_errors_, rtol=1e-8)
+    np.testing.assert_allclose(ranged.robust_errors_, plain.robust_errors_, rtol=1e-8)
+    np.testing.assert_allclose(ranged.deviance_, plain.deviance_, rtol=1e-9)
+
+
+def test_laplace_approximation_is_that_of_brute_force():
+    fed = herds()
+    glm = GLM("logistic", weights="n", random_intercept=True).fit(fed)
+
+    def log_likelihood(intercept: float, sd: float) -> float:
+        value = 0.0
+        for i in range(len(fed)):
+            herd = fed.take([i])
+
+            def joint(u: float, herd: Federation = herd) -> float:
+                eta = intercept + herd["x"] @ glm.coefficients_ + u
+                each = herd["n"] * (herd["y"] * eta - np.log1p(np.exp(eta)))
+                return float(each.sum() - u**2 / sd**2 / 2 - np.log(sd))
+
+            u = minimize_scalar(lambda u: -joint(u), bracket=(-1, 1), tol=1e-12).x
+            h = 1e-3
+            bend = (2 * joint(u) - joint(u + h) - joint(u - h)) / h**2
+            value += joint(u) - np.log(bend) / 2
+        return value
+
+    best = log_likelihood(glm.intercept_, glm.intercept_sd_)
+    np.testing.assert_allclose(glm.log_likelihood_, best, atol=1e-4)
+    for move in (-0.02, 0.02):
+        assert log_likelihood(glm.intercept_ + move, glm.intercept_sd_) < best
+        assert log_likelihood(glm.intercept_, glm.intercept_sd_ + move) < best
+
+
+def test_gaussian_intercepts_have_the_exact_likelihood():
+    fed = sites()
+    glm = GLM("gaussian", target="gaussian", random_intercept=True).fit(fed)
+
+    def log_likelihood(sd: float, residual: float) -> float:
+        mean = fed["x"] @ glm.coefficients_ + glm.intercept_
+        value = 0.0
+        for a, b in zip(fed.offsets[:-1], fed.offsets[1:], strict=True):
+            covariance = sd**2 + residual**2 * np.eye(b - a)
+            value += multivariate_normal(mean[a:b], covariance).logpdf(fed["gaussian"][a:b])
+        return float(value)
+
+    best = log_likelihood(glm.intercept_sd_, glm.residual_sd_)
+    np.testing.assert_allclose(glm.log_likelihood_, best, rtol=1e-9)
+    for move in (0.99, 1.01):
+        assert log_likelihood(glm.intercept_sd_ * move, glm.residual_sd_) < best
+        assert log_likelihood(glm.intercept_sd_, glm.residual_sd_ * move) < best
+
+
+def test_heterogeneity_is_that_of_the_sites_own_fits():
+    fed = sites()
+    found = GLM("poisson", target="poisson").heterogeneity(fed)
+    own = [GLM("poisson", target="poisson").fit(fed.take([i])) for i in range(len(fed))]
+    estimates = np.array([[*each.coefficients_, each.intercept_] for each in own])
+    by_hand = heterogeneity(estimates, np.array([each.standard_errors_**2 for each in own]))
+    for name in ("q", "i2", "tau2", "fixed", "fixed_error"):
+        np.testing.assert_allclose(getattr(found, name), getattr(by_hand, name), rtol=1e-6)
+    weight = 1 / np.array([each.standard_errors_**2 for each in own])[:, 0]
+    mean = (weight * estimates[:, 0]).sum() / weight.sum()
+    np.testing.assert_allclose(found.q[0], (weight * (estimates[:, 0] - mean) ** 2).sum(), rtol=1e-6)
+
+
+def test_a_private_fit_nears_the_plain_one_and_is_in_the_ledger():
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-1, 1, (20_000, 2))
+    y = (rng.random(20_000) < 1 / (1 + np.exp(-(x @ [1.0, -2.0])))).astype(float)
+    fed, ledger = Federation({"x": x, "y": y}, np.arange(0, 20_001, 10)), Ledger()
+    glm = GLM("logistic", ranges={"x": (-1, 1)}, rounds=6)
+    glm.fit(fed, privacy=Gaussian(clip=3.0, multiplier=4.0, unit="row", noise_seed=1), ledger=ledger)
+    np.testing.assert_allclose(glm.coefficients_, [1.0, -2.0], atol=0.2)
+    assert sum(line["kind"] == "release" for line in ledger.entries()) == 6
+    assert not hasattr(glm, "standard_errors_")
+
+
+def test_no_row_moves_the_sums_by_more_than_its_bound():
+    rng = np.random.default_rng(5)
+    x, y = rng.choice([-1.0, 1.0], (300, 3)), rng.integers(0, 2, 300)
+    fed = Federation({"x": x * 99, "y": y}, np.arange(301))
+    for family in ("gaussian", "logistic"):
+        glm = GLM(family, ranges={"x": (-1, 1), "y": (0, 1)})
+        for beta in (np.zeros(0), np.array([2.0, -1.0, 0.5, 0.1])):
+            state = {"coefficients": beta}
+            sent, _ = glm.step(state, fed, None)
+            rows = np.concatenate([values.reshape(300, -1) for values in sent.values()], axis=1)
+            assert np.linalg.norm(rows, axis=1).max() <= glm.row_bound(state, 2, fed) * (1 + 1e-12)
+            assert np.abs(rows).sum(axis=1).max() <= glm.row_bound(state, 1, fed) * (1 + 1e-12)
+
+
+def test_what_is_refused():
+    fed = sites()
+    twice = fed.with_column("x", np.column_stack([fed["x"], fed["x"][:, 0]]))
+    with pytest.raises(DataError, match="go together"):
+        GLM("gaussian", target="gaussian").fit(twice)
+    with pytest.raises(DataError, match="which no poisson law has"):
+        GLM("poisson", target="gaussian").fit(fed)
+    with pytest.raises(DataError, match="family must be one of"):
+        GLM("poison").fit(fed)
+    with pytest.raises(PrivacyError, match="needs ranges"):
+        GLM("logistic", target="logistic").fit(fed, privacy=Gaussian(clip=1.0, multiplier=1.0))
+    with pytest.raises(DataError, match="go with gaussian, logistic and poisson"):
+        GLM("gamma", target="gamma", random_intercept=True).fit(fed)
