@@ -93,9 +93,13 @@ def _lede(result: Result) -> str:
     first = {item["question"]: item for item in result["advise"]}
     parts = [f"Column studied: {result['about']['column']}."]
     if "Which method?" in first:
-        worth = first["Is personalisation worth it?"]["answer"]
-        said = "that personalisation pays is not shown" if worth == "not shown" else f"personalisation is {worth}"
-        parts.append(f"Advice: {first['Which method?']['answer']}; {said}.")
+        advice = first["Which method?"]["answer"]
+        if advice == "none":
+            parts.append("Advice: none of the methods, as none is shown to beat guessing.")
+        else:
+            worth = first["Is personalisation worth it?"]["answer"]
+            said = "that personalisation pays is not shown" if worth == "not shown" else f"personalisation is {worth}"
+            parts.append(f"Advice: {advice}; {said}.")
     return " ".join(parts)
 
 
@@ -146,10 +150,12 @@ def _computed(result: Result) -> str:
         "place with all the data at hand."
     )
     intervals = (
-        "95%. Means over clients: Student's t. Gains: paired over clients, variance over seeds (pooled over "
-        "the methods) added, Welch and Satterthwaite's degrees of freedom, Bonferroni over the methods; with one seed "
-        "they leave seeds out. Worst tenth and Gini: bootstrap of clients. Heterogeneity: jackknife of clients. They "
-        "say how the numbers would vary with other clients, not with another model or longer training."
+        "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). Gains: "
+        "paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
+        "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
+        "Worst tenth: posterior of a beta law fitted to clients drawn anew. Gini: bootstrap of clients. "
+        "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
+        "rows), not with another model or longer training."
     )
     hidden = "Clients appear as numbers in the order of the map, sizes as ranges; no id is in this file."
     entries = {

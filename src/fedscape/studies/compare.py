@@ -112,12 +112,9 @@ def _freedom(covariances: Sequence[Array], *studies: Mapping[str, Any]) -> float
 
 
 def _best(result: Mapping[str, Any]) -> Any:
-    from fedscape.studies.advise import chosen
-
-    if "learn" not in result:
-        return None
-    best = chosen(result["learn"]["true"])
-    return best.get("together", best["accuracy"])  # chosen for its accuracy: the interval that holds for all
+    learn = result.get("learn", {})
+    rows = [row for row in learn.get("true", []) if row["method"] == learn["advised"]]
+    return rows[0]["together"] if rows else None  # chosen for its accuracy: the interval that holds for all
 
 
 def _method(result: Mapping[str, Any], name: str) -> Any:

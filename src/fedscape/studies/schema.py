@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Interval(TypedDict):
@@ -20,8 +20,10 @@ class Asked(TypedDict):
 
     features: list[str] | None
     epsilon: float | None
-    rounds: int
-    seeds: int
+    budget: str | None
+    rounds: int | None
+    seeds: int | None
+    sites: bool | None
 
 
 class About(TypedDict):
@@ -236,22 +238,27 @@ class Simulate(TypedDict):
 
 
 class Worst(Interval):
-    """The clients served worst: how many, and what they would have if all were served equally."""
+    """The accuracy of the clients served worst, how many, what was seen of them, and would be if all were equal."""
 
     clients: int
+    seen: float
     equal: float | None
 
 
 class Standing(TypedDict):
-    """A method in the tournament."""
+    """A method in the tournament, or a baseline: guessing without training."""
 
     method: str
     called: str
+    baseline: bool
     accuracy: Interval
     together: Interval
     worst: Worst
     gain: Interval | None
+    over: Interval | None
+    behind: NotRequired[Interval]
     better: NotRequired[float]
+    lr: NotRequired[float | None]
     seeds: float | None
 
 
@@ -304,19 +311,73 @@ class Prediction(TypedDict):
     error: float
 
 
+class Lead(Interval):
+    """By how much the most accurate method leads the better baseline."""
+
+    method: str
+    baseline: str
+
+
+class Stability(TypedDict):
+    """In how many redraws of the clients the same method is advised, and how often others are."""
+
+    redraws: int
+    same: int
+    others: dict[str, int]
+
+
+class Site(TypedDict):
+    """A site alone and joined, over its own rows."""
+
+    site: str
+    rows: int
+    alone: Interval
+    joined: Interval
+    gain: Interval
+    verdict: str
+
+
+class Spread(Interval):
+    """A random-effects meta-analysis of the sites' gains (DerSimonian and Laird)."""
+
+    q: float
+    tau2: float
+    i2: float
+    p: float
+    sites: int
+
+
+class Joining(TypedDict):
+    """What each of a few sites gains by joining."""
+
+    method: str
+    called: str
+    rows: list[Site]
+    spread: Spread
+    pooled: Interval
+
+
 class Learn(TypedDict):
     """The section learn."""
 
     clients: int
+    sites: bool
     test_rows: int
     train_rows: int
     rounds: int
     seeds: int
-    lr: float
+    budget: str
+    capped: bool
     model: str
     inputs: int
     true: list[Standing]
     simulated: list[Standing]
+    advised: str | None
+    best: str
+    tied: list[str]
+    over: Lead
+    stability: Stability
+    joining: NotRequired[Joining]
     cohorts: list[Cohort]
     costs: list[Cost]
     by_kind: list[ByKind]
@@ -337,7 +398,7 @@ class Item(Interval):
 class Result(TypedDict):
     """The result of a study."""
 
-    format: Literal[1]
+    format: Literal[2]
     findings: list[Finding]
     about: About
     describe: Describe
