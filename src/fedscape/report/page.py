@@ -150,8 +150,8 @@ def _computed(result: Result) -> str:
         "place with all the data at hand."
     )
     intervals = (
-        "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). Gains: "
-        "paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
+        "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). "
+        "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
         "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
         "Worst tenth: posterior of a beta law fitted to clients drawn anew. Gini: bootstrap of clients. "
         "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "

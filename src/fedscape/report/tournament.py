@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedscape.studies.schema import Learn, Result
 
 _MEASURES = {
+    "misfit": "Misfit of clients, 0 to 1",
     "auc": "A classifier tells them apart (AUC)",
     "distance": "Laws of the distance to all clients",
     "size": "Laws of sizes",
@@ -58,9 +59,11 @@ def simulate(result: Result) -> tuple[str, str, str] | None:
             (stick(), "as alike as two halves of the true clients"),
         ]
     )
-    better = mixture["auc"]["value"] < iid["auc"]["value"]
+    better = mixture["misfit"]["value"] < iid["misfit"]["value"]
     reading = (
-        f"A classifier tells clients of the mixture from true ones with AUC {number(mixture['auc']['value'])} "
+        f"The misfit of the mixture is {number(mixture['misfit']['value'])} ({between(mixture['misfit'])}), that of "
+        f"IID clients {number(iid['misfit']['value'])} ({between(iid['misfit'])}); 0 is none. A classifier tells "
+        f"clients of the mixture from true ones with AUC {number(mixture['auc']['value'])} "
         f"({between(mixture['auc'])}), IID ones with {number(iid['auc']['value'])} ({between(iid['auc'])}); "
         "0.5 is not at all. "
         + (

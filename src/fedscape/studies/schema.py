@@ -220,6 +220,7 @@ class Measure(Interval):
 class Fidelity(TypedDict):
     """How alike simulated clients are to the true ones."""
 
+    misfit: Measure
     auc: Measure
     distance: Measure
     size: Measure

@@ -1,4 +1,4 @@
-"""The tournament's judgement: intervals against closed forms and simulation, and advice that follows from them alone."""
+"""What a tournament shows: intervals against closed forms and simulation, and advice that follows from them alone."""
 
 from __future__ import annotations
 
