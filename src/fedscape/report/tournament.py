@@ -11,7 +11,8 @@ from fedscape.report.parts import capital, card, cells, dot, stick, table_of
 from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
 
 if TYPE_CHECKING:
-    from fedscape.studies.schema import Learn, Result
+    from fedscape.studies.schema import Result
+    from fedscape.studies.schema_learn import Learn
 
 _MEASURES = {
     "misfit": "Misfit of clients, 0 to 1",

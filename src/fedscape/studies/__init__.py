@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedscape.studies.check import check, check_population
 from fedscape.studies.compare import compare
 from fedscape.studies.explain import explain
 from fedscape.studies.fidelity import simulated
@@ -10,4 +11,15 @@ from fedscape.studies.prepare import prepare
 from fedscape.studies.result import Study
 from fedscape.studies.study import study
 
-__all__ = ["Study", "compare", "draw", "explain", "population", "prepare", "simulated", "study"]
+__all__ = [
+    "Study",
+    "check",
+    "check_population",
+    "compare",
+    "draw",
+    "explain",
+    "population",
+    "prepare",
+    "simulated",
+    "study",
+]

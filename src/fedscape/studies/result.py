@@ -11,7 +11,8 @@ from typing import Any
 
 from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError
-from fedscape.studies.schema import FORMAT, Interval, Result, Seconds, Standing
+from fedscape.studies.schema import FORMAT, Result
+from fedscape.studies.schema_learn import Interval, Seconds, Standing
 from fedscape.studies.validate import misfit
 
 

@@ -21,6 +21,7 @@ from fedscape.studies.kinds import census, declared_counts, model
 from fedscape.studies.learn import learn, why_not
 from fedscape.studies.measure import measure
 from fedscape.studies.prepare import Prepared, prepare
+from fedscape.studies.reference import reference
 from fedscape.studies.result import Study
 from fedscape.studies.schema import FORMAT, Result
 from fedscape.studies.stages import STAGES, Stages
@@ -141,6 +142,7 @@ def _fill(
         if counted is not None:
             result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")
+        result["reference"] = reference(data, result["model"], seed=seed)
     with stages.of("simulate"):
         if len(data.counts) >= LEAST:
             result["simulate"] = simulating(data, mixture, seed=seed)
