@@ -103,13 +103,31 @@ def _lede(result: Result) -> str:
     return " ".join(parts)
 
 
+#: Where the evidence of an answer is, the most important question first.
+_EVIDENCE = {
+    "Which method?": "accuracy",
+    "Who gains by joining?": "sites",
+    "Is federation worth it?": "methods",
+    "Is personalisation worth it?": "gains",
+    "For whom does it fail?": "methods",
+    "Do clients differ?": "measure",
+    "How many kinds of clients?": "model",
+    "How many clients a round?": "cohorts",
+    "What does it cost?": "costs",
+    "Could it have been planned on simulated clients?": "accuracy",
+}
+
+
 def _advice(result: Result) -> str:
     cards = []
-    for item in result["advise"]:
+    order = list(_EVIDENCE)
+    for item in sorted(result["advise"], key=lambda item: order.index(item["question"])):
         first = " first" if item["question"] == "Which method?" else ""
+        place = _EVIDENCE[item["question"]]
         cards.append(
             f'<article class="answer{first}"><p class="q">{safe(item["question"])}</p>'
-            f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])}</p></article>'
+            f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])} '
+            f'<a href="#{place}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
         )
     notes = "".join(f"<li>{safe(note)}</li>" for note in result["notes"])
     remarks = (

@@ -133,6 +133,7 @@ def learn(result: Result) -> tuple[str, str, str] | None:
         reading,
         wide=True,
         table="methods",
+        anchor="accuracy",
     )
     gains: list[dict[str, Any]] = [
         {"name": r["called"], "about": r["gain"], "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0}
@@ -145,7 +146,12 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     points = draw.forest(
         gains, low=low, high=high, show=lambda v: NONE if v is None else f"{100 * v:+.1f}", marks=(0.0,)
     )
-    gained = card("Gain over FedAvg, in points", points, f"Paired over clients; the intervals hold together. {said}")
+    gained = card(
+        "Gain over FedAvg, in points",
+        points,
+        f"Paired over clients; the intervals hold together. {said}",
+        anchor="gains",
+    )
     what = "site" if learn["sites"] else "client"
     content = (
         f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], what)}, "
@@ -165,10 +171,10 @@ def _sites_card(learn: Learn) -> str:
         return ""
     rows: list[dict[str, Any]] = [
         {
-            "name": f"{capital(r['site'])} ({r['rows']} rows)",
+            "name": f"{capital(r['site'])} ({r['size']})",
             "about": r["gain"],
             "kind": {"gains": 2, "loses": 1}.get(r["verdict"], 0),
-            "note": f"{percent(r['alone']['value'])} alone, {percent(r['joined']['value'])} joined",
+            "note": f"{percent(r['alone']['value'])} \u2192 {percent(r['joined']['value'])}",
         }
         for r in about["rows"]
     ]
@@ -180,10 +186,10 @@ def _sites_card(learn: Learn) -> str:
     spread = about["spread"]
     reading = (
         f"What each site gains by joining ({about['called']}) over training alone, in points, on its own rows held "
-        f"out; the sites' intervals hold together. Sites differ with I2 {100 * spread['i2']:.0f}%, tau2 "
+        f"out, and its accuracy alone and joined; the sites' intervals hold together. Sites differ with I2 {100 * spread['i2']:.0f}%, tau2 "
         f"{1e4 * spread['tau2']:.1f} points squared (p = {number(spread['p'])} of no difference)."
     )
-    return card("Who gains by joining", figure, reading, wide=True, table="sites")
+    return card("Who gains by joining", figure, reading, wide=True, table="sites", anchor="sites")
 
 
 def _kinds_card(learn: Learn) -> str:
@@ -233,7 +239,7 @@ def _methods_table(order: Sequence[About], predicted: Mapping[str, About]) -> st
         f"under {low['called']}: {percent(low['worst']['value'])}, with bad luck in few rows taken off; as seen: "
         "before that."
     )
-    return card("Methods in numbers", table, reading, wide=True, table="methods")
+    return card("Methods in numbers", table, reading, wide=True, table="methods", anchor="methods")
 
 
 def _cohorts_card(learn: Learn) -> str:
@@ -247,6 +253,7 @@ def _cohorts_card(learn: Learn) -> str:
         draw.curves(rows, label="Accuracy of FedAvg by round and cohort"),
         f"{reading}.",
         table="cohorts",
+        anchor="cohorts",
     )
 
 
@@ -269,7 +276,7 @@ def _costs_card(learn: Learn) -> str:
         f"{dear['called']} sends "
         "the most. Revealed is what the server sees client by client; all else that is sent it sees as a sum only."
     )
-    return card("Cost of a round, and what the server sees", table, reading, table="costs")
+    return card("Cost of a round, and what the server sees", table, reading, table="costs", anchor="costs")
 
 
 def _clients_card(result: Result) -> str:

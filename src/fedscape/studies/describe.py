@@ -42,7 +42,7 @@ def described(data: Prepared, show: bool) -> dict[str, Any]:
     for column in about["columns"]:
         for extreme in ("min", "max"):  # the value of one row
             column.pop(extreme, None)
-    about["rows_per_client"]["largest"] = _about_size(int(data.given.sizes.max()), show)
+    about["rows_per_client"]["largest"] = about_size(int(data.given.sizes.max()), show)
     if not show:
         for extreme in ("min", "max"):  # the size of one client
             about["rows_per_client"].pop(extreme)
@@ -96,7 +96,7 @@ def name_clients(
     kind = [chr(ord("A") + k) for k in shares.argmax(axis=1).tolist()]
     points = result["measure"]["map"]
     places = points.pop("clients")
-    sizes = [_about_size(int(data.counts[i].sum()), show) for i in places]
+    sizes = [about_size(int(data.counts[i].sum()), show) for i in places]
     ways = [name for name in ("labels", "features") if name in points]
     printed = [
         ([[_last(v) for v in points[name]["points"][j]] for name in ways], sizes[j], kind[i])
@@ -126,7 +126,7 @@ def _last(value: float | None) -> float:
     return float("inf") if value is None else value
 
 
-def _about_size(size: int, exact: bool) -> str:
+def about_size(size: int, exact: bool) -> str:
     """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
     if exact or size < 2:
         return plural(size, "row")

@@ -123,7 +123,7 @@ def _joining(judged: Judged, who: Array, data: Prepared, show_clients: bool) -> 
     if not show_clients:
         place = {int(c): i for i, c in enumerate(order)}
         names = [f"site {place[c] + 1}" for c in range(len(names))]
-    made = joining(judged, method, names, least=1 if show_clients else FEW)
+    made = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
     made["rows"].sort(key=lambda row: -row["gain"]["value"])
     return made | {"called": _CALLED[method]}
 

@@ -127,7 +127,7 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
             made["sites"] = [
                 {
                     "site": row["site"],
-                    "rows": row["rows"],
+                    "size": row["size"],
                     **_spread("alone", row["alone"]),
                     **_spread("joined", row["joined"]),
                     **_spread("gain", row["gain"]),

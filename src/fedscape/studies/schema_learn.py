@@ -106,7 +106,7 @@ class Site(TypedDict):
     """A site alone and joined, over its own rows."""
 
     site: str
-    rows: int
+    size: str
     alone: Interval
     joined: Interval
     gain: Interval

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.studies.describe import about_size
 from fedscape.studies.intervals import Interval, plain
 from fedscape.studies.judged import Judged
 
@@ -49,10 +50,11 @@ def pooled(values: Sequence[float], variances: Sequence[float]) -> dict[str, Any
     return made
 
 
-def joining(judged: Judged, method: str, names: Sequence[str], *, least: int) -> dict[str, Any]:
+def joining(judged: Judged, method: str, names: Sequence[str], *, least: int, exact: bool = False) -> dict[str, Any]:
     """Each site alone and with `method`, what it gains by joining, and how far sites differ in that.
 
-    The gains of all sites hold together. A site of fewer than `least` rows tested on has no row of its own.
+    The gains of all sites hold together. A site of fewer than `least` rows tested on has no row of its own. Sizes are
+    ranges, or `exact`.
     """
     shown = [c for c in range(judged.n_clients) if judged.rows_tested[c] >= max(least, 1)]
     gains = judged.site_differences(method, "local", comparisons=max(len(shown), 1))
@@ -60,7 +62,7 @@ def joining(judged: Judged, method: str, names: Sequence[str], *, least: int) ->
     rows = [
         {
             "site": names[c],
-            "rows": int(judged.rows_tested[c]),
+            "size": about_size(int(judged.rows_tested[c]), exact),
             "alone": alone[c],
             "joined": joined[c],
             "gain": gains[c],
