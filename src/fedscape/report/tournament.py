@@ -186,7 +186,8 @@ def _sites_card(learn: Learn) -> str:
     spread = about["spread"]
     reading = (
         f"What each site gains by joining ({about['called']}) over training alone, in points, on its own rows held "
-        f"out, and its accuracy alone and joined; the sites' intervals hold together. Sites differ with I2 {100 * spread['i2']:.0f}%, tau2 "
+        "out, and its accuracy alone and joined; the sites' intervals hold together. Sites differ with "
+        f"I2 {100 * spread['i2']:.0f}%, tau2 "
         f"{1e4 * spread['tau2']:.1f} points squared (p = {number(spread['p'])} of no difference)."
     )
     return card("Who gains by joining", figure, reading, wide=True, table="sites", anchor="sites")

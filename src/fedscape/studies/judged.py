@@ -14,6 +14,8 @@ from fedscape.types import Array
 #: What needs no training: a method has to beat the better of the two.
 BASELINES = {"commonest": "Commonest class of all", "own-commonest": "Commonest class of each client"}
 
+NOTHING = ""  # what an accuracy by itself is compared with
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:
@@ -80,10 +82,13 @@ class Judged:
 
     def accuracy(self, name: str, *, comparisons: int = 1) -> Interval:
         """The mean accuracy of clients."""
+        extra = self.training_variance(name, NOTHING)
         if not self.sites:
-            return mean_interval(self.clients[name], comparisons=comparisons, least=0.0, most=1.0)
+            mine = self.clients[name]
+            return mean_interval(mine, comparisons=comparisons, least=0.0, most=1.0, variance=extra)
         sums = [(t, n) for t, n in zip(*self._sums(self.rows[name]), strict=True) if n]
-        return stratified([_share(t, n, 2 / len(sums)) for t, n in sums], comparisons=comparisons, least=0.0)
+        parts = [_share(t, n, 2 / len(sums)) for t, n in sums]
+        return stratified(parts, comparisons=comparisons, least=0.0, variance=extra)
 
     def of_sites(self, name: str, *, comparisons: int = 1) -> list[Interval]:
         """The accuracy of each site, with Wilson's interval over its rows."""
@@ -128,6 +133,8 @@ class Judged:
         if n < 2:
             return 0.0, np.inf
         moves = self._moves if self.moves is None else self.moves
+        if first in BASELINES and second == NOTHING:
+            return 0.0, np.inf
         trained = [name for name in self.hits if name not in BASELINES and name != second]
         every = [moves[name, second] for name in trained]
         variance = max(float(np.mean(every)) if every else 0.0, moves[first, second], 0.0)
@@ -137,12 +144,13 @@ class Judged:
     @cached_property
     def _moves(self) -> dict[tuple[str, str], float]:
         """For each pair the variance over repeats of the mean difference, less what the rows tested on explain."""
-        runs = {name: self.of_runs(name) for name in self.hits}
+        runs = {NOTHING: np.zeros(len(self.tests)), **{name: self.of_runs(name) for name in self.hits}}
+        rows = {NOTHING: 0.0 * next(iter(self.rows.values())), **self.rows}
         by_rows = np.mean([(1 / run[run > 0]).sum() / max((run > 0).sum(), 1) ** 2 for run in self.tests])
         made = {}
         for first in self.hits:
-            for second in self.hits:
-                apart = self.rows[first] - self.rows[second]
+            for second in runs:
+                apart = rows[first] - rows[second]
                 total, number = self._sums(apart)
                 squares, _ = self._sums(apart**2)
                 within = (squares - total**2 / np.maximum(number, 1)).sum() / max((number - 1).clip(0).sum(), 1)
