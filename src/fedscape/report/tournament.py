@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedscape.studies.schema_learn import Learn
 
 _MEASURES = {
-    "misfit": "Misfit of clients, 0 to 1",
+    "misfit": "Misfit: what matched clients differ in",
     "auc": "A classifier tells them apart (AUC)",
     "distance": "Laws of the distance to all clients",
     "size": "Laws of sizes",
@@ -63,7 +63,8 @@ def simulate(result: Result) -> tuple[str, str, str] | None:
     better = mixture["misfit"]["value"] < iid["misfit"]["value"]
     reading = (
         f"The misfit of the mixture is {number(mixture['misfit']['value'])} ({between(mixture['misfit'])}), that of "
-        f"IID clients {number(iid['misfit']['value'])} ({between(iid['misfit'])}); 0 is none. A classifier tells "
+        f"IID clients {number(iid['misfit']['value'])} ({between(iid['misfit'])}); two halves of one law have "
+        f"{number(mixture['misfit']['alike'])}. A classifier tells "
         f"clients of the mixture from true ones with AUC {number(mixture['auc']['value'])} "
         f"({between(mixture['auc'])}), IID ones with {number(iid['auc']['value'])} ({between(iid['auc'])}); "
         "0.5 is not at all. "

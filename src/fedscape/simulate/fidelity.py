@@ -45,10 +45,11 @@ class Measure:
 class Fidelity:
     """What `fidelity` found. With thousands of clients every model is rejected: read the values, not the p-values.
 
-    `misfit` is the one number to order simulators by: the share of the mean distance between a true and a simulated
-    client that is between the two populations, 1 - (E|T - T'| + E|S - S'|) / (2 E|T - S|), where clients are their
-    shares of categories (and their sketches, where there are any, both weighing the same). It is 0 for equal laws and
-    does not run into a ceiling as `auc` does. The others are its parts, each about one thing.
+    `misfit` is the one number to order simulators by: each true client is matched with a simulated one so that the mean
+    distance between the two is least (the transport distance of the populations). The distance is the share of a
+    client's rows that would need other labels, averaged with that of its sketches where `features` are compared.
+    Clients of equal laws do not match exactly either: `alike` says how well. It has no ceiling as `auc` does. The
+    others are its parts, each about one thing.
 
     `auc`: how well a classifier tells true from simulated clients, 0.5 if not at all, far below it where simulated
     clients are copies of true ones. `distance`: Wasserstein distance between the laws of a client's total variation
@@ -155,16 +156,17 @@ def fidelity(
     order = np.argsort(-verdict.of_true, kind="stable")
     lost = order[verdict.of_true[order] > CERTAIN]
     shares = [c / np.maximum(c.sum(axis=1, keepdims=True), 1) for c in made]
-    ways = [(shares[0], shares[1])]
-    if sketches is not None:
-        ways.append((np.asarray(sketches[0])[these], np.asarray(sketches[1])[those]))
+    ways = [(shares[0], shares[1], 1)]
+    if features is not None and sketches is not None:
+        seen = [np.asarray(s)[who] for s, who in zip(sketches, (these, those), strict=True)]
+        ways.append((seen[0].reshape(len(these), -1), seen[1].reshape(len(those), -1), seen[0].shape[1]))
     return Fidelity(
-        misfit=_energy(ways, rng, draws, share=True),
+        misfit=_matched(ways, rng, draws),
         auc=auc,
         distance=_distance_laws(made[0], made[1], rng, draws),
         size=_laws(made[0].sum(axis=1) / scale, made[1].sum(axis=1) / scale, rng, draws),
         pool=_pools(made[0], made[1], rng, draws),
-        sketch=None if sketches is None else _energy(ways[1:], rng, draws),
+        sketch=None if sketches is None else _energy(np.asarray(sketches[0]), np.asarray(sketches[1]), rng, draws),
         missing=float((verdict.of_true > CERTAIN).mean()),
         missing_ids=tuple(ids[these[equal[0][lost]]].tolist()),
         invented=float((verdict.of_simulated < 1 - CERTAIN).mean()),
@@ -303,40 +305,54 @@ def _measure(value: float, again: Callable[[], float], mixed: Callable[[], float
     return Measure(value, begin, float(max(2 * value - low, value)), float(null.mean()), p)
 
 
-def _energy(
-    ways: list[tuple[Array, Array]], rng: np.random.Generator, draws: int, most: int = 1000, *, share: bool = False
-) -> Measure:
-    """2 E|A - B| - E|A - A'| - E|B - B'| without bias, from the Euclidean distances between clients.
+def _matched(ways: list[tuple[Array, Array, int]], rng: np.random.Generator, draws: int, most: int = 200) -> Measure:
+    """The mean distance between true clients and the simulated ones they are matched with, at its least.
 
-    Several ways to see the clients weigh the same. With `share` it is divided by 2 E|A - B|.
+    `ways` are distributions of the clients: [clients, ...] twice, each of so many rows that sum to one. As many clients
+    of both are matched; the interval has the spread of a bootstrap of clients, for populations of as many clients.
     """
-    size = len(ways[0][0]), len(ways[0][1])
-    left, right = (np.sort(rng.permutation(n)[:most]) for n in size)
-    apart = np.zeros((len(left) + len(right),) * 2)
-    for a, b in ways:
-        both = np.concatenate((a[left].reshape(len(left), -1), b[right].reshape(len(right), -1))).astype(float)
-        squares = (both**2).sum(axis=1)
-        each = np.maximum(squares[:, None] + squares - 2 * both @ both.T, 0.0)
-        apart += each if len(ways) == 1 else each / max(float(each.mean()), 1e-300)
-    apart = np.sqrt(apart)
+    from scipy.optimize import linear_sum_assignment
+    from scipy.spatial.distance import cdist
+
+    number = len(ways[0][0]), len(ways[0][1])
+    n = min(*number, most)
+    left, right = (np.sort(rng.permutation(size)[:n]) for size in number)
+    apart = np.zeros((2 * n, 2 * n))
+    for a, b, rows in ways:
+        both = np.concatenate((a[left], b[right])).astype(float)
+        apart += cdist(both, both, "cityblock") / (2 * rows * len(ways))
+
+    def cost(order: Array) -> float:
+        own = apart[np.ix_(order[:n], order[n:])]
+        return float(own[linear_sum_assignment(own)].mean())
+
+    value = cost(np.arange(2 * n))
+    again = [cost(np.concatenate((rng.integers(0, n, n), n + rng.integers(0, n, n)))) for _ in range(draws)]
+    null = np.array([cost(rng.permutation(2 * n)) for _ in range(draws)])
+    reach = 1.96 * float(np.std(again))
+    p = float((1 + (null >= value).sum()) / (draws + 1))
+    return Measure(value, max(value - reach, 0.0), min(value + reach, 1.0), float(null.mean()), p)
+
+
+def _energy(a: Array, b: Array, rng: np.random.Generator, draws: int, most: int = 1000) -> Measure:
+    """2 E|A - B| - E|A - A'| - E|B - B'| without bias, from the Euclidean distances between clients."""
+    a, b = (x[rng.permutation(len(x))[:most]].reshape(min(len(x), most), -1).astype(float) for x in (a, b))
+    both = np.concatenate((a, b))
+    squares = (both**2).sum(axis=1)
+    apart = np.sqrt(np.maximum(squares[:, None] + squares - 2 * both @ both.T, 0.0))
     np.fill_diagonal(apart, 0.0)
 
     def energy(order: Array) -> tuple[float, float]:
-        one, two = order[: len(left)], order[len(left) :]
-        cross = apart[np.ix_(one, two)]
-        own_one = apart[np.ix_(one, one)].sum(axis=1) / (len(one) - 1)
-        own_two = apart[np.ix_(two, two)].sum(axis=1) / (len(two) - 1)
-        far = 2 * float(cross.mean())
-        value = far - own_one.mean() - own_two.mean()
-        scale = max(far, 1e-300) if share else 1.0
-        part = value / scale if share else 0.0  # the ratio moves with what it is divided by, too
-        pull_one = 2 * ((1 - part) * cross.mean(axis=1) - own_one) / scale
-        pull_two = 2 * ((1 - part) * cross.mean(axis=0) - own_two) / scale
-        variance = pull_one.var(ddof=1) / len(one) + pull_two.var(ddof=1) / len(two)
-        return float(value / scale), float(variance)
+        left, right = order[: len(a)], order[len(a) :]
+        cross = apart[np.ix_(left, right)]
+        own_left = apart[np.ix_(left, left)].sum(axis=1) / (len(left) - 1)
+        own_right = apart[np.ix_(right, right)].sum(axis=1) / (len(right) - 1)
+        pull_left, pull_right = 2 * (cross.mean(axis=1) - own_left), 2 * (cross.mean(axis=0) - own_right)
+        variance = pull_left.var(ddof=1) / len(left) + pull_right.var(ddof=1) / len(right)
+        return float(2 * cross.mean() - own_left.mean() - own_right.mean()), float(variance)
 
-    value, variance = energy(np.arange(len(apart)))
-    null = np.array([energy(rng.permutation(len(apart)))[0] for _ in range(draws)])
+    value, variance = energy(np.arange(len(both)))
+    null = np.array([energy(rng.permutation(len(both)))[0] for _ in range(draws)])
     reach = np.hypot(1.96 * np.sqrt(variance), 2 * null.std())  # near equal laws the first term vanishes
     p = float((1 + (null >= value).sum()) / (draws + 1))
     return Measure(value, value - reach, value + reach, float(null.mean()), p)
