@@ -124,8 +124,8 @@ def truth(task: tuple[str, int, Budget]) -> dict[str, float]:
     owner, right = clients.test.client_of_row, clients.test["y"]
     found = {n: float(np.mean(said == right)) for n, said in learn.guesses(clients).items()}
     for method in learn.ENTRANTS:
-        lr = learn.tuned_rate(method, clients, seed=77 + again, n_rounds=max(1, budget.rounds // 3))
-        done = learn.trained(method, clients.train, lr=lr, seed=77 + again, n_rounds=budget.rounds)
+        lr, start = learn.tuned(method, clients, seed=77 + again, n_rounds=max(1, budget.rounds // 3))
+        done = learn.trained(method, clients.train, lr=lr, seed=start, n_rounds=budget.rounds)
         found[method] = float(np.mean(done.predict(clients.test) == right))
     assert len(owner) == CLIENTS * TEST  # as many rows of each: the mean over rows is that over clients
     return found

@@ -97,8 +97,9 @@ def _lede(result: Result) -> str:
         if advice == "none":
             parts.append("Advice: none of the methods, as none is shown to beat guessing.")
         else:
-            worth = first["Is personalisation worth it?"]["answer"]
-            said = "that personalisation pays is not shown" if worth == "not shown" else f"personalisation is {worth}"
+            what = "federation" if result["learn"]["advised"] == "local" else "personalisation"
+            worth = first[f"Is {what} worth it?"]["answer"]
+            said = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
             parts.append(f"Advice: {advice}; {said}.")
     return " ".join(parts)
 
