@@ -105,6 +105,20 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     learn = result["learn"]
     predicted = {row["method"]: row for row in learn["simulated"]}
     order = sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0))
+    what = "site" if learn["sites"] else "client"
+    content = (
+        f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], what)}, "
+        f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'repeat')} with other rows held out, "
+        f"{safe(learn['model'])}, each method at its own learning rate. It ranks methods on these data; with a larger "
+        f"model and more rounds all are more accurate.</p><div class='grid'>"
+        f"{_accuracy_card(order, predicted)}{_sites_card(learn)}{_gains_card(order)}"
+        f"{_kinds_card(learn)}"
+        f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
+    )
+    return "learn", "Learn", content
+
+
+def _accuracy_card(order: Sequence[About], predicted: Mapping[str, About]) -> str:
     rows: list[dict[str, Any]] = [
         {
             "name": r["called"],
@@ -128,7 +142,7 @@ def learn(result: Result) -> tuple[str, str, str] | None:
         f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
         f"({between(first['accuracy'], percent)}), mean over clients of rows held out. The line is the better guess."
     )
-    accuracy = card(
+    return card(
         "Accuracy, predicted and true",
         marks + draw.forest(rows, low=low, high=min(high, 1.0), show=percent, marks=(guess,)),
         reading,
@@ -136,6 +150,9 @@ def learn(result: Result) -> tuple[str, str, str] | None:
         table="methods",
         anchor="accuracy",
     )
+
+
+def _gains_card(order: Sequence[About]) -> str:
     gains: list[dict[str, Any]] = [
         {"name": r["called"], "about": r["gain"], "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0}
         for r in order
@@ -147,22 +164,12 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     points = draw.forest(
         gains, low=low, high=high, show=lambda v: NONE if v is None else f"{100 * v:+.1f}", marks=(0.0,)
     )
-    gained = card(
+    return card(
         "Gain over FedAvg, in points",
         points,
         f"Paired over clients; the intervals hold together. {said}",
         anchor="gains",
     )
-    what = "site" if learn["sites"] else "client"
-    content = (
-        f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], what)}, "
-        f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'repeat')} with other rows held out, "
-        f"{safe(learn['model'])}, each method at its own learning rate. It ranks methods on these data; with a larger "
-        f"model and more rounds all are more accurate.</p><div class='grid'>{accuracy}{_sites_card(learn)}{gained}"
-        f"{_kinds_card(learn)}"
-        f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
-    )
-    return "learn", "Learn", content
 
 
 def _sites_card(learn: Learn) -> str:

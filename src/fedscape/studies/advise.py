@@ -226,14 +226,14 @@ def _joining(learn: dict[str, Any]) -> Item | None:
     if about is None or not about["rows"]:
         return None
     by = {word: [r for r in about["rows"] if r["verdict"] == word] for word in ("gains", "loses", "not shown")}
+    many = len(about["rows"]) > 5
+    called = {word: str(len(rows)) if many else _listed([r["site"] for r in rows]) for word, rows in by.items() if rows}
     said = [
-        f"{_listed([r['site'] for r in rows])} {word if len(rows) == 1 else word[:-1]}"
-        for word, rows in by.items()
-        if rows and word != "not shown"
+        f"{called[word]} {word if len(by[word]) == 1 else word[:-1]}" for word in ("gains", "loses") if word in called
     ]
-    rest = [r["site"] for r in by["not shown"]]
-    if rest:
-        said.append(f"for {_listed(rest)} neither is shown")
+    if by["not shown"]:
+        of = f" of {len(about['rows'])}" if many else ""
+        said.append(f"for {called['not shown']}{of} neither is shown")
     each = "; ".join(f"{r['site']} {points(r['gain'])}" for r in about["rows"])
     spread = about["spread"]
     text = (
