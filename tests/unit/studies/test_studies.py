@@ -261,12 +261,12 @@ def of_shares(shares: np.ndarray) -> dict:
     return {"names": names, "mean_share": shares.mean(0), "covariance": spread, "clients_with_rows": n}
 
 
-def test_drift_of_few_clients_is_seldom_found_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(sys.modules["fedscape.studies.compare"], "_DRAWS", 500)
+def test_drift_of_few_clients_is_seldom_found_where_there_is_none():
     rng = np.random.default_rng(0)
     for n in (3, 5):
         found = [
-            drift(*(of_shares(rng.dirichlet([1.0, 1.0], n)) for _ in "ab"), seed=i)["p"] < 0.05 for i in range(300)
+            drift(*(of_shares(rng.dirichlet([1.0, 1.0], n)) for _ in "ab"), seed=i, draws=500)["p"] < 0.05
+            for i in range(300)
         ]
         assert np.mean(found) < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 300)
     about = drift(of_shares(np.array([[1.0, 0.0]])), of_shares(rng.dirichlet([1.0, 1.0], 20)))
@@ -274,14 +274,13 @@ def test_drift_of_few_clients_is_seldom_found_where_there_is_none(monkeypatch):
     assert (about["low"], about["high"]) == (0.0, 1.0)
 
 
-def test_the_interval_of_a_small_drift_covers_it(monkeypatch):
-    monkeypatch.setattr(sys.modules["fedscape.studies.compare"], "_DRAWS", 500)
+def test_the_interval_of_a_small_drift_covers_it():
     rng = np.random.default_rng(0)
     apart = 1.5 * np.sqrt(2 / 12 / 400)  # in standard errors of the difference
     covered = []
     for i in range(300):
         a, b = rng.uniform(0, 1 - apart, 400), rng.uniform(apart, 1, 400)
-        about = drift(of_shares(np.c_[a, 1 - a]), of_shares(np.c_[b, 1 - b]), seed=i)
+        about = drift(of_shares(np.c_[a, 1 - a]), of_shares(np.c_[b, 1 - b]), seed=i, draws=500)
         covered.append(about["low"] <= apart <= about["high"])
     assert np.mean(covered) > 0.95 - 5 * np.sqrt(0.95 * 0.05 / 300)
 
