@@ -36,7 +36,7 @@ def test_the_command_prints_advice_and_where_the_report_is(folders):
     said = started("study", folders / "data-a", "--out", folders / "a", "--quiet", "--seed", 0, "--force")
     assert "Do clients differ? yes" in said
     assert "report.html" in said
-    assert json.loads(ok("study", folders / "data-a", "--out", folders / "a", "--json", "--force"))["format"] == 1
+    assert json.loads(ok("study", folders / "data-a", "--out", folders / "a", "--json", "--force"))["format"] == 2
 
 
 def test_another_study_is_not_written_over(folders):

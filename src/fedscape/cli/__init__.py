@@ -11,6 +11,7 @@ import typer
 
 import fedscape
 from fedscape.cli.audit import audit
+from fedscape.cli.check import check, log
 from fedscape.cli.command import Command
 from fedscape.cli.data import data
 from fedscape.cli.deploy import deploy
@@ -40,6 +41,8 @@ for command in (
     study,
     report,
     compare,
+    check,
+    log,
     explain,
     describe,
     fit,

@@ -79,6 +79,7 @@ def _clients_for_people(about: dict[str, Any]) -> None:
 def fidelity_table(about: dict[str, Any]) -> None:
     """The measures, the size of the misfit first."""
     said = {
+        "misfit": "misfit of matched clients, to order simulators by",
         "auc": "classifier AUC (0.5: not told apart)",
         "distance": "laws of the distance to all clients",
         "size": "laws of sizes, in mean sizes",

@@ -50,8 +50,13 @@ def study(
     features: Annotated[str | None, typer.Option(help="Columns to learn from, with commas between.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, result.json and tables.")] = Path("study"),
     client: Client = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of the tournament.")] = 20,
-    seeds: Annotated[int, typer.Option(help="How often each method is trained in it.")] = 2,
+    budget: Annotated[str, typer.Option(help="How far the tournament goes: 30s, 2min or 20min.")] = "30s",
+    sites: Annotated[
+        bool | None,
+        typer.Option("--sites/--devices", help="Clients are a few sites (by default fewer than 20), or a sample."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the tournament, instead of the budget's.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How often each method is trained in it.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Also count the categories privately in this budget.")] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="With --epsilon: the ledger; by default one for the folder of the data.")
@@ -89,8 +94,10 @@ def study(
             features=wanted,
             overrules=said,
             reading=reading,
+            budget=budget,
             rounds=rounds,
             seeds=seeds,
+            sites=sites,
             epsilon=epsilon,
             ledger=book,
             show_clients=show_clients,
@@ -204,13 +211,11 @@ def _tournament(learn: Mapping[str, Any]) -> None:
     for row in sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0)):
         gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
         guess = predicted[row["method"]]["accuracy"]["value"]
-        rows.append([row["called"], *_numbers(row["accuracy"]), gain, _worst(row["worst"]), f"{guess:.3f}"])
-    names = ["method", "accuracy", "95% interval", "gain over FedAvg", "worst tenth (if equal)", "simulated clients"]
+        worst = "{} ({})".format(*_numbers(row["worst"]))
+        rows.append([row["called"], *_numbers(row["accuracy"]), gain, worst, f"{guess:.3f}"])
+    last = "worst site" if learn["sites"] else "worst tenth"
+    names = ["method", "accuracy", "95% interval", "gain over FedAvg", last, "simulated clients"]
     table(", ".join(plural(learn[f"{what}s"], what) for what in ("client", "round", "seed")), names, rows)
-
-
-def _worst(about: Mapping[str, Any]) -> str:
-    return f"{about['value']:.3f} ({about['equal']:.3f})"
 
 
 def _comparison(about: Mapping[str, Any]) -> None:

@@ -65,7 +65,7 @@ def classes_of(
             "takes every value as a class"
         )
     if column_kind.kind in ("number", "weight"):
-        return _cut(as_numbers(values, names), column)
+        return cut_number(as_numbers(values, names), column)
     labels = column_kind.values or tuple(str(text) for text in names or ())
     return Classes(as_codes(values, labels, names), renamed(labels, rules.names, column), column_kind.kind == "ordered")
 
@@ -136,8 +136,8 @@ def with_same_classes(
     rules = overrules or Overrules()
     kinds = [kind_of(column, fed[column], fed.names.get(column), overrules=rules) for fed in federations]
     if kinds[0].kind in ("number", "weight"):
-        cuts = _edges(as_numbers(federations[0][column], federations[0].names.get(column)))
-        coded = [_cut(as_numbers(fed[column], fed.names.get(column)), column, cuts) for fed in federations]
+        cuts = cut_points(as_numbers(federations[0][column], federations[0].names.get(column)))
+        coded = [cut_number(as_numbers(fed[column], fed.names.get(column)), column, cuts) for fed in federations]
     else:
         coded = [classes_of(fed, column, kind=kind) for fed, kind in zip(federations, kinds, strict=True)]
     labels = list(dict.fromkeys(name for classes in coded for name in classes.names))
@@ -193,15 +193,20 @@ def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> 
     raise DataError(f"--names gives {len(names):,} names, but the column {column!r} has {len(labels):,} classes")
 
 
-def _edges(numbers: Array) -> Array:
+def cut_points(numbers: Array) -> Array:
+    """Where a number is cut into classes of about as many rows each: its inner quantiles, NaN left out.
+
+    >>> cut_points(np.arange(101.0)).tolist()
+    [20.0, 40.0, 60.0, 80.0]
+    """
     present = numbers[~np.isnan(numbers)]
     return np.unique(np.quantile(present, np.arange(1, BINS) / BINS)) if len(present) else np.zeros(1)
 
 
-def _cut(numbers: Array, column: str, inner: Array | None = None) -> Classes:
+def cut_number(numbers: Array, column: str, inner: Array | None = None) -> Classes:
     """Classes of a number between these edges; without any between its quantiles, empty classes left out."""
     present = ~np.isnan(numbers)
-    cuts = _edges(numbers) if inner is None else inner
+    cuts = cut_points(numbers) if inner is None else inner
     codes = np.where(present, np.searchsorted(cuts, np.where(present, numbers, 0), side="right"), -1)
     shown = [f"{float(f'{end:.4g}'):,.10g}" for end in cuts]  # four digits, and no exponent where people count
     labels = [f"{a} to {b}" for a, b in pairwise(shown)]

@@ -93,19 +93,42 @@ def _lede(result: Result) -> str:
     first = {item["question"]: item for item in result["advise"]}
     parts = [f"Column studied: {result['about']['column']}."]
     if "Which method?" in first:
-        worth = first["Is personalisation worth it?"]["answer"]
-        said = "that personalisation pays is not shown" if worth == "not shown" else f"personalisation is {worth}"
-        parts.append(f"Advice: {first['Which method?']['answer']}; {said}.")
+        advice = first["Which method?"]["answer"]
+        if advice == "none":
+            parts.append("Advice: none of the methods, as none is shown to beat guessing.")
+        else:
+            what = "federation" if result["learn"]["advised"] == "local" else "personalisation"
+            worth = first[f"Is {what} worth it?"]["answer"]
+            said = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
+            parts.append(f"Advice: {advice}; {said}.")
     return " ".join(parts)
+
+
+#: Where the evidence of an answer is, the most important question first.
+_EVIDENCE = {
+    "Which method?": "accuracy",
+    "Who gains by joining?": "sites",
+    "Is federation worth it?": "methods",
+    "Is personalisation worth it?": "gains",
+    "For whom does it fail?": "methods",
+    "Do clients differ?": "measure",
+    "How many kinds of clients?": "model",
+    "How many clients a round?": "cohorts",
+    "What does it cost?": "costs",
+    "Could it have been planned on simulated clients?": "accuracy",
+}
 
 
 def _advice(result: Result) -> str:
     cards = []
-    for item in result["advise"]:
+    order = list(_EVIDENCE)
+    for item in sorted(result["advise"], key=lambda item: order.index(item["question"])):
         first = " first" if item["question"] == "Which method?" else ""
+        place = _EVIDENCE[item["question"]]
         cards.append(
             f'<article class="answer{first}"><p class="q">{safe(item["question"])}</p>'
-            f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])}</p></article>'
+            f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])} '
+            f'<a href="#{place}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
         )
     notes = "".join(f"<li>{safe(note)}</li>" for note in result["notes"])
     remarks = (
@@ -146,10 +169,12 @@ def _computed(result: Result) -> str:
         "place with all the data at hand."
     )
     intervals = (
-        "95%. Means over clients: Student's t. Gains: paired over clients, variance over seeds (pooled over "
-        "the methods) added, Welch and Satterthwaite's degrees of freedom, Bonferroni over the methods; with one seed "
-        "they leave seeds out. Worst tenth and Gini: bootstrap of clients. Heterogeneity: jackknife of clients. They "
-        "say how the numbers would vary with other clients, not with another model or longer training."
+        "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). "
+        "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
+        "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
+        "Worst tenth: posterior of a beta law fitted to clients drawn anew. Gini: bootstrap of clients. "
+        "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
+        "rows), not with another model or longer training."
     )
     hidden = "Clients appear as numbers in the order of the map, sizes as ranges; no id is in this file."
     entries = {

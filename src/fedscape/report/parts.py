@@ -8,11 +8,16 @@ from typing import Any
 from fedscape.report.words import About, between, number, safe
 
 
-def card(title: str, content: str, reading: str, *, wide: bool = False, table: str = "") -> str:
-    """A framed piece of the page: a title, its content, and how to read it; `table` is what its CSV button saves."""
+def card(title: str, content: str, reading: str, *, wide: bool = False, table: str = "", anchor: str = "") -> str:
+    """A framed piece of the page: a title, its content, and how to read it.
+
+    `table` is what its CSV button saves, `anchor` what links to it are called.
+    """
+    place = f' id="{anchor}"' if anchor else ""
     button = f'<button class="csv" data-table="{table}">CSV</button>' if table else ""
     return (
-        f'<figure class="card{" wide" if wide else ""}"><div class="head"><h3>{safe(title)}</h3>{button}</div>{content}'
+        f'<figure class="card{" wide" if wide else ""}"{place}><div class="head"><h3>{safe(title)}</h3>{button}</div>'
+        f"{content}"
         f"<figcaption>{safe(reading)}</figcaption></figure>"
     )
 

@@ -11,9 +11,11 @@ from fedscape.report.parts import capital, card, cells, dot, stick, table_of
 from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
 
 if TYPE_CHECKING:
-    from fedscape.studies.schema import Learn, Result
+    from fedscape.studies.schema import Result
+    from fedscape.studies.schema_learn import Learn
 
 _MEASURES = {
+    "misfit": "Misfit: what matched clients differ in",
     "auc": "A classifier tells them apart (AUC)",
     "distance": "Laws of the distance to all clients",
     "size": "Laws of sizes",
@@ -58,9 +60,12 @@ def simulate(result: Result) -> tuple[str, str, str] | None:
             (stick(), "as alike as two halves of the true clients"),
         ]
     )
-    better = mixture["auc"]["value"] < iid["auc"]["value"]
+    better = mixture["misfit"]["value"] < iid["misfit"]["value"]
     reading = (
-        f"A classifier tells clients of the mixture from true ones with AUC {number(mixture['auc']['value'])} "
+        f"The misfit of the mixture is {number(mixture['misfit']['value'])} ({between(mixture['misfit'])}), that of "
+        f"IID clients {number(iid['misfit']['value'])} ({between(iid['misfit'])}); two halves of one law have "
+        f"{number(mixture['misfit']['alike'])}. A classifier tells "
+        f"clients of the mixture from true ones with AUC {number(mixture['auc']['value'])} "
         f"({between(mixture['auc'])}), IID ones with {number(iid['auc']['value'])} ({between(iid['auc'])}); "
         "0.5 is not at all. "
         + (
@@ -100,24 +105,54 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     learn = result["learn"]
     predicted = {row["method"]: row for row in learn["simulated"]}
     order = sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0))
+    what = "site" if learn["sites"] else "client"
+    content = (
+        f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], what)}, "
+        f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'repeat')} with other rows held out, "
+        f"{safe(learn['model'])}, each method at its own learning rate. It ranks methods on these data; with a larger "
+        f"model and more rounds all are more accurate.</p><div class='grid'>"
+        f"{_accuracy_card(order, predicted)}{_sites_card(learn)}{_gains_card(order)}"
+        f"{_kinds_card(learn)}"
+        f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
+    )
+    return "learn", "Learn", content
+
+
+def _accuracy_card(order: Sequence[About], predicted: Mapping[str, About]) -> str:
     rows: list[dict[str, Any]] = [
-        {"name": r["called"], "about": r["accuracy"], "hollow": predicted[r["method"]]["accuracy"], "kind": 0}
+        {
+            "name": r["called"],
+            "about": r["accuracy"],
+            "hollow": predicted[r["method"]]["accuracy"],
+            "kind": 5 if r["baseline"] else 0,
+        }
         for r in order
     ]
     low, high = draw.span([r[w] for r in rows for w in ("about", "hollow")])
-    marks = draw.legend([(dot(0, False), "true clients"), (dot(1, True), "predicted by simulated clients")])
+    guess = max(r["accuracy"]["value"] or 0.0 for r in order if r["baseline"])
+    marks = draw.legend(
+        [
+            (dot(0, False), "true clients"),
+            (dot(1, True), "predicted by simulated clients"),
+            (dot(5, False), "guessing, without training"),
+        ]
+    )
     first = order[0]
     reading = (
         f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
-        f"({between(first['accuracy'], percent)}), mean over clients of rows held out."
+        f"({between(first['accuracy'], percent)}), mean over clients of rows held out. The line is the better guess."
     )
-    accuracy = card(
+    return card(
         "Accuracy, predicted and true",
-        marks + draw.forest(rows, low=low, high=min(high, 1.0), show=percent),
+        marks + draw.forest(rows, low=low, high=min(high, 1.0), show=percent, marks=(guess,)),
         reading,
         wide=True,
         table="methods",
+        anchor="accuracy",
     )
+
+
+def _gains_card(order: Sequence[About]) -> str:
     gains: list[dict[str, Any]] = [
         {"name": r["called"], "about": r["gain"], "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0}
         for r in order
@@ -129,15 +164,41 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     points = draw.forest(
         gains, low=low, high=high, show=lambda v: NONE if v is None else f"{100 * v:+.1f}", marks=(0.0,)
     )
-    gained = card("Gain over FedAvg, in points", points, f"Paired over clients; the intervals hold together. {said}")
-    content = (
-        f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], 'client')}, "
-        f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'seed')}, "
-        f"{safe(learn['model'])}, learning rate {learn['lr']:g}. It ranks methods on these data; with a larger "
-        f"model and more rounds all are more accurate.</p><div class='grid'>{accuracy}{gained}{_kinds_card(learn)}"
-        f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
+    return card(
+        "Gain over FedAvg, in points",
+        points,
+        f"Paired over clients; the intervals hold together. {said}",
+        anchor="gains",
     )
-    return "learn", "Learn", content
+
+
+def _sites_card(learn: Learn) -> str:
+    """Each site alone and joined, what it gains, and the pooled answer."""
+    about = learn.get("joining")
+    if about is None or not about["rows"]:
+        return ""
+    rows: list[dict[str, Any]] = [
+        {
+            "name": f"{capital(r['site'])} ({r['size']})",
+            "about": r["gain"],
+            "kind": {"gains": 2, "loses": 1}.get(r["verdict"], 0),
+            "note": f"{percent(r['alone']['value'])} \u2192 {percent(r['joined']['value'])}",
+        }
+        for r in about["rows"]
+    ]
+    rows.append({"name": "Mean over sites", "about": about["pooled"], "kind": 3})
+    low, high = draw.span([r["about"] for r in rows], 0.0)
+    figure = draw.forest(
+        rows, low=low, high=high, marks=(0.0,), show=lambda v: NONE if v is None else f"{100 * v:+.1f}"
+    )
+    spread = about["spread"]
+    reading = (
+        f"What each site gains by joining ({about['called']}) over training alone, in points, on its own rows held "
+        "out, and its accuracy alone and joined; the sites' intervals hold together. Sites differ with "
+        f"I2 {100 * spread['i2']:.0f}%, tau2 "
+        f"{1e4 * spread['tau2']:.1f} points squared (p = {number(spread['p'])} of no difference)."
+    )
+    return card("Who gains by joining", figure, reading, wide=True, table="sites", anchor="sites")
 
 
 def _kinds_card(learn: Learn) -> str:
@@ -172,20 +233,22 @@ def _methods_table(order: Sequence[About], predicted: Mapping[str, About]) -> st
                 (gain["value"], NONE if gain["value"] is None else f"{100 * gain['value']:+.1f}"),
                 (r["worst"]["value"], f"{percent(r['worst']['value'])}"),
                 (r["worst"]["low"], between(r["worst"], percent)),
-                (r["worst"].get("equal"), percent(r["worst"].get("equal"))),
+                (r["worst"]["seen"], percent(r["worst"]["seen"])),
                 (guess["value"], percent(guess["value"])),
+                (r.get("lr"), NONE if r.get("lr") is None else f"{r['lr']:g}"),
                 (r["seeds"], NONE if r["seeds"] is None else f"{100 * r['seeds']:.1f}"),
             ]
         )
-    names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "if equal", "predicted"]
-    names.append("seeds, ± points")
-    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7), name="methods")
-    low = min(order, key=lambda r: r["worst"]["value"] or 0)
+    names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "as seen", "predicted", "rate"]
+    names.append("repeats, ± points")
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8), name="methods")
+    low = min((r for r in order if not r["baseline"]), key=lambda r: r["worst"]["value"] or 0)
     reading = (
-        f"Click a heading to sort. The worst tenth of the clients (five at least) does worst under {low['called']}: "
-        f"{percent(low['worst']['value'])}. If equal: what it would be by chance were all clients served equally well."
+        "Click a heading to sort. The worst tenth of the clients (five at least; of sites the worst one) does worst "
+        f"under {low['called']}: {percent(low['worst']['value'])}, with bad luck in few rows taken off; as seen: "
+        "before that."
     )
-    return card("Methods in numbers", table, reading, wide=True, table="methods")
+    return card("Methods in numbers", table, reading, wide=True, table="methods", anchor="methods")
 
 
 def _cohorts_card(learn: Learn) -> str:
@@ -199,6 +262,7 @@ def _cohorts_card(learn: Learn) -> str:
         draw.curves(rows, label="Accuracy of FedAvg by round and cohort"),
         f"{reading}.",
         table="cohorts",
+        anchor="cohorts",
     )
 
 
@@ -221,7 +285,7 @@ def _costs_card(learn: Learn) -> str:
         f"{dear['called']} sends "
         "the most. Revealed is what the server sees client by client; all else that is sent it sees as a sum only."
     )
-    return card("Cost of a round, and what the server sees", table, reading, table="costs")
+    return card("Cost of a round, and what the server sees", table, reading, table="costs", anchor="costs")
 
 
 def _clients_card(result: Result) -> str:

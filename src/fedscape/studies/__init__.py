@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedscape.studies.check import check, check_population
 from fedscape.studies.collaboration import Collaboration, collaboration
 from fedscape.studies.compare import compare
 from fedscape.studies.explain import explain
@@ -14,6 +15,8 @@ from fedscape.studies.study import study
 __all__ = [
     "Collaboration",
     "Study",
+    "check",
+    "check_population",
     "collaboration",
     "compare",
     "draw",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
 
-WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
-CLOSE = 0.005  # of two methods this close the simpler is advised
 #: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
@@ -21,24 +20,16 @@ def advise(result: dict[str, Any]) -> list[Item]:
     items: list[Item | None] = [_differ(result)]
     if "learn" in result:
         learn = result["learn"]
-        best = chosen(learn["true"])
-        items += [_method(learn, best), _worth(learn, best), _alone(learn, best), _worst(learn, best)]
-        items += [_cohort(learn), _cost(learn, best), _planning(learn)]
+        best = next((row for row in learn["true"] if row["method"] == learn["advised"]), None)
+        items += [_method(learn, best)]
+        if best is not None:
+            items += [_worth(learn, best), _alone(learn, best), _joining(learn), _worst(learn, best)]
+            items += [_cohort(learn), _cost(learn, best), _planning(learn)]
+        else:
+            items += [_joining(learn)]
     else:
         items.append(_kinds(result))
     return [item for item in items if item is not None]
-
-
-def chosen(rows: list[Item]) -> Item:
-    """The most accurate method, or a simpler one that is half a point behind at most; rows are simplest first.
-
-    >>> a, b = ({"method": m, "accuracy": {"value": v}} for m, v in (("fedavg", 0.8), ("fedem", 0.803)))
-    >>> chosen([a, b])["method"]
-    'fedavg'
-    """
-    known = [row for row in rows if row["accuracy"]["value"] is not None]
-    top = max(row["accuracy"]["value"] for row in known)
-    return next(row for row in known if row["accuracy"]["value"] >= top - CLOSE)
 
 
 def verdict(gain: dict[str, float] | None) -> str:
@@ -135,20 +126,57 @@ def _kinds(result: dict[str, Any]) -> Item:
     return _item("How many kinds of clients?", str(n), text, share)
 
 
-def _method(learn: dict[str, Any], best: Item) -> Item:
-    rows = learn["true"]
-    second = sorted((r for r in rows if r is not best), key=lambda r: -(r["accuracy"]["value"] or 0))[0]
-    lead = best["accuracy"]["value"] - second["accuracy"]["value"]
-    tail = (
-        f"{second['called']} is next with {percent(second['together'])}."
-        if lead >= 0
-        else f"{second['called']} has {percent(second['together'])}, too little more to prefer it."
+def _called(learn: dict[str, Any], method: str) -> str:
+    return str(next(row["called"] for row in learn["true"] if row["method"] == method))
+
+
+def _method(learn: dict[str, Any], best: Item | None) -> Item:
+    question, over = "Which method?", learn["over"]
+    lead = f"{_called(learn, learn['best'])}, the most accurate, leads {points(over)}"
+    held = _held(learn)
+    if best is None:
+        text = (
+            f"None: no method is shown to beat guessing. {lead} over '{over['baseline']}', which needs no training, "
+            f"where the interval would have to lie above 0{_more(learn)}. {held}"
+        )
+        return _item(question, "none", text, over)
+    others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
+    answer = best["called"] + (f", tied with {_listed(others)}" if others else "")
+    text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}"
+    text += (
+        f", {points(best['over'])} over '{over['baseline']}'. It is the simplest that is not shown to be more than a "
+        "point behind the most accurate"
     )
-    text = (
-        f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over clients (the intervals of "
-        f"all {len(rows)} methods hold together, as the best was chosen on these rows); {tail}"
-    )
-    return _item("Which method?", best["called"], text, best["together"])
+    if best["method"] != learn["best"]:
+        text += f" ({_called(learn, learn['best'])}: {points(best['behind'], sign=False)} ahead)"
+    text += f". Tied with it, as far as these data tell: {_listed(others)}{_more(learn)}." if others else "."
+    return _item(question, answer, f"{text} {held}", best["together"])
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
+
+
+def _clients(learn: dict[str, Any]) -> str:
+    return "sites" if learn["sites"] else "clients"
+
+
+def _more(learn: dict[str, Any]) -> str:
+    """What would settle what is not shown."""
+    if learn["capped"]:
+        return "; a larger --budget takes more of the clients and rows there are"
+    return "; only more clients or rows would settle more"
+
+
+def _held(learn: dict[str, Any]) -> str:
+    """How often the same would have been advised."""
+    about = learn["stability"]
+    what = "rows inside each site" if learn["sites"] else "clients"
+    text = f"The same is advised in {about['same']} of {about['redraws']} redraws of the {what}"
+    if about["others"]:
+        name, often = max(about["others"].items(), key=lambda pair: int(pair[1]))
+        text += f", {'none' if name == 'None' else _called(learn, name)} in {often}"
+    return f"{text}."
 
 
 def _worth(learn: dict[str, Any], best: Item) -> Item:
@@ -158,19 +186,19 @@ def _worth(learn: dict[str, Any], best: Item) -> Item:
     personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
     said, gain = verdict(personal["gain"]), personal["gain"]
     verb = "gains" if gain["value"] >= 0 else "has"
-    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired over clients, all comparisons together"
+    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired, all comparisons together"
     body += _one_seed(learn)
     if said == "yes":
         better = personal.get("better")
         text = (
-            f"Worth it: {body}; {100 * better:.0f}% of the clients gain."
+            f"Worth it: {body}; {100 * better:.0f}% of the {_clients(learn)} gain."
             if better is not None
             else f"Worth it: {body}."
         )
     elif said == "no":
         text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
     else:
-        text = f"Not shown: {body}; more clients or rows would settle whether that is above {100 * WORTH:.0f} point."
+        text = f"Not shown: {body}{_more(learn)}."
     return _item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[said], text, gain)
 
 
@@ -183,24 +211,51 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     if about is None or about["value"] is None:
         return None
     called = learn["federated_method"]
-    if best["method"] == "local":
-        text = f"No: training alone is as good. {called} has {points(about)} over clients that train alone."
-        return _item("Is federation worth it?", "not worth it", text, about)
-    sure = about["low"] is not None and about["low"] > 0
-    word = "Yes" if sure and about["value"] >= WORTH else "Not shown"
+    body = f"{called} has {points(about)} over {_clients(learn)} that train alone, each at its own learning rate"
+    said = verdict(about)
+    if said == "yes":
+        return _item("Is federation worth it?", "worth it", f"Yes: {body}, paired{_one_seed(learn)}.", about)
+    if said == "no":
+        return _item("Is federation worth it?", "not worth it", f"No: {body}; less than a point.", about)
+    return _item("Is federation worth it?", "not shown", f"Not shown: {body}{_more(learn)}.", about)
+
+
+def _joining(learn: dict[str, Any]) -> Item | None:
+    """Who gains by joining, of a few sites."""
+    about = learn.get("joining")
+    if about is None or not about["rows"]:
+        return None
+    by = {word: [r for r in about["rows"] if r["verdict"] == word] for word in ("gains", "loses", "not shown")}
+    many = len(about["rows"]) > 5
+    called = {word: str(len(rows)) if many else _listed([r["site"] for r in rows]) for word, rows in by.items() if rows}
+    said = [
+        f"{called[word]} {word if len(by[word]) == 1 else word[:-1]}" for word in ("gains", "loses") if word in called
+    ]
+    if by["not shown"]:
+        of = f" of {len(about['rows'])}" if many else ""
+        said.append(f"for {called['not shown']}{of} neither is shown")
+    each = "; ".join(f"{r['site']} {points(r['gain'])}" for r in about["rows"])
+    spread = about["spread"]
     text = (
-        f"{word}: {called} gains {points(about)} over clients that train alone, paired over clients{_one_seed(learn)}."
+        f"Against training alone, {about['called']} changes the accuracy of each site's own rows by {each} (these "
+        f"intervals hold together). Mean over sites {points(about['pooled'])}. Sites differ in it with I2 "
+        f"{100 * spread['i2']:.0f}% and tau {100 * spread['tau2'] ** 0.5:.1f} points (p = {spread['p']:.2g} of none)."
     )
-    return _item("Is federation worth it?", "worth it" if word == "Yes" else "not shown", text, about)
+    return _item("Who gains by joining?", "; ".join(said), text, about["pooled"])
 
 
 def _worst(learn: dict[str, Any], best: Item) -> Item:
     about = best["worst"]
     mean = f"{100 * best['accuracy']['value']:.1f}%"
     n = about["clients"]
-    text = f"The {n} clients served worst have {percent(about)} with {best['called']}, where the mean is {mean}"
-    text += (
-        f"; if all were served equally, chance in their rows to test on would put {n} at {100 * about['equal']:.1f}%."
+    if learn["sites"]:
+        text = f"The site served worst has {percent(about)} with {best['called']}, where the mean is {mean}."
+        return _item("For whom does it fail?", f"{100 * about['value']:.0f}% at the worst site", text, about)
+    text = (
+        f"The {n} clients served worst had {100 * about['seen']:.1f}% of the rows they were tested on right with "
+        f"{best['called']}, partly by bad luck in few rows (served equally, {n} would be at "
+        f"{100 * about['equal']:.1f}%). Allowing for it, the accuracy of the worst {n} is {percent(about)}, where the "
+        f"mean is {mean}."
     )
     kinds = [k for k in learn["by_kind"] if k["value"] is not None]
     if len(kinds) > 1:
@@ -252,7 +307,7 @@ def _planning(learn: dict[str, Any]) -> Item | None:
     text = (
         f"{first} For {about['method']} they predict {points(about['gain'])} over FedAvg, where the true clients have "
         f"{points(about['true_gain'])}; predicted accuracies are {100 * about['error']:.1f} points off, mean over the "
-        "methods. The learning rate was tuned on the true clients: a plan without them would have to guess it."
+        "methods. The learning rates were tuned on the true clients: a plan without them would have to guess them."
     )
     answer = "yes" if about["same"] else "with care"
     return _item("Could it have been planned on simulated clients?", answer, text, about["gain"])

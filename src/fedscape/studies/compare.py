@@ -13,7 +13,7 @@ from fedscape.studies.intervals import plain
 from fedscape.studies.result import Study
 from fedscape.types import Array
 
-_DRAWS = 4000
+DRAWS = 4000
 
 
 def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0) -> dict[str, Any]:
+def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0, draws: int = DRAWS) -> dict[str, Any]:
     """The distance of two populations' mean shares, its interval, and the p-value of none.
 
     The means of many clients are near normal with the covariances that both studies keep; as these are estimates, draws
@@ -58,9 +58,9 @@ def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0)
     apart = means[0] - means[1]
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     rng = Key(seed, purpose="drift").generator()
-    noise = rng.standard_normal((_DRAWS, len(values))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+    noise = rng.standard_normal((draws, len(values))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
     if freedom:
-        noise *= np.sqrt(freedom / rng.chisquare(freedom, size=(_DRAWS, 1)))
+        noise *= np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     else:
         noise += 3.0  # longer than any difference: nothing is ruled out
     value = float(np.abs(apart).sum() / 2)
@@ -73,7 +73,7 @@ def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0)
         "low": round(max(2 * value - float(high), 0.0), 6),
         "high": round(min(max(2 * value - float(low), float(high)), 1.0), 6),
         "none": round(min(float(null.mean()), 1.0), 6),
-        "p": round(float((1 + (null >= value).sum()) / (_DRAWS + 1)), 5),
+        "p": round(float((1 + (null >= value).sum()) / (draws + 1)), 5),
         "moved": [
             {"category": names[j], "first": round(float(means[0][j]), 6), "second": round(float(means[1][j]), 6)}
             for j in moved.tolist()
@@ -112,12 +112,9 @@ def _freedom(covariances: Sequence[Array], *studies: Mapping[str, Any]) -> float
 
 
 def _best(result: Mapping[str, Any]) -> Any:
-    from fedscape.studies.advise import chosen
-
-    if "learn" not in result:
-        return None
-    best = chosen(result["learn"]["true"])
-    return best.get("together", best["accuracy"])  # chosen for its accuracy: the interval that holds for all
+    learn = result.get("learn", {})
+    rows = [row for row in learn.get("true", []) if row["method"] == learn["advised"]]
+    return rows[0]["together"] if rows else None  # chosen for its accuracy: the interval that holds for all
 
 
 def _method(result: Mapping[str, Any], name: str) -> Any:

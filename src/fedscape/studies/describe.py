@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -41,29 +42,36 @@ def described(data: Prepared, show: bool) -> dict[str, Any]:
     for column in about["columns"]:
         for extreme in ("min", "max"):  # the value of one row
             column.pop(extreme, None)
-    about["rows_per_client"]["largest"] = _about_size(int(data.given.sizes.max()), show)
+    about["rows_per_client"]["largest"] = about_size(int(data.given.sizes.max()), show)
     if not show:
         for extreme in ("min", "max"):  # the size of one client
             about["rows_per_client"].pop(extreme)
     counts = data.counts
-    shares = counts[counts.sum(axis=1) > 0] / np.maximum(counts[counts.sum(axis=1) > 0].sum(axis=1, keepdims=True), 1)
     edges, tally = _size_bins(counts.sum(axis=1))
-    n = len(shares)
-    # what a comparison of two studies needs: the clients' mean shares, and how far means of so many clients vary
-    spread = np.cov(shares.T, ddof=1) / n if n > 1 else np.zeros((counts.shape[1],) * 2)
+    shares = shares_of(counts, data.names)
     sizes = np.log(np.maximum(counts.sum(axis=1), 1))
     about["sizes"] = {"edges": edges, "clients": tally, "log_mean": mean_interval(sizes)}
     about["categories"] = {
-        "names": list(data.names),
         "ordered": data.ordered,
         "rows": counts.sum(axis=0),
         "clients": (counts > 0).sum(axis=0),
-        "mean_share": shares.mean(axis=0),
-        "clients_with_rows": n,
     }
     made: dict[str, Any] = plain(about)
-    made["categories"]["covariance"] = plain(spread, 10)  # small numbers: more digits than the rest
+    made["categories"] |= shares
     return made
+
+
+def shares_of(counts: Array, names: Sequence[str]) -> dict[str, Any]:
+    """What a comparison of two studies needs: clients' mean shares, and how far means of so many clients vary."""
+    filled = counts[counts.sum(axis=1) > 0]
+    shares, n = filled / filled.sum(axis=1, keepdims=True), len(filled)
+    spread = np.cov(shares.T, ddof=1) / n if n > 1 else np.zeros((counts.shape[1],) * 2)
+    return {
+        "names": list(names),
+        "mean_share": plain(shares.mean(axis=0)),
+        "clients_with_rows": n,
+        "covariance": plain(spread, 10),  # small numbers: more digits than the rest
+    }
 
 
 def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
@@ -88,7 +96,7 @@ def name_clients(
     kind = [chr(ord("A") + k) for k in shares.argmax(axis=1).tolist()]
     points = result["measure"]["map"]
     places = points.pop("clients")
-    sizes = [_about_size(int(data.counts[i].sum()), show) for i in places]
+    sizes = [about_size(int(data.counts[i].sum()), show) for i in places]
     ways = [name for name in ("labels", "features") if name in points]
     printed = [
         ([[_last(v) for v in points[name]["points"][j]] for name in ways], sizes[j], kind[i])
@@ -118,7 +126,7 @@ def _last(value: float | None) -> float:
     return float("inf") if value is None else value
 
 
-def _about_size(size: int, exact: bool) -> str:
+def about_size(size: int, exact: bool) -> str:
     """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
     if exact or size < 2:
         return plural(size, "row")

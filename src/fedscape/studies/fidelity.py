@@ -47,7 +47,7 @@ def simulated(
     said = overrules or Overrules()
     rows = as_proxy(proxy) if bare else datasets.read(proxy, client=client)
     rows = rows.select([name for name in rows.columns if name not in said.ignore])
-    rows = _by_names(rows, column, made.category_names_, said)
+    rows = by_names(rows, column, made.category_names_, said)
     named = made.category_names_ is not None and column in rows.names
     modelled = Labels(column, None if named else made.concentrations_.shape[1])
     recipe = FromMixture(made)
@@ -57,7 +57,9 @@ def simulated(
     return fed, {"feasibility": str(cut.feasibility), **about}
 
 
-def _by_names(rows: Federation, column: str, known: Sequence[str] | None, overrules: Overrules) -> Federation:
+def by_names(
+    rows: Federation, column: str, known: Sequence[str] | None, overrules: Overrules | None = None
+) -> Federation:
     """The rows that have a class, as codes whose names are the population's, where that has names."""
     if rows[column].ndim > 1:
         return rows

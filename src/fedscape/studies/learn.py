@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from fedscape.core.federation import Federation
 from fedscape.errors import plural
 from fedscape.methods import METHODS, Options, train
 from fedscape.simulate import FromMixture
 from fedscape.studies import tournament as learning
-from fedscape.studies.advise import DEVICE, chosen
+from fedscape.studies.advise import DEVICE
+from fedscape.studies.budget import Budget
+from fedscape.studies.choose import ORDER, Choice, choose, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
-from fedscape.studies.intervals import mean_interval, plain
+from fedscape.studies.intervals import FEW, mean_interval, plain
+from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.prepare import Prepared
+from fedscape.studies.sites import are_sites, joining
 from fedscape.studies.stages import Stages
+from fedscape.studies.standing import standing
 from fedscape.types import Array
 
 _LEAST_LEARNERS = 4
+_CALLED = {**{name: METHODS[name].title for name in learning.ENTRANTS}, **BASELINES}
 
 
 def why_not(data: Prepared) -> str | None:
@@ -36,46 +44,93 @@ def why_not(data: Prepared) -> str | None:
 
 
 def learn(
-    data: Prepared, mixture: Any, shares: Array, notes: list[str], stages: Stages, seed: int, n_rounds: int, seeds: int
+    data: Prepared,
+    mixture: Any,
+    shares: Array,
+    notes: list[str],
+    stages: Stages,
+    *,
+    budget: Budget,
+    sites: bool | None,
+    show_clients: bool,
+    seed: int,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     assert data.rows is not None  # asked by the caller
     rows = learning.directions(data.rows)
-    who = learning.some_clients(rows, notes, seed=seed)
-    true = learning.Clients.of(learning.fewer_rows(rows.take(who), notes, seed=seed), seed=seed)
-    steps = 2 * len(learning.ENTRANTS) * seeds + 6
-    how: dict[str, Any] = {"seed": seed, "n_rounds": n_rounds, "seeds": seeds}
-    said = stages.inside("learn", steps)
-    said("learning rate")
-    lr = learning.best_rate(true, seed=seed)
-    drawn = clients_of(rows, FromMixture(mixture), len(who), seed=seed)
-    drawn = drawn.take(np.flatnonzero(drawn.sizes >= 2))
-    simulated = learning.Clients.of(learning.fewer_rows(drawn, [], seed=seed), seed=seed)
-    predicted = learning.tournament(simulated, lr=lr, **how, say=lambda what: said(f"simulated clients: {what}"))
-    found = learning.tournament(true, lr=lr, **how, say=lambda what: said(f"true clients: {what}"))
-    standing = learning.standing(found, seed=seed, sizes=true.test.sizes)
+    who = learning.some_clients(rows, notes, seed=seed, most=budget.clients)
+    true = learning.fewer_rows(rows.take(who), notes, seed=seed, most=budget.rows)
+    few = are_sites(len(data.counts), sites)
+    guessed = replace(budget, repeats=min(budget.repeats, 2))
+    said = stages.inside("learn", len(learning.ENTRANTS) * (budget.repeats + guessed.repeats) + 4 * guessed.repeats + 1)
+    judged, used = learning.tournament(
+        true, budget, seed=seed, sites=few, say=lambda what: said(f"true clients: {what}")
+    )
+    rates = learning.typical(used)
+    simulated = _simulated(rows, mixture, len(who), budget, seed)
+    predicted, _ = learning.tournament(
+        simulated, guessed, seed=seed, sites=few, rates=rates, say=lambda what: said(f"simulated clients: {what}")
+    )
+    choice = choose(judged)
+    table = standing(judged, seed=seed)
+    for row in table:
+        row["lr"] = rates.get(row["method"])
+        row["behind"] = judged.difference(choice.best, row["method"])
     made: dict[str, Any] = {
         "clients": len(who),
-        "test_rows": true.test.n_rows,
-        "train_rows": true.train.n_rows,
-        "rounds": n_rounds,
-        "seeds": seeds,
-        "lr": lr,
+        "sites": few,
+        "test_rows": int(judged.rows_tested.sum()),
+        "train_rows": true.n_rows - round(true.n_rows / judged.folds),
+        "rounds": budget.rounds,
+        "seeds": budget.repeats,
+        "budget": budget.name,
+        "capped": len(who) < int((rows.sizes >= 2).sum()) or true.n_rows < rows.take(who).n_rows,
         "model": f"linear, {rows['x'].shape[1]} inputs"
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
-        "true": standing,
-        "simulated": learning.standing(predicted, seed=seed, sizes=simulated.test.sizes),
-        "cohorts": learning.cohorts(true, lr=lr, **how, say=said),
-        "costs": _costs(true, lr, seed),
+        "true": table,
+        "simulated": standing(predicted, seed=seed),
+        "advised": choice.advised,
+        "best": choice.best,
+        "tied": list(choice.tied),
+        "over": {**choice.over, "method": choice.best, "baseline": BASELINES[choice.baseline]},
+        "stability": stability(judged, choice, seed=seed),
+        "cohorts": learning.cohorts(true, budget, lr=rates["fedavg"], seed=seed, sites=few, say=said),
+        "costs": _costs(learning.held_out(true, repeat=0, seed=seed), rates["fedavg"], seed),
     }
-    made |= _beside(made, found, shares[who])
-    return plain(made), {"who": who, **{name: runs.mean(axis=0) for name, runs in found.items()}}
+    made |= _beside(made, judged, choice, choose(predicted), shares[who])
+    if few:
+        made["joining"] = _joining(judged, who, data, show_clients)
+    return plain(made), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
 
 
-def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dict[str, Any]:
+def _simulated(rows: Federation, mixture: Any, n_clients: int, budget: Budget, seed: int) -> Federation:
+    drawn = clients_of(rows, FromMixture(mixture), n_clients, seed=seed)
+    drawn = drawn.take(np.flatnonzero(drawn.sizes >= 2))
+    return learning.fewer_rows(drawn, [], seed=seed, most=budget.rows)
+
+
+def _federated(judged: Judged) -> str:
+    """The most accurate method that is not training alone."""
+    return max((m for m in ORDER if m != "local"), key=lambda name: judged.means[name])
+
+
+def _joining(judged: Judged, who: Array, data: Prepared, show_clients: bool) -> dict[str, Any]:
+    """Who gains by joining: sites by name where they may be shown, else by number, those that gain the most first."""
+    method = _federated(judged)
+    gains = judged.clients[method] - judged.clients["local"]
+    order = np.argsort(-np.nan_to_num(gains, nan=-2.0), kind="stable")
+    names = [str(name) for name in data.given.ids[who]]
+    if not show_clients:
+        place = {int(c): i for i, c in enumerate(order)}
+        names = [f"site {place[c] + 1}" for c in range(len(names))]
+    made = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
+    made["rows"].sort(key=lambda row: -row["gain"]["value"])
+    return made | {"called": _CALLED[method]}
+
+
+def _beside(made: dict[str, Any], judged: Judged, choice: Choice, predicted: Choice, shares: Array) -> dict[str, Any]:
     """What advice needs beside the tables: kinds, federation against none, prediction against truth, settled rounds."""
-    best = chosen(made["true"])["method"]
-    mine = found[best].mean(axis=0)
+    mine = judged.clients[choice.advised or choice.best]
     kind = shares.argmax(axis=1)
     by_kind = [
         {
@@ -86,27 +141,25 @@ def _beside(made: dict[str, Any], found: dict[str, Array], shares: Array) -> dic
         for k in range(shares.shape[1])
         if (kind == k).any()
     ]
-    others = [row for row in made["true"] if row["method"] != "local"]
-    together = max(others, key=lambda row: row["accuracy"]["value"] or 0)
+    together = _federated(judged)
     value = {which: {row["method"]: row for row in made[which]} for which in ("true", "simulated")}
     personal = max((r for r in made["simulated"] if r["gain"]), key=lambda r: r["gain"]["value"] or -1)["method"]
-    first = {which: chosen(made[which]) for which in ("true", "simulated")}
     errors = [
-        abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"]) for m in value["true"]
+        abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"])
+        for m in learning.ENTRANTS
     ]
     curve = made["cohorts"][-1]["curve"]
     settled = next(number for number, accuracy in curve if accuracy >= curve[-1][1] - 0.01)
-    paired = found[together["method"]].mean(axis=0) - found["local"].mean(axis=0)
-    variance = learning.seed_variance(found, together["method"], "local")
+    comparisons = len(learning.ENTRANTS) - 1  # the best of the others
     return {
         "by_kind": by_kind,
-        "federated": mean_interval(paired, comparisons=len(others), variance=variance),  # the best of the others
-        "federated_method": together["called"],
+        "federated": judged.difference(together, "local", comparisons=comparisons),
+        "federated_method": _CALLED[together],
         "settled": settled,
         "prediction": {
-            "predicted": first["simulated"]["called"],
-            "realised": first["true"]["called"],
-            "same": first["simulated"]["method"] == first["true"]["method"],
+            "predicted": _CALLED.get(predicted.advised or "", "no method"),
+            "realised": _CALLED.get(choice.advised or "", "no method"),
+            "same": predicted.advised == choice.advised,
             "method": value["true"][personal]["called"],
             "gain": value["simulated"][personal]["gain"],
             "true_gain": value["true"][personal]["gain"],

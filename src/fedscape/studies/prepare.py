@@ -21,7 +21,7 @@ MOST_CATEGORIES = 100
 MOST_ROWS = 200_000
 _CONTEXT = 3  # characters of a text before the one to be guessed
 _CELLS = 8
-_OTHER = "(all other)"
+OTHER = "(all other)"  # categories that are together
 
 
 class Apart(NamedTuple):
@@ -225,9 +225,9 @@ def _rare_together(often: Array, labels: list[str], notes: list[str]) -> tuple[A
     share = 1 - often[top].sum() / often.sum()
     notes.append(
         f"There are {len(labels):,} categories: kinds of clients are fitted to all of them; everywhere else the "
-        f"{len(top)} most frequent stay and the others ({share:.1%} of rows) are together as {_OTHER!r}."
+        f"{len(top)} most frequent stay and the others ({share:.1%} of rows) are together as {OTHER!r}."
     )
-    return place, [*[labels[j] for j in top], _OTHER]
+    return place, [*[labels[j] for j in top], OTHER]
 
 
 def _joined(counts: Array, place: Array, n: int) -> Array:
@@ -244,12 +244,12 @@ def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[s
     stay as they are.
     """
     clients = (counts > 0).sum(axis=0)
-    order = [j for j in np.argsort(clients, kind="stable").tolist() if clients[j] and labels[j] != _OTHER]
+    order = [j for j in np.argsort(clients, kind="stable").tolist() if clients[j] and labels[j] != OTHER]
     rare = [j for j in order if clients[j] < least]
     if not rare:
         return np.arange(len(labels)), labels
     seldom = len(rare)
-    rare += [j for j, name in enumerate(labels) if name == _OTHER]
+    rare += [j for j, name in enumerate(labels) if name == OTHER]
     for j in order[seldom:]:
         if (counts[:, rare].sum(axis=1) > 0).sum() >= least:
             break
@@ -263,10 +263,10 @@ def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[s
         return np.arange(len(labels)), labels
     what = plural(seldom, "category", "categories")
     verb = "is" if seldom == 1 else "are"
-    notes.append(f"{what} that fewer than {least} clients have {verb} together with others as {_OTHER!r}.")
+    notes.append(f"{what} that fewer than {least} clients have {verb} together with others as {OTHER!r}.")
     place = np.full(len(labels), len(kept))
     place[kept] = np.arange(len(kept))
-    return place, [*[labels[j] for j in kept], _OTHER]
+    return place, [*[labels[j] for j in kept], OTHER]
 
 
 def features_of(

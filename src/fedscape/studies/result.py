@@ -11,7 +11,8 @@ from typing import Any
 
 from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError
-from fedscape.studies.schema import FORMAT, Interval, Result, Seconds, Standing
+from fedscape.studies.schema import FORMAT, Result
+from fedscape.studies.schema_learn import Interval, Seconds, Standing
 from fedscape.studies.validate import misfit
 
 
@@ -122,6 +123,18 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
     if "learn" in result:
         standings = {"true": result["learn"]["true"], "simulated": result["learn"]["simulated"]}
         made["methods"] = [row for which, rows in standings.items() for row in _methods(rows, which)]
+        if "joining" in result["learn"]:
+            made["sites"] = [
+                {
+                    "site": row["site"],
+                    "size": row["size"],
+                    **_spread("alone", row["alone"]),
+                    **_spread("joined", row["joined"]),
+                    **_spread("gain", row["gain"]),
+                    "verdict": row["verdict"],
+                }
+                for row in result["learn"]["joining"]["rows"]
+            ]
         made["cohorts"] = [
             {"clients": row["clients"], "round": number, "accuracy": accuracy}
             for row in result["learn"]["cohorts"]
@@ -144,7 +157,7 @@ def _methods(standings: Sequence[Standing], which: str) -> list[dict[str, Any]]:
     for row in standings:
         gain = row["gain"] or Interval(value=None, low=None, high=None)
         numbers = {**_spread("accuracy", row["accuracy"]), **_spread("gain", gain), **_spread("worst", row["worst"])}
-        numbers["worst_if_equal"] = row["worst"].get("equal")
+        numbers |= {"worst_seen": row["worst"]["seen"], "worst_if_equal": row["worst"].get("equal")}
         rows.append({"clients": which, "method": row["called"], **numbers, "seeds": row["seeds"]})
     return rows
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-FORMAT = 1
+from fedscape.studies.schema_learn import Interval, Learn
 
-
-class Interval(TypedDict):
-    """A number and the ends of its 95% interval; None where there is none."""
-
-    value: float | None
-    low: float | None
-    high: float | None
+FORMAT = 2
 
 
 class Asked(TypedDict):
@@ -20,8 +14,10 @@ class Asked(TypedDict):
 
     features: list[str] | None
     epsilon: float | None
-    rounds: int
-    seeds: int
+    budget: str | None
+    rounds: int | None
+    seeds: int | None
+    sites: bool | None
 
 
 class About(TypedDict):
@@ -208,6 +204,47 @@ class Model(TypedDict):
     census: NotRequired[Census]
 
 
+class Profile(TypedDict):
+    """A column of numbers: mean and spread of clients' means, and blurred what no client of the study went beyond."""
+
+    name: str
+    clients: int
+    mean: float
+    sd: float | None
+    missing: float
+    missing_most: float
+    low: float
+    high: float
+    median_low: float
+    median_high: float
+    constant: bool
+
+
+class Moments(TypedDict):
+    """Mean and standard deviation over clients."""
+
+    mean: float | None
+    sd: float | None
+    clients: int
+
+
+class Ranks(TypedDict):
+    """How clients fit the kinds: a histogram of the ranks of their likelihoods among draws from them."""
+
+    ranks: list[int]
+    clients: int
+
+
+class Reference(TypedDict):
+    """What a later check compares with."""
+
+    columns: list[Profile]
+    sizes: Moments
+    kinds: Ranks
+    duplicates_most: float
+    cuts: NotRequired[list[float]]
+
+
 class Measure(Interval):
     """One number of a fidelity, what equal laws would give, and the p-value of equal laws."""
 
@@ -218,6 +255,7 @@ class Measure(Interval):
 class Fidelity(TypedDict):
     """How alike simulated clients are to the true ones."""
 
+    misfit: Measure
     auc: Measure
     distance: Measure
     size: Measure
@@ -235,97 +273,6 @@ class Simulate(TypedDict):
     iid: Fidelity
 
 
-class Worst(Interval):
-    """The clients served worst: how many, and what they would have if all were served equally."""
-
-    clients: int
-    equal: float | None
-
-
-class Standing(TypedDict):
-    """A method in the tournament."""
-
-    method: str
-    called: str
-    accuracy: Interval
-    together: Interval
-    worst: Worst
-    gain: Interval | None
-    better: NotRequired[float]
-    seeds: float | None
-
-
-class Cohort(TypedDict):
-    """FedAvg with so many clients a round."""
-
-    clients: int
-    curve: list[list[float]]
-    accuracy: Interval
-    behind: Interval
-
-
-class Seconds(TypedDict):
-    """The median client's seconds, and the ends of the middle half."""
-
-    value: float
-    low: float
-    high: float
-
-
-class Cost(TypedDict):
-    """What a round of a method costs a client, and what the server sees of it."""
-
-    method: str
-    called: str
-    bytes_up: int
-    bytes_down: int
-    seconds: Seconds
-    summed: list[str]
-    revealed: list[str]
-    kept: list[str]
-
-
-class ByKind(Interval):
-    """The accuracy of the clients of one kind."""
-
-    kind: str
-    clients: int
-
-
-class Prediction(TypedDict):
-    """What simulated clients predicted, beside what the true ones have."""
-
-    predicted: str
-    realised: str
-    same: bool
-    method: str
-    gain: Interval
-    true_gain: Interval
-    error: float
-
-
-class Learn(TypedDict):
-    """The section learn."""
-
-    clients: int
-    test_rows: int
-    train_rows: int
-    rounds: int
-    seeds: int
-    lr: float
-    model: str
-    inputs: int
-    true: list[Standing]
-    simulated: list[Standing]
-    cohorts: list[Cohort]
-    costs: list[Cost]
-    by_kind: list[ByKind]
-    federated: Interval
-    federated_method: str
-    settled: int
-    prediction: Prediction
-
-
 class Item(Interval):
     """A question, its answer in a word and in a sentence, and the number behind it."""
 
@@ -337,12 +284,13 @@ class Item(Interval):
 class Result(TypedDict):
     """The result of a study."""
 
-    format: Literal[1]
+    format: Literal[2]
     findings: list[Finding]
     about: About
     describe: Describe
     measure: Measured
     model: Model
+    reference: Reference
     simulate: NotRequired[Simulate]
     learn: NotRequired[Learn]
     advise: list[Item]

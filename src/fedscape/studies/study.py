@@ -12,8 +12,8 @@ from fedscape.formats.kinds import Overrules
 from fedscape.formats.reading import Reading
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.ranges import NOISE, check_positive
-from fedscape.studies import tournament as learning
 from fedscape.studies.advise import advise
+from fedscape.studies.budget import DEFAULT, Budget, budget_of
 from fedscape.studies.describe import about_study, described, name_clients
 from fedscape.studies.fidelity import LEAST, simulating
 from fedscape.studies.intervals import FEW
@@ -21,6 +21,7 @@ from fedscape.studies.kinds import census, declared_counts, model
 from fedscape.studies.learn import learn, why_not
 from fedscape.studies.measure import measure
 from fedscape.studies.prepare import Prepared, prepare
+from fedscape.studies.reference import reference
 from fedscape.studies.result import Study
 from fedscape.studies.schema import FORMAT, Result
 from fedscape.studies.stages import STAGES, Stages
@@ -35,8 +36,10 @@ def study(
     names: Sequence[str] | None = None,
     overrules: Overrules | None = None,
     reading: Reading | None = None,
-    rounds: int = learning.ROUNDS,
-    seeds: int = learning.SEEDS,
+    budget: str = DEFAULT,
+    rounds: int | None = None,
+    seeds: int | None = None,
+    sites: bool | None = None,
     epsilon: float | None = None,
     show_clients: bool = False,
     source: str = "a federation",
@@ -62,8 +65,15 @@ def study(
         What columns are, against what their values suggest.
     reading
         How the columns were read, from `datasets.read_table`; by default they are read here.
+    budget
+        How far the tournament goes: "30s", "2min" or "20min", about what a study takes on one core. More clients,
+        rows, rounds and repeats; the clock is not read.
     rounds, seeds
-        Of the tournament: every method is trained for so many rounds, so many times.
+        Of the tournament, instead of the budget's: every method is trained for so many rounds, so many times, each
+        time with other rows held out.
+    sites
+        True: the clients are a few sites, all there are; intervals are over rows inside each. False: they are a sample
+        of clients. By default fewer than 20 clients are sites.
     epsilon
         Also count the categories privately within this budget (unit client, delta 1e-5); they must be declared, by
         `names` or by the data. Its noise is secret, so that two such studies differ; without it the same inputs and
@@ -87,8 +97,7 @@ def study(
     >>> done.result["describe"]["clients"], done.result["advise"][0]["answer"]
     (40, 'yes')
     """
-    if rounds < 1 or seeds < 1:
-        raise DataError(f"rounds and seeds must be at least 1, not {rounds} and {seeds}")
+    limits = budget_of(budget, rounds=rounds, repeats=seeds)
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
         called = names if names is not None or overrules is None else overrules.names
@@ -102,13 +111,14 @@ def study(
     result: dict[str, Any] = {"format": FORMAT, "findings": [found.shared() for found in data.reading.findings]}
     result["about"] = about_study(data, source, seed, show_clients)
     result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
-    result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds}
+    result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds, "sites": sites}
+    result["about"]["asked"] |= {"budget": None if budget == DEFAULT else budget}
     result["about"]["command"] = command
     # before the long work: a budget that does not allow it is known at once
     counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
-        _fill(result, data, notes, stages, counted, show_clients)
+        _fill(result, data, notes, stages, counted, show_clients, limits)
     return Study(cast(Result, result), dict(stages.seconds))
 
 
@@ -119,6 +129,7 @@ def _fill(
     stages: Stages,
     counted: dict[str, Any] | None,
     show_clients: bool,
+    limits: Budget,
 ) -> None:
     """Work out the sections of a result, one stage after the other."""
     seed, asked, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
@@ -131,6 +142,7 @@ def _fill(
         if counted is not None:
             result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")
+        result["reference"] = reference(data, result["model"], seed=seed)
     with stages.of("simulate"):
         if len(data.counts) >= LEAST:
             result["simulate"] = simulating(data, mixture, seed=seed)
@@ -143,8 +155,9 @@ def _fill(
         why = why_not(data)
         if why is None:
             result["learn"], accuracies = learn(
-                data, mixture, shares, notes, stages, seed, asked["rounds"], asked["seeds"]
-            )
+                data, mixture, shares, notes, stages, budget=limits, sites=asked["sites"], show_clients=show_clients,
+                seed=seed,
+            )  # fmt: skip
             kinds = result["learn"]["by_kind"]
             result["learn"]["by_kind"] = [kind for kind in kinds if kind["clients"] >= least]
         elif data.labels and data.width:

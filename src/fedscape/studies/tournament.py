@@ -13,23 +13,24 @@ from fedscape.core.random import Key
 from fedscape.core.sampling import FixedSize
 from fedscape.methods import METHODS, Options, train
 from fedscape.statistics.moments import Moments
-from fedscape.studies.intervals import FEW, bootstrap_interval, mean_interval, plain
+from fedscape.studies.budget import Budget
+from fedscape.studies.intervals import plain
+from fedscape.studies.judged import BASELINES, Judged
 from fedscape.types import Array
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
+    from fedscape.personal import Personalised
 
 #: Methods of the tournament, the simplest first.
 ENTRANTS = ("fedavg", "fedavg+", "ifca", "fedem", "fedgmm", "local")
-ROUNDS = 20
-SEEDS = 2
-MOST_CLIENTS = 60
-MOST_ROWS = 12_000
 DIRECTIONS = 48  # features a model sees: the leading directions of wider rows
 _GAUSSIAN = 8  # of those, the ones FedGMM's Gaussians are fitted to
 _FINISH = 3
 _BATCH = 32
-_RATES = (0.1, 0.3, 1.0)
+_RATES = (0.1, 0.4, 1.6)
+_FOLDS = 4
+_RESTARTED = ("ifca", "fedem", "fedgmm")
 
 Say = Callable[[str], None]
 
@@ -41,37 +42,56 @@ class Clients:
     train: Federation
     test: Federation
 
-    @classmethod
-    def of(cls, rows: Federation, *, seed: int) -> Clients:
-        """A part of each client's rows held out: a quarter, or half where clients are small.
 
-        A row that simulated clients share (the column `row`) is tested on only where no one trains on it.
-        """
-        share = 0.25 if np.median(rows.sizes[rows.sizes > 0]) >= 8 else 0.5
-        train, test = rows.split(test=share, seed=seed)
-        if "row" in rows:
-            test = test.where(~np.isin(test["row"], train["row"]))
-        return cls(train, test)
+def folds_for(rows: Federation) -> int:
+    """Into how many parts a client's rows are cut, of which one is held out: four, or two where clients are small."""
+    return _FOLDS if np.median(rows.sizes[rows.sizes > 0]) >= 2 * _FOLDS else 2
 
 
-def some_clients(rows: Federation, notes: list[str], *, seed: int) -> Array:
-    """The clients that take part: those with rows to train and to test on, at most MOST_CLIENTS of them."""
+def held_out(rows: Federation, *, repeat: int, seed: int) -> Clients:
+    """The clients of one repeat: in as many repeats as there are folds every row is held out once, then cut anew.
+
+    A row that simulated clients share (the column `row`) is tested on only where no one trains on it.
+    """
+    folds = folds_for(rows)
+    cut, fold = divmod(repeat, folds)
+    key = Key(seed, purpose=f"folds of a tournament, cut {cut}")
+    owner = rows.client_of_row
+    order = np.argsort(owner + key.uniform_rows(rows), kind="stable")
+    first = np.floor(key.to("first fold").uniform(rows) * folds).astype(np.int64)  # who has few rows is in any fold
+    chosen = np.zeros(rows.n_rows, dtype=bool)
+    chosen[order[(np.arange(rows.n_rows) - rows.offsets[owner] + first[owner]) % folds == fold]] = True
+    chosen &= rows.sizes[owner] > 1
+    train, test = rows.where(~chosen), rows.where(chosen)
+    if "row" in rows:
+        test = test.where(~np.isin(test["row"], train["row"]))
+    return Clients(train, test)
+
+
+def some_clients(rows: Federation, notes: list[str], *, seed: int, most: int) -> Array:
+    """The clients that take part: those with rows to train and to test on, at most so many of them."""
     able = np.flatnonzero(rows.sizes >= 2)
-    if len(able) > MOST_CLIENTS:
-        notes.append(f"The tournament is among {MOST_CLIENTS} of the {len(able):,} clients, chosen by the seed.")
-        able = np.sort(Key(seed, purpose="clients of a tournament").generator().permutation(able)[:MOST_CLIENTS])
+    if len(able) > most:
+        notes.append(
+            f"The tournament is among {most:,} of the {len(able):,} clients, chosen by the seed; a larger --budget "
+            "takes more of them."
+        )
+        able = np.sort(Key(seed, purpose="clients of a tournament").generator().permutation(able)[:most])
     return able
 
 
-def fewer_rows(rows: Federation, notes: list[str], *, seed: int) -> Federation:
-    """The same clients with at most MOST_ROWS rows together: the largest give up the most."""
-    if rows.n_rows <= MOST_ROWS:
+def fewer_rows(rows: Federation, notes: list[str], *, seed: int, most: int) -> Federation:
+    """The same clients with at most so many rows together: the largest give up the most."""
+    if rows.n_rows <= most:
         return rows
     low, high = 1, int(rows.sizes.max())
     while low < high:  # the largest cap that keeps the sum
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.minimum(rows.sizes, middle).sum() <= MOST_ROWS else (low, middle - 1)
-    notes.append(f"Clients train and test on at most {low:,} of their rows each, so that the tournament ends in time.")
+        low, high = (middle, high) if np.minimum(rows.sizes, middle).sum() <= most else (low, middle - 1)
+    notes.append(
+        f"Clients train and test on at most {low:,} of their rows each, so that the tournament ends in time; a larger "
+        "--budget takes more of them."
+    )
     owner = rows.client_of_row
     order = np.argsort(owner + Key(seed, purpose="rows of a tournament").uniform_rows(rows), kind="stable")
     kept = np.zeros(rows.n_rows, dtype=bool)
@@ -109,158 +129,135 @@ def way(rows: Federation, *, seed: int, lr: float = 1.0) -> LocalSGD:
     return LocalSGD(model, cross_entropy, lr=lr, epochs=1, batch_size=_BATCH)
 
 
-def best_rate(clients: Clients, *, seed: int) -> float:
-    """The learning rate with which FedAvg has the lowest loss on rows held out of the training rows."""
-    from fedscape.learning import grid, sweep
+def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[float, int]:
+    """The learning rate, then the start (a seed) with which a method is best on rows held out of those to train on.
 
+    The score is Brier's, mean over clients. These rows judge nothing else: what the method is tested on is not looked
+    at. Methods of several models fall into bad optima from some starts, so that theirs is chosen among a few.
+    """
     fit, held = clients.train.split(test=0.25, seed=seed + 1)
     if held.n_rows == 0:  # clients of one row to train on: nothing can be held out of them
-        return _RATES[1]
-    trials = sweep(
-        way(fit, seed=seed), fit, grid(lr=list(_RATES)), n_rounds=8, validation=held, seed=seed, progress=False
-    )
-    sound = [trial for trial in trials if not trial.diverged]
-    return float(sound[0].setting.lr) if sound else min(_RATES)
+        return _RATES[1], seed
+    right = np.eye(max(2, clients.train.categories("y")))[held["y"]]
+    weight = 1 / held.sizes[held.client_of_row]  # the mean over clients, as in what is judged
+
+    def score(lr: float, start: int) -> float:
+        proba = trained(method, fit, lr=lr, seed=start, n_rounds=n_rounds).predict_proba(held)
+        found = float(weight @ ((proba - right) ** 2).sum(axis=1))
+        return found if np.isfinite(found) else np.inf
+
+    by_rate = {lr: score(lr, seed) for lr in _RATES}
+    lr = min(by_rate, key=lambda rate: by_rate[rate])
+    if method not in _RESTARTED:
+        return lr, seed
+    by_start = {seed: by_rate[lr], **{start: score(lr, start) for start in (seed + 1000, seed + 2000)}}
+    return lr, min(by_start, key=lambda start: by_start[start])
 
 
-def trained(method: str, clients: Clients, *, lr: float, seed: int, n_rounds: int = ROUNDS) -> Array:
-    """The accuracy of every client under its own model, NaN where it has no rows to test on."""
-    local = way(clients.train, seed=seed, lr=lr)
-    model = train(
-        method, local, clients.train, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=Options(column="z")
-    )
-    return np.asarray(model.evaluate(clients.test).accuracy)
+def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds: int) -> Personalised:
+    """A method trained to its end."""
+    local = way(clients, seed=seed, lr=lr)
+    options = Options(column="z")
+    return train(method, local, clients, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=options)
+
+
+def guesses(clients: Clients) -> dict[str, Array]:
+    """What the baselines say of each row to test on, from the labels of the rows to train on.
+
+    >>> fed = Federation({"y": [0, 0, 1, 1, 1, 1]}, [0, 3, 6])
+    >>> {name: said.tolist() for name, said in guesses(Clients(fed, fed)).items()}
+    {'commonest': [1, 1, 1, 1, 1, 1], 'own-commonest': [0, 0, 0, 1, 1, 1]}
+    """
+    counts = clients.train.counts("y", max(2, clients.train.categories("y")))
+    together = counts.sum(axis=0)
+    own = (counts + together / (together.sum() + 1)).argmax(axis=1)  # ties go to what all have more of
+    common = np.full(clients.test.n_rows, int(together.argmax()))
+    return {"commonest": common, "own-commonest": own[clients.test.client_of_row]}
 
 
 def tournament(
-    clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
-) -> dict[str, Array]:
-    """Accuracies [seeds, clients] of every method."""
-    made = {}
-    for name in ENTRANTS:
-        runs = []
-        for run in range(seeds):
+    rows: Federation,
+    budget: Budget,
+    *,
+    seed: int,
+    say: Say,
+    rates: Mapping[str, float] | None = None,
+    sites: bool = False,
+) -> tuple[Judged, dict[str, list[float]]]:
+    """Every method in every repeat: which rows it hit, and its learning rates, tuned inside each repeat or given."""
+    hits = {name: np.full((budget.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*ENTRANTS, *BASELINES)}
+    used: dict[str, list[float]] = {name: [] for name in ENTRANTS}
+    rows = rows.with_column("at", np.arange(rows.n_rows))
+    for repeat in range(budget.repeats):
+        clients = held_out(rows, repeat=repeat, seed=seed)
+        at, truth = clients.test["at"], clients.test["y"]
+        for name in ENTRANTS:
             say(METHODS[name].title)
-            runs.append(trained(name, clients, lr=lr, seed=seed + run, n_rounds=n_rounds))
-        made[name] = np.array(runs)
-    return made
+            lr, start = 0.0 if rates is None else rates[name], seed + repeat
+            if rates is None:
+                lr, start = tuned(name, clients, seed=start, n_rounds=max(1, budget.rounds // 3))
+            used[name].append(lr)
+            done = trained(name, clients.train, lr=lr, seed=start, n_rounds=budget.rounds)
+            hits[name][repeat, at] = done.predict(clients.test) == truth
+        for name, said in guesses(clients).items():
+            hits[name][repeat, at] = said == truth
+    return Judged(hits, rows.client_of_row, len(rows), folds_for(rows), sites), used
 
 
-def seed_variance(found: Mapping[Any, Array], first: Any, second: Any) -> tuple[float, float]:
-    """The variance over seeds of the mean difference of two methods, and its degrees of freedom; 0 with one seed.
+def typical(rates: Mapping[str, list[float]]) -> dict[str, float]:
+    """The middle learning rate of each method over the repeats.
 
-    Two seeds say little about one method, so that the variance is pooled over all of them; a method that moves more
-    than most keeps its own.
-
-    >>> seed_variance({"a": np.array([[0.0], [0.2]]), "b": np.array([[0.1], [0.1]])}, "a", "b")
-    (0.010000000000000002, 2)
+    >>> typical({"fedavg": [0.1, 1.0, 1.0]})
+    {'fedavg': 1.0}
     """
-    means = {name: np.nanmean(runs, axis=1) for name, runs in found.items()}
-    n = len(means[first])
-    if n < 2:
-        return 0.0, np.inf
-    pooled = 2 * np.mean([values.var(ddof=1) for values in means.values()])
-    own = (means[first] - means[second]).var(ddof=1)
-    return float(max(pooled, own) / n), len(means) * (n - 1)
-
-
-def standing(found: dict[str, Array], *, seed: int, sizes: Array | None = None) -> list[dict[str, Any]]:
-    """Every method with its accuracy, its worst tenth and its gain over FedAvg, intervals over clients.
-
-    The gain is paired: the difference client by client, averaged over seeds; its interval also holds how far the mean
-    moves from seed to seed, and those of all methods hold together. `together` is the interval of the accuracy that
-    also holds for a method that was chosen for it. `seeds` is how far the accuracy moves. With `sizes`, the clients'
-    numbers of rows to test on, the worst tenth is put beside that of clients who are all served equally well.
-    """
-    base = found["fedavg"].mean(axis=0)
-    known = np.isfinite(base)
-    rows = []
-    for name, runs in found.items():
-        mine = runs.mean(axis=0)
-        row: dict[str, Any] = {
-            "method": name,
-            "called": METHODS[name].title,
-            "accuracy": mean_interval(mine, least=0.0, most=1.0),
-            "together": mean_interval(mine, least=0.0, most=1.0, comparisons=len(found)),
-        }
-        row["worst"] = bootstrap_interval(mine[known], worst_tenth, seed=seed)
-        row["worst"]["clients"] = worst_clients(int(known.sum()))
-        row["worst"]["equal"] = None if sizes is None else equal_tenth(mine[known], sizes[known], seed=seed)
-        row["gain"] = None
-        if name != "fedavg":
-            variance = seed_variance(found, name, "fedavg")
-            row["gain"] = mean_interval(mine - base, comparisons=len(found) - 1, variance=variance)
-            row["better"] = float(((mine - base)[known] > 0).mean())
-        row["seeds"] = float(np.nanmean(runs, axis=1).std(ddof=1)) if len(runs) > 1 else None
-        rows.append(row)
-    return plain(rows)  # type: ignore[no-any-return]
-
-
-def worst_clients(n: int) -> int:
-    """How many clients the worst tenth of n are: at least five, fewer would be about single clients.
-
-    >>> worst_clients(20), worst_clients(80), worst_clients(4)
-    (5, 8, 4)
-    """
-    return max(min(FEW, n), n // 10)
-
-
-def worst_tenth(values: Array) -> float:
-    """The mean of the lowest tenth, at least five.
-
-    >>> worst_tenth(np.arange(20.0))
-    2.0
-    """
-    return float(np.sort(values)[: worst_clients(len(values))].mean())
-
-
-def equal_tenth(accuracy: Array, sizes: Array, *, seed: int, draws: int = 200) -> float:
-    """The worst tenth of clients who all have the mean accuracy: what few rows to test on do by themselves.
-
-    >>> equal_tenth(np.full(50, 0.5), np.full(50, 10**8), seed=0).__round__(3)
-    0.5
-    """
-    rng = Key(seed, purpose="clients served equally").generator()
-    drawn = rng.binomial(sizes, accuracy.mean(), size=(draws, len(sizes))) / sizes
-    return float(np.mean([worst_tenth(values) for values in drawn]))
+    return {name: sorted(values)[len(values) // 2] for name, values in rates.items()}
 
 
 def cohorts(
-    clients: Clients, *, lr: float, seed: int, say: Say, n_rounds: int = ROUNDS, seeds: int = SEEDS
+    rows: Federation, budget: Budget, *, lr: float, seed: int, say: Say, sites: bool = False
 ) -> list[dict[str, Any]]:
     """FedAvg with fewer clients a round: accuracy after every other round, the last beside that of all clients."""
     from fedscape.core.rounds import rounds
-    from fedscape.learning import FedAvg, evaluate
+    from fedscape.learning import evaluate
+    from fedscape.personal import Personalised
+    from fedscape.personal.methods import Common
 
-    n = len(clients.train)
+    n, folds = len(rows), folds_for(rows)
     sizes = sorted({max(1, n // 8), max(1, n // 4), max(1, n // 2), n})
-    local = way(clients.train, seed=seed, lr=lr)
-    made: list[dict[str, Any]] = []
-    found: dict[int, Array] = {}
-    for size in sizes:
-        say(f"cohorts of {size}")
-        curves, ends = [], []
-        for run in range(seeds):
-            sampler = None if size == n else FixedSize(size)
-            method = FedAvg(local, initial="seed")
-            curve = []
-            for r in rounds(method, clients.train, n_rounds=n_rounds, sampler=sampler, seed=seed + run, measure=0):
-                if r.index % 2 == 1 or r.index + 1 == n_rounds:
+    rows = rows.with_column("at", np.arange(rows.n_rows))
+    repeats = min(budget.repeats, 2)
+    hits = {str(size): np.full((repeats, rows.n_rows), -1, dtype=np.int8) for size in sizes}
+    curves: dict[int, list[list[tuple[int, float]]]] = {size: [] for size in sizes}
+    for run in range(repeats):
+        clients = held_out(rows, repeat=run, seed=seed)
+        local = way(clients.train, seed=seed, lr=lr)
+        for size in sizes:
+            say(f"cohorts of {size}")
+            sampler, curve = None if size == n else FixedSize(size), []
+            loop = rounds(
+                Common(local, initial="seed"), clients.train, n_rounds=budget.rounds, sampler=sampler, seed=seed + run,
+                measure=0,
+            )  # fmt: skip
+            for r in loop:
+                if r.index % 2 == 1 or r.index + 1 == budget.rounds:
                     accuracy = np.asarray(evaluate(local, r.state, clients.test).accuracy)
                     curve.append((r.index + 1, float(np.nanmean(accuracy))))
-            curves.append(curve)
-            ends.append(accuracy)
-        found[size] = np.array(ends)
+            curves[size].append(curve)
+            proba = Personalised(Common(local), r.state, clients.train.ids[:0], {}).predict(clients.test)
+            hits[str(size)][run, clients.test["at"]] = proba == clients.test["y"]
+    judged = Judged(hits, rows.client_of_row, n, folds, sites)
+    made = []
+    for size in sizes:
+        curve = np.mean(curves[size], axis=0).tolist()
+        behind = judged.difference(str(n), str(size), comparisons=max(1, len(sizes) - 1))
+        if size == n:
+            behind = {"value": 0.0, "low": 0.0, "high": 0.0}
         made.append(
             {
                 "clients": size,
-                "curve": np.mean(curves, axis=0).tolist(),
-                "accuracy": mean_interval(found[size].mean(axis=0), least=0.0, most=1.0),
+                "curve": [[int(number), value] for number, value in curve],
+                "accuracy": judged.accuracy(str(size)),
+                "behind": behind,
             }
         )
-    for row, size in zip(made, sizes, strict=True):
-        row["curve"] = [[int(number), value] for number, value in row["curve"]]
-        behind = (found[n] - found[size]).mean(axis=0)
-        variance = (0.0, np.inf) if size == n else seed_variance(found, n, size)
-        row["behind"] = mean_interval(behind, comparisons=max(1, len(sizes) - 1), variance=variance)
     return plain(made)  # type: ignore[no-any-return]

@@ -126,7 +126,7 @@ def test_what_was_spent_is_said(made):
 def test_a_report_prints_the_command_or_the_call_that_makes_it_again(made):
     from fedscape.report.page import _command
 
-    asked = {"features": ["a b", "c"], "epsilon": None, "rounds": 3, "seeds": 1}
+    asked = {"features": ["a b", "c"], "epsilon": None, "budget": None, "rounds": 3, "seeds": 1, "sites": None}
     about = {"source": "my data.csv", "column": "the label", "labels": True, "seed": 4, "show_clients": False}
     call = "fedscape.study(federation, column='the label', features=['a b', 'c'], rounds=3, seeds=1, seed=4)"
     assert _command({"about": about | {"asked": asked}}) == call

@@ -35,7 +35,7 @@ from fedscape.simulate import (
     training_fidelity,
 )
 from fedscape.simulate.classifier import _area, _Logistic, classify
-from fedscape.simulate.fidelity import _laws, wasserstein
+from fedscape.simulate.fidelity import _distance_laws, _energy, _laws, _matched, _pools, wasserstein
 from fedscape.simulate.self_score import _log_dirichlet_multinomial, _rank, _size_rank
 from fedscape.simulate.training import _halves, kendall
 
@@ -138,6 +138,70 @@ def test_like_populations_are_found_alike_and_others_with_the_size_of_the_misfit
     assert iid.pool.p > 1e-3
     assert iid.missing > 0.9
     assert len(iid.missing_ids) == round(400 * iid.missing)
+
+
+def test_two_draws_of_one_law_are_rejected_as_often_as_said_and_their_intervals_hold_it():
+    """Sixty clients each: pools differ by chance, which a permutation that keeps them took for a difference of laws."""
+    names, n = ("misfit", "sketch", "distance", "size", "pool"), 80
+    wrong, missed = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for s in range(n):
+        a, b = drawn(60, 2 * s).astype(np.int64), drawn(60, 2 * s + 1).astype(np.int64)
+        rng = np.random.default_rng(s)
+        shares = [(c / c.sum(axis=1, keepdims=True)) for c in (a, b)]
+        found = {
+            "misfit": _matched([(shares[0], shares[1], 1)], rng, 39),
+            "sketch": _energy(shares[0], shares[1], rng, 39),
+            "distance": _distance_laws(a, b, rng, 39),
+            "size": _laws(a.sum(axis=1), b.sum(axis=1), rng, 39),
+            "pool": _pools(a, b, rng, 39),
+        }
+        for name, measure in found.items():
+            wrong[name] += measure.p <= 0.05
+            missed[name] += name != "misfit" and not measure.low <= 0 <= measure.high
+    most = n * (0.05 + 5 * np.sqrt(0.05 * 0.95 / n))
+    assert all(count < most for count in wrong.values()), wrong
+    assert all(count < most for count in missed.values()), missed
+
+
+def test_the_misfit_orders_populations_by_how_far_their_clients_are_off():
+    rng = np.random.default_rng(0)
+    true = drawn(200, 1)
+    pool = true.sum(axis=0) / true.sum()
+    kinds = {
+        "copies": true,
+        "same": drawn(200, 2),
+        "100": rng.multinomial(40, rng.dirichlet(100 * pool, 200)),
+        "iid": rng.multinomial(40, pool, 200),
+        "0.1": rng.multinomial(40, rng.dirichlet(0.1 * pool, 200)),
+    }
+    found = {name: fidelity(true, sim, draws=20).misfit for name, sim in kinds.items()}
+    values = [about.value for about in found.values()]
+    assert values == sorted(values)
+    assert values[0] == 0
+    assert found["same"].p > 0.05
+    assert found["same"].value < 1.5 * found["same"].alike
+    for name in ("100", "iid", "0.1"):
+        assert found[name].low > 1.2 * found[name].alike
+        assert found[name].low <= found[name].value <= found[name].high <= 1
+
+
+def test_the_misfit_is_the_least_cost_over_all_matchings():
+    from itertools import permutations
+
+    rng = np.random.default_rng(1)
+    a, b = rng.dirichlet([1, 1, 1], 5), rng.dirichlet([3, 1, 1], 5)
+    cost = np.abs(a[:, None] - b).sum(axis=2) / 2
+    brute = min(np.mean([cost[i, j] for i, j in enumerate(order)]) for order in permutations(range(5)))
+    assert _matched([(a, b, 1)], np.random.default_rng(0), 2).value == pytest.approx(brute, abs=1e-12)
+
+
+def test_the_distance_of_sketches_is_the_energy_distance_of_scipy_where_clients_are_points_on_a_line():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(40, 1)), rng.normal(1.0, 1.0, size=(50, 1))
+    found = _energy(a, b, np.random.default_rng(0), 2)
+    biased = stats.energy_distance(a[:, 0], b[:, 0]) ** 2  # Szekely's V-statistic: the diagonal counts
+    own = [np.abs(x - x.T).sum() / len(x) ** 2 * (1 / (len(x) - 1)) for x in (a, b)]
+    assert found.value == pytest.approx(biased - sum(own), abs=1e-9)
 
 
 def test_clients_that_are_not_represented_are_named():

@@ -41,4 +41,4 @@ def test_what_does_not_fit_is_named_with_its_place(result, tmp_path):
         Study.load(tmp_path)
     assert misfit({"value": True, "low": 0, "high": None}, Interval) is not None
     assert misfit({"value": 1, "low": 0, "high": None}, Interval) is None
-    assert misfit(result | {"format": 0}) == "result['format'] is 0, not 1"
+    assert misfit(result | {"format": 0}) == "result['format'] is 0, not 2"

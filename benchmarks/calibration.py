@@ -1,0 +1,151 @@
+"""Do p-values and intervals of a study hold what they say? Each is repeated on draws whose truth is known.
+
+An interval should hold the truth in 95% of the draws, a test at 5% should reject in 5% of those without a difference.
+Tournaments are simulated row by row: clients differ, methods share what is hard, trainings move from repeat to repeat.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedscape.simulate import fidelity
+from fedscape.sketches import heterogeneity
+from fedscape.studies.compare import drift
+from fedscape.studies.describe import shares_of
+from fedscape.studies.judged import Judged
+from fedscape.studies.sites import pooled
+from fedscape.studies.standing import worst_interval, worst_tenth
+from table import arguments, report
+
+NAMES = ("fedavg", "fedem", "local", "ifca")
+ACCURACY = {"fedavg": 0.70, "fedem": 0.74, "local": 0.65, "ifca": 0.70}
+MISFIT = 0.118  # of two draws of 60 clients, mean over 2,000 pairs of draws
+MOVES, SPREAD = 0.01, 0.08  # of a training, of clients
+
+
+def judged(clients: int, rows: int, seed: int, *, sites: bool) -> tuple[Judged, dict[str, np.ndarray]]:
+    """Hits of clients, and the accuracy that each client has under each method in the long run."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(clients), rows)
+    fold = np.arange(len(owner)) % 4
+    fixed = np.random.default_rng(7) if sites else rng  # sites are the same in every draw, clients are drawn anew
+    own, gains = fixed.normal(0, SPREAD, clients), fixed.normal(0, SPREAD / 2, (len(NAMES), clients))
+    luck, hits, truth = rng.random(len(owner)), {}, {}
+    for i, name in enumerate(NAMES):
+        truth[name] = np.clip(ACCURACY[name] + own + gains[i], 0.02, 0.98)
+        moved = rng.normal(0, MOVES, 4)
+        runs = np.full((4, len(owner)), -1, dtype=np.int8)
+        for r in range(4):
+            mixed = np.where(rng.random(len(owner)) < 0.5, luck, rng.random(len(owner)))
+            runs[r] = np.where(fold == r, mixed < truth[name][owner] + moved[r], -1)
+        hits[name] = runs
+    return Judged(hits, owner, clients, 4, sites), truth
+
+
+def tournament_rows(repeats: int, quick: bool) -> list[dict]:
+    made = []
+    for clients, rows, sites in ((4, 100, True), (30, 40, False), (3000, 10, False)):
+        held = {"accuracy, mean": [], "gain over FedAvg": []}
+        if sites:
+            held |= {"accuracy of a site (Wilson)": [], "gain of a site (Bonett and Price)": []}
+        for seed in range(repeats if clients < 1000 else max(repeats // 4, 2)):
+            found, truth = judged(clients, 8 if quick and clients > 100 else rows, seed, sites=sites)
+            mean = {n: float(v.mean()) for n, v in truth.items()} if sites else ACCURACY
+            apart = mean["fedem"] - mean["fedavg"]
+            held["accuracy, mean"].append(_in(found.accuracy("fedem"), mean["fedem"]))
+            held["gain over FedAvg"].append(_in(found.difference("fedem", "fedavg"), apart))
+            if sites:
+                each = zip(found.of_sites("fedem"), truth["fedem"], strict=True)
+                held["accuracy of a site (Wilson)"] += [_in(about, value) for about, value in each]
+                gains = zip(found.site_differences("fedem", "local"), truth["fedem"] - truth["local"], strict=True)
+                held["gain of a site (Bonett and Price)"] += [_in(about, value) for about, value in gains]
+        where = f"{clients:,} {'sites' if sites else 'clients'}"
+        made += [_row(f"{what}, {where}", "interval", values) for what, values in held.items()]
+    return made
+
+
+def worst_rows(repeats: int) -> list[dict]:
+    made = []
+    for rows in (4, 15, 60):
+        held = []
+        for seed in range(repeats):
+            rng = np.random.default_rng(seed)
+            accuracy = rng.beta(7, 3, 60)
+            right = rng.binomial(rows, accuracy).astype(float)
+            held.append(_in(worst_interval(right, np.full(60, rows), seed=seed, draws=200), worst_tenth(accuracy)))
+        made.append(_row(f"worst tenth of 60 clients of {rows} rows", "interval", held))
+    return made
+
+
+def drawn(n: int, rng: np.random.Generator) -> np.ndarray:
+    alpha = np.array([[6.0, 2.0, 1.0, 1.0], [1.0, 1.0, 3.0, 9.0]])
+    shares = np.stack([rng.dirichlet(alpha[k]) for k in rng.integers(0, 2, n)])
+    return rng.multinomial(rng.integers(20, 60, n), shares)
+
+
+def fidelity_rows(repeats: int) -> list[dict]:
+    names = ("misfit", "auc", "distance", "size", "pool")
+    rejected, held = {n: [] for n in names}, {n: [] for n in names}
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        found = fidelity(drawn(60, rng), drawn(60, rng), draws=99, seed=seed)
+        for name in names:
+            about = getattr(found, name)
+            rejected[name].append(about.p <= 0.05)
+            truth = {"auc": 0.5, "misfit": MISFIT}.get(name, 0.0)
+            held[name].append(about.low <= truth <= about.high)
+    made = [_row(f"fidelity, {name}: two draws of 60 clients of one law", "p-value", rejected[name]) for name in names]
+    return made + [_row(f"fidelity, {name}: the same", "interval", held[name]) for name in names]
+
+
+def other_rows(repeats: int) -> list[dict]:
+    drifted, differ, spread, joint = [], [], [], []
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        first, second = (shares_of(drawn(60, rng), list("abcd")) for _ in range(2))
+        drifted.append(drift(first, second, seed=seed)["p"] < 0.05)
+        sizes = rng.integers(10, 60, 40)
+        counts = rng.multinomial(sizes, [0.5, 0.3, 0.2])
+        about = heterogeneity((counts / sizes[:, None])[:, None, :], sizes)
+        differ.append(about.low <= 0 <= about.high)
+        v = rng.uniform(0.01, 0.1, 6)
+        spread.append(pooled(rng.normal(0.3, np.sqrt(v)), v)["p"] < 0.05)
+        joint.append(_in(pooled(rng.normal(0.3, np.sqrt(v)), v), 0.3))
+    return [
+        _row("drift of labels, 60 clients twice", "p-value", drifted),
+        _row("heterogeneity of labels, IID clients", "interval", differ),
+        _row("Q of sites that do not differ", "p-value", spread),
+        _row("pooled effect of sites that do not differ", "interval", joint),
+    ]
+
+
+def _in(about: dict, value: float) -> bool:
+    return bool(about["low"] <= value <= about["high"])
+
+
+def _row(what: str, kind: str, values: list[bool]) -> dict:
+    share, n = float(np.mean(values)), len(values)
+    aim = 0.95 if kind == "interval" else 0.05
+    error = np.sqrt(aim * (1 - aim) / n)
+    return {
+        "number": what,
+        "kind": kind,
+        "should be": f"{aim:.0%}",
+        "is": f"{share:.1%}",
+        "draws": n,
+        "standard errors off": round((share - aim) / error, 1),
+    }
+
+
+def main() -> None:
+    given = arguments(__doc__, repeats=200)
+    repeats = 8 if given.quick else given.repeats
+    rows = (
+        tournament_rows(repeats, given.quick) + worst_rows(repeats) + fidelity_rows(repeats) + other_rows(5 * repeats)
+    )
+    far = [row["number"] for row in rows if abs(row["standard errors off"]) > 5]
+    report("calibration", rows, note=f"more than five standard errors off: {', '.join(far) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Whether later data are still those of a study: drift of labels, features, sizes and kinds, and problems to mend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.core.sampling import All
+from fedscape.errors import DataError
+from fedscape.privacy.accounting import calibrate
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Gaussian
+from fedscape.simulate import SelfScore, self_score
+from fedscape.studies.compare import drift
+from fedscape.studies.describe import shares_of
+from fedscape.studies.intervals import plain
+from fedscape.studies.problems import problem, problems
+from fedscape.studies.profile import numbers_of, of_clients
+from fedscape.studies.reference import BINS, counts_against, kinds, moments
+from fedscape.studies.result import Study
+
+NIGHTS = 365
+_DRAWS = 40_000  # a p-value of a thousandth and less has to be told
+DELTA = 1e-5
+
+
+def check(
+    federation: Federation, against: Study, *, column: str | None = None, alarms_per_year: float = 1.0, seed: int = 0
+) -> dict[str, Any]:
+    """Compare data with the study of a reference: tests of drift, each with its threshold, and problems per client.
+
+    The chance of an alarm of any test is `alarms_per_year` / 365 in a run where nothing has changed: what nightly runs
+    of a year raise on average, over references. One reference that is off by luck raises it every night. Clients of
+    both are taken as different draws: for the same clients at two times the tests are cautious. Problems are rules, not
+    tests: what no client of the reference came near.
+
+    Parameters
+    ----------
+    federation
+        The data as they are now.
+    against
+        The study of the reference.
+    column
+        The column of categories; by default that of the study.
+    alarms_per_year
+        How many false alarms a year of nightly runs may have.
+
+    >>> from fedscape import datasets
+    >>> from fedscape.studies import study
+    >>> races = datasets.load("acs-race")
+    >>> check(races.take(slice(1, 80, 2)), study(races.take(slice(0, 80, 2))))["alarms"]
+    0
+    """
+    _check_rate(alarms_per_year)
+    result = against.result
+    known: Any = result.get("reference")
+    if known is None:
+        raise DataError("this study keeps no reference: run it again with this version of fedscape")
+    if not result["about"]["labels"]:
+        raise DataError("the study has no column of labels, only cells of its features: name one with --column there")
+    if not len(federation) or not federation.n_rows:
+        raise DataError("the data have no rows: there is nothing to check")
+    categories: Any = result["describe"]["categories"]
+    counts, unknown = counts_against(
+        federation, column or result["about"]["column"], list(categories["names"]), known.get("cuts")
+    )
+    tests = [_labels(categories, counts, seed), _sizes(known["sizes"], counts)]
+    tests += _features(known["columns"], federation)
+    tests += [_kinds(known["kinds"], counts, result["model"], seed)]
+    found = problems(federation, known)
+    if unknown > 0:
+        text = f"{unknown:.1%} of the rows have a category that the reference does not know"
+        rows = round(unknown * federation.n_rows)
+        found.insert(0, problem("", column or result["about"]["column"], "new category", text, rows))
+    about = {"reference": result["about"]["source"], "clients": len(federation), "rows": federation.n_rows}
+    return _verdict(tests, found, alarms_per_year, about)
+
+
+def check_population(
+    federation: Federation,
+    population: Any,
+    *,
+    column: str = "y",
+    alarms_per_year: float = 1.0,
+    epsilon: float | None = None,
+    ledger: Ledger | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare clients with a saved population by one sum over them; with `epsilon` that sum is private.
+
+    Every client scores itself against its own draws from the population (`simulate.self_score`); the server sees
+    histograms of these scores. No problems are listed: they would be about single clients.
+    """
+    _check_rate(alarms_per_year)
+    privacy = None
+    if epsilon is not None:
+        multiplier = calibrate(epsilon, DELTA, rounds=1, sampler=All())
+        privacy = Gaussian(clip=2.45, multiplier=multiplier)
+        ledger = Ledger(epsilon=epsilon, delta=DELTA) if ledger is None else ledger
+    score: SelfScore = self_score(population, federation, column=column, privacy=privacy, ledger=ledger, seed=seed)
+    called = {
+        "likelihood": "kinds of clients (likelihood)",
+        "distance": "distance of clients to all",
+        "support": "how many categories clients have",
+        "direction_1": "labels, first direction",
+        "direction_2": "labels, second direction",
+        "size": "sizes of clients",
+    }
+    tests = [
+        {
+            "test": called[name],
+            "value": score.misfit[name],
+            "low": score.interval[name][0],
+            "high": score.interval[name][1],
+            "p": score.p[name],
+            "text": f"share of clients that would have to score otherwise {score.misfit[name]:.3f}",
+        }
+        for name in score.histograms
+    ]
+    about: dict[str, Any] = {"reference": "a population", "clients": len(federation), "rows": federation.n_rows}
+    if epsilon is not None:
+        about |= {"rows": None, "clients": None, "epsilon": epsilon}
+    return _verdict(tests, [], alarms_per_year, about)
+
+
+def _check_rate(alarms_per_year: float) -> None:
+    if not 0 < alarms_per_year <= NIGHTS:
+        raise DataError(f"alarms per year must lie above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
+
+
+def _verdict(
+    tests: list[dict[str, Any]], found: list[dict[str, Any]], alarms_per_year: float, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    level = alarms_per_year / NIGHTS / max(len(tests), 1)
+    for test in tests:
+        test["threshold"] = level
+        test["alarm"] = bool(test["p"] < level)
+    tests.sort(key=lambda test: test["p"])
+    alarms = sum(test["alarm"] for test in tests)
+    made: dict[str, Any] = plain(
+        {**about, "alarms_per_year": alarms_per_year, "level": level, "alarms": alarms, "tests": tests}, 9
+    )
+    return made | {"problems": found}
+
+
+def _labels(categories: Mapping[str, Any], counts: Any, seed: int) -> dict[str, Any]:
+    now = shares_of(counts, list(categories["names"]))
+    found = drift(categories, now, seed=seed, draws=_DRAWS)
+    most = found["moved"][0]
+    text = f"distance of mean shares {found['value']:.3f}, {found['none']:.3f} without drift; most moved: "
+    text += f"{most['category']} ({most['first']:.1%} to {most['second']:.1%})"
+    return {"test": "labels", **{k: found[k] for k in ("value", "low", "high", "p")}, "text": text}
+
+
+def _welch(name: str, before: Mapping[str, Any], now: Mapping[str, Any], text: str) -> dict[str, Any] | None:
+    """The difference of two means over clients, Welch's t."""
+    from scipy.special import stdtr, stdtrit
+
+    if None in (before["sd"], now["sd"]) or min(before["clients"], now["clients"]) < 2:
+        return None
+    parts = np.array([about["sd"] ** 2 / about["clients"] for about in (before, now)])
+    apart = now["mean"] - before["mean"]
+    if parts.sum() <= 0:
+        return {"test": name, "value": apart, "low": apart, "high": apart, "p": float(apart == 0), "text": text}
+    freedom = parts.sum() ** 2 / (parts**2 / [before["clients"] - 1, now["clients"] - 1]).sum()
+    error = float(np.sqrt(parts.sum()))
+    reach = float(stdtrit(freedom, 0.975)) * error
+    p = float(2 * stdtr(freedom, -abs(apart) / error))
+    return {"test": name, "value": apart, "low": apart - reach, "high": apart + reach, "p": p, "text": text}
+
+
+def _sizes(before: Mapping[str, Any], counts: Any) -> dict[str, Any]:
+    now = moments(np.log(np.maximum(counts.sum(axis=1), 1)))
+    ratio = np.exp(now["mean"] - before["mean"])
+    made = _welch("sizes", before, now, f"clients have {ratio:.2f} times as many rows (geometric mean)")
+    return made or {"test": "sizes", "value": 0.0, "low": None, "high": None, "p": 1.0, "text": "one client: not told"}
+
+
+def _features(columns: list[Mapping[str, Any]], federation: Federation) -> list[dict[str, Any]]:
+    """One test over all columns of numbers: the smallest p-value times how many there are."""
+    known = {about["name"]: about for about in columns}
+    names = list(dict.fromkeys(name.partition("[")[0] for name in known))
+    tested = []
+    for name, values in numbers_of(federation, names):
+        if name in known:
+            now = moments(of_clients(federation, values)["mean"])
+            if now["mean"] is None:
+                continue
+            text = f"{name}: mean of clients {known[name]['mean']:.4g} to {now['mean']:.4g}"
+            test = _welch(name, known[name], now, text)
+            tested += [] if test is None else [test]
+    if not tested:
+        return []
+    least = min(tested, key=lambda test: float(test["p"]))
+    return [least | {"test": "features", "p": min(1.0, least["p"] * len(tested))}]
+
+
+def _kinds(before: Mapping[str, Any], counts: Any, model: Any, seed: int) -> dict[str, Any]:
+    """Whether clients fit the reference's kinds as its own do, by the ranks of their likelihoods.
+
+    Two tests in one, the smaller p-value twice: more clients of the lowest rank, as a new kind has (Fisher's exact
+    test), and other ranks altogether (chi-square over tenths).
+    """
+    from scipy.stats import chi2_contingency, fisher_exact
+
+    now = kinds(counts, model, seed=seed + 1)
+    ranks = np.array([before["ranks"], now["ranks"]])
+    if min(ranks.sum(axis=1)) < BINS:
+        text = f"fewer than {BINS} clients of two rows or more: not told"
+        return {"test": "kinds", "value": 0.0, "low": None, "high": None, "p": 1.0, "text": text}
+    low, total = ranks[:, 0], ranks.sum(axis=1)
+    tenths = ranks.reshape(2, 10, -1).sum(axis=2)
+    tenths = tenths[:, tenths.sum(axis=0) > 0]
+    new = float(fisher_exact([[low[1], total[1] - low[1]], [low[0], total[0] - low[0]]], "greater").pvalue)
+    other = float(chi2_contingency(tenths, correction=False).pvalue)
+    share = low / total
+    text = f"{share[1]:.1%} of the clients fit the kinds as badly as one in {BINS} should; "
+    text += f"{share[0]:.1%} in the reference"
+    p = min(1.0, 2 * min(new, other))
+    return {"test": "kinds", "value": float(share[1] - share[0]), "low": None, "high": None, "p": p, "text": text}

@@ -1,0 +1,163 @@
+"""The section learn of a study's result, key by key."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class Interval(TypedDict):
+    """A number and the ends of its 95% interval; None where there is none."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Worst(Interval):
+    """The accuracy of the clients served worst, how many, what was seen of them, and would be if all were equal."""
+
+    clients: int
+    seen: float
+    equal: float | None
+
+
+class Standing(TypedDict):
+    """A method in the tournament, or a baseline: guessing without training."""
+
+    method: str
+    called: str
+    baseline: bool
+    accuracy: Interval
+    together: Interval
+    worst: Worst
+    gain: Interval | None
+    over: Interval | None
+    behind: NotRequired[Interval]
+    better: NotRequired[float]
+    lr: NotRequired[float | None]
+    seeds: float | None
+
+
+class Cohort(TypedDict):
+    """FedAvg with so many clients a round."""
+
+    clients: int
+    curve: list[list[float]]
+    accuracy: Interval
+    behind: Interval
+
+
+class Seconds(TypedDict):
+    """The median client's seconds, and the ends of the middle half."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Cost(TypedDict):
+    """What a round of a method costs a client, and what the server sees of it."""
+
+    method: str
+    called: str
+    bytes_up: int
+    bytes_down: int
+    seconds: Seconds
+    summed: list[str]
+    revealed: list[str]
+    kept: list[str]
+
+
+class ByKind(Interval):
+    """The accuracy of the clients of one kind."""
+
+    kind: str
+    clients: int
+
+
+class Prediction(TypedDict):
+    """What simulated clients predicted, beside what the true ones have."""
+
+    predicted: str
+    realised: str
+    same: bool
+    method: str
+    gain: Interval
+    true_gain: Interval
+    error: float
+
+
+class Lead(Interval):
+    """By how much the most accurate method leads the better baseline."""
+
+    method: str
+    baseline: str
+
+
+class Stability(TypedDict):
+    """In how many redraws of the clients the same method is advised, and how often others are."""
+
+    redraws: int
+    same: int
+    others: dict[str, int]
+
+
+class Site(TypedDict):
+    """A site alone and joined, over its own rows."""
+
+    site: str
+    size: str
+    alone: Interval
+    joined: Interval
+    gain: Interval
+    verdict: str
+
+
+class Spread(Interval):
+    """A random-effects meta-analysis of the sites' gains (DerSimonian and Laird)."""
+
+    q: float
+    tau2: float
+    i2: float
+    p: float
+    sites: int
+
+
+class Joining(TypedDict):
+    """What each of a few sites gains by joining."""
+
+    method: str
+    called: str
+    rows: list[Site]
+    spread: Spread
+    pooled: Interval
+
+
+class Learn(TypedDict):
+    """The section learn."""
+
+    clients: int
+    sites: bool
+    test_rows: int
+    train_rows: int
+    rounds: int
+    seeds: int
+    budget: str
+    capped: bool
+    model: str
+    inputs: int
+    true: list[Standing]
+    simulated: list[Standing]
+    advised: str | None
+    best: str
+    tied: list[str]
+    over: Lead
+    stability: Stability
+    joining: NotRequired[Joining]
+    cohorts: list[Cohort]
+    costs: list[Cost]
+    by_kind: list[ByKind]
+    federated: Interval
+    federated_method: str
+    settled: int
+    prediction: Prediction
