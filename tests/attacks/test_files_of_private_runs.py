@@ -142,6 +142,7 @@ def test_the_server_of_a_deployment(tmp_path):
         terms=Terms(),
     )
     config = {"out": str(tmp_path / "out"), "nodes": 2, "min-clients": 10, "timeout": 5.0, "column": "y"}
+    config |= {"secure": False, "dropouts": 0.0, "colluders": 0.0, "metrics-port": 0}
     config |= {"categories": 3, "components": 1, "rounds": 1, "epsilon": 8.0, "delta": 1e-3, "clients": 20}
     server: dict = {}
     exec(SERVER, server)

@@ -79,6 +79,18 @@ def test_convert_and_read_back_every_format(tmp_path):
     assert len(datasets.read(tmp_path / "leaf.json")) == 30
 
 
+def test_data_group_makes_a_folder_that_other_commands_read(tmp_path):
+    ok("data", "convert", "acs-mini", tmp_path / "a.parquet")
+    said = started("data", "group", tmp_path / "a.parquet", tmp_path / "grouped", "--client", "client")
+    assert "30 clients, 12,000 rows" in said
+    grouped, whole = datasets.read(tmp_path / "grouped"), datasets.load("acs-mini")
+    assert np.array_equal(np.sort(grouped["AGEP"]), np.sort(whole["AGEP"]))
+    assert "exists already" in refused(
+        2, "data", "group", tmp_path / "a.parquet", tmp_path / "grouped", "--client", "client"
+    )
+    assert "check the path" in refused(2, "data", "group", tmp_path / "b.parquet", tmp_path / "c", "--client", "client")
+
+
 def test_data_info_lists_and_tells():
     assert "femnist-mini" in started("data", "info")
     assert json.loads(ok("data", "info", "flights-mini", "--json"))["clients"] == 14

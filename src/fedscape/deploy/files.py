@@ -180,7 +180,7 @@ def main(grid: Grid, context: Context) -> None:
     how = context.run_config
     out = Path(str(how["out"]))
     out.mkdir(parents=True, exist_ok=True)
-    watch(metrics_port=how.get("metrics-port", 0))  # one JSON line per event; /metrics and /health where there is a port
+    watch(metrics_port=how.get("metrics-port", 0))  # JSON lines; /metrics and /health where there is a port
     masks = fs.SecureSum(dropouts=how["dropouts"], colluders=how["colluders"]) if how["secure"] else None
     engine = fs.Flower(
         grid, nodes=how["nodes"], min_clients=how["min-clients"], timeout=how["timeout"], secure=masks
