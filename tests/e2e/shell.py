@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,18 @@ def started(*arguments: object, **env: str) -> str:
     done = begun(*arguments, **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@contextmanager
+def serving(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs until it is stopped, in a process of its own from the beginning."""
+    command = [sys.executable, "-W", "ignore", "-u", "-m", "fedscape", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=SECONDS)
 
 
 def refused(code: int, *arguments: object, **env: str) -> str:

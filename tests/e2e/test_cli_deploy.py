@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 import subprocess
 import tomllib
+import urllib.request
 
 import pytest
-from shell import fedscape, ok, refused, started
+from shell import fedscape, ok, refused, serving, started
 
 from fedscape import DataError, EngineError, Federation, Flower, Histogram, Laplace
 from fedscape.deploy import init as deploy
@@ -370,18 +372,18 @@ def test_nodes_are_added_revoked_and_renewed(tmp_path):
     deploy.init(folder, nodes=3, secure=True)
     (folder / "keys/node-1.id").write_text("77")  # as register.sh leaves it
     assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
-    added = json.loads(ok("deploy", "add", folder, "--json"))
+    added = json.loads(started("deploy", "add", folder, "--json"))
     assert added["node"] == 3
     assert {"keys/node-3", "nodes/3", "nodes/0/roster.txt"} <= set(added["copy"])
     before = (folder / "roster.txt").read_text().splitlines()
     assert [line.split()[1] for line in before] == ["0", "1", "2", "3"]
-    assert json.loads(ok("deploy", "revoke", folder, 1, "--json"))["revoked"] == 1
+    assert json.loads(started("deploy", "revoke", folder, 1, "--json"))["revoked"] == 1
     assert not list((folder / "keys").glob("node-1")) + list((folder / "keys").glob("node-1.pub"))
     assert (folder / "keys/node-1.old-id").read_text() == "77"  # the SuperLink is told when register.sh runs
     for path in (folder / "roster.txt", folder / "nodes/2/roster.txt"):
         assert [line.split()[1] for line in path.read_text().splitlines()] == ["0", "2", "3"]
     old, terms = (folder / "keys/node-2.pub").read_text(), (folder / "nodes/2/terms.toml").read_text()
-    assert json.loads(ok("deploy", "renew", folder, 2, "--json"))["node"] == 2
+    assert json.loads(started("deploy", "renew", folder, 2, "--json"))["node"] == 2
     assert (folder / "keys/node-2.pub").read_text() != old
     assert (folder / "nodes/2/terms.toml").read_text() == terms
     after = {line.split()[1]: line.split()[0] for line in (folder / "nodes/0/roster.txt").read_text().splitlines()}
@@ -423,3 +425,16 @@ def test_units_and_containers_are_written_for_the_port_of_the_deployment(tmp_pat
     assert '"8123:8123"' in (tmp_path / "d/docker/compose.yaml").read_text()
     for name in ("docker/Dockerfile", "systemd/fedscape-superlink.service", "systemd/fedscape-node@.service"):
         assert (tmp_path / "d" / name).read_text()
+
+
+def test_the_second_server_prints_its_key_and_serves(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with serving("deploy", "helper", tmp_path / "second", "--port", port) as process:
+        public = process.stdout.readline().strip()  # printed once the port is bound
+        assert len(bytes.fromhex(public)) == 32
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            assert answer.read() == b"ok\n"
+    said = refused(2, "deploy", "helper", tmp_path / "second", "--port", port, "--host", "0.0.0.0")
+    assert "plain text is for this machine alone" in said
