@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedscape.errors import EngineError, PrivacyError
+from fedscape.errors import DataError, EngineError, PrivacyError
 from fedscape.secure.primitives import SEED, Words
 from fedscape.secure.two_servers import Package, SecondServer
 
@@ -90,7 +90,7 @@ def serve(
         Of its TLS; without them it listens on this machine alone.
     """
     if certificate is None and host not in ("127.0.0.1", "localhost", "::1"):
-        raise PrivacyError(f"a helper on {host} needs a certificate: plain text is for this machine alone")
+        raise DataError(f"a helper on {host} needs a certificate: plain text is for this machine alone")
     server = ThreadingHTTPServer((host, port), _page(helper))
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

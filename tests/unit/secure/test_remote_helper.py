@@ -11,7 +11,7 @@ import pytest
 
 import fedscape as fs
 from fedscape.deploy.keys import write_certificates
-from fedscape.errors import EngineError, PrivacyError
+from fedscape.errors import DataError, EngineError, PrivacyError
 from fedscape.secure.remote_helper import RemoteAggregator, serve
 from fedscape.secure.two_servers import SecondServer
 
@@ -49,7 +49,7 @@ def test_what_the_helper_refuses_is_said_in_one_line(helper):
 def test_plain_text_beyond_this_machine_and_a_helper_that_is_away_are_refused():
     with pytest.raises(PrivacyError, match=r"an https address, not 'http://helper\.example\.org'"):
         RemoteAggregator("http://helper.example.org", bytes(32))
-    with pytest.raises(PrivacyError, match="plain text is for this machine alone"):
+    with pytest.raises(DataError, match="plain text is for this machine alone"):
         serve(SecondServer(), 0, host="0.0.0.0")
     with pytest.raises(EngineError, match="does not answer"):
         RemoteAggregator("http://127.0.0.1:9", bytes(32), timeout=2).sum_masks(b"run", 0, 4, [])
