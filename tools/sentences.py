@@ -1,4 +1,7 @@
-"""Sentence lengths of the pages: `python tools/sentences.py [PAGES] [--above 35]` prints median, 95th percentile and maximum of each."""
+"""Sentence lengths of pages: median, 95th percentile and longest, in words.
+
+`python tools/sentences.py [PAGES] [--above 25]`; `--above` prints the sentences with more words.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def percentile(lengths: list[int], share: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Sentence lengths of pages.")
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
     parser.add_argument("--above", type=int, help="print the sentences with more words than this")
     chosen = parser.parse_args()
