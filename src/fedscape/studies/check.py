@@ -32,10 +32,10 @@ def check(
 ) -> dict[str, Any]:
     """Compare data with the study of a reference: tests of drift, each with its threshold, and problems per client.
 
-    The chance of an alarm of any test is `alarms_per_year` / 365 in a run where nothing has changed: what nightly runs
-    of a year raise on average, over references. One reference that is off by luck raises it every night. Clients of
-    both are taken as different draws: for the same clients at two times the tests are cautious. Problems are rules, not
-    tests: what no client of the reference came near.
+    If nothing has changed, a run raises an alarm with probability `alarms_per_year` / 365, over all tests and on
+    average over references. One reference that is off by luck raises it every night. Clients of both are taken as
+    different draws: for the same clients at two times the tests are cautious. Problems are rules, not tests: values
+    that no client of the reference came near.
 
     Parameters
     ----------
@@ -201,8 +201,8 @@ def _features(columns: list[Mapping[str, Any]], federation: Federation) -> list[
 def _kinds(before: Mapping[str, Any], counts: Any, model: Any, seed: int) -> dict[str, Any]:
     """Whether clients fit the reference's kinds as its own do, by the ranks of their likelihoods.
 
-    Two tests in one, the smaller p-value twice: more clients of the lowest rank, as a new kind has (Fisher's exact
-    test), and other ranks altogether (chi-square over tenths).
+    Two tests, and twice the smaller p-value. Fisher's exact test looks for more clients of the lowest rank, as a new
+    kind has. A chi-square test over tenths looks for other ranks altogether.
     """
     from scipy.stats import chi2_contingency, fisher_exact
 

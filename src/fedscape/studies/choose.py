@@ -50,7 +50,7 @@ def _above(gain: Interval, least: float) -> bool:
 
 
 def stability(judged: Judged, choice: Choice, *, order: tuple[str, ...] = ORDER, seed: int) -> dict[str, Any]:
-    """How often the same is advised where clients (of sites: rows) are drawn anew, and what else is."""
+    """How often the same is advised for redrawn clients (of sites: rows), and what else is."""
     rng = Key(seed, purpose="redraws of a tournament").generator()
     drawn = [choose(judged.redrawn(rng), order=order).advised for _ in range(REDRAWS)]
     others = {str(m): drawn.count(m) for m in dict.fromkeys(drawn) if m != choice.advised}

@@ -24,10 +24,10 @@ class Collaboration:
     """What clients gain by training together.
 
     `distances` [clients, clients] are squared Gaussian 2-Wasserstein distances between clients' features, debiased for
-    their sizes; `gains` says for every pair, from a training, what the first gains in accuracy when the second joins
-    it; `together` what each gains when all join. Each gain has `value`, `low` and `high`: a 95% interval over the rows
-    it was tested on and the seeds. `weights` [clients, clients] are what the rows of each count for each client, a row
-    of them summing to 1.
+    their sizes. `gains` has for every pair, from a training, what the first gains in accuracy when the second joins
+    it. `together` has what each gains when all join. Each gain has `value`, `low` and `high`: a 95% interval over the
+    rows it was tested on and the seeds. `weights` [clients, clients] are what the rows of each client count for each
+    client; a row of them sums to 1.
 
     >>> Collaboration(("a", "b"), np.zeros((2, 2)), np.full((2, 2), 0.5), [], []).best("a")
     'b'
@@ -70,15 +70,15 @@ def collaboration(
 ) -> Collaboration:
     """For clients that are sites: what each gains when another, or all, train with it.
 
-    From profiles alone: each client sends the mean and the covariance of its features, and the distance of two is that
-    of the Gaussians with these; with n_i rows and noise variance v the weight of client j for client i is in proportion
-    to n_j / (1 + n_j d_ij / v), where v is the mean variance of a row: rows of a client like i count fully, those of an
-    unlike one no more than v / d_ij rows do, as the best linear estimate of i's mean would have it.
+    From profiles alone: each client sends the mean and the covariance of its features. The distance d_ij of two
+    clients is that of the Gaussians with these moments. The weight of client j for client i is in proportion to n_j /
+    (1 + n_j d_ij / v), with n_j rows and v the mean variance of a row. Rows of a client like i count fully; those of
+    an unlike one count no more than v / d_ij rows do. The best linear estimate of i's mean has these weights.
 
-    From a short training (with `local`): every client holds out a share of its rows; a model trained by it alone, by
-    each pair, and by all are compared on them, seed by seed. The gain is the difference in accuracy.
+    From a short training (with `local`): every client holds out a share of its rows. Models trained by it alone, by
+    each pair, and by all are compared on these rows, seed by seed. The gain is the difference in accuracy.
 
-    The profiles are revealed client by client, and the trainings are of named groups: this is for sites that consider
+    The profiles are revealed client by client, and the trainings are of named groups. Use this for sites that consider
     an agreement, not for private devices.
 
     Parameters
@@ -199,8 +199,8 @@ def _hits(
 def _gain(hits: list[list[dict[int, Array]]], client: int, alone: int, group: int) -> Interval:
     """The mean difference in accuracy of a client, seed by seed, with an interval over rows and seeds.
 
-    Each seed holds out other rows of the same client, so seeds are not independent: the variance is that of one seed's
-    rows, or that between seeds where it is larger.
+    Each seed holds out other rows of the same client, so seeds are not independent. The variance is that of one seed's
+    rows, or that between seeds if larger.
     """
     from scipy.stats import norm
 
@@ -215,7 +215,7 @@ def _gain(hits: list[list[dict[int, Array]]], client: int, alone: int, group: in
 
 
 def selected(study: Collaboration, client: str, *, most: int) -> list[str]:
-    """The clients whose rows count most for this one, at most so many and itself among them.
+    """The clients whose rows count most for this one, at most `most` of them, itself included.
 
     >>> selected(Collaboration(("a", "b", "c"), np.zeros((3, 3)), np.eye(3) * 0.5 + 0.1, [], []), "b", most=1)
     ['b']

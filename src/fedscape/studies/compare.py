@@ -20,8 +20,9 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
     """Compare two studies by their results alone; no client is looked at again.
 
     `drift` is the total variation distance between the clients' mean shares, with its interval and the p-value of no
-    drift; `rows` are numbers that both have, with the 95% interval of their difference. Both take the clients of both
-    studies to be different draws: for the same clients at two times they are too wide, so a drift they find holds.
+    drift. `rows` are numbers that both have, with the 95% interval of their difference. Both take the clients of both
+    studies to be different draws. For the same clients at two times the intervals are too wide, so a drift they find
+    holds.
 
     Parameters
     ----------
@@ -48,10 +49,11 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
 def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0, draws: int = DRAWS) -> dict[str, Any]:
     """The distance of two populations' mean shares, its interval, and the p-value of none.
 
-    The means of many clients are near normal with the covariances that both studies keep; as these are estimates, draws
-    are of a multivariate t (Welch and Satterthwaite's degrees of freedom by the traces). Under no drift the difference
-    has the sum of the two: the p-value is the share of such draws that are as long. The interval is that of draws about
-    the difference seen, at its lower end less what noise alone adds. A study of one client says nothing: p is 1.
+    The means of many clients are near normal with the covariances that both studies keep. These are estimates, so
+    draws are from a multivariate t (Welch and Satterthwaite's degrees of freedom by the traces). Under no drift the
+    difference has the sum of both covariances, and the p-value is the share of such draws that are as long. The
+    interval is that of draws about the difference seen, at its lower end less what noise alone adds. A study of one
+    client says nothing: p is 1.
     """
     means, covariances, names = _matched(first, second)
     covariance, freedom = covariances[0] + covariances[1], _freedom(covariances, first, second)

@@ -62,7 +62,7 @@ def described(data: Prepared, show: bool) -> dict[str, Any]:
 
 
 def shares_of(counts: Array, names: Sequence[str]) -> dict[str, Any]:
-    """What a comparison of two studies needs: clients' mean shares, and how far means of so many clients vary."""
+    """What a comparison of two studies needs: clients' mean shares, and how far the means of this many clients vary."""
     filled = counts[counts.sum(axis=1) > 0]
     shares, n = filled / filled.sum(axis=1, keepdims=True), len(filled)
     spread = np.cov(shares.T, ddof=1) / n if n > 1 else np.zeros((counts.shape[1],) * 2)

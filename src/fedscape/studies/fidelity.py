@@ -91,8 +91,7 @@ def simulating(data: Prepared, mixture: MixtureOfDirichletMultinomials, *, seed:
 def clients_of(rows: Federation, recipe: Recipe, n_clients: int, *, seed: int) -> Federation:
     """Simulated clients cut from all rows together, with `row`, the place of each of their rows among these.
 
-    Rows of a category that has too few are shared between clients: `row` says which, so that no row that was trained on
-    is tested on.
+    Clients share rows of a category that has too few. `row` says which, so no row that was trained on is tested on.
     """
     numbered = rows.with_column("row", np.arange(rows.n_rows))
     column = Labels("y", rows.categories("y"))

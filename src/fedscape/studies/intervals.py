@@ -25,9 +25,9 @@ def mean_interval(
 ) -> Interval:
     """The mean over clients and its 95% t-interval; with several comparisons all hold together (Bonferroni).
 
-    `variance` is that of the mean for other reasons than who the clients are, such as the seeds of a training, and the
-    degrees of freedom it was found with; those of both together are Welch and Satterthwaite's. The interval is cut to
-    what is possible, `least` to `most`. One client has none: its ends are None.
+    `variance` is a further variance of the mean, such as that of the seeds of a training, with its degrees of freedom.
+    The degrees of freedom of both together are Welch and Satterthwaite's. The interval is cut to the possible range,
+    `least` to `most`. One client has none: its ends are None.
 
     >>> mean_interval(np.array([1.0, 2.0, 3.0]))
     {'value': 2.0, 'low': -0.484138, 'high': 4.484138}
@@ -53,7 +53,7 @@ def mean_interval(
 
 
 def bootstrap_interval(values: Array, statistic: Any, *, seed: int, draws: int = 500) -> Interval:
-    """A statistic of the clients [clients, ...] and its 95% percentile interval, clients drawn anew.
+    """A statistic of the clients [clients, ...] and its 95% percentile interval over redrawn clients.
 
     >>> bootstrap_interval(np.zeros(5), np.mean, seed=0)
     {'value': 0.0, 'low': 0.0, 'high': 0.0}

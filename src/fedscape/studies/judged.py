@@ -22,9 +22,9 @@ class Judged:
     """Hits of each method, [repeats, rows]: 1 right, 0 wrong, -1 where the row was not held out in that repeat.
 
     Many clients are a sample: intervals are over them, by Student's t. A few sites are all there are: intervals are
-    over rows inside each site, all sites weighing the same. Differences are paired, row by row or client by client, and
-    hold how far trainings differ beyond what the rows tested on explain; as repeats train on overlapping rows that
-    variance is divided by less than their number (Nadeau and Bengio 2003).
+    over rows inside each site, all sites weighing the same. Differences are paired, row by row or client by client.
+    Their intervals include how far trainings differ beyond what the rows tested on explain. Repeats train on
+    overlapping rows, so that variance is divided by less than their number (Nadeau and Bengio 2003).
 
     >>> hits = {"a": np.array([[1, 1, 0, 1]]), "b": np.array([[1, 0, 0, 1]])}
     >>> Judged(hits, np.array([0, 0, 1, 1]), 2, 4).difference("a", "b")["value"]
@@ -126,8 +126,8 @@ class Judged:
     def training_variance(self, first: str, second: str) -> tuple[float, float]:
         """The variance of a mean difference for other trainings than these, and its degrees of freedom.
 
-        What the rows tested on do to the mean of a repeat is taken off. A few repeats say little of one pair: the
-        variance is pooled over all methods, and a pair that moves more keeps its own.
+        The variance that the rows tested on add to the mean of a repeat is taken off. A few repeats say little of one
+        pair. So the variance is pooled over all methods, and a pair that moves more keeps its own.
         """
         n = len(self.tests)
         if n < 2:
@@ -158,7 +158,7 @@ class Judged:
         return made
 
     def redrawn(self, rng: np.random.Generator) -> Judged:
-        """Clients drawn anew, or rows inside each site, with all that was found of them."""
+        """Clients redrawn, or rows inside each site, with their hits."""
         order = np.argsort(self.owner, kind="stable")
         number = np.bincount(self.owner, minlength=self.n_clients)
         starts = np.cumsum(number) - number

@@ -80,7 +80,8 @@ def _modelled(data: Prepared) -> Federation:
 def candidates_for(federation: Federation, column: str, most: int = 6) -> list[int]:
     """Numbers of kinds to choose among: from one up to six, with five clients of two rows or more for each.
 
-    One row of a client says nothing of its kind: every mixture of kinds has some single kind with the same law of it.
+    One row of a client says nothing of its kind: for single rows every mixture of kinds has the same law as some
+    single kind.
 
     >>> candidates_for(Federation({"y": np.zeros(36, dtype=int)}, np.arange(0, 38, 2)), "y")
     [1, 2, 3]
@@ -134,8 +135,8 @@ def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number:
 def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
     """What one private count of the categories would cost, without making it: the expected error for some epsilons.
 
-    The clip is the 90th percentile of the clients' lengths; the error is half the L1 distance of noisy to exact shares,
-    from clipping (exact) and from noise (its mean over Gaussian noise).
+    The clip is the 90th percentile of the clients' lengths. The error is half the L1 distance of noisy to exact
+    shares. It has a part from clipping (exact) and one from noise (its mean over Gaussian noise).
     """
     lengths = np.linalg.norm(counts, axis=1)
     clip = float(max(np.quantile(lengths, 0.9), 1.0))

@@ -35,11 +35,11 @@ class Apart(NamedTuple):
 class Prepared:
     """The clients as a study sees them.
 
-    `counts` [clients, C] are the categories of `names`; `rows` has them one a row in the column y, and numbers in the
-    column x where there are `features`; it is None where only ready counts are known. `labels` says whether the
-    categories are given (or cells of the features, where there is no column of labels), `ordered` whether they are
+    `counts` [clients, C] are the categories of `names`. `rows` has one category a row in the column y, and numbers in
+    the column x where there are `features`. It is None where only ready counts are known. `labels` says whether the
+    categories are labels; without a column of labels they are cells of the features. `ordered` says whether they are
     parts of a number, the least first. `apart` has the clients with all categories, before rare ones were merged, and
-    the position of each among `names`; None where that is the same.
+    the position of each among `names`. It is None where that is the same.
     """
 
     given: Federation
@@ -240,8 +240,8 @@ def _joined(counts: Array, place: Array, n: int) -> Array:
 def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[str]) -> tuple[Array, list[str]]:
     """New places and names of the categories: those that fewer than `least` clients have are together.
 
-    Where they have too few clients even so, the next rarest joins them; where nothing would be left to compare, all
-    stay as they are.
+    If they still have too few clients, the next rarest joins them. If nothing would be left to compare, all stay as
+    they are.
     """
     clients = (counts > 0).sum(axis=0)
     order = [j for j in np.argsort(clients, kind="stable").tolist() if clients[j] and labels[j] != OTHER]

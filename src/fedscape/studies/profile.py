@@ -20,8 +20,8 @@ _GRID = 0.05  # to which shares of one client are rounded up
 def profile(federation: Federation, columns: list[str]) -> list[dict[str, Any]]:
     """One entry for each column of numbers: `mean` and `sd` of the clients' means, and what no client went beyond.
 
-    Ranges are those of the rows, widened by half their width on both sides, and of clients' medians, widened by all of
-    it; both are rounded outwards to two digits: no value of a row is in them.
+    One range is that of the rows, widened by half its width on both sides. The other is that of clients' medians,
+    widened by its whole width. Both are rounded outwards to two digits: no value of a row is in them.
 
     >>> fed = Federation({"a": [1.0, 3.0, np.nan, 5.0]}, [0, 2, 4])
     >>> about = profile(fed, ["a"])[0]

@@ -39,7 +39,7 @@ class Standing(TypedDict):
 
 
 class Cohort(TypedDict):
-    """FedAvg with so many clients a round."""
+    """FedAvg with this number of clients a round."""
 
     clients: int
     curve: list[list[float]]

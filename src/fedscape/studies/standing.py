@@ -80,7 +80,7 @@ def worst_interval(right: Array, tests: Array, *, seed: int, draws: int = 400) -
     """The mean accuracy of the clients whose accuracy is lowest, from what few rows each say of it.
 
     The lowest shares seen are partly bad luck. Clients' accuracies are taken to follow a beta law, fitted by moments
-    to clients drawn anew; each draw gives every client an accuracy from its posterior and averages the lowest tenth.
+    to redrawn clients. Each draw gives every client an accuracy from its posterior and averages the lowest tenth.
 
     >>> worst_interval(np.zeros(10), np.full(10, 4), seed=0)["high"] > 0.01
     True
@@ -105,7 +105,7 @@ def beta_moments(right: Array, tests: Array) -> tuple[float, float]:
     """
     total, k = float(tests.sum()), len(tests)
     share = right / tests
-    middle = (float(right.sum()) + 0.5) / (total + 1)  # never 0 or 1: no row was missed in so many
+    middle = (float(right.sum()) + 0.5) / (total + 1)  # never 0 or 1, even if no row was missed
     within = float((tests * share * (1 - share)).sum()) / max(total - k, 1)
     between = float((tests * (share - right.sum() / total) ** 2).sum()) / max(k - 1, 1)
     size = (total - float((tests**2).sum()) / total) / max(k - 1, 1)

@@ -69,15 +69,15 @@ def study(
         How far the tournament goes: "30s", "2min" or "20min", about what a study takes on one core. More clients,
         rows, rounds and repeats; the clock is not read.
     rounds, seeds
-        Of the tournament, instead of the budget's: every method is trained for so many rounds, so many times, each
-        time with other rows held out.
+        Rounds and repeats of the tournament, instead of the budget's. Each repeat trains every method for this many
+        rounds, with other rows held out.
     sites
-        True: the clients are a few sites, all there are; intervals are over rows inside each. False: they are a sample
-        of clients. By default fewer than 20 clients are sites.
+        True: the clients are a few sites, all there are, and intervals are over rows inside each. False: they are a
+        sample of clients. By default fewer than 20 clients are sites.
     epsilon
-        Also count the categories privately within this budget (unit client, delta 1e-5); they must be declared, by
-        `names` or by the data. Its noise is secret, so that two such studies differ; without it the same inputs and
-        seed give the same bytes.
+        Also count the categories privately within this budget (unit client, delta 1e-5). They must be declared, by
+        `names` or by the data. The noise is secret, so two such studies differ. Without it the same inputs and seed
+        give the same bytes.
     show_clients
         Put ids and one row for every client into the result. By default a result is made to be shared: clients are
         numbers in the order of their places on the map.

@@ -49,7 +49,7 @@ def folds_for(rows: Federation) -> int:
 
 
 def held_out(rows: Federation, *, repeat: int, seed: int) -> Clients:
-    """The clients of one repeat: in as many repeats as there are folds every row is held out once, then cut anew.
+    """The clients of one repeat: in as many repeats as there are folds every row is held out once, then recut.
 
     A row that simulated clients share (the column `row`) is tested on only where no one trains on it.
     """
@@ -69,7 +69,7 @@ def held_out(rows: Federation, *, repeat: int, seed: int) -> Clients:
 
 
 def some_clients(rows: Federation, notes: list[str], *, seed: int, most: int) -> Array:
-    """The clients that take part: those with rows to train and to test on, at most so many of them."""
+    """The clients that take part: those with rows to train and to test on, up to a cap."""
     able = np.flatnonzero(rows.sizes >= 2)
     if len(able) > most:
         notes.append(
@@ -81,7 +81,7 @@ def some_clients(rows: Federation, notes: list[str], *, seed: int, most: int) ->
 
 
 def fewer_rows(rows: Federation, notes: list[str], *, seed: int, most: int) -> Federation:
-    """The same clients with at most so many rows together: the largest give up the most."""
+    """The same clients with a cap on their rows together: the largest give up the most."""
     if rows.n_rows <= most:
         return rows
     low, high = 1, int(rows.sizes.max())
@@ -132,8 +132,8 @@ def way(rows: Federation, *, seed: int, lr: float = 1.0) -> LocalSGD:
 def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[float, int]:
     """The learning rate, then the start (a seed) with which a method is best on rows held out of those to train on.
 
-    The score is Brier's, mean over clients. These rows judge nothing else: what the method is tested on is not looked
-    at. Methods of several models fall into bad optima from some starts, so that theirs is chosen among a few.
+    The score is Brier's, mean over clients. These rows judge nothing else: the rows that a method is tested on are not
+    looked at. Methods of several models fall into bad optima from some starts, so theirs is chosen among a few.
     """
     fit, held = clients.train.split(test=0.25, seed=seed + 1)
     if held.n_rows == 0:  # clients of one row to train on: nothing can be held out of them

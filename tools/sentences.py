@@ -1,0 +1,59 @@
+"""Sentence lengths of pages: median, 95th percentile and longest, in words.
+
+`python tools/sentences.py [PAGES] [--above 25]`; `--above` prints the sentences with more words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+
+
+def sentences(text: str) -> list[str]:
+    """Split the prose of a Markdown page into sentences; code blocks, tables and headings are no prose."""
+    text = re.sub(r"^( *)```.*?^ *```$", "\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *(\||#|<).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *([-*]|\d+\.) +", "\n\n", text, flags=re.MULTILINE)
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        prose = re.sub(r"`[^`]*`", "code", " ".join(paragraph.split()))  # a span of code is one word
+        prose = re.sub(r"\]\([^)]*\)", "]", prose)
+        found += [s for s in re.split(r"(?<=[.!?])[)\"*]*\s+(?=[\[(\"*]*[A-Z0-9]|code)|:$", prose) if words(s)]
+    return found
+
+
+def words(sentence: str) -> int:
+    """Count the words of a sentence; signs between words are none."""
+    return len(re.findall(r"[^\W_][^\s/]*", sentence))
+
+
+def percentile(lengths: list[int], share: float) -> int:
+    """Take the smallest length that at least this share of the sentences does not exceed."""
+    return sorted(lengths)[max(0, math.ceil(share * len(lengths)) - 1)] if lengths else 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Sentence lengths of pages.")
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
+    parser.add_argument("--above", type=int, help="print the sentences with more words than this")
+    chosen = parser.parse_args()
+    total: list[int] = []
+    print("page | sentences | median | 95% | longest\n--- | --- | --- | --- | ---")
+    for page in chosen.pages:
+        split = sentences(page.read_text())
+        lengths = [words(s) for s in split]
+        total += lengths
+        print(page.name, len(lengths), *(percentile(lengths, p) for p in (0.5, 0.95, 1.0)), sep=" | ")
+        for sentence, length in zip(split, lengths, strict=True):
+            if chosen.above is not None and length > chosen.above:
+                print(f"    {length}: {sentence}")
+    print("all", len(total), *(percentile(total, p) for p in (0.5, 0.95, 1.0)), sep=" | ")
+
+
+if __name__ == "__main__":
+    main()
