@@ -47,6 +47,10 @@ from table import RESULTS, arguments, report
 
 CUT = {"femnist": 10, "cifar10": 5}  # classes below are of the day
 MAIN = ("fedclock", "vanilla", "no-shift", "true-modes", "fedtkm-own", "fedclock-features")
+COLUMNS = {
+    "vanilla": "vanilla", "no shift": "no-shift", "FedTKM, own hours": "fedtkm-own",
+    "FedClock by features": "fedclock-features", "FedClock": "fedclock", "true modes": "true-modes",
+}  # fmt: skip
 JOBS: dict[str, temporal.Task] = {}
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's, by degrees of freedom
 
@@ -268,20 +272,45 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
         line["ms a round"] = f"{np.mean([r['ms a round'] for r in mine]):.0f}"
         line["says"] = mine[0].get("verdict", "") if table in ("honest", "robust") else ""
         lines.setdefault(table, []).append(line)
+    if "main" in lines:
+        lines["main"] = side_by_side([r for r in good if r["table"] == "main"])
     return lines
+
+
+def side_by_side(rows: list[Row]) -> list[Row]:
+    """A line for each curve, its methods beside each other; differences are of the seeds that both have."""
+    values: dict[tuple[str, str], dict[int, Row]] = {}
+    for r in rows:  # training without shift knows no curve: one run a period
+        values.setdefault((f"T={r['period']}" if r["method"] == "no-shift" else r["label"], r["method"]), {})[
+            r["seed"]
+        ] = r
+    lines = []
+    for label in dict.fromkeys(r["label"] for r in sorted(rows, key=_order)):
+        of = {m: values.get((label.split()[0] if m == "no-shift" else label, m), {}) for m in MAIN}
+        line: Row = {"curve": label, "seeds": len(of["fedclock"])}
+        line |= {name: _mean(list(of[m].values()), "accuracy per batch") for name, m in COLUMNS.items()}
+        line["right branch"] = _mean(list(of["fedclock"].values()), "right branch")
+        for name, m in (("over no shift", "no-shift"), ("over true modes", "true-modes")):
+            line[name] = _mean([{"d": _less(r, of[m][s])} for s, r in of["fedclock"].items() if s in of[m]], "d", "+")
+        lines.append(line)
+    return lines
+
+
+def _less(row: Row, other: Row) -> float:
+    return float(row["accuracy per batch"] - other["accuracy per batch"])
 
 
 def _order(row: Row) -> tuple[Any, ...]:
     return (row["table"], row["label"], row["method"], row["seed"])
 
 
-def _mean(rows: list[Row], name: str) -> str:
+def _mean(rows: list[Row], name: str, sign: str = "") -> str:
     values = [r[name] for r in rows if name in r]
     if not values:
         return ""
     n = len(values)
     half = T95.get(n - 1, 1.96) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
-    return f"{np.mean(values):.1f}" + (f" ± {half:.1f}" if n > 1 else "")
+    return f"{np.mean(values):{sign}.1f}" + (f" ± {half:.1f}" if n > 1 else "")
 
 
 def main() -> None:
