@@ -51,6 +51,7 @@ COLUMNS = {
     "vanilla": "vanilla", "no shift": "no-shift", "FedTKM, own hours": "fedtkm-own",
     "FedClock by features": "fedclock-features", "FedClock": "fedclock", "true modes": "true-modes",
 }  # fmt: skip
+ACCURACY = "accuracy per batch"
 JOBS: dict[str, temporal.Task] = {}
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's, by degrees of freedom
 
@@ -273,31 +274,43 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
         line["says"] = mine[0].get("verdict", "") if table in ("honest", "robust") else ""
         lines.setdefault(table, []).append(line)
     if "main" in lines:
-        lines["main"] = side_by_side([r for r in good if r["table"] == "main"])
+        lines["main"], lines["asked"] = side_by_side([r for r in good if r["table"] == "main"])
     return lines
 
 
-def side_by_side(rows: list[Row]) -> list[Row]:
-    """A line for each curve, its methods beside each other; differences are of the seeds that both have."""
-    values: dict[tuple[str, str], dict[int, Row]] = {}
-    for r in rows:  # training without shift knows no curve: one run a period
-        values.setdefault((f"T={r['period']}" if r["method"] == "no-shift" else r["label"], r["method"]), {})[
-            r["seed"]
-        ] = r
-    lines = []
+def side_by_side(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """A line for each curve, its methods beside each other, and whether what was asked holds.
+
+    Differences are means over the seeds that both have. Training without shift knows no curve: it has one run a period.
+    """
+    lines, asked, of_label = [], [], {}
+    for r in rows:
+        label = f"T={r['period']}" if r["method"] == "no-shift" else r["label"]
+        of_label.setdefault((label, r["method"]), {})[r["seed"]] = r
     for label in dict.fromkeys(r["label"] for r in sorted(rows, key=_order)):
-        of = {m: values.get((label.split()[0] if m == "no-shift" else label, m), {}) for m in MAIN}
-        line: Row = {"curve": label, "seeds": len(of["fedclock"])}
-        line |= {name: _mean(list(of[m].values()), "accuracy per batch") for name, m in COLUMNS.items()}
-        line["right branch"] = _mean(list(of["fedclock"].values()), "right branch")
-        for name, m in (("over no shift", "no-shift"), ("over true modes", "true-modes")):
-            line[name] = _mean([{"d": _less(r, of[m][s])} for s, r in of["fedclock"].items() if s in of[m]], "d", "+")
+        of = {m: of_label.get((label.split()[0] if m == "no-shift" else label, m), {}) for m in MAIN}
+        clock = of["fedclock"]
+        line: Row = {"curve": label, "seeds": len(clock)}
+        line |= {name: _mean(list(of[m].values()), ACCURACY) for name, m in COLUMNS.items()}
+        line["right branch"] = _mean(list(clock.values()), "right branch")
+        less = {
+            m: [{"": r[ACCURACY] - of[m][s][ACCURACY]} for s, r in clock.items() if s in of[m]]
+            for m in ("no-shift", "true-modes")
+        }
+        line |= {f"minus {m.replace('-', ' ')}": _mean(rows, "", "+") for m, rows in less.items()}
         lines.append(line)
-    return lines
+        asked.append({
+            "curve": label, "seeds": len(clock), "4 points over no shift": _reaches(less["no-shift"], "", 4),
+            "97% right": _reaches(list(clock.values()), "right branch", 97),
+            "within 2 points of true modes": _reaches(less["true-modes"], "", -2),
+        })  # fmt: skip
+    return lines, asked
 
 
-def _less(row: Row, other: Row) -> float:
-    return float(row["accuracy per batch"] - other["accuracy per batch"])
+def _reaches(rows: list[Row], name: str, least: float) -> str:
+    if not rows:
+        return ""
+    return "yes" if np.mean([r[name] for r in rows]) >= least else "no"
 
 
 def _order(row: Row) -> tuple[Any, ...]:
