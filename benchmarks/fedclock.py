@@ -47,6 +47,11 @@ from table import RESULTS, arguments, report
 
 CUT = {"femnist": 10, "cifar10": 5}  # classes below are of the day
 MAIN = ("fedclock", "vanilla", "no-shift", "true-modes", "fedtkm-own", "fedclock-features")
+COLUMNS = {
+    "vanilla": "vanilla", "no shift": "no-shift", "FedTKM, own hours": "fedtkm-own",
+    "FedClock by features": "fedclock-features", "FedClock": "fedclock", "true modes": "true-modes",
+}  # fmt: skip
+ACCURACY = "accuracy per batch"
 JOBS: dict[str, temporal.Task] = {}
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's, by degrees of freedom
 
@@ -268,20 +273,57 @@ def tables(rows: list[Row]) -> dict[str, list[Row]]:
         line["ms a round"] = f"{np.mean([r['ms a round'] for r in mine]):.0f}"
         line["says"] = mine[0].get("verdict", "") if table in ("honest", "robust") else ""
         lines.setdefault(table, []).append(line)
+    if "main" in lines:
+        lines["main"], lines["asked"] = side_by_side([r for r in good if r["table"] == "main"])
     return lines
+
+
+def side_by_side(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """A line for each curve, its methods beside each other, and whether what was asked holds.
+
+    Differences are means over the seeds that both have. Training without shift knows no curve: it has one run a period.
+    """
+    lines, asked, of_label = [], [], {}
+    for r in rows:
+        label = f"T={r['period']}" if r["method"] == "no-shift" else r["label"]
+        of_label.setdefault((label, r["method"]), {})[r["seed"]] = r
+    for label in dict.fromkeys(r["label"] for r in sorted(rows, key=_order)):
+        of = {m: of_label.get((label.split()[0] if m == "no-shift" else label, m), {}) for m in MAIN}
+        clock = of["fedclock"]
+        line: Row = {"curve": label, "seeds": len(clock)}
+        line |= {name: _mean(list(of[m].values()), ACCURACY) for name, m in COLUMNS.items()}
+        line["right branch"] = _mean(list(clock.values()), "right branch")
+        less = {
+            m: [{"": r[ACCURACY] - of[m][s][ACCURACY]} for s, r in clock.items() if s in of[m]]
+            for m in ("no-shift", "true-modes")
+        }
+        line |= {f"minus {m.replace('-', ' ')}": _mean(rows, "", "+") for m, rows in less.items()}
+        lines.append(line)
+        asked.append({
+            "curve": label, "seeds": len(clock), "4 points over no shift": _reaches(less["no-shift"], "", 4),
+            "97% right": _reaches(list(clock.values()), "right branch", 97),
+            "within 2 points of true modes": _reaches(less["true-modes"], "", -2),
+        })  # fmt: skip
+    return lines, asked
+
+
+def _reaches(rows: list[Row], name: str, least: float) -> str:
+    if not rows:
+        return ""
+    return "yes" if np.mean([r[name] for r in rows]) >= least else "no"
 
 
 def _order(row: Row) -> tuple[Any, ...]:
     return (row["table"], row["label"], row["method"], row["seed"])
 
 
-def _mean(rows: list[Row], name: str) -> str:
+def _mean(rows: list[Row], name: str, sign: str = "") -> str:
     values = [r[name] for r in rows if name in r]
     if not values:
         return ""
     n = len(values)
     half = T95.get(n - 1, 1.96) * float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else 0.0
-    return f"{np.mean(values):.1f}" + (f" ± {half:.1f}" if n > 1 else "")
+    return f"{np.mean(values):{sign}.1f}" + (f" ± {half:.1f}" if n > 1 else "")
 
 
 def main() -> None:

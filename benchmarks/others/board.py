@@ -39,14 +39,15 @@ def images(name: str, folder: Path) -> tuple[Array, Array]:
 
 
 def by_classes(y: Array, n_clients: int, per_client: int, rng: np.random.Generator) -> list[Array]:
-    """Rows of each client: `per_client` classes each, a class dealt in parts of random size to those that have it."""
+    """Rows of each client: `per_client` classes each, a class dealt in parts of random size to those that have it.
+
+    As PFLlib has it, a class goes to the first clients that have not all of theirs: neighbours share classes.
+    """
     n_classes = int(y.max()) + 1
-    slots = np.resize(np.arange(n_classes), n_clients * per_client)
-    owners = [[] for _ in range(n_classes)]
-    for slot, label in enumerate(slots):
-        owners[label].append(slot // per_client if per_client == 1 else slot % n_clients)
     rows: list[list[Array]] = [[] for _ in range(n_clients)]
-    for label, who in enumerate(owners):
+    for label in range(n_classes):
+        who = [client for client in range(n_clients) if len(rows[client]) < per_client]
+        who = who[: -(-n_clients * per_client // n_classes)]
         mine = rng.permutation(np.flatnonzero(y == label))
         shares = 0.5 / len(who) + 0.5 * rng.dirichlet(np.full(len(who), 4.0))
         for client, part in zip(who, np.split(mine, (np.cumsum(shares)[:-1] * len(mine)).astype(int)), strict=True):
