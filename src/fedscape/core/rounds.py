@@ -353,6 +353,15 @@ def _check_reveals(computation: Computation, allow: Sequence[str]) -> None:
         )
 
 
+def check_declared_classes(clients: Federation, column: str) -> None:
+    """Refuse classes that follow from the rows, also by the largest code: a fit would show it."""
+    if not clients.is_declared(column):
+        raise PrivacyError(
+            f"the classes of {column!r} follow from the rows, and which there are is a client's secret: name them with "
+            f"federation.declare({column!r}, [...])"
+        )
+
+
 def check_declared(clients: object, columns: Sequence[str]) -> None:
     """Refuse columns whose names were collected from rows: a name that one client alone has would tell of it."""
     for column in columns:

@@ -12,6 +12,7 @@ from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
+from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError, NotFittedError, PrivacyError
 from fedscape.learning.domain import valid_rows
@@ -137,9 +138,18 @@ class Profiles:
             raise DataError("Profiles is for clients whose data are here")
         if privacy is not None and (self.bound is None or self.n_groups is None):
             raise PrivacyError("private profiles need bound= and n_groups=: what is not bounded cannot be noised")
+        if privacy is not None and privacy.unit != "client":
+            raise PrivacyError("one row moves the whole description of its client: use unit='client' for profiles")
+        if privacy is not None and self.target is not None:
+            check_declared_classes(clients, self.target)
         if privacy is not None and ledger is None:
             ledger = privacy.new_ledger()
         self.ledger_ = ledger
+        with np.errstate(all=None if privacy is None else "ignore"):  # a warning would tell
+            self._learn(clients, privacy, ledger)
+        return self
+
+    def _learn(self, clients: Federation, privacy: Privacy | None, ledger: Ledger | None) -> None:
         how: dict[str, Any] = {"progress": False, "privacy": privacy, "ledger": ledger}
         moments = Moments(column=self.column, bound=self.bound).fit(clients, **how)
         mean, vectors = principal_directions(moments, min(self.directions, len(moments.mean_)))
@@ -153,16 +163,19 @@ class Profiles:
         rows = _each_one_row(self.describe(there))
         self._group(rows.take(np.flatnonzero(~out)), how)
         self._calibrate(there.take(np.flatnonzero(out)), how)
-        return self
 
     def describe(self, clients: Federation, *, labelled: bool = True) -> Array:
-        """Each client's own description, [clients, p]; zeros without rows. Without labels only the first 2k numbers."""
+        """Each client's own description, [clients, p]; zeros without rows. Without labels only the first 2k numbers.
+
+        A label that is none of the classes counts for none.
+        """
         z, own = self._centred(clients, self.mean_, self.vectors_)
         n, away = np.maximum(clients.sizes, 1)[:, None], z - own
         squares = (sums_over_rows(away**2, clients) / n - (clients.sizes > 0)[:, None]) / np.sqrt(2)
         parts = [sums_over_rows(z, clients) / n, squares]
         if labelled and self.target is not None:
-            one_hot = np.eye(self.n_classes_)[clients[self.target]] * np.sqrt(self.n_classes_)
+            own_class = clients[self.target][:, None] == np.arange(self.n_classes_)
+            one_hot = own_class * np.sqrt(self.n_classes_)
             joint = np.einsum("nc,nk->nck", one_hot, away[:, :_JOINT])
             parts += [sums_over_rows(one_hot, clients) / n, _flat(sums_over_rows(joint, clients)) / n]
         return np.concatenate(parts, axis=1)
@@ -174,14 +187,16 @@ class Profiles:
         return z, np.repeat(means, clients.sizes, axis=0)
 
     def _group(self, rows: Federation, how: dict[str, Any]) -> None:
-        n, p = len(rows), rows["profile"].shape[1]
-        if n < 2:
-            raise DataError(f"there must be two clients to group at least, there are {n}: lower kept_out")
-        tried = [self.n_groups] if self.n_groups is not None else range(1, min(self.most, n - 1) + 1)
+        n, p = float(len(rows)), rows["profile"].shape[1]
+        if n < 2 and how["privacy"] is None:
+            raise DataError(f"there must be two clients to group at least, there are {n:.0f}: lower kept_out")
+        tried = [self.n_groups] if self.n_groups is not None else range(1, min(self.most, len(rows) - 1) + 1)
         found, self.bic_ = {}, {}
         for k in tried:
             means = FederatedKMeans(k, column="profile", bound=self.bound, seed=self.seed, **_lengths(how))
             means.fit(rows, **how)
+            if how["privacy"] is not None:
+                n = max(float(means.sizes_.sum()), 1.0)  # the noisy number: the exact one is a secret
             within = n * means.inertia_ if np.isfinite(means.inertia_) else n * p * _UNMEASURED
             sizes = np.maximum(means.sizes_, 1e-3)
             mixed = -2 * float(sizes @ np.log(sizes / sizes.sum()))  # which group each client is in
@@ -196,7 +211,7 @@ class Profiles:
     def _calibrate(self, clients: Federation, how: dict[str, Any]) -> None:
         """The distance beyond which a client abstains: a quantile of those of clients kept out, by a histogram."""
         self.threshold_ = np.inf
-        if not len(clients) or self.alpha == 0:
+        if self.alpha == 0 or not (len(clients) or how["privacy"]):
             return
         edges = 2.0 ** np.linspace(-8, 8, _BINS)
         place = np.searchsorted(edges, self._squares(self.describe(clients, labelled=False)).min(axis=1))

@@ -143,9 +143,9 @@ class CoxRegression(Estimator):
 
     def start(self, seed: int) -> Arrays:
         none = np.zeros(0)  # until the first sums tell how many features there are
-        numbers = {"log_likelihood": np.full((), -np.inf), "gain": np.full((), np.inf), "events": np.zeros(())}
+        numbers = {"log_likelihood": np.full((), -1e300), "gain": np.full((), 1e300), "events": np.zeros(())}
         spread = {"q": np.zeros(()), "freedom": np.zeros(()), "information": np.zeros((0, 0)), "hazard": none}
-        return {"beta": none, "server.before": none, **numbers, **spread}
+        return {"beta": none, **_of_server({"before": none, **numbers, **spread})}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         rows = self._rows(clients)
@@ -174,13 +174,14 @@ class CoxRegression(Estimator):
         beta = state["beta"] if state["beta"].size else np.zeros(d)
         value = parts["log_likelihood"] - self.ridge / 2 * beta @ beta
         facts = {"events": parts["events"], "q": parts["q"], "freedom": parts["freedom"], "hazard": parts["hazard"]}
-        if value < state["log_likelihood"] - 1e-9 * (1 + abs(value)):  # too far: half way back
+        if value < state["server.log_likelihood"] - 1e-9 * (1 + abs(value)):  # too far: half way back
             return {**state, "beta": (beta + state["server.before"]) / 2}
         score = parts["score"] - self.ridge * beta
         information = (parts["information"] + parts["information"].T) / 2 + self.ridge * np.eye(d)
         move = _solved(information, score)
         likelihood = {"log_likelihood": np.asarray(value), "gain": np.asarray(abs(score @ move) / 2)}
-        return {"beta": beta + move, "server.before": beta, "information": information, **likelihood, **facts}
+        learned = {"before": beta, "information": information, **likelihood, **facts}
+        return {"beta": beta + move, **_of_server(learned)}
 
     def _parts(self, total: Arrays) -> Arrays:
         """Log-likelihood, score and information of the sums."""
@@ -211,8 +212,14 @@ class CoxRegression(Estimator):
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         rounds = CoxRegression(**{**self.get_params(), "times": self._grid(engine, how)})
         state = self._run(
-            rounds, engine, how, n_rounds=self.rounds, done=lambda old, new: bool(new["gain"] <= self.tol), measure=0
+            rounds,
+            engine,
+            how,
+            n_rounds=self.rounds,
+            done=lambda old, new: bool(new["server.gain"] <= self.tol),
+            measure=0,
         )
+        state = {name.removeprefix("server."): values for name, values in state.items()}
         if not state["events"] >= 1:
             raise DataError(f"the column {self.event!r} must hold an event, a 1, for some row; it holds none")
         self.coefficients_ = state["beta"]
@@ -298,6 +305,11 @@ class CoxRegression(Estimator):
             (cls(times=grid, ties="breslow", ridge=0.1), fed),
             (cls(strata="clients", ridge=0.1), fed),
         ]
+
+
+def _of_server(learned: Arrays) -> Arrays:
+    """What clients are not sent: a step needs the coefficients alone."""
+    return {f"server.{name}": values for name, values in learned.items()}
 
 
 def _solved(information: Array, score: Array) -> Array:

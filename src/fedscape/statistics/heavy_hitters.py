@@ -198,7 +198,7 @@ def _texts(clients: Federation, column: str, length: int) -> tuple[list[bytes], 
 
 
 def _cut(text: str, length: int) -> bytes:
-    return text.encode()[:length].decode(errors="ignore").encode()
+    return text.encode(errors="replace")[:length].decode(errors="ignore").encode()
 
 
 def _text(row: Array) -> str | None:

@@ -128,7 +128,7 @@ class FederatedKMeans(Estimator):
         self.moments_ = Moments(column=work.column, bound=self.bound)
         self.moments_.history_ = self.history_
         self.moments_._fit(engine, None, how.phase(".moments").sending("n_rows", "first", "second"))
-        spread = float(np.sqrt(np.trace(np.atleast_2d(self.moments_.covariance_))))
+        spread = float(np.sqrt(max(np.trace(np.atleast_2d(self.moments_.covariance_)), 0.0)))
 
         def settled(old: Arrays, new: Arrays) -> bool:
             return bool(np.abs(old["centres"] - new["centres"]).max() <= self.tol * spread)

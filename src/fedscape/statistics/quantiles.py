@@ -173,12 +173,15 @@ class Quantiles(Estimator):
                 raise DataError(f"column {name!r} must hold numbers, not texts or {values.dtype}")
             parts.append(values.reshape(len(values), _width(values)).astype(np.float64, copy=False))
         x = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        cuts = np.array(self._cuts(*self._intervals(state, x.shape[1])))
+        low, high = self._intervals(state, x.shape[1])
+        if not len(low) == len(high) == x.shape[1]:
+            raise DataError(f"there are {x.shape[1]} features a row, the state has {len(low)}")
+        cuts = np.array(self._cuts(low, high))
         if self.ranges is None:
             cuts = floats(cuts)
         else:
-            low, high = self._ends(x.shape[1]).T
-            x = np.clip(x, low, high)
+            least, most = self._ends(x.shape[1]).T
+            x = np.clip(x, least, most)
             cuts[:, -1] = np.inf  # the greatest value belongs to the last cell
         if self.share < 1:
             drawn = Key(self.seed, purpose="rows for quantiles").uniform_rows(clients) < self.share

@@ -99,7 +99,7 @@ def _moments(
     w, rows = weight[which], x[which]
     order = np.argsort(cell, kind="stable")
     d, cells = x.shape[1], shape[0] * shape[1]
-    zero, one = np.bincount(cell, w, minlength=cells), np.zeros((cells, d))
+    zero, one = np.bincount(cell, w, minlength=cells).astype(np.float64), np.zeros((cells, d))
     np.add.at(one, cell, w[:, None] * rows)
     two = np.zeros((cells, d, d))
     ends = np.searchsorted(cell[order], np.arange(cells + 1))

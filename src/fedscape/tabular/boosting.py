@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
+from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
@@ -181,7 +182,7 @@ class BoostedTrees(Estimator):
         clients = engine.clients
         if not isinstance(clients, Federation):
             raise DataError("boosted trees look at the columns' names and types: use an engine that knows them")
-        loss, classes, labels = self._target_of(clients)
+        loss, classes, labels = self._target_of(clients, private)
         survey = TargetSurvey(loss, target=self.target, classes=classes, ends=self._ends(self.target, private, classes))
         sums = self._run(survey, engine, how.phase(".target"), n_rounds=1, measure=0)["sums"]
         base, unit = survey.begin(sums)
@@ -215,13 +216,15 @@ class BoostedTrees(Estimator):
         )  # fmt: skip
         self._take(work, state, clients, labels)
 
-    def _target_of(self, clients: Federation) -> tuple[str, int, tuple[str, ...]]:
+    def _target_of(self, clients: Federation, private: bool) -> tuple[str, int, tuple[str, ...]]:
         """The loss, the number of classes (0 for numbers) and their names."""
         values, known = clients[self.target], clients.names.get(self.target, ())
         by_class = bool(known) or values.dtype.kind in "biu"
         loss = self.loss or ("classes" if by_class else "squared")
         if loss in ("squared", "poisson"):
             return loss, 0, ()
+        if private and self.loss != "logistic":
+            check_declared_classes(clients, self.target)
         classes = 2 if self.loss == "logistic" else max(clients.categories(self.target), 2)
         if classes > 1_000:
             raise DataError(f"the target {self.target!r} has {classes:,} classes: say loss='squared' or 'poisson'")

@@ -37,6 +37,14 @@ class Family:
         above = y > 0 if self.name == "gamma" else y >= self.least
         return np.asarray(above & (y <= self.most))
 
+    def within(self, eta: Array) -> Array:
+        """The predictor; a logistic one is cut where its mean is as good as 0 or 1, so that no row outgrows its bound.
+
+        >>> FAMILIES["logistic"].within(np.array([1.0, 1e300, np.nan])).tolist()
+        [1.0, 30.0, 0.0]
+        """
+        return np.clip(np.nan_to_num(eta), -_FAR, _FAR) if self.name == "logistic" else eta
+
 
 def _logistic(eta: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-np.clip(eta, -_FAR, _FAR))))

@@ -149,10 +149,10 @@ class GLM(Estimator):
         """W and W (z - offset) of each row, z the working response."""
         family = family_of(self.family)
         y = self._unit_target(rows.y)
-        if coefficients.size:
-            if len(coefficients) != rows.x.shape[1]:
-                raise DataError(f"the features have {rows.x.shape[1]} numbers a row, the model {len(coefficients)}")
-            eta = rows.x @ coefficients + rows.offset
+        if coefficients.size and len(coefficients) != rows.x.shape[1]:
+            raise DataError(f"the features have {rows.x.shape[1]} numbers a row, the model {len(coefficients)}")
+        if coefficients.size and family.name != "gaussian":  # whose z is y; eta + (y - eta) would be only nearly
+            eta = family.within(rows.x @ coefficients + rows.offset)
             mu = family.mean(eta)
         else:
             mu = family.first(y)

@@ -257,7 +257,7 @@ class TreeRounds(Computation):
             if level == 0:
                 loss[judged] = row_losses(self.loss, y[judged], rows.margin[judged])
             loss = np.rint(np.clip(loss, -(2.0**20), 2.0**20) / GRID) * GRID
-            sent["loss"] = np.bincount(owner, loss, minlength=n)
+            sent["loss"] = np.bincount(owner, loss, minlength=n).astype(np.float64)  # whole for no rows
             sent["held_out"] = np.bincount(owner, judged, minlength=n).astype(np.int64)
         stamp = np.tile([int(state["trees"]), level], (len(clients), 1))
         kept: dict[str, Array | Ragged] = {
@@ -266,10 +266,15 @@ class TreeRounds(Computation):
         return sent, kept | {"trees.stamp": stamp}
 
     def _check_forest(self, state: Arrays) -> None:
-        """Refuse a state that compiled loops would follow beyond the end of an array."""
-        most = len(np.atleast_1d(self.base)) * 2 ** (self.depth - 1)
-        inside = 0 <= int(state["trees"]) <= self.n_trees and 0 <= int(state["level"]) < self.depth
-        if not inside or state["feature"].max(initial=-1) >= len(self.bins.edges) or state["slots"].max() >= most:
+        """Refuse a state that compiled loops would follow beyond the end of an array, or that adds nodes up."""
+        outputs, leaves, inner = len(np.atleast_1d(self.base)), 2 ** (self.depth - 1), 2**self.depth - 1
+        trees = (self.n_trees, outputs)
+        shapes = {"feature": (*trees, inner), "left": (*trees, inner, 32), "value": (*trees, 2 * inner + 1)}
+        inside = all(state[name].shape == shape for name, shape in {**shapes, "slots": (outputs, leaves)}.items())
+        inside = inside and 0 <= int(state["trees"]) <= self.n_trees and 0 <= int(state["level"]) < self.depth
+        used = state["slots"][state["slots"] >= 0]  # a row that two trees bring to one slot moves it twice
+        apart = len(np.unique(used)) == used.size and used.max(initial=-1) < outputs * leaves
+        if not (inside and apart) or state["feature"].max(initial=-1) >= len(self.bins.edges):
             raise DataError("the state names features, nodes or trees that this forest cannot have")
 
     def _standing(self, state: Arrays, clients: Federation, y: Array) -> Standing:
