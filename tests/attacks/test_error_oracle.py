@@ -7,7 +7,18 @@ import warnings
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, Histogram, Local, Moments, Poisson, PrivacyError, rounds
+from fedscape import (
+    Computation,
+    Federation,
+    Gaussian,
+    Histogram,
+    Local,
+    Moments,
+    Poisson,
+    PrivacyError,
+    SecureSum,
+    rounds,
+)
 
 STRICT = Gaussian(clip=1.0, multiplier=1e4)
 
@@ -140,3 +151,27 @@ def test_rows_that_no_clip_shrinks_saturate():
     assert seen(Rows(), fed, Gaussian(clip=1.0, multiplier=1.0, unit="row"))[2:] == (False, [])
     with pytest.raises(PrivacyError, match="raise the clip"):
         next(rounds(Rows(), fed, n_rounds=1, privacy=Gaussian(clip=0.5, multiplier=1.0, unit="row")))
+
+
+def test_masked_rounds_do_not_tell_the_number_of_clients():
+    """Neither by bytes, which grow with the neighbours that a cohort needs, nor by what is said of a small one."""
+    fed, bytes_up = Federation({"salary": np.arange(200) % 5}, np.arange(201)), set()
+    for rate in (0.1, 0.9):
+        engine = Local(fed, secure=SecureSum())
+        done = next(rounds(Histogram(5, column="salary"), engine, n_rounds=1, sampler=Poisson(rate), privacy=STRICT))
+        bytes_up.add(done.bytes_up)
+    assert len(bytes_up) == 1
+    said = set()
+    for _ in range(8):
+        loop = rounds(
+            Histogram(5, column="salary"),
+            Local(fed.take(slice(0, 2)), secure=SecureSum()),
+            n_rounds=1,
+            sampler=Poisson(0.5),
+            privacy=STRICT,
+        )
+        with pytest.raises(PrivacyError) as error:
+            next(loop)
+        said.add(str(error.value))
+    assert len(said) == 1
+    assert not any(letter.isdigit() for letter in said.pop())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedscape import Federation, Gaussian, Histogram, PrivacyError
+from fedscape import Federation, Gaussian, Histogram, MixtureOfDirichletMultinomials, PrivacyError
+from fedscape.cli.check import _by_population
 from fedscape.personal import Profiles
 from fedscape.tabular import BoostedTrees
 
@@ -78,3 +79,18 @@ def test_private_profiles_do_not_tell_how_many_clients_there_are(monkeypatch):
         exact = profiles().fit(people(n))
         assert said.n_clients_ != exact.n_clients_
         assert exact.n_clients_ > 2
+
+
+def test_a_private_check_does_not_tell_which_codes_there_are(tmp_path):
+    """Codes without a gap were taken as they are and others refused: whether anybody has the last one but one."""
+    rng = np.random.default_rng(1)
+    counts = rng.multinomial(20, rng.dirichlet([2.0, 3.0, 1.0], 60))
+    population = MixtureOfDirichletMultinomials(1, sizes=None, rounds=3).fit(counts, progress=False)
+    population.save(tmp_path / "population.json")
+    for codes in ([0, 2], [0, 1, 2], [0, 1, 2, 9]):
+        fed = Federation({"y": rng.choice(codes, 600)}, np.arange(0, 601, 10))
+        about = _by_population(
+            fed, tmp_path / "population.json", "y", 1.0, 50.0, "here", tmp_path / f"{len(codes)}.jsonl", True, 0
+        )
+        assert (about["clients"], about["rows"]) == (None, None)
+        assert len(about["tests"]) == 5

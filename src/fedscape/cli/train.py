@@ -165,6 +165,7 @@ def train(
     if schedule is not None:
         fed, mode_of_client = of_modes(fed, modes, target)
         chosen = sampler_for(schedule, mode_of_client, cohort)
+        lines += [] if epsilon is None else [_PARTS.format(chosen.curve.n_modes)]
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=target, fill=fill, standardise=standardise, shape=shape, test=test, seed=seed,
         client=client,
@@ -202,6 +203,7 @@ def train(
     result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
+        result["parts_of_a_client"] = 1 if schedule is None else chosen.curve.n_modes
     say_worse(result, len(inputs.classes), quiet)
     show(result, json_, lambda about: finish(about, folder, quiet))
 
@@ -273,6 +275,12 @@ def sweep(
     if folder is not None:
         (folder / "table.json").write_text(as_text(result, indent=1) + "\n")
     show(result, json_, sweep_table)
+
+
+_PARTS = (
+    "a client is cut into up to {0} by its modes, each protected by itself: one with rows of all modes spends up to "
+    "{0} times the epsilon that the ledger says"
+)
 
 
 def _local(network: Any, inputs: Inputs, **how: Any) -> LocalSGD:

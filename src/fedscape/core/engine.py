@@ -15,7 +15,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.kept import Store
 from fedscape.core.random import Key
 from fedscape.core.schedule import as_slice, cores, in_order, one_library_thread, sections, without_warnings
-from fedscape.errors import DataError, TooFewClients, plural
+from fedscape.errors import DataError, PrivacyError, TooFewClients, plural
 from fedscape.types import Array, Arrays, HasKeys
 
 if TYPE_CHECKING:
@@ -178,7 +178,15 @@ class Local:
 
         computation = task.computation
         secure.check_reveals(type(computation).__name__, computation.reveals)
-        masked, answer = MaskedSum(secure, len(cohort), private=task.release is not None), Answer()
+        secret = task.release is not None and task.release.counted  # the number of clients is
+        try:
+            masked, answer = MaskedSum(secure, len(cohort), private=task.release is not None), Answer()
+        except PrivacyError:
+            if not secret:
+                raise
+            raise PrivacyError(
+                "secure sums: the cohort is too small for the stated drop-outs and colluders: sample more clients"
+            ) from None
         parts = [[Block(slice(int(u), int(u) + 1), slice(int(u), int(u) + 1))] for u in cohort]
         with one_library_thread(), without_warnings(task.release):
             site = Site(self.federation, task, sent)
@@ -187,7 +195,7 @@ class Local:
                 masked.add(party, on_host(part.sent), on_host(part.metrics))
                 answer.add(Answer(revealed=part.revealed, kept=part.kept))
         answer.sent, answer.metrics = masked.totals()
-        answer.bytes_up = masked.bytes_up() + sum(rows[0].nbytes for rows in answer.revealed.values())
+        answer.bytes_up = masked.bytes_up(besides=not secret) + sum(rows[0].nbytes for rows in answer.revealed.values())
         self._store.put(answer.kept)
         return answer.reply(computation, self.federation.ids[cohort], sent)
 

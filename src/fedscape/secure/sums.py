@@ -202,6 +202,7 @@ class MaskedSum:
         sent, metrics = ({n[len(k) :]: v for n, v in arrays.items() if n.startswith(k)} for k in kinds)
         return sent, metrics
 
-    def bytes_up(self) -> int:
-        """What one party sends in all."""
-        return (0 if self.form is None else 8 * self.form.length) + int(self._session.bytes_up())
+    def bytes_up(self, *, besides: bool = True) -> int:
+        """What one party sends: its words, and besides what makes masks, which tells how many parties there are."""
+        words = 0 if self.form is None else 8 * self.form.length
+        return words + (int(self._session.bytes_up()) if besides else 0)
