@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 from pathlib import Path
@@ -29,6 +30,7 @@ from fedscape.deploy.files import SERVER
 from fedscape.engines.flower import LocalGrid, Terms, client_app
 from fedscape.sketches import files as sketches
 from fedscape.studies import Study
+from fedscape.tabular import BoostedTrees
 
 PRIVACY = Gaussian(clip=1.5, multiplier=1.0)
 OWNER, EVERYONE = 0o600, 0o644
@@ -105,6 +107,17 @@ def test_a_regression(privacy, mode, tmp_path):
     assert modes(tmp_path) == {mode}
 
 
+@pytest.mark.parametrize(("privacy", "mode"), [(Gaussian(clip=5.0, multiplier=1.0), OWNER), (None, EVERYONE)])
+def test_boosted_trees(privacy, mode, tmp_path):
+    fed = Federation(
+        {"x": np.arange(20.0) % 7, "y": np.arange(20) % 2}, np.arange(0, 21, 2), names={"y": ("no", "yes")}
+    )
+    trees = BoostedTrees(n_trees=1, depth=1, bins=4, ranges={"x": (0.0, 6.0)})
+    trees.fit(fed, privacy=privacy, progress=False).save(tmp_path / "first.json")
+    BoostedTrees.load(tmp_path / "first.json").save(tmp_path / "second.json")
+    assert modes(tmp_path) == {mode}
+
+
 @pytest.mark.parametrize(("epsilon", "mode"), [(1.0, OWNER), (None, EVERYONE)])
 def test_sketches(epsilon, mode, tmp_path):
     options = {"rows": 3, "bits": 1, "column": "x", "centre": 0.0, "scale": 1.0}
@@ -134,7 +147,10 @@ def test_a_training(epsilon, mode, tmp_path):
     }  # one may hold clients' own models
 
 
-def test_the_server_of_a_deployment(tmp_path):
+def test_the_server_of_a_deployment(tmp_path, monkeypatch):
+    logger = logging.getLogger("fedscape")  # the server makes it print
+    monkeypatch.setattr(logger, "handlers", list(logger.handlers))
+    monkeypatch.setattr(logger, "level", logger.level)
     fed = people(40)
     nodes = client_app(
         lambda context: fed.take(np.arange(context.node_id - 1, len(fed), 2)),
@@ -144,6 +160,7 @@ def test_the_server_of_a_deployment(tmp_path):
     config = {"out": str(tmp_path / "out"), "nodes": 2, "min-clients": 10, "timeout": 5.0, "column": "y"}
     config |= {"secure": False, "dropouts": 0.0, "colluders": 0.0, "metrics-port": 0}
     config |= {"categories": 3, "components": 1, "rounds": 1, "epsilon": 8.0, "delta": 1e-3, "clients": 20}
+    config |= {"metrics-port": 0, "secure": False, "dropouts": 0.1, "colluders": 0.05}
     server: dict = {}
     exec(SERVER, server)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=config)

@@ -216,6 +216,8 @@ class BoostedTrees(Estimator):
         )  # fmt: skip
         self._take(work, state, clients, labels)
 
+    _loaded_private = False  # whether it was read from the file of a private fit
+
     def _target_of(self, clients: Federation, private: bool) -> tuple[str, int, tuple[str, ...]]:
         """The loss, the number of classes (0 for numbers) and their names."""
         values, known = clients[self.target], clients.names.get(self.target, ())
@@ -327,7 +329,9 @@ class BoostedTrees(Estimator):
         """Write forest, bins and settings as one JSON file."""
         self._check_fitted("forest_")
         settings = {name: value for name, value in self.get_params().items() if name not in ("monotone", "ranges")}
-        self.forest_.save(path, {**settings, "features": list(self.forest_.columns)})
+        private = self._loaded_private or getattr(self, "ledger_", None) is not None
+        about = {**settings, "features": list(self.forest_.columns), "private": private}
+        self.forest_.save(path, about, private=private)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoostedTrees:
@@ -344,7 +348,7 @@ class BoostedTrees(Estimator):
         known = {name: value for name, value in about.items() if name in cls().get_params()}
         made = cls(**known)
         made.forest_, made.classes_, made.n_trees_ = forest, forest.classes, len(forest.feature)
-        made.feature_names_ = forest.names
+        made.feature_names_, made._loaded_private = forest.names, bool(about.get("private"))
         return made
 
     @classmethod

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedscape.core.checkpoint import replace_file
 from fedscape.errors import CheckpointError
 from fedscape.tabular.binning import Bins, binned
 from fedscape.tabular.losses import LOSSES, probabilities
@@ -75,8 +76,8 @@ class Forest:
         margin = self.margins(x)[:, 0]
         return np.exp(np.clip(margin, -30, 30)) if self.loss == "poisson" else margin
 
-    def save(self, path: str | os.PathLike[str], about: dict[str, Any]) -> None:
-        """Write it as JSON, numbers to their last digit."""
+    def save(self, path: str | os.PathLike[str], about: dict[str, Any], *, private: bool = False) -> None:
+        """Write it as JSON, numbers to their last digit; of a private fit for its owner alone."""
         said = {
             "what": WHAT,
             "format": 1,
@@ -93,7 +94,7 @@ class Forest:
             "depth": int(np.log2(self.value.shape[2] + 1)) - 1,
             "trees": [[self._tree(t, k) for k in range(len(self.base))] for t in range(len(self.feature))],
         }
-        Path(path).write_text(json.dumps(said) + "\n")
+        replace_file(path, lambda file: file.write(json.dumps(said).encode() + b"\n"), private=private)
 
     def _tree(self, t: int, k: int) -> dict[str, Any]:
         used = np.flatnonzero(self.feature[t, k] >= 0)
