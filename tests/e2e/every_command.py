@@ -15,9 +15,12 @@ import pyarrow.parquet as pq
 from tables import _plain
 
 from fedscape.cli import main
+from fedscape.cli.check import DRIFTED, TO_MEND
 
 _WHOSE = ("--client", "client")
 _QUICK = ("--model", "linear", "--rounds", 1, "--cohort", 0)
+_HIDDEN = ("--model", "mlp", "--rounds", 1, "--cohort", 0)
+_LINE = ("--features", "a", "--column", "b")
 _LEARN = ("--features", "a,b", "--column", "label")
 _FEATURE = ("--features", "a", "--column", "label")
 _REGRESS = ("--column", "b", "--features", "a", "--components", 1, "--rounds", 2)
@@ -30,12 +33,27 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
         *("study", table, "--column", "label", "--features", "a,b", *_WHOSE),
         *("--rounds", 1, "--seeds", 1, "--out", at / "out"),
     ),
+    "check": lambda table, at: ("check", table, "--against", at / "study", *_WHOSE),
+    "check --against population": lambda table, at: (
+        *("check", table, "--against", at / "population.json", "--column", "label", *_WHOSE),
+    ),
     "fit": lambda table, at: ("fit", table, "--column", "label", "--components", "1-2", "--rounds", 3, *_WHOSE),
     "train": lambda table, at: ("train", table, *_LEARN, *_QUICK, *_WHOSE, "--out", at / "out"),
     "train --standardise": lambda table, at: ("train", table, *_LEARN, *_QUICK, *_WHOSE, "--standardise"),
     "train --method fedgmm": lambda table, at: (
         *("train", table, *_LEARN, *_QUICK, *_WHOSE, "--method", "fedgmm", "--out", at / "out"),
     ),
+    "train --method fedper": lambda table, at: (
+        *("train", table, *_LEARN, *_HIDDEN, *_WHOSE, "--method", "fedper", "--out", at / "out"),
+    ),
+    "train --method fedclock": lambda table, at: (
+        *("train", table, *_LEARN, *_HIDDEN, *_WHOSE, "--method", "fedclock", "--schedule", "cosine:p=1,T=4"),
+        *("--cohort", 4, "--out", at / "out"),
+    ),
+    "train --method trees": lambda table, at: (
+        *("train", table, *_LEARN, *_WHOSE, "--method", "trees", "--trees", 1, "--out", at / "out"),
+    ),
+    "train --method glm": lambda table, at: ("train", table, *_LINE, *_WHOSE, "--method", "glm", "--out", at / "out"),
     "sweep": lambda table, _: ("sweep", table, *_LEARN, *_QUICK, *_WHOSE, "--lr", "0.1"),
     "regress": lambda table, at: ("regress", table, *_REGRESS, *_WHOSE, "--out", at / "out.json"),
     "predict": lambda table, at: ("predict", _model(at), table, *_WHOSE, "--out", at / "out.csv"),
@@ -66,13 +84,14 @@ class Answer(NamedTuple):
     code: int
     out: str
     err: str
+    findings: tuple[int, ...] = ()  # exit codes that say what was found
 
     @property
     def fault(self) -> str | None:
         """Why this is no answer: it is one where the command succeeded, or refused in one line of its own."""
         if "Traceback (most" in self.err + self.out:
             return "a traceback"
-        if self.code not in (0, 2):
+        if self.code not in (0, 2, *self.findings):
             return f"exit code {self.code}: {self.err.strip()[-300:]}"
         refusals = [line for line in self.err.splitlines() if line.startswith("fedscape: ")]
         if self.code == 2 and (len(refusals) != 1 or not self.err.endswith(f"{refusals[0]}\n")):
@@ -96,11 +115,12 @@ def call(*arguments: object) -> Answer:
 
 
 def prepare(folder: Path) -> None:
-    """A sound table, and a population, a regression and a personalised model of it."""
+    """A sound table, and a study, a population, a regression and a personalised model of it."""
     sound = folder / "sound.parquet"
     pq.write_table(pa.table(_plain()), sound)
     for arguments in (
         ("fit", sound, "--column", "label", "--components", 1, *_WHOSE, "--out", folder / "population.json"),
+        ("study", sound, *_LEARN, *_WHOSE, "--rounds", 1, "--seeds", 1, "--out", folder / "study"),
         ("regress", sound, *_REGRESS, *_WHOSE, "--out", folder / "regression.json"),
         ("train", sound, *_FEATURE, *_QUICK, *_WHOSE, "--method", "fedgmm", "--out", folder / "model"),
     ):
@@ -124,4 +144,5 @@ def clean(folder: Path) -> Iterator[None]:
 def answer(command: str, table: Path, folder: Path) -> Answer:
     """What a command says of a table."""
     with clean(folder):
-        return call(*COMMANDS[command](table, folder))
+        said = call(*COMMANDS[command](table, folder))
+    return said._replace(findings=(DRIFTED, TO_MEND)) if command.startswith("check") else said

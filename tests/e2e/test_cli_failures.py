@@ -144,3 +144,23 @@ def test_a_terminal_is_told_at_once_what_is_read_unless_quiet():
 
     assert on_terminal("describe", "acs-race") == "reading acs-race ...\r\n"
     assert on_terminal("describe", "acs-race", "--quiet") == ""
+
+
+WORDS = {
+    "--budget must be one of 30s": ("study", "acs-race", "--budget", "5h"),
+    "--rounds must be at least 1, not 0": ("study", "acs-race", "--rounds", 0),
+    "--seeds must be at least 1, not 0": ("study", "acs-race", "--seeds", 0),
+    "--alarms-per-year must lie above 0": ("check", "acs-race", "--against", "study", "--alarms-per-year", 0),
+    "--rungs must be at least 1, not 0": ("sweep", "acs-race", "--lr", 0.1, "--rungs", 0),
+    "--lr must be numbers of at least 0": ("sweep", "acs-race", "--lr", -1),
+    "--to must be one of onnx": ("export", "run", "model", "--to", "caffe"),
+    "--epsilon must be a positive number": ("audit", "histogram", "--epsilon", -1),
+    "table.csv is no name of a data set but a path: 'fedscape describe": ("data", "info", "table.csv"),
+    "table.csv is no Parquet, which alone": ("data", "group", "table.csv", "out", "--client", "a"),
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_wrong_option_is_named_as_it_is_typed(words, tmp_path):
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    assert words in refused(2, *WORDS[words], folder=tmp_path)

@@ -60,3 +60,31 @@ def test_what_is_refused_in_one_line(visits, tmp_path):
     assert "go with --method trees or glm" in refused(2, *where, "--column", "sick", "--family", "poisson")
     (tmp_path / "model.json").write_text('{"what": "fedscape table model", "format": 1}')
     assert "holds no model of a table" in refused(2, "predict", tmp_path, visits, "--client", "site")
+
+
+def test_options_and_messages_speak_of_the_command_line(visits, tmp_path):
+    where = ("train", visits, "--client", "site", "--features", "age,ward")
+    assert "--trees must be at least 1, not 0" in refused(
+        2, *where, "--column", "sick", "--method", "trees", "--trees", 0
+    )
+    assert "--trees goes with --method trees" in refused(2, *where, "--column", "sick", "--method", "glm", "--trees", 5)
+    assert "trees, glm, not 'fedmagic'" in refused(2, *where, "--column", "sick", "--method", "fedmagic")
+    zero = tmp_path / "zero.csv"
+    zero.write_text("site,a,cost\n" + "".join(f"s{i % 2},{i * 0.37},{max(i - 9, 0) * 0.5}\n" for i in range(40)))
+    law = ("--features", "a", "--column", "cost", "--method", "glm", "--family", "gamma")
+    said = refused(2, "train", zero, "--client", "site", *law)
+    assert "the target 'cost' is 0 in row 0, which no gamma law has: it must be above 0 (" in said
+
+
+def test_one_row_a_client_is_refused_before_anything_is_fitted(tmp_path):
+    path = tmp_path / "single.csv"
+    path.write_text("site,a,sick\n" + "".join(f"s{i},{i * 0.37},{i % 2}\n" for i in range(9)))
+    for method in ("trees", "glm"):
+        said = refused(2, "train", path, "--client", "site", "--column", "sick", "--method", method)
+        assert "no client has rows to test on" in said
+
+
+def test_what_takes_a_network_names_what_uses_trees(visits, tmp_path):
+    run("train", visits, "--column", "sick", "--method", "trees", "--trees", 1, "--out", tmp_path / "run")
+    for call in (("export", tmp_path / "run", tmp_path / "e", "--to", "torch"), ("adapt", tmp_path / "run", visits)):
+        assert "holds trees or a GLM, and this takes a network: 'fedscape predict'" in refused(2, *call)

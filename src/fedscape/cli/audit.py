@@ -9,7 +9,7 @@ import typer
 
 from fedscape.cli.options import Client, Column, Json, Seed
 from fedscape.cli.show import as_text, pairs, show
-from fedscape.errors import DataError, require
+from fedscape.errors import DataError, plural, require
 
 if TYPE_CHECKING:
     from fedscape import Computation, Federation, Privacy, Sampler
@@ -40,7 +40,9 @@ def audit(
 ) -> None:
     """A lower bound on epsilon by attack, beside the claim: exit 1 where the bound is above it."""
     from fedscape.privacy.auditing import audit as audit_
+    from fedscape.privacy.ranges import NOISE, check_positive
 
+    check_positive("--epsilon", epsilon, NOISE, error=DataError)
     chosen, taking = _computation(what, data, client, column, clients, seed), _sampler(sampler)
     computation, federation = chosen
     privacy = _privacy(computation, federation, mechanism, epsilon, delta, clip, unit, place, taking, rounds)
@@ -188,6 +190,7 @@ def _for_people(about: dict[str, Any]) -> None:
         "verdict": "holds: the bound is not above the claim" if about["holds"] else "BROKEN: more is spent than booked",
         "power": ", ".join(f"{100 * p:.0f}% at noise x {f}" for f, p in about["power"].items()) or "not estimated",
         "noticed": "no factor tried" if noticed is None else f"noise x {noticed:.3g} or less, with 80% or more",
-        "from": f"{about['repeats']:,} runs of {about['rounds']} round(s); parts: {', '.join(about['parts'][:6])}",
+        "from": f"{plural(about['repeats'], 'run')} of {plural(about['rounds'], 'round')}; parts: "
+        + ", ".join(about["parts"][:6]),
     }
     pairs("audit", rows)

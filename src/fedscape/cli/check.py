@@ -50,6 +50,10 @@ def check(
 
     Exits with 0 if nothing is found, 3 if something drifted, 4 if clients have only problems to mend.
     """
+    from fedscape.studies.check import NIGHTS
+
+    if not 0 < alarms_per_year <= NIGHTS:
+        raise DataError(f"--alarms-per-year must lie above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
     said = overrules(categorical, numeric, ignore)
     population = _is_population(against)
     if epsilon is not None and not population:

@@ -10,7 +10,7 @@ import typer
 from fedscape import datasets
 from fedscape.cli.options import Client, Force, Json, Source, listed
 from fedscape.cli.show import flat, pairs, show, table
-from fedscape.errors import plural
+from fedscape.errors import DataError, plural
 
 data = typer.Typer(help="Look at and convert data.", no_args_is_help=True)
 
@@ -21,6 +21,8 @@ def data_info(
 ) -> None:
     """List the data sets, or say what is known about one."""
     if name is not None:
+        if name not in datasets.names() and Path(name).exists():
+            raise DataError(f"{name} is no name of a data set but a path: 'fedscape describe {name}' looks at it")
         show(datasets.info(name), json_, lambda about: pairs(str(about["name"]), flat(about)))
         return
     show([datasets.info(each) for each in datasets.names()], json_, _names_for_people)

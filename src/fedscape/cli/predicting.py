@@ -153,7 +153,10 @@ def export(
 ) -> None:
     """Write a saved model with its preprocessing for another program: torch, ONNX or scikit-learn."""
     require("torch", extra="learn")
+    from fedscape.trained.export import FORMS
     from fedscape.trained.export import export as exported
 
+    if to not in FORMS:
+        raise DataError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
     free(out, force)
     show(exported(model, out, to=to, client=whose), json_, lambda made: pairs("exported", _shown(made)))

@@ -76,9 +76,15 @@ def study(
 ) -> None:
     """From a federation to an answer: describe, measure, model, simulate, learn, advise; a report to read."""
     from fedscape.studies import study as studied
+    from fedscape.studies.budget import BUDGETS
 
     if ledger is not None and epsilon is None:
         raise DataError("--ledger goes with --epsilon, the budget of the private count")
+    if budget not in BUDGETS:
+        raise DataError(f"--budget must be one of {', '.join(BUDGETS)}, not {budget!r}")
+    for name, value in (("--rounds", rounds), ("--seeds", seeds)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} must be at least 1, not {value}")
     said = overrules(categorical, numeric, ignore, keep, names)
     wanted = None if features is None else listed(features)
     fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
@@ -156,7 +162,7 @@ def compare(
 
 
 def explain(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="Such as fedavg, fedgmm, mdm, sketch, kmeans.")],
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="Such as fedavg, fedgmm, trees, glm, mdm, kmeans.")],
     json_: Json = False,
 ) -> None:
     """What the server sees of a method: what is summed, what is revealed, bytes, the unit of privacy."""

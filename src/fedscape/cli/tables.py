@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 TABLES = ("trees", "glm")  # methods of `train` that are no networks
 
 
-def check_table(method: str, epsilon: float | None, resume: bool) -> None:
+def check_table(method: str, epsilon: float | None, resume: bool, trees: int | None) -> None:
     """Refuse what these methods have no option for."""
+    if trees is not None and method != "trees":
+        raise DataError(f"--trees goes with --method trees, not {method}")
+    if trees is not None and trees < 1:
+        raise DataError(f"--trees must be at least 1, not {trees}")
     if epsilon is not None:
         raise DataError(
             f"--epsilon with --method {method} needs ranges of all columns, which the command line does not take: use "
@@ -52,6 +56,7 @@ def train_table(
     """Fit trees or a GLM, judge it on each client's held-out rows, and show and save it."""
     from fedscape.formats.kinds import kind_of
     from fedscape.learning.fitting import class_names, feature_kinds
+    from fedscape.learning.run import held_out
     from fedscape.tabular.saved import FILE, learn_table
 
     kinds = feature_kinds(reading)
@@ -63,7 +68,7 @@ def train_table(
     number = target not in fed.names and kind_of(target, fed[target]).kind not in ("class", "ordered", "constant")
     classes = () if number or family in ("gaussian", "poisson", "gamma") else class_names(fed, target)
     columns = {name: class_names(fed, name) if kinds[name] == "category" else () for name in reading.features}
-    learners, rest = fed.split(test=test, seed=seed)
+    learners, rest = held_out(fed, test=test, seed=seed)
     say_lines(lines, quiet)
     made = learn_table(
         method, learners, columns=columns, target=target, classes=classes, family=family, rounds=rounds, seed=seed,

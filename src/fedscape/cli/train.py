@@ -143,7 +143,7 @@ def train(
     place = placing(engine, address, workers)
     method = method or ("fedavg" if schedule is None else "fedclock")
     if method in TABLES:
-        check_table(method, epsilon, resume)
+        check_table(method, epsilon, resume, trees)
         over = overrules(categorical, numeric, ignore, keep)
         fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
         fed, left_out = named_rows(fed, target, names)
@@ -252,6 +252,9 @@ def sweep(
     check_out(out, resume, force)
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
     whole = whole_numbers(seeds, "seeds")
+    for name, value in (("rounds", rounds), ("rungs", rungs)):
+        if value < 1:
+            raise DataError(f"--{name} must be at least 1, not {value}")
     over = overrules(categorical, numeric, ignore, keep)
     fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=over)
     fed, left_out = named_rows(fed, target, names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedscape.cli.options import free
+from fedscape.cli.tables import TABLES
 from fedscape.errors import DataError
 from fedscape.methods import METHODS, check_options, find, names
 from fedscape.methods import check_private as refuse_exact
@@ -14,6 +15,9 @@ def check_method(
     name: str, rounds: int, every: int, *, proximal: float, q: float | None, server_lr: float | None, private: bool
 ) -> None:
     """Refuse a method that there is not, options that it does not take, privacy that it cannot have, and no rounds."""
+    known = (*names(command=True), *TABLES)
+    if name not in known:
+        raise DataError(f"--method must be one of {', '.join(known)}, not {name!r}")
     method = find(name, command=True)
     check_options(method, proximal=proximal, q=q, server_lr=server_lr)
     if private:
@@ -80,6 +84,9 @@ def whole_numbers(text: str, name: str) -> list[int]:
 def fractions(text: str, name: str) -> list[float]:
     """0.01,0.1 is [0.01, 0.1]."""
     try:
-        return [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         raise DataError(f"--{name} must be numbers with commas between, such as 0.01,0.1, not {text!r}") from None
+    if not all(0 <= number < float("inf") for number in numbers):
+        raise DataError(f"--{name} must be numbers of at least 0, such as 0.01,0.1, not {text!r}")
+    return numbers

@@ -71,6 +71,11 @@ def _open(paths: Sequence[Name]) -> ds.Dataset:
             files[0] if len(files) == 1 else files, format="parquet", partitioning="hive", filesystem=system
         )
     except (OSError, ValueError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+        if "magic bytes" in str(error):
+            raise DataError(
+                f"{os.fspath(paths[0])} is no Parquet, which alone can be scanned: 'fedscape data convert' reads CSV "
+                "and others and writes .parquet"
+            ) from None
         raise DataError(f"{os.fspath(paths[0])} cannot be scanned as Parquet: {one_line(error)}") from error
 
 

@@ -216,7 +216,9 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     if said == "yes":
         return _item("Is federation worth it?", "worth it", f"Yes: {body}, paired{_one_seed(learn)}.", about)
     if said == "no":
-        return _item("Is federation worth it?", "not worth it", f"No: {body}; less than a point.", about)
+        return _item(
+            "Is federation worth it?", "not worth it", f"No: {body}, and the interval ends below a point.", about
+        )
     return _item("Is federation worth it?", "not shown", f"Not shown: {body}{_more(learn)}.", about)
 
 
@@ -266,6 +268,15 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
     return _item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
 
 
+def _behind(about: dict[str, Any]) -> str:
+    """How far behind, or ahead of where the difference is negative."""
+    if about["value"] >= 0:
+        return f"{points(about, sign=False)} behind"
+    ends = {"low": about["high"], "high": about["low"]}
+    ahead: dict[str, Any] = {end: None if value is None else -value for end, value in ends.items()}
+    return f"{points({'value': -about['value'], **ahead}, sign=False)} ahead of"
+
+
 def _cohort(learn: dict[str, Any]) -> Item:
     question, rows = "How many clients a round?", learn["cohorts"]
     total = rows[-1]["clients"]
@@ -274,12 +285,12 @@ def _cohort(learn: dict[str, Any]) -> Item:
     if enough is not None:
         text = (
             f"{enough['clients']} of {total} clients a round are enough: FedAvg with them is "
-            f"{points(enough['behind'], sign=False)} behind all {total} after {learn['rounds']} rounds"
+            f"{_behind(enough['behind'])} all {total} after {learn['rounds']} rounds"
             f"{_one_seed(learn)}."
         )
         return _item(question, str(enough["clients"]), text, enough["behind"])
     near = fewer[-1] if fewer else rows[-1]
-    tail = f"with {near['clients']} a round FedAvg is {points(near['behind'], sign=False)} behind"
+    tail = f"with {near['clients']} a round FedAvg is {_behind(near['behind'])} all {total}"
     tail += f" after {learn['rounds']} rounds{_one_seed(learn)}."
     if not fewer or (near["behind"]["low"] is not None and near["behind"]["low"] > WORTH):
         return _item(question, str(total), f"All {total}: {tail}", near["behind"])

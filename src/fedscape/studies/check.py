@@ -25,6 +25,7 @@ from fedscape.studies.result import Study
 NIGHTS = 365
 _DRAWS = 40_000  # a p-value of a thousandth and less has to be told
 DELTA = 1e-5
+_ROUNDED = 1e-9  # a study keeps nine digits: means this close are the same
 
 
 def check(
@@ -162,7 +163,8 @@ def _welch(name: str, before: Mapping[str, Any], now: Mapping[str, Any], text: s
     if None in (before["sd"], now["sd"]) or min(before["clients"], now["clients"]) < 2:
         return None
     parts = np.array([about["sd"] ** 2 / about["clients"] for about in (before, now)])
-    apart = now["mean"] - before["mean"]
+    same = np.isclose(now["mean"], before["mean"], rtol=_ROUNDED, atol=_ROUNDED)
+    apart = 0.0 if same else now["mean"] - before["mean"]
     if parts.sum() <= 0:
         return {"test": name, "value": apart, "low": apart, "high": apart, "p": float(apart == 0), "text": text}
     freedom = parts.sum() ** 2 / (parts**2 / [before["clients"] - 1, now["clients"] - 1]).sum()

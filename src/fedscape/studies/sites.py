@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from fedscape.statistics.heterogeneity import heterogeneity
 from fedscape.studies.describe import about_size
 from fedscape.studies.intervals import Interval, plain
 from fedscape.studies.judged import Judged
@@ -26,25 +25,21 @@ def are_sites(n_clients: int, asked: bool | None) -> bool:
 def pooled(values: Sequence[float], variances: Sequence[float]) -> dict[str, Any]:
     """Random-effects meta-analysis of independent estimates (DerSimonian and Laird 1986).
 
-    Q = sum w (y - y_w)^2 with w = 1 / v; tau2 = max(0, (Q - k + 1) / (sum w - sum w^2 / sum w)); I2 = max(0, 1 -
-    (k - 1) / Q). The pooled value weighs by 1 / (v + tau2); `p` is that of no heterogeneity.
+    `q`, `tau2` and `i2` are those of `statistics.heterogeneity`. The pooled value weighs by 1 / (variance + tau2); `p`
+    is that of no heterogeneity.
 
     >>> found = pooled([0.1, 0.3], [0.01, 0.01])
     >>> round(found["tau2"], 3), round(found["i2"], 3), found["value"]
     (0.01, 0.5, 0.2)
     """
-    from scipy.special import chdtrc
-
-    y, v = np.asarray(values, dtype=float), np.asarray(variances, dtype=float)
-    w = 1 / v
-    fixed = float(w @ y / w.sum())
-    q, k = float(w @ (y - fixed) ** 2), len(y)
-    below = float(w.sum() - (w**2).sum() / w.sum())
-    tau2 = max(0.0, (q - (k - 1)) / below) if k > 1 and below > 0 else 0.0
-    i2 = max(0.0, 1 - (k - 1) / q) if q > 0 else 0.0
-    weight = 1 / (v + tau2)
-    value, error = float(weight @ y / weight.sum()), float(np.sqrt(1 / weight.sum()))
-    p = float(chdtrc(k - 1, q)) if k > 1 else 1.0
+    k = len(values)
+    if k > 1:
+        found = heterogeneity(values, variances)
+        value, error = float(found.random), float(found.random_error)
+        q, tau2, i2, p = map(float, (found.q, found.tau2, found.i2, found.p_value))
+    else:  # one site differs from no other
+        value, error = float(values[0]), float(variances[0]) ** 0.5
+        q, tau2, i2, p = 0.0, 0.0, 0.0, 1.0
     about = {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error}
     made: dict[str, Any] = plain(about | {"q": q, "tau2": tau2, "i2": i2, "p": p, "sites": k})
     return made

@@ -41,9 +41,11 @@ class Columns(NamedTuple):
         bad = ~family.valid(y)
         if bad.any():
             row = int(np.argmax(bad))
+            least = f"above {family.least:g}" if family.name == "gamma" else f"at least {family.least:g}"
+            most = f" and at most {family.most:g}" if np.isfinite(family.most) else ""
             raise DataError(
                 f"the target {self.target!r} is {y[row]:g} in row {row:,}, which no {family.name} law has: it must be "
-                f"{'above' if family.name == 'gamma' else 'from'} {family.least:g} to {family.most:g}"
+                f"{least}{most}"
             )
         ones = np.ones(len(y))
         offset = 0 * ones if self.offset is None else self._numbers(clients, self.offset)

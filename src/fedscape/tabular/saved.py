@@ -63,6 +63,8 @@ class TableModel:
 
     def score(self, table: Federation) -> dict[str, float]:
         """How it does on rows with a known target: accuracy and log loss, or root mean squared error and R squared."""
+        if not table.n_rows:
+            raise DataError("there are no rows: nothing can be judged")
         found = self.predict(table)
         y = target_of(table, self.target, self.classes)
         used = (y >= 0 if self.classes else np.isfinite(y)) & ~np.isnan(found.reshape(len(found), -1)).any(axis=1)
@@ -173,13 +175,15 @@ def learn_table(
         raise DataError(f"a logistic GLM has two classes, {target!r} has {len(classes)}: use --method trees")
     y = target_of(fed, target, classes)
     used = y >= 0 if classes else np.isfinite(y)
-    names = {"y": classes} if method == "trees" and classes else {}
-    parts: dict[str, Array] = {"y": y.astype(np.int32) if classes else y}
+    inputs = [f"x{i}" for i in range(len(columns))] if method == "trees" else ["x"]
+    called = "y" if target in inputs else target  # as messages say it
+    names = {called: classes} if method == "trees" and classes else {}
+    parts: dict[str, Array] = {called: y.astype(np.int32) if classes else y}
     if method == "trees":
-        for i, (name, known) in enumerate(columns.items()):
+        for x, (name, known) in zip(inputs, columns.items(), strict=True):
             values = _values(fed, name, known)
-            parts[f"x{i}"] = np.nan_to_num(values, nan=-1).astype(np.int32) if known else values
-            names |= {f"x{i}": known} if known else {}
+            parts[x] = np.nan_to_num(values, nan=-1).astype(np.int32) if known else values
+            names |= {x: known} if known else {}
     else:
         parts["x"] = indicators(fed, columns)
         used &= ~np.isnan(parts["x"]).any(axis=1)
@@ -189,10 +193,10 @@ def learn_table(
     if method == "trees":
         loss = None if classes else "poisson" if family == "poisson" else "squared"
         model = BoostedTrees(rounds or 100, loss=loss, seed=seed)
-        model.fit(engine, features=[f"x{i}" for i in range(len(columns))], target="y", progress=progress)
+        model.fit(engine, features=inputs, target=called, progress=progress)
     else:
         model = GLM(family or ("logistic" if classes else "gaussian"), rounds=rounds or 25)
-        model.fit(engine, features="x", target="y", progress=progress)
+        model.fit(engine, features="x", target=called, progress=progress)
         model.feature_names_ = (*_indicator_names(columns), "intercept")
     return TableModel(method, model, columns, target, classes)
 

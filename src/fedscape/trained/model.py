@@ -25,6 +25,7 @@ from fedscape.personal.files import MAKERS, SETTINGS, Maker, about_model, read_m
 from fedscape.personal.methods import Common
 from fedscape.personal.novelty import Alarm, Novelty
 from fedscape.personal.personalised import Personalised
+from fedscape.tabular.saved import is_table_model
 from fedscape.temporal.baselines import MinLoss, NearestCentre, SemiCyclic
 from fedscape.temporal.branched import Branched
 from fedscape.temporal.branches import MeanOfBranches, MultiBranch
@@ -267,6 +268,11 @@ def load(path: str | os.PathLike[str]) -> Trained:
     """The model of a file, or of the folder of a run; torn, damaged and foreign ones are refused in one line."""
     where = Path(path)
     if where.is_dir():
+        if is_table_model(where):
+            raise CheckpointError(
+                f"{where} holds trees or a GLM, and this takes a network: 'fedscape predict' uses it, and in Python "
+                "tabular.saved.TableModel.load"
+            )
         if not (where / MODEL).is_file():
             raise CheckpointError(f"{where} holds no trained model: give the --out folder of 'fedscape train'")
         where = where / MODEL

@@ -100,6 +100,9 @@ def test_heterogeneity_of_sites_is_dersimonian_and_lairds():
     assert (by_hand["q"], by_hand["tau2"], by_hand["i2"], by_hand["value"]) == (2.0, 1.0, 0.5, 1.0)
     assert found["p"] == pytest.approx(stats.chi2.sf(q, 5), abs=1e-6)
     assert pooled([0.2, 0.2], [0.1, 0.1])["tau2"] == 0
+    one = pooled([0.2], [0.01])
+    assert (one["value"], one["tau2"], one["i2"], one["p"], one["sites"]) == (0.2, 0.0, 0.0, 1.0, 1)
+    assert (one["low"], one["high"]) == (pytest.approx(0.004), pytest.approx(0.396))
 
 
 def test_advice_is_per_site_who_gains_and_who_loses():

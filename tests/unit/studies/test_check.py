@@ -146,3 +146,16 @@ def test_what_cannot_be_checked_is_refused(known):
     without = Study({name: part for name, part in known.result.items() if name != "reference"})
     with pytest.raises(DataError, match="keeps no reference: run it again"):
         check(draw(), without)
+
+
+def test_equal_sizes_and_constants_that_did_not_change_are_no_drift():
+    """A study keeps nine digits, and log(7) has more: the difference is no drift, however small the spread."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 210)
+    same = Federation({"x": np.full(210, 1 / 3), "z": rng.normal(size=210), "y": y}, np.arange(0, 211, 7))
+    of_seven = study(same, rounds=1, seeds=1, progress=False)
+    assert check(same, of_seven)["alarms"] == 0
+    more = Federation(
+        {"x": np.full(240, 1 / 3), "z": rng.normal(size=240), "y": np.resize(y, 240)}, np.arange(0, 241, 8)
+    )
+    assert [test["test"] for test in check(more, of_seven)["tests"] if test["alarm"]] == ["sizes"]

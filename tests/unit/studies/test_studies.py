@@ -23,6 +23,7 @@ from fedscape.studies.explain import names
 from fedscape.studies.intervals import bootstrap_interval, gini, mean_interval, plain
 from fedscape.studies.kinds import census, price
 from fedscape.studies.prepare import MOST_CATEGORIES, prepare
+from fedscape.tabular.saved import METHODS as TABLES
 
 
 def short(fed: Federation, *, rounds: int = 2, **how) -> dict:
@@ -176,6 +177,14 @@ def advise_of(measured: dict) -> dict:
     return advise({"measure": measured, "model": kinds})[0]
 
 
+def test_a_negative_distance_behind_is_said_as_ahead():
+    from fedscape.studies.advise import _cohort
+
+    rows = [{"clients": 7, "behind": {"value": -0.012, "low": -0.237, "high": 0.214}}, {"clients": 15, "behind": {}}]
+    text = _cohort({"cohorts": rows, "rounds": 20, "seeds": 4})["text"]
+    assert "with 7 a round FedAvg is 1.2 points [-21.4, 23.7] ahead of all 15 after 20 rounds" in text
+
+
 def test_training_alone_is_no_personalisation():
     from fedscape.studies.advise import _worth
 
@@ -307,7 +316,7 @@ def test_every_method_is_explained_and_reveals_are_named(method):
 
 
 def test_every_method_of_the_command_line_is_explained():
-    assert set(METHODS) <= set(names())
+    assert {*METHODS, *TABLES} <= set(names())
 
 
 def test_an_unknown_method_is_refused():
