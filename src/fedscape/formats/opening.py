@@ -152,8 +152,7 @@ def _from_npz(path: Path, client: str, ignore: Sequence[str], rows: str | None) 
     if client not in arrays:
         have = ", ".join(map(repr, list(arrays)[:20])) or "none"
         raise DataError(
-            f"{path} has no array {client!r}; its arrays are {have}; name the client column with "
-            "--client (client=)"
+            f"{path} has no array {client!r}; its arrays are {have}; name the client column with --client (client=)"
         )
     who = arrays.pop(client)
     if rows is not None:
