@@ -220,8 +220,9 @@ class TailCountEM(Computation):
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         # A row with a count moves as many. A single one moves one tail count of its category and one of the total by at
         # most the responsibility, and the client from one size bin to another. But with several components it also
-        # changes the client's responsibilities, by anything up to 1, and with them all its tail counts. There are as many
-        # of these as rows: no bound holds for clients of any size. Nor for derivatives, which grow with the row's rarity.
+        # changes the client's responsibilities, by anything up to 1, and with them all its tail counts. There are as
+        # many of these as rows: no bound holds for clients of any size. Nor for derivatives, which grow with the row's
+        # rarity.
         many = stand_for_many(clients, self.column, self.count)
         if self.solver != "exact" or max(self.models) > 1 or many or not sound(state):
             return None
