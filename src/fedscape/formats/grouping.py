@@ -132,7 +132,7 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
             raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
         check_client(source, name)
     if len(set(parts)) < len(parts):
-        raise DataError(f"the client is made of the columns {', '.join(parts)}: name each once")
+        raise DataError(f"the client joins the columns {', '.join(parts)}: name each once")
     whose = "/".join(parts)
     kept = [source.schema.field(name) for name in present if name not in parts]
     fields = pa.schema([*kept, pa.field(whose, pa.string())], metadata=source.schema.metadata)

@@ -191,7 +191,7 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, rule
             raise DataError(f"--numeric names {name!r}, but none of its texts is a number: the first is {labels[0]!r}")
         fine = numbers[np.abs(numbers) <= BEYOND]
         low, high = (float(fine.min()), float(fine.max())) if len(fine) else (0.0, 0.0)
-        why = f"texts, of which {wrong:,} {'is' if wrong == 1 else 'are'} no number" if wrong else "texts of numbers"
+        why = f"texts, {wrong:,} not {'a number' if wrong == 1 else 'numbers'}" if wrong else "texts of numbers"
         form = how_written([labels[j] for j in np.flatnonzero(~bad)])
         why += f", {form}" if form else ""
         weight = weight_or_mass(name, numbers, often[used])

@@ -99,7 +99,7 @@ class Scene:
         entries = {(x["run"], x["mechanism"]): x["entry"] for x in lines if x["kind"] == "reserve"}
         releases = [(x["run"], x["mechanism"]) for x in lines if x["kind"] == "release"]
         if not releases:
-            raise PrivacyError("nothing was released, so that there is nothing to audit: take more clients")
+            raise PrivacyError("nothing was released, and there is nothing to audit: take more clients")
         first = next(k for k in releases if "sum" in k[1].split(" beside ")[0].split("+"))
         self.group = tuple(entries[first][name] for name in ("unit", "relation", "place"))
         mine = [k for k in dict.fromkeys(releases) if _group_of(entries[k]) == self.group]
@@ -252,4 +252,4 @@ def first_phase(estimator: Any, federation: Federation, privacy: Privacy) -> tup
         estimator.fit(First(federation, threads=1), privacy=privacy)
     except _Found:
         return calls[0]
-    raise DataError(f"{type(estimator).__name__} released nothing in its fit, so that there is nothing to audit")
+    raise DataError(f"{type(estimator).__name__} released nothing in its fit, and there is nothing to audit")

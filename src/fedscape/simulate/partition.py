@@ -85,7 +85,7 @@ class Feasibility:
         if self.policy != "refuse":
             lost = int(np.flatnonzero((self.available == 0) & (self.needed > 0))[0])
             raise DataError(
-                f"{self._name(lost)} has no rows, the plan needs {int(self.needed[lost]):,}: nothing can stand in for "
+                f"{self._name(lost)} has no rows, the plan needs {int(self.needed[lost]):,}: nothing can replace "
                 "them; give a proxy that has some, or a recipe without this category"
             )
         raise DataError(

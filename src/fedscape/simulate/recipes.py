@@ -159,9 +159,7 @@ class Dirichlet:
                 f"{list(alpha.shape)} of them{' without sizes' if self.sizes is None else ''}"
             )
         if not len(available):
-            raise DataError(
-                "the proxy has no rows, so that there are no categories to draw from: give one that has some"
-            )
+            raise DataError("the proxy has no rows, and no categories to draw from: pass one with rows")
         rng = key.to("simulated dirichlet").generator()
         if self.sizes is None:
             n = _number(n_clients)

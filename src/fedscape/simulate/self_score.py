@@ -358,7 +358,7 @@ def self_score(
     done = next(loop)
     loop.close()
     if done.abandoned:
-        raise TooFewClients("too few clients reported, so that nothing was scored: lower min_clients or wait for more")
+        raise TooFewClients("too few clients reported, and nothing was scored: lower min_clients or wait for more")
     state = done.state
     shares, enough = noise_shares(privacy, engine, done.clients)
     noise = noise_sd(privacy, "likelihood", clients=shares, min_clients=enough, whole=True)

@@ -167,7 +167,7 @@ def training_fidelity(
     Parameters
     ----------
     ways
-        How clients train, beyond a Setting: epochs, batch sizes and the like; all are combined with `settings`.
+        How clients train, where a Setting has no field for it: epochs, batch sizes; combined with all `settings`.
     true
         The true clients.
     others

@@ -192,8 +192,8 @@ class DistributionSketch(Estimator):
         silent = [client for client in ids.tolist() if client not in row_of]
         if silent:
             raise EngineError(
-                f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, so that their "
-                "counts are not known: ask again, or leave them out of the engine's clients"
+                f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, and their "
+                "counts are unknown: ask again, or leave them out of the engine's clients"
             )
         return np.asarray(state["server.counts"][[row_of[client] for client in ids.tolist()]])
 

@@ -261,7 +261,7 @@ class GaussianMixture(Estimator):
         if self.n_components < 1 or self.rounds < 1:
             raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
         if not 0 < self.regularisation < np.inf:
-            raise DataError(f"regularisation must be positive, so that no variance vanishes, not {self.regularisation}")
+            raise DataError(f"regularisation must be positive to keep variances above zero, not {self.regularisation}")
         if self.scatter not in ("all", "within_clients") or self.weighting not in ("rows", "clients"):
             raise DataError(
                 "scatter must be 'all' or 'within_clients' and weighting 'rows' or 'clients', "

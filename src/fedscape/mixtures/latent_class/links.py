@@ -98,7 +98,7 @@ class Logistic(ClassAssignment):
 
 
 class Probit(Logistic):
-    """The same with probability Phi(w . x), whose average over the law of w is exact: Phi(w . x / sqrt(1 + v))."""
+    """The same with probability Phi(w . x); its average over the law of w is exact: Phi(w . x / sqrt(1 + v))."""
 
     name = "lcr-probit"
 

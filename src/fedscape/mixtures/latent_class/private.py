@@ -33,7 +33,7 @@ def check_private(params: Mapping[str, Any], candidates: int, privacy: Privacy) 
     if params["ranges"] is None:
         raise PrivacyError(
             "a private regression needs ranges={column: (low, high)} of features and target, known beforehand: "
-            "values are cut to them, so that no event weighs more than another"
+            "values are clipped to them, which bounds the effect of an event"
         )
     if candidates > 1 or params["chains"] > 1:
         raise PrivacyError("a private regression has one n_components and one chain: each more would be released too")

@@ -251,7 +251,7 @@ class ClassAssignment(Computation):
             new = (1 - rate) * state["sums"] + rate * scale * new
             held = float(rate == 1 and everyone)
         blur = scale * self.noise
-        new = sound(new, self.n_features, 2 * np.sqrt(self.n_features) * blur)  # an upper limit of the eigenvalues of such noise
+        new = sound(new, self.n_features, 2 * np.sqrt(self.n_features) * blur)  # limit of its eigenvalues
         least = float(state["least"])
         if blur:  # noise can hide residuals altogether
             events = max(float(new[:, -2].sum()), 1.0)
