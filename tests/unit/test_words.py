@@ -30,6 +30,7 @@ CLEANED = (
     "sketches",
     "learning",
     "trained",
+    "simulate",
 )
 #: Variables that do not say what they hold.
 VAGUE = {"made", "found", "given", "told", "known", "said", "seen", "asked", "gone", "there", "here", "again"}

@@ -1,4 +1,4 @@
-"""What there is to load: where it lies, who the clients are, under which licence, and how it is read."""
+"""The catalogue of data sets: files, clients, licence and reader of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedscape.datasets import readers
 
 @dataclass(frozen=True)
 class Entry:
-    """One set of data. `files` lie in the package where `embedded`, else in the folder that FEDSCAPE_DATA names."""
+    """One data set. `files` are in the package if `embedded`, else in the folder that FEDSCAPE_DATA names."""
 
     description: str
     clients: int

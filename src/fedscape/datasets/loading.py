@@ -1,4 +1,4 @@
-"""Load a set of data by its name, list the names, say what is known about one."""
+"""Load a data set by name, list the names, describe one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _alive: WeakValueDictionary[tuple[Path, ...], Federation] = WeakValueDictionary(
 
 
 def names() -> list[str]:
-    """The names of all sets of data: first the embedded ones, then those whose files FEDSCAPE_DATA must name.
+    """The names of all data sets: first the embedded ones, then those that need files in FEDSCAPE_DATA.
 
     >>> names()[:3]
     ['femnist-mini', 'femnist-labels', 'acs-mini']
@@ -31,7 +31,7 @@ def names() -> list[str]:
 
 
 def info(name: str) -> dict[str, Any]:
-    """What is known about a set of data, without loading it.
+    """Describe a data set without loading it.
 
     Returns
     -------
@@ -59,15 +59,15 @@ def info(name: str) -> dict[str, Any]:
 
 
 def load(name: str) -> Federation:
-    """The Federation of this name; its arrays are read-only and shared by all who load it.
+    """Load the Federation of this name; its read-only arrays are shared by all callers.
 
-    Embedded sets need nothing else and are decoded once per process. The others are read from the folder that the
-    environment variable FEDSCAPE_DATA names, and stay decoded as long as somebody holds them.
+    Embedded sets are decoded once per process. The others are read from the folder that the environment variable
+    FEDSCAPE_DATA names, and stay cached while a caller holds them.
 
     Parameters
     ----------
     name
-        One of `names()`; `info(name)` says what it holds.
+        One of `names()`; `info(name)` describes it.
 
     >>> load("femnist-mini")
     Federation(30 clients, 7,115 rows, x uint8[28, 28], y uint8)

@@ -1,4 +1,4 @@
-"""How each stored file becomes a Federation: NumPy archives, Arrow tables, idx images, JPEG streams and speeches."""
+"""Read each stored file into a Federation: NumPy archives, Arrow tables, idx images, JPEG streams and speeches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RACES = (  # RAC1P 1 to 9
     "some other race",
     "two or more races",
 )
-ALPHABET = (*" !$&',-.", *DIGITS, *":;?", *CHARACTERS[10:])  # what is left of the plays when line ends are blanks
+ALPHABET = (*" !$&',-.", *DIGITS, *":;?", *CHARACTERS[10:])  # the characters of the plays, with line ends as blanks
 WINDOW = 80
 
 
@@ -116,7 +116,7 @@ def _table(path: Path) -> Any:
 
 
 def _columns(table: Any) -> tuple[dict[str, Array], dict[str, list[str]]]:
-    """An Arrow table as arrays: texts as codes with names, numbers with gaps as float64 with NaN."""
+    """Convert an Arrow table to arrays: texts as codes with names, numbers with gaps as float64 with NaN."""
     import pyarrow as pa
 
     columns: dict[str, Array] = {}
@@ -135,7 +135,7 @@ def _columns(table: Any) -> tuple[dict[str, Array], dict[str, list[str]]]:
 
 
 def _codes(column: Any) -> tuple[Array, list[str]]:
-    """Codes of the texts in use, in the order of the texts; a missing text is -1."""
+    """Codes of the texts in use, in sorted order; a missing text is -1."""
     texts = column.dictionary.to_pylist()
     stored = column.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     used = sorted({texts[code] for code in np.unique(stored).tolist() if code >= 0})
@@ -152,7 +152,7 @@ def _grouped(table: Any, client: str) -> Federation:
 
 
 def speeches(paths: list[Path]) -> Federation:
-    """Windows of 80 characters and the next one, by play and role, at every place of a role's text."""
+    """Windows of 80 characters and the next one, by play and role, at every position of a role's text."""
     roles = json.loads(read_gzip(paths[0]))
     code_of = np.full(256, 255, dtype=np.uint8)
     code_of[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
@@ -191,14 +191,14 @@ def small_photos(paths: list[Path]) -> Federation:
 
 
 def _pooled(images: list[Array], labels: list[Array], names: tuple[str, ...], *, first: int) -> Federation:
-    """One client that holds everything; `split` says which rows are for testing."""
+    """Pool all rows into one client; `split` marks the test rows."""
     split = np.repeat(np.arange(first, first + len(labels)), [len(part) for part in labels]).astype(np.uint8)
     columns = {"x": np.concatenate(images), "y": np.concatenate(labels), "split": split}
     return Federation(columns, [0, len(split)], ["0"], names={"y": names, "split": ("train", "test")})
 
 
 def _idx(path: Path) -> Array:
-    """An idx file of bytes: two zeros, the type 8, the number of axes, their lengths, the values."""
+    """Read an idx file of bytes: two zeros, the type 8, the number of axes, their lengths, the values."""
     data = read_gzip(path)
     axes = data[3] if data[:3] == b"\x00\x00\x08" else 0
     shape = tuple(np.frombuffer(data, dtype=">u4", count=axes, offset=4).tolist()) if axes else ()

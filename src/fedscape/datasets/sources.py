@@ -1,4 +1,4 @@
-"""Data by name or by path: whatever a command line or a script has in hand."""
+"""Read data by name or by path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedscape.formats.reading import Reading, read_columns
 
 
 def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str | None = None) -> Federation:
-    """The Federation of this name, file or folder.
+    """Read the Federation of this name, file or folder.
 
     Parameters
     ----------
@@ -28,10 +28,9 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
         A name of `names()`; a folder written by `Federation.save`; a `.parquet`, `.csv`, `.tsv`, `.jsonl`, `.npz` or
         LEAF `.json` file, texts also compressed; or a folder of Parquet, CSV or LEAF files.
     client
-        For tables: the column that says whose a row is, or several with commas between; by default the one called
-        "client".
+        For tables: the client column, or several separated by commas; by default "client".
     rows
-        A name for a further column: which row of the table a row is, from 0.
+        Name of an extra column with the row number in the table, from 0.
 
     >>> read("femnist-labels").sizes.sum()
     np.int64(3597)
@@ -57,7 +56,7 @@ def read(source: str | os.PathLike[str], *, client: str | None = None, rows: str
 
 
 def _check_name(text: str, path: Path) -> None:
-    """Refuse what is neither a file nor a name of a data set, with those that are near."""
+    """Refuse a text that is neither a file nor a data set, and suggest similar names."""
     if not path.suffix and path.name == text:
         load(text)
     beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
@@ -78,18 +77,18 @@ def read_table(
     features: Sequence[str] | None = None,
     overrules: Overrules | None = None,
 ) -> tuple[Federation, Reading]:
-    """The Federation of this name, file or folder, and how its columns were read: kinds, findings, features.
+    """Read a name, file or folder: the Federation, and how its columns were read (kinds, findings, features).
 
     Parameters
     ----------
     source, client
         As for `read`.
     target
-        The column that is predicted or modelled; of several names the first that is there, if any.
+        The column to predict or model; of several names, the first that exists.
     features
-        The columns to use as features; by default all that can be one.
+        The columns to use as features; by default all usable ones.
     overrules
-        What columns are, against what their values suggest.
+        Column kinds set by hand.
 
     >>> federation, reading = read_table("acs-mini", target="race")
     >>> reading["race"].kind
@@ -125,11 +124,11 @@ def write(federation: Federation, target: str | os.PathLike[str], *, overwrite: 
     Parameters
     ----------
     federation
-        What to write.
+        The Federation to write.
     target
-        Where; an ending that is none of these makes a folder.
+        The path; any other ending creates a folder.
     overwrite
-        Whether something that is there already is replaced.
+        Whether to replace an existing file or folder.
     """
     ending = Path(target).suffix
     if ending == ".parquet":

@@ -1,4 +1,4 @@
-"""Ways in and out: tables, Parquet, CSV, a folder of NumPy files, LEAF, Hugging Face, flwr-datasets and torch.
+"""Readers and writers: tables, Parquet, CSV, a folder of NumPy files, LEAF, Hugging Face, flwr-datasets and torch.
 
 | what                                 | in                 | out              | lost on the way out            |
 | ------------------------------------ | ------------------ | ---------------- | ------------------------------ |
@@ -12,8 +12,8 @@
 | a flwr-datasets `FederatedDataset`   | `from_flower`      |                  |                                |
 | a map-style torch `Dataset`          | `from_torch`       |                  |                                |
 
-Nothing is unpickled, sizes are checked before memory is taken, a damaged file gives one DataError that names it, and a
-file or folder is written whole or not at all.
+Nothing is unpickled. Sizes are checked before memory is allocated. A damaged file gives one DataError that names it.
+Files and folders are written atomically.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A function from its own module, imported at the first use: most need pyarrow, which is slow to import."""
+    """Import a function from its module at first use: most need pyarrow, which is slow to import."""
     for home, functions in _HOMES.items():
         if name in functions:
             return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,4 +1,4 @@
-"""Between Arrow arrays and NumPy columns: what each type becomes, and codes for texts."""
+"""Convert Arrow arrays to NumPy columns; texts become integer codes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedscape.core.validate import Collected
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-EXACT = 2**53  # whole numbers up to here are exact in float64
-DENSE = 2**22  # whole numbers that span no more than this are looked up in an array
+EXACT = 2**53  # largest integer up to which every integer is exact in float64
+DENSE = 2**22  # widest range of integers that a lookup array covers
 _CHUNK = 2**20
 _HINTS = {
     "decimal": "cast it to float64",
@@ -27,7 +27,7 @@ _HINTS = {
 
 
 class Codes:
-    """One code per distinct value over any number of arrays; a missing value has the code -1.
+    """One code per distinct value, shared by any number of arrays; a missing value has the code -1.
 
     >>> codes = Codes()
     >>> codes.encode(pa.array(["b", None, "a"])).tolist()
@@ -43,11 +43,11 @@ class Codes:
         self._arrow: Any = None  # the first values of the table as an Arrow array
         self._dictionary: Any = None
         self._codes = np.empty(0, dtype=np.int32)
-        self._low = 0  # the whole number whose code is in _dense[0]
+        self._low = 0  # the integer with its code in _dense[0]
         self._dense = np.empty(0, dtype=np.int32)
 
     def encode(self, part: Any) -> Array:
-        """The codes of an Arrow array of texts, whole numbers or dictionary entries."""
+        """Encode an Arrow array of texts, integers or dictionary entries."""
         if pa.types.is_integer(part.type) and len(part) and not part.null_count:
             values = part.to_numpy()
             low, high = int(values.min()), int(values.max())
@@ -59,14 +59,14 @@ class Codes:
             plain = part.cast(pa.large_string()) if is_view(part.type) else part
             encoded = plain.dictionary_encode()
         if self._dictionary is None or not encoded.dictionary.equals(self._dictionary):
-            self._dictionary = encoded.dictionary  # the batches of one row group share theirs: it is looked up once
+            self._dictionary = encoded.dictionary  # batches of a row group share their dictionary: look it up once
             self._codes = np.append(self._look_up(encoded.dictionary), np.int32(-1))
         places = encoded.indices.cast(pa.int32()).fill_null(-1).to_numpy()
-        codes: Array = self._codes[places]  # -1 takes the last entry, which is -1
+        codes: Array = self._codes[places]  # -1 indexes the last entry, which is -1
         return codes
 
     def _reach(self, low: int, high: int) -> bool:
-        """Make the array of codes by number reach from low to high, if it then stays small."""
+        """Grow the dense lookup array to cover low to high, if it stays small."""
         if len(self._dense):
             low, high = min(low, self._low), max(high, self._low + len(self._dense) - 1)
         if high - low >= DENSE:
@@ -89,7 +89,7 @@ class Codes:
         return codes
 
     def _look_up(self, values: Any) -> Array:
-        """The codes of distinct values: one by one where they are few, in Arrow where they are many of the table."""
+        """Look up the codes of distinct values: one by one if they are few, in Arrow if they are many."""
         if len(values) < 1000 or 4 * len(values) < len(self.table):
             return self.encode_list(values.to_pylist())
         start = 0 if self._arrow is None else len(self._arrow)
@@ -101,40 +101,40 @@ class Codes:
         return codes
 
     def encode_list(self, values: Iterable[Any]) -> Array:
-        """The codes of Python values, of which None is missing."""
+        """Encode Python values; None is missing."""
         table = self.table
         return np.fromiter((-1 if v is None else table.setdefault(v, len(table)) for v in values), dtype=np.int32)
 
     def finish(self) -> tuple[tuple[str, ...], Array]:
-        """The names in their final order (known ones first, the others sorted), and the new code of each old one."""
+        """Return the names in final order (fixed ones first, the rest sorted) and the new code of each old code."""
         values = list(self.table)
         order = [*range(self._n_declared), *sorted(range(self._n_declared, len(values)), key=values.__getitem__)]
-        rank = np.full(len(values) + 1, -1, dtype=np.int32)  # the last entry serves the code -1
+        rank = np.full(len(values) + 1, -1, dtype=np.int32)  # the last entry maps code -1
         rank[order] = np.arange(len(values))
         names = (str(values[index]) for index in order)
         return tuple(names) if self._declared and len(values) == self._n_declared else Collected(names), rank
 
 
 def recode(values: Array, rank: Array) -> None:
-    """Replace every code by its new one, in place."""
+    """Replace each code with its new code, in place."""
     flat = values.reshape(-1)
     for begin in range(0, len(flat), _CHUNK):
         flat[begin : begin + _CHUNK] = rank[flat[begin : begin + _CHUNK]]
 
 
 class Column:
-    """One column while it is filled from Arrow arrays.
+    """A column that is being filled from Arrow arrays.
 
     Parameters
     ----------
     name
         The column's name, for messages.
     n_rows
-        How many rows it will have.
+        Number of rows.
     names
         Names whose codes are fixed: 0, 1, ...
     limit
-        The most bytes the column may take.
+        Maximum size of the column in bytes.
     """
 
     def __init__(self, name: str, n_rows: int, *, names: Sequence[str] = (), limit: int | None = None) -> None:
@@ -151,12 +151,12 @@ class Column:
             self.values = self._allocate(new)
         if new.shape[1:] != self.values.shape[1:]:
             raise _uneven(self.name, self.values.shape[1:], new.shape[1:])
-        if new.dtype != self.values.dtype:  # whole numbers without and with missing ones
+        if new.dtype != self.values.dtype:  # integers, some batches with missing values and some without
             new, self.values = to_float(new, self.name), to_float(self.values, self.name)
         self.values[rows] = new
 
     def finish(self) -> tuple[Array, tuple[str, ...] | None]:
-        """The filled column, and its names if it holds codes."""
+        """Return the filled column, and its names if it holds codes."""
         values = np.empty(0) if self.values is None else self.values
         if not self.coded:
             return values, None
@@ -172,7 +172,7 @@ class Column:
 
 
 def to_numpy(part: Any, name: str, codes: Codes) -> Array:
-    """The values of an Arrow array: [rows, ...]; texts and dictionaries as int32 codes.
+    """Convert an Arrow array to [rows, ...]; texts and dictionaries become int32 codes.
 
     Missing numbers become NaN (whole numbers then become float64), missing times NaT, missing texts the code -1.
     """
@@ -196,7 +196,7 @@ def to_numpy(part: Any, name: str, codes: Codes) -> Array:
 
 
 def to_float(values: Array, name: str) -> Array:
-    """Numbers as float64; whole numbers that float64 cannot hold are refused."""
+    """Convert numbers to float64; refuse integers that float64 cannot hold exactly."""
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and values.size:
         low, high = int(values.min()), int(values.max())
         if high > EXACT or low < -EXACT:
@@ -240,7 +240,7 @@ def _uneven(name: str, one: Sequence[int], other: Sequence[int]) -> DataError:
 
 
 def is_view(kind: Any) -> bool:
-    """Whether this is Arrow's string_view."""
+    """Whether an Arrow type is string_view."""
     return bool(pa.types.is_string_view(kind))
 
 
@@ -250,14 +250,14 @@ def is_string(kind: Any) -> bool:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type becomes codes: texts, and dictionaries of texts or whole numbers."""
+    """Whether an Arrow type becomes codes: texts, and dictionaries of texts or integers."""
     if pa.types.is_dictionary(kind):
         return is_string(kind.value_type) or bool(pa.types.is_integer(kind.value_type))
     return is_string(kind)
 
 
 def holds_strings(kind: Any) -> bool:
-    """Whether a column of this type becomes codes whose names are its own texts."""
+    """Whether the column becomes codes named by its own texts."""
     inner = kind
     while is_list(inner) or pa.types.is_dictionary(inner):
         inner = inner.value_type
@@ -270,14 +270,14 @@ def is_list(kind: Any) -> bool:
 
 
 def holds_texts(kind: Any) -> bool:
-    """Whether a column of this type becomes codes, also inside lists."""
+    """Whether the column becomes codes, or a list of codes."""
     if isinstance(kind, pa.BaseExtensionType):
         return holds_texts(kind.storage_type)
     return holds_texts(kind.value_type) if is_list(kind) else is_text(kind)
 
 
 def width(kind: Any) -> int:
-    """At least how many bytes a row of this type takes in NumPy."""
+    """Minimum number of bytes per row in NumPy."""
     if isinstance(kind, pa.BaseExtensionType):
         return width(kind.storage_type)
     if is_text(kind):
@@ -292,7 +292,7 @@ def width(kind: Any) -> int:
 
 
 def has_width(kind: Any) -> bool:
-    """Whether `width` is exact: there is no list of variable length inside."""
+    """Whether `width` is exact: the type has no variable-length list inside."""
     if isinstance(kind, pa.BaseExtensionType):
         return has_width(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -301,7 +301,7 @@ def has_width(kind: Any) -> bool:
 
 
 def check_type(name: str, kind: Any) -> None:
-    """Refuse a type that no column can hold, naming the column, its type and what to do."""
+    """Refuse a type that cannot be a column. The message names the column, its type and the remedy."""
     inner = kind
     while True:
         if isinstance(inner, pa.BaseExtensionType):

@@ -8,10 +8,10 @@ _FORMULA = r"^([=+\-@\t\r\n])"
 
 
 def without_formulas(table: Any) -> Any:
-    """Put an apostrophe before each text of a pyarrow table that a spreadsheet would run; numbers stay.
+    """Prefix an apostrophe to every text of a pyarrow table that a spreadsheet would run; leave numbers alone.
 
-    Such a text begins with =, +, -, @, a tab or the end of a line. Names of columns are treated alike. This is for
-    tables that people read: a file of data must come back as it was.
+    Such a text begins with =, +, -, @, a tab or a line break. Column names get the same treatment. Use this for
+    tables that people read, not for data files, which must round-trip unchanged.
 
     >>> import pyarrow as pa
     >>> without_formulas(pa.table({"client": ["=1+1", "ash"], "loss": [-1.0, 2.0]})).to_pydict()

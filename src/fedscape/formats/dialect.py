@@ -1,4 +1,4 @@
-"""How a text file is written: compression, encoding, separator, decimal sign. Found from its bytes, and said."""
+"""Detect the dialect of a text file from its bytes: compression, encoding, separator, decimal sign."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pyarrow as pa
 from fedscape.errors import DataError
 from fedscape.formats.files import Name, reading
 
-ALWAYS_ALLOWED = 2**30  # bytes a compressed file may become whatever its size
-MOST_EXPANSION = 256  # times its own size that a larger one may become
+ALWAYS_ALLOWED = 2**30  # decompressed bytes that are always allowed
+MOST_EXPANSION = 256  # maximum expansion ratio above that
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _HEAD = 2**18
 _MARKS = ((codecs.BOM_UTF8, "utf8"), (codecs.BOM_UTF16_LE, "utf16"), (codecs.BOM_UTF16_BE, "utf16"))
@@ -26,7 +26,7 @@ _COMMA, _POINT = re.compile(r"[-+]?\d+,\d+"), re.compile(r"[-+]?\d+\.\d+")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a file of comma-separated values is written."""
+    """The dialect of a CSV file."""
 
     separator: str = ","
     encoding: str = "utf8"
@@ -35,7 +35,7 @@ class Dialect:
 
     @property
     def remark(self) -> str:
-        """What differs from commas, UTF-8 and a decimal point; "" where nothing does."""
+        """Describe what differs from commas, UTF-8 and a decimal point; "" if nothing does."""
         parts = []
         if self.separator != ",":
             parts.append(f"separated by {SEPARATORS[self.separator]}")
@@ -47,14 +47,14 @@ class Dialect:
 
 
 def open_bytes(path: Name) -> Any:
-    """The bytes of a file, decompressed where its ending says so (.gz, .bz2, .zst, .lz4)."""
+    """Open a file for reading bytes, decompressed by its ending (.gz, .bz2, .zst, .lz4)."""
     return pa.input_stream(str(path), compression="detect")
 
 
 def find_dialect(path: Name, what: str = "CSV file") -> Dialect:
-    """Look at all bytes for the encoding and at the first lines for the rest.
+    """Detect the encoding from all bytes, and the rest from the first lines.
 
-    Windows-1252 is what is not UTF-8: any bytes are some text in it, so a remark must say so.
+    A file that is not UTF-8 is read as Windows-1252. Any bytes are valid there, so the remark must mention it.
     """
     with reading(path, what):
         head, valid, size = _scan(path)
@@ -72,7 +72,7 @@ def find_dialect(path: Name, what: str = "CSV file") -> Dialect:
 
 
 def _scan(path: Name) -> tuple[bytes, bool, int]:
-    """The first bytes, whether all are UTF-8, and how many there are; a decompression bomb is refused."""
+    """Return the first bytes, whether all are UTF-8, and the decompressed size; refuse a decompression bomb."""
     limit = max(ALWAYS_ALLOWED, MOST_EXPANSION * os.stat(path).st_size)
     decoder, valid, size, head = codecs.getincrementaldecoder("utf8")(), True, 0, b""
     with open_bytes(path) as stream:
@@ -90,7 +90,7 @@ def _scan(path: Name) -> tuple[bytes, bool, int]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """The separator that cuts most lines into as many cells as the header, more than one; a comma where none does."""
+    """Find the separator that splits most lines into as many cells (at least two) as the header; a comma by default."""
     best, most = ",", (0.0, 1)
     for separator in SEPARATORS:
         rows = _cells(lines, separator)

@@ -1,4 +1,4 @@
-"""Reading and writing files: one clear error line, and every write whole or not at all."""
+"""Read and write files: errors in one line, writes atomic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Name = str | os.PathLike[str]
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line of bounded length."""
+    """The message of an error, on one line of bounded length."""
     text = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     line = " ".join(text.split()) or type(error).__name__
     return line if len(line) <= 300 else line[:300] + "..."
@@ -23,10 +23,10 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def reading(path: Name, what: str) -> Iterator[None]:
-    """Turn whatever a parser raises over a damaged file into one DataError that names the file.
+    """Turn any exception of a parser into one DataError that names the file.
 
     Parsers of untrusted bytes raise nearly anything (ArrowInvalid, OSError, UnicodeDecodeError, MemoryError,
-    RecursionError, ...), so everything that is not already an error of ours is caught, here and nowhere else.
+    RecursionError, ...). This is the only place that catches everything; our own errors pass through.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def files_in(path: Name, ending: str) -> list[Path]:
 
 @contextmanager
 def new_file(path: Name, *, overwrite: bool) -> Iterator[Path]:
-    """A path to write to; it takes the place of `path` when all is written, and vanishes on an error."""
+    """Yield a draft path that replaces `path` when the block ends, and is removed on an error."""
     target = free_target(path, overwrite=overwrite)
     if target.is_dir():
         raise DataError(f"{os.fspath(path)} is a folder: name a file")
@@ -68,9 +68,9 @@ def new_file(path: Name, *, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
-    """A folder to fill; it takes the place of `path` when all is written, and vanishes on an error.
+    """Yield a draft folder that replaces `path` when the block ends, and is removed on an error.
 
-    An old folder is replaced only where it holds the file `mark`, so that no other folder is ever removed.
+    An existing folder is replaced only if it holds the file `mark`. No other folder is ever removed.
     """
     target = free_target(path, overwrite=overwrite)
     if target.exists() and not (target / mark).is_file():
@@ -88,7 +88,7 @@ def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
 
 
 def free_target(path: Name, *, overwrite: bool) -> Path:
-    """The real path to write to; one that exists is refused unless it may be overwritten."""
+    """Resolve the path to write to; refuse an existing one without `overwrite`."""
     target = Path(os.path.realpath(path))
     if target.exists() and not overwrite:
         raise DataError(f"{os.fspath(path)} exists already: choose another path or pass overwrite=True")
@@ -96,13 +96,13 @@ def free_target(path: Name, *, overwrite: bool) -> Path:
 
 
 def draft_beside(target: Path) -> Path:
-    """A free name in the same folder, so that a rename stays on one file system."""
+    """Pick a free name in the same folder, where a rename stays on one file system."""
     return target.with_name(f".fedscape-{secrets.token_hex(8)}.tmp")
 
 
 @contextmanager
 def writing(path: Name) -> Iterator[None]:
-    """Turn the operating system's refusal into one DataError that names the path and the reason."""
+    """Turn an OSError into one DataError that names the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -112,7 +112,7 @@ def writing(path: Name) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Bring a file or a folder from the cache to the disk."""
+    """Sync a file or a folder to disk."""
     if path.is_dir() and os.name != "posix":
         return  # other systems cannot open a folder
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)

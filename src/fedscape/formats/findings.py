@@ -1,4 +1,4 @@
-"""What is odd about the data of a table: said before any result, the worst first."""
+"""Data quality findings of a table, printed before any result, the worst first."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fedscape.formats.texts import how_written, parse_numbers
 from fedscape.formats.weights import MEASURED
 from fedscape.types import Array
 
-LEAK = 0.97  # a column that alone predicts more of the held-out labels than this gives the label away
-_ROWS = 20_000  # rows that are looked at for leaks
+LEAK = 0.97  # held-out accuracy above which a single column leaks the label
+_ROWS = 20_000  # rows sampled to detect leaks
 _LEAST_ROWS = 40
-_FAR = 100  # an outlier is this many times the middle 98% of the values away from their median
+_FAR = 100  # outlier: this many times the 98% range away from the median
 _FILL = "a study takes the mean instead; train takes --fill"
 _ORDER = (
     "leak", "text in numbers", "written", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text",
@@ -37,7 +37,7 @@ _ORDER = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about the data that a person should know before any result.
+    """A data quality problem to report before any result.
 
     Parameters
     ----------
@@ -45,17 +45,17 @@ class Finding:
         leak, text in numbers, written, infinite, outlier, no label, empty, id, weight, code, text, date, of client,
         constant, duplicate, missing, clients or dialect.
     column
-        Where it is; "" where it is about the table.
+        The column; "" for the table as a whole.
     line
-        What it is, in one line that names no row and no value of a row.
+        The problem in one line, without any row number or value.
     remedy
-        What was done about it, and how to have it otherwise.
+        What was done about it, and how to change that.
     row
-        The row of the file, the first one below the header being 1; None where it is about all rows.
+        The row in the file, counted from 1 below the header; None if it concerns all rows.
     value
-        The value there, as a text.
+        The value in that row, as a text.
     count
-        How many rows it is about, where that is known.
+        Number of rows concerned, if known.
 
     >>> str(Finding("infinite", "income", "'income' is infinite in 1 row", "taken as missing", 977, "inf"))
     "'income' is infinite in 1 row (row 977: 'inf'): taken as missing"
@@ -74,11 +74,11 @@ class Finding:
         return f"{self.line}{where}: {self.remedy}" if self.remedy else f"{self.line}{where}"
 
     def shared(self) -> dict[str, Any]:
-        """As plain values without row and value, for a report that others read."""
+        """Plain values without row and value, for a report that others read."""
         return asdict(replace(self, row=None, value=None)) | {"text": str(replace(self, row=None, value=None))}
 
 
-_MANY = 3  # columns; more that share a finding share a line
+_MANY = 3  # more columns than this with the same finding share a line
 _SHARED = {
     "missing": "have no value in some rows",
     "text in numbers": "are numbers, but some rows hold a text",
@@ -88,7 +88,7 @@ _SHARED = {
 
 
 def lines_of(findings: Sequence[Finding]) -> list[str]:
-    """A line for each finding, or one for all of a kind where many columns share it.
+    """Format one line per finding; many columns with the same finding share a line.
 
     >>> lines_of([Finding("empty", name, f"{name!r} has no value in any row", "left out") for name in "abcd"])
     ["4 columns have no value in any row ('a', 'b', 'c', 'd'): left out"]
@@ -101,7 +101,7 @@ def lines_of(findings: Sequence[Finding]) -> list[str]:
 
 
 def _shared(alike: Sequence[Finding], *, most: int = 12) -> str:
-    """One line for the same finding of many columns."""
+    """Format one line for the same finding in many columns."""
     first = alike[0]
     where = ", ".join(f"{x.column!r}" + (f" {x.count:,}" if x.count else "") for x in alike[:most])
     where += f" and {len(alike) - most:,} more" if len(alike) > most else ""
@@ -114,7 +114,7 @@ def _shared(alike: Sequence[Finding], *, most: int = 12) -> str:
 def find(
     federation: Federation, columns: Sequence[ColumnKind], *, target: str | None = None, overrules: Overrules
 ) -> list[Finding]:
-    """All findings, the worst first; `row` is the row of the Federation, from 0 on.
+    """List all findings, the worst first; `row` is the row in the Federation, from 0.
 
     >>> fed = Federation({"a": [1.5, np.inf, 2.5], "b": [7, 7, 7]}, [0, 3])
     >>> from fedscape.formats.kinds import kind_of
@@ -138,7 +138,7 @@ def _rows(number: int) -> str:
 
 def _of_column(fed: Federation, kind: ColumnKind, target: str | None, rules: Overrules) -> Iterator[Finding]:
     name, values, names = kind.name, fed[kind.name], fed.names.get(kind.name)
-    option = shlex.quote(name)  # as a shell takes it
+    option = shlex.quote(name)  # quoted for the shell
     kept = " as --keep says" if name in rules.keep else ""
     if kind.kind == "array":
         if kind.missing:
@@ -238,7 +238,7 @@ def _duplicates(fed: Federation, columns: Sequence[ColumnKind], target: str | No
 
 
 def _of_clients(fed: Federation, target: str | None, columns: Sequence[ColumnKind]) -> Iterator[Finding]:
-    """Clients that take no part, and columns that tell clients apart."""
+    """Find clients that take no part, and columns that identify clients."""
     sizes = fed.sizes
     if target is not None and fed[target].ndim == 1:
         sizes = fed.segment_sum(known_rows(fed, target).astype(np.int64))
@@ -273,7 +273,7 @@ def known_rows(fed: Federation, column: str) -> Array:
 
 
 def is_of_client(fed: Federation, name: str) -> bool:
-    """Whether a column says something of the client, not of the row: one value in all rows of each, not of all."""
+    """Whether a column describes clients and not rows: constant within each client, not across all of them."""
     values = fed[name]
     filled = int((fed.sizes > 0).sum())
     if values.ndim != 1 or values.dtype.kind not in "biuf" or fed.n_rows < 2 * filled or filled < 2:
@@ -289,7 +289,7 @@ def is_of_client(fed: Federation, name: str) -> bool:
 
 
 def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, rules: Overrules) -> Iterator[Finding]:
-    """Columns that alone predict the label of held-out rows, by the most frequent label of each of their values."""
+    """Find columns that alone predict the held-out labels, by the most frequent label of each value."""
     if fed[target.name].ndim != 1 or target.kind not in ("class", "ordered", "number"):
         return
     rows = Key(0, purpose="rows for leaks").generator().permutation(fed.n_rows)[:_ROWS]
@@ -313,7 +313,7 @@ def _leaks(fed: Federation, columns: Sequence[ColumnKind], target: ColumnKind, r
 
 
 def _cells(fed: Federation, kind: ColumnKind, rows: Array, *, few: bool = False) -> Array:
-    """The value of each row as a small whole number: classes as they are, numbers in 64 (or 5) bins; -1: missing."""
+    """Bin a column: classes keep their code, numbers go into 64 (or 5) bins; -1 is missing."""
     values, names = fed[kind.name][rows], fed.names.get(kind.name)
     if kind.kind in ("class", "ordered"):
         return as_codes(values, kind.values, names).astype(np.int64)
@@ -326,7 +326,7 @@ def _cells(fed: Federation, kind: ColumnKind, rows: Array, *, few: bool = False)
 
 
 def _predicted(cell: Array, label: Array, other: Array, truth: Array, base: int) -> float:
-    """The share of the other rows whose label is the most frequent one of their cell."""
+    """Share of the other rows that have the most frequent label of their cell."""
     width = int(max(label.max(), truth.max())) + 1
     pairs, often = np.unique((cell + 1) * width + label, return_counts=True)
     order = np.lexsort((-often, pairs // width))

@@ -1,4 +1,4 @@
-"""fedscape's own form on disk: a folder of `.npy` columns and one JSON file that describes and seals them."""
+"""fedscape's own format on disk: a folder of `.npy` columns and a JSON index with checksums."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _MAX_HEADER = 10_000
 
 
 def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None:
-    """Write a folder of `.npy` columns and one JSON file, whole or not at all.
+    """Write a folder of `.npy` columns and a JSON index, atomically.
 
-    The folder is filled under another name beside the target, brought to the disk and renamed. What clients kept from
-    a round is not written: a checkpoint does that. With `overwrite`, an older folder of this kind is renamed away,
-    replaced and then removed; a Federation that was loaded from it stays readable.
+    The folder is written under a temporary name beside the target, synced and renamed. State that clients keep
+    between rounds is not written; use a checkpoint for that. With `overwrite`, an older folder of this kind is renamed
+    away, replaced and then removed. A Federation loaded from it stays readable.
 
     Parameters
     ----------
     fed
         The Federation to write.
     path
-        The folder to make.
+        The folder to create.
     overwrite
-        Whether to replace a folder that an earlier `save_folder` made.
+        Whether to replace a folder written by an earlier `save_folder`.
     """
     with new_folder(path, overwrite=overwrite, mark=INDEX) as draft:
         columns = [
@@ -53,7 +53,7 @@ def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None
 def write_index(
     folder: Path, columns: list[dict[str, Any]], ids: Array, offsets: Array, names: Mapping[str, Sequence[str]]
 ) -> None:
-    """Write ids, offsets and the JSON file that describes and seals a folder whose columns are there."""
+    """Write ids, offsets and the JSON index of a folder that already holds its columns."""
     index: dict[str, Any] = {"format": FORMAT, "version": VERSION, "columns": columns}
     index["ids"] = _write_array(folder / "ids.npy", ids)
     index["offsets"] = _write_array(folder / "offsets.npy", offsets)
@@ -64,14 +64,14 @@ def write_index(
 
 
 class Growing:
-    """A column file that is written part by part; how many rows it will have is known from the start."""
+    """A column file written in parts; its number of rows is known from the start."""
 
     def __init__(self, path: Path, n_rows: int) -> None:
         self.path, self.n_rows, self.filled = path, n_rows, 0
         self.dtype, self.shape = np.dtype(np.float64), ()
 
     def append(self, values: Array, name: str) -> None:
-        """Write these rows behind the others; all parts must have one type and shape."""
+        """Append these rows; all parts must have the same dtype and shape."""
         if self.filled == 0:
             self.dtype, self.shape = values.dtype, values.shape[1:]
             self._head()
@@ -85,7 +85,7 @@ class Growing:
         self.filled += len(values)
 
     def close(self) -> dict[str, Any]:
-        """Describe the finished file."""
+        """Close the file and return its index entry."""
         if self.filled == 0:
             self._head()
         if self.filled != self.n_rows:
@@ -101,7 +101,7 @@ class Growing:
 
 
 def _write_array(path: Path, values: Array) -> dict[str, Any]:
-    """Write an array in C order a few megabytes at a time, and describe the file."""
+    """Write an array in C order, a few megabytes at a time, and return its index entry."""
     header = {"descr": np.lib.format.dtype_to_descr(values.dtype), "fortran_order": False, "shape": values.shape}
     step = max(1, _CHUNK_BYTES // max(1, values.dtype.itemsize * int(np.prod(values.shape[1:]))))
     with path.open("wb") as file:
@@ -122,19 +122,19 @@ def _seal(index: dict[str, Any]) -> str:
 
 
 def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Federation:
-    """Open a folder written by `save_folder`; columns are memory-mapped, so that only rows in use are read.
+    """Open a folder written by `save_folder`; columns are memory-mapped, and only rows in use are read.
 
-    Every file's type, shape and length is checked against the JSON file, and that against its own checksum.
+    The dtype, shape and length of every file are checked against the index, and the index against its checksum.
 
     Parameters
     ----------
     path
         The folder.
     verify
-        Whether to read every byte of the columns against its checksum. Without it, damage inside them is not noticed,
-        and only the pages of rows in use are ever read: quick for taking some clients, slow for a first walk over all.
+        Whether to check every byte of the columns against its checksum. Without it, damage inside them goes
+        unnoticed, but only the pages of rows in use are read. That is fast for a few clients, slow for a full scan.
     walk
-        Whether that walk is what comes, so that the system should read ahead.
+        Whether a full scan follows, which makes the system read ahead.
     """
     folder = Path(path)
     if not (folder / INDEX).is_file():
@@ -148,7 +148,7 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
             raise ValueError("it names a column twice")
         ids = np.array(_open_array(folder, index["ids"], True, re.compile(r"ids\.npy")))
         offsets = np.array(_open_array(folder, index["offsets"], True, re.compile(r"offsets\.npy")))
-        declared = set(index.get("declared", ()))  # older folders do not say
+        declared = set(index.get("declared", ()))  # older folders lack it
         names = {
             str(name): (tuple if name in declared else Collected)(str(text) for text in texts)
             for name, texts in index["names"].items()
@@ -160,7 +160,7 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
 
 
 def _checked(index: Any) -> list[Any]:
-    """The columns of an index of the right format and version whose checksum holds."""
+    """Check format, version and checksum of an index, and return its columns."""
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise ValueError(f"it does not say that it is a {FORMAT!r}")
     if index.get("version") != VERSION:
@@ -175,7 +175,7 @@ def _checked(index: Any) -> list[Any]:
 def _open_array(
     folder: Path, entry: dict[str, Any], verify: bool, pattern: re.Pattern[str], walk: bool = False
 ) -> Array:
-    """A memory-mapped array whose file is what its entry says."""
+    """Memory-map an array, after checking its file against its index entry."""
     name = entry["file"]
     if not isinstance(name, str) or not pattern.fullmatch(name):
         raise ValueError(f"it names the file {name!r}, which no saved Federation has")
@@ -190,7 +190,7 @@ def _open_array(
         raise DataError(f"{name} of {folder} does not match its checksum: the file is damaged")
     mapped: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     if not verify and not walk and hasattr(mmap, "MADV_RANDOM"):
-        mapped._mmap.madvise(mmap.MADV_RANDOM)  # or the system reads megabytes around every client that is taken
+        mapped._mmap.madvise(mmap.MADV_RANDOM)  # otherwise the system reads megabytes around every client
     values: Array = mapped
     return values
 
@@ -204,7 +204,7 @@ def _check_header(path: Path, folder: Path, dtype: np.dtype[Any], shape: tuple[i
             header = np.lib.format.read_array_header_1_0(file, max_header_size=_MAX_HEADER)
         except DataError:
             raise
-        except Exception as error:  # a damaged header is evaluated as a literal, which raises nearly anything
+        except Exception as error:  # a damaged header is parsed as a literal, which raises nearly anything
             raise DataError(f"{damaged} (its header cannot be read)") from error
         if header != (shape, False, dtype):
             raise DataError(f"{damaged} ({header[2]}{list(header[0])} instead of {dtype}{list(shape)})")

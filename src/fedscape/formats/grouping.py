@@ -1,8 +1,8 @@
-"""Group rows that come in batches by their client, in bounded memory.
+"""Group batches of rows by client, in bounded memory.
 
-The first pass reads the client column alone and learns who the clients are and how many rows each has; the second
-reads the other columns and puts every row where it belongs. Beside the finished columns there are four bytes a row and
-one batch.
+The first pass reads the client column alone, and counts the rows of each client. The second pass reads the other
+columns and writes every row to its final position. Memory beside the finished columns: four bytes per row and one
+batch.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from fedscape.errors import DataError, nearest
 from fedscape.formats.arrow import Codes, Column, check_type, is_list, is_string, recode
 from fedscape.types import Array
 
-CLIENT_ROWS = 2**19  # rows in a batch of the first pass, where looking up the clients of a batch costs most
-ROWS = 2**16  # and of the second, where working space a row costs most
+CLIENT_ROWS = 2**19  # batch size of the first pass: looking up clients costs most per batch
+ROWS = 2**16  # batch size of the second pass: working memory costs most per row
 
 
 @dataclass(frozen=True)
 class Source:
-    """Rows that can be read more than once, batch by batch.
+    """A table that can be read more than once, batch by batch.
 
     Parameters
     ----------
     what
-        How messages call it.
+        Its name in messages.
     schema
         Its Arrow schema.
     n_rows
-        How many rows it has.
+        Number of rows.
     batches
-        Reads these columns as Arrow record batches with a cap on rows, in order.
+        Reads the named columns in order, as Arrow record batches with a cap on rows.
     ids
-        Clients it lists beside the rows, in order; clients without rows are only there.
+        Clients listed separately from the rows, in order. Clients without rows appear only here.
     names
         Per column, names whose codes are fixed.
     limit
-        The most bytes one column may take.
+        Maximum size of one column in bytes.
     remarks
-        The detected dialect of the file, where it was not declared.
+        The detected dialect of the file, if it was not declared.
     """
 
     what: str
@@ -62,7 +62,7 @@ class Source:
 
 
 def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:
-    """An Arrow table as a source."""
+    """Wrap an Arrow table as a source."""
 
     def batches(columns: list[str], rows: int) -> Iterator[Any]:
         return iter(table.select(columns).to_batches(max_chunksize=rows))
@@ -78,12 +78,12 @@ def group(
     ids: npt.ArrayLike | None = None,
     rows: str | None = None,
 ) -> Federation:
-    """Group the rows by the column `client`, or by several with commas between.
+    """Group the rows by the client column, or by several columns separated by commas.
 
-    With `rows`, a further column of this name says which row of the source a row is, from 0.
+    With `rows`, a column of this name holds the row number in the source, from 0.
 
-    Rows that already lie together stay where they are, and their clients keep their order; otherwise the clients come
-    in the order of their ids. Rows of one client keep their order.
+    If the rows of each client are already contiguous, rows and clients keep their order. Otherwise clients are sorted
+    by id. Rows of one client always keep their order.
     """
     source, client, _ = keyed(source, client)
     if rows is not None:
@@ -94,7 +94,7 @@ def group(
     who, rank = order_clients(codes, labels, source, ids)
     recode(codes, rank)
     del labels
-    pa.default_memory_pool().release_unused()  # what the first pass read is not kept beside the second
+    pa.default_memory_pool().release_unused()  # free the memory of the first pass before the second
     sizes = count(codes, len(who))
     offsets = offsets_of(sizes)
     texts = {name: texts_of for name, texts_of in source.names.items() if not is_list(source.schema.field(name).type)}
@@ -106,7 +106,7 @@ def group(
     values: dict[str, Array] = {}
     names: dict[str, Sequence[str]] = {}
     for name, column in filled.items():
-        if column.values is None:  # no rows: the type alone says what the column would be
+        if column.values is None:  # no rows: the type alone decides the column
             column.write(pa.array([], type=source.schema.field(name).type), slice(0, 0))
         values[name], texts_of = column.finish()
         if texts_of is not None:
@@ -117,10 +117,10 @@ def group(
 
 
 def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
-    """The source with one client column, its name, and the columns it is made of.
+    """Return the source with a single client column, the name of that column, and the columns it joins.
 
-    Where there is no column of the name, `ST,PUMA` are several: a client is one pair of values, called "06/00101". A
-    slash or backslash inside a value is written behind a backslash, so that two clients never get one name.
+    `ST,PUMA` names several columns unless a column has that name. A client is then one pair of values, such as
+    "06/00101". A slash or backslash inside a value is escaped with a backslash, which keeps ids distinct.
     """
     parts = [name.strip() for name in client.split(",")]
     present = source.schema.names
@@ -128,11 +128,11 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
         return source, client, [client]
     for name in parts:
         if name not in present:
-            hint = nearest(name, present) or "; name those that say whose a row is with --client (client=)"
+            hint = nearest(name, present) or "; name the client columns with --client (client=)"
             raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(present)}{hint}")
         check_client(source, name)
     if len(set(parts)) < len(parts):
-        raise DataError(f"the client is made of the columns {', '.join(parts)}: name each once")
+        raise DataError(f"the client joins the columns {', '.join(parts)}: name each once")
     whose = "/".join(parts)
     kept = [source.schema.field(name) for name in present if name not in parts]
     fields = pa.schema([*kept, pa.field(whose, pa.string())], metadata=source.schema.metadata)
@@ -150,7 +150,7 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
 
 
 def _joined(columns: list[Any]) -> Any:
-    """The texts of several columns with a slash between; missing where one of them is."""
+    """Join the texts of several columns with a slash; missing if any of them is."""
     texts = []
     for column in columns:
         flat = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
@@ -163,14 +163,14 @@ def _joined(columns: list[Any]) -> Any:
 
 
 def numbered(source: Source, name: str) -> Source:
-    """The source with a column of this name that says which row of it a row is, from 0."""
+    """Add a column with the row number in the source, from 0."""
     if name in source.schema.names:
         raise DataError(f"{source.what} has a column {name!r} already, which row numbers would hide: rename it")
 
     def batches(columns: list[str], rows: int) -> Iterator[Any]:
         others = [each for each in columns if each != name]
         done = 0
-        # without another column a batch has no rows to count: the first one will do
+        # a batch without columns has no row count: read the first column
         for part in source.batches(others or source.schema.names[:1], rows):
             arrays = {each: part.column(each) for each in others}
             arrays[name] = pa.array(np.arange(done, done + part.num_rows))
@@ -183,7 +183,7 @@ def numbered(source: Source, name: str) -> Source:
 def choose_columns(
     source: Source, client: str, columns: Sequence[str] | None, *, hidden: str | None = None
 ) -> list[str]:
-    """The columns to read, without the client's; unknown, repeated and unsupported ones are refused."""
+    """Choose the columns to read, without the client column; refuse unknown, repeated and unsupported ones."""
     present = list(source.schema.names)
     for name in present:
         if present.count(name) > 1:
@@ -193,7 +193,7 @@ def choose_columns(
     shown = [name for name in present if name != hidden]
     for name in (client, *(columns or ())):
         if name not in present:
-            ask = "; name the one that says whose a row is with --client (client=)" if name == client else ""
+            ask = "; name the client column with --client (client=)" if name == client else ""
             hint = nearest(name, present) or ask
             raise DataError(f"{source.what} has no column {name!r}; its columns are {_listed(shown)}{hint}")
     chosen = [name for name in dict.fromkeys(present if columns is None else columns) if name != client]
@@ -208,7 +208,7 @@ def _listed(names: list[str]) -> str:
 
 
 def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
-    """The first pass: the code of each row's client, int32 [rows], and the client behind each code."""
+    """First pass: read the client code of each row, int32 [rows], and the client of each code."""
     check_client(source, client)
     codes, filled, table = np.empty(source.n_rows, dtype=np.int32), 0, Codes()
     for part in source.batches([client], CLIENT_ROWS):
@@ -244,7 +244,7 @@ def _miscounted(source: Source, counted: int) -> DataError:
 
 
 def order_clients(codes: Array, labels: list[Any], source: Source, ids: npt.ArrayLike | None) -> tuple[Array, Array]:
-    """The ids of the clients in their final order, and the position of each code's client (-1: it has no rows)."""
+    """Return the client ids in final order, and the position of each code's client (-1: it has no rows)."""
     used = np.flatnonzero(count(codes, len(labels)))
     runs = run_codes(codes, most=len(used))
     if ids is not None:
@@ -253,7 +253,7 @@ def order_clients(codes: Array, labels: list[Any], source: Source, ids: npt.Arra
         listed = set(source.ids)
         wanted = [*source.ids, *sorted(v for v in (labels[code] for code in used.tolist()) if v not in listed)]
     elif runs is not None:
-        wanted = [labels[code] for code in runs.tolist()]  # rows lie together: order of appearance
+        wanted = [labels[code] for code in runs.tolist()]  # clients are contiguous: keep the order of appearance
     else:
         wanted = sorted(labels[code] for code in used.tolist())
     rank_of = {value: position for position, value in enumerate(wanted)}
@@ -266,7 +266,7 @@ def order_clients(codes: Array, labels: list[Any], source: Source, ids: npt.Arra
 
 
 def id_array(ids: list[Any], what: str) -> Array:
-    """Whole numbers as int64 or texts as NumPy texts, checked to survive as they are."""
+    """Convert ids to int64 or NumPy texts, and check that none changes."""
     if all(type(value) is int for value in ids):
         if ids and not -(2**63) <= min(ids) <= max(ids) < 2**63:
             raise DataError(f"the ids of {what} must fit in 64 signed bits, but reach {max(ids)}: pass them as texts")
@@ -279,7 +279,7 @@ def id_array(ids: list[Any], what: str) -> Array:
 
 
 def run_codes(codes: Array, *, most: int) -> Array | None:
-    """The code of each run of equal codes, or None where there are more than `most` runs."""
+    """Return the code of each run of equal codes, or None if there are more than `most` runs."""
     starts, number = [codes[:1]], 1
     for begin in range(0, len(codes) - 1, CLIENT_ROWS):
         part = codes[begin : begin + CLIENT_ROWS + 1]
@@ -291,16 +291,16 @@ def run_codes(codes: Array, *, most: int) -> Array | None:
 
 
 def count(codes: Array, n: int) -> Array:
-    """How often each of n codes occurs."""
+    """Count how often each of n codes occurs."""
     total = np.zeros(n, dtype=np.int64)
-    step = max(CLIENT_ROWS, n)  # bincount works in int64: a part at a time
+    step = max(CLIENT_ROWS, n)  # bincount works in int64: count in parts
     for begin in range(0, len(codes), step):
         total += np.bincount(codes[begin : begin + step], minlength=n)
     return total
 
 
 def placed(source: Source, columns: list[str], codes: Array, offsets: Array) -> Iterator[tuple[Any, slice | Array]]:
-    """The second pass: each batch, and the rows of the result where it goes."""
+    """Second pass: yield each batch with its target rows."""
     if not columns:
         return
     together = all(
@@ -320,9 +320,9 @@ def placed(source: Source, columns: list[str], codes: Array, offsets: Array) -> 
 
 
 def destinations(codes: Array, place: Array) -> Array:
-    """Where each row goes: to the next free row of its client; `place` holds those and moves on.
+    """Compute the target of each row: the next free row of its client. Advances `place`, the next free rows.
 
-    Sorting (code, row) packed into one int64 is four times as quick as a stable argsort, and needs no compiled kernel.
+    Sorting (code, row) packed into one int64 is four times as fast as a stable argsort, and needs no compiled kernel.
 
     >>> place = np.array([0, 2])
     >>> destinations(np.array([1, 0, 1]), place).tolist(), place.tolist()

@@ -1,4 +1,4 @@
-"""What a column is: class, ordered class, number, text, date, id, weight, constant. One function decides it for all."""
+"""Detect the kind of a column: class, ordered class, number, text, date, id, weight or constant."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedscape.formats.weights import weight_or_mass
 from fedscape.types import Array
 
 Kind = Literal["class", "ordered", "number", "text", "date", "id", "weight", "constant", "empty", "array"]
-Use = Literal["number", "indicators", "array", ""]  # what a column becomes as a feature; "": it is left out
+Use = Literal["number", "indicators", "array", ""]  # how a column is used as a feature; "": left out
 
-BEYOND = 1e30  # numbers further from 0 are taken as missing: float32 cannot hold their squares
-FEW = 20  # whole numbers of at most this many distinct values are classes
-MOST_CODES = 300  # codes of more values are left out
+BEYOND = 1e30  # larger magnitudes count as missing: float32 cannot hold their squares
+FEW = 20  # integers with at most this many distinct values are classes
+MOST_CODES = 300  # codes with more values are left out
 LABELS = ("y", "label", "labels", "target", "class")
 INDEXES = ("__index_level_0__", "Unnamed: 0", "index")
 _ID = re.compile(
@@ -35,29 +35,29 @@ _CODE = re.compile(
 
 @dataclass(frozen=True)
 class ColumnKind:
-    """What one column is taken for.
+    """The detected kind of one column.
 
     Parameters
     ----------
     name
         The column.
     kind
-        class, ordered (a class whose values have an order), number, text, date, id, weight, constant, empty, or array
-        (more than one number a row).
+        class, ordered (a class with ordered values), number, text, date, id, weight, constant, empty, or array (more
+        than one number per row).
     use
-        What it becomes as a feature: one number, an indicator of each class, the array; "" where it is left out.
+        How it is used as a feature: one number, one indicator per class, or the array; "" if it is left out.
     values
-        The classes in their order, as texts.
+        The classes in order, as texts.
     distinct
-        How many values it has.
+        Number of distinct values.
     low, high
-        The least and the largest number.
+        Smallest and largest number.
     missing
-        Rows without a value.
+        Number of rows without a value.
     why
-        What made it so, where that is not plain.
+        The reason, if it is not obvious.
     code
-        Whether it looks like a code: whole numbers whose order means nothing.
+        Whether it looks like a code: integers without a meaningful order.
     """
 
     name: str
@@ -73,7 +73,7 @@ class ColumnKind:
 
     @property
     def line(self) -> str:
-        """What the column is, in one line, and how to say otherwise.
+        """Describe the column in one line, with the option that overrules it.
 
         >>> ColumnKind("label", "class", values=("1", "2"), distinct=2, low=1, high=2).line
         'label: class, 2 values 1 to 2; --numeric label overrules'
@@ -97,18 +97,18 @@ class ColumnKind:
 
 @dataclass(frozen=True)
 class Overrules:
-    """What a person says about columns, against what the values suggest.
+    """Column kinds set by hand, overruling those detected from the values.
 
     Parameters
     ----------
     categorical, numeric
-        Columns that are classes, and columns that are numbers.
+        Columns to treat as classes, and columns to treat as numbers.
     ignore
-        Columns that are not read at all.
+        Columns not to read at all.
     keep
-        Columns to use as features although they are ids, weights or give the label away.
+        Columns to use as features although they are ids, weights or leak the label.
     names
-        What the classes of the modelled column are called: one name a class, in the order of their values.
+        Names of the classes of the modelled column: one per class, in the order of their values.
     """
 
     categorical: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Overrules:
     names: tuple[str, ...] | None = None
 
     def check(self, columns: Sequence[str]) -> None:
-        """Refuse names that are no columns, and a column under two headings."""
+        """Refuse names of unknown columns, and a column under two options."""
         option_of: dict[str, str] = {}
         for heading in ("categorical", "numeric", "ignore", "keep"):
             for name in getattr(self, heading):
@@ -133,18 +133,18 @@ class Overrules:
 def kind_of(
     name: str, values: Array, names: Sequence[str] | None = None, *, overrules: Overrules | None = None
 ) -> ColumnKind:
-    """Decide what a column is.
+    """Detect the kind of a column.
 
     Parameters
     ----------
     name
-        Its name; some say what it is: y, id, weight, zip_code.
+        Its name; some names decide the kind: y, id, weight, zip_code.
     values
-        One value a row; for texts their codes, -1 where one is missing.
+        One value per row; texts as codes, -1 if missing.
     names
-        The texts behind the codes.
+        The text of each code.
     overrules
-        What a person says instead.
+        Kinds set by hand.
 
     >>> kind_of("label", np.array([1, 5, 2, 3, 4, 5])).line
     'label: class, 5 values 1 to 5; --numeric label overrules'
@@ -191,7 +191,7 @@ def _text_kind(name: str, codes: Array, names: Sequence[str], missing: int, rule
             raise DataError(f"--numeric names {name!r}, but none of its texts is a number: the first is {labels[0]!r}")
         fine = numbers[np.abs(numbers) <= BEYOND]
         low, high = (float(fine.min()), float(fine.max())) if len(fine) else (0.0, 0.0)
-        why = f"texts, of which {wrong:,} {'is' if wrong == 1 else 'are'} no number" if wrong else "texts of numbers"
+        why = f"texts, {wrong:,} not {'a number' if wrong == 1 else 'numbers'}" if wrong else "texts of numbers"
         form = how_written([labels[j] for j in np.flatnonzero(~bad)])
         why += f", {form}" if form else ""
         weight = weight_or_mass(name, numbers, often[used])
@@ -239,7 +239,7 @@ def _number_kind(name: str, values: Array, missing: int, rules: Overrules) -> Co
 
 
 def _whole_kind(kind: ColumnKind, finite: Array, distinct: Array, often: Array) -> ColumnKind:
-    """The kind of whole numbers, the hardest to tell."""
+    """Detect the kind of integers, the hardest case."""
     n, d, name = len(finite), len(distinct), kind.name
     span = float(distinct[-1]) - float(distinct[0]) + 1
     label = name.lower() in LABELS
@@ -262,10 +262,10 @@ def _whole_kind(kind: ColumnKind, finite: Array, distinct: Array, often: Array) 
 
 
 def _is_code(name: str, distinct: Array, often: Array) -> bool:
-    """Whether whole numbers look like codes: their name says so, or they have gaps and jump in frequency.
+    """Whether integers look like codes: by their name, or because they have gaps and jump in frequency.
 
     The frequency of a quantity (an age, a count) changes little from one value to the next; that of a code jumps.
-    Rounded amounts jump too, at round numbers, but over wider bins they have one hill, which codes have not.
+    Rounded amounts jump too, at round numbers. But over wider bins amounts have a single peak, and codes do not.
     """
     d = len(distinct)
     if _CODE.search(name):
@@ -279,12 +279,12 @@ def _is_code(name: str, distinct: Array, often: Array) -> bool:
     digits = np.log10(np.maximum(distinct.astype(float), 1)).astype(int)
     same_length = np.average(digits == np.median(digits), weights=often)
     coarse = np.histogram(distinct.astype(float), bins=20, weights=often)[0]
-    peaks = np.abs(np.diff(coarse, prepend=0, append=0)).sum() / (2 * coarse.max())  # 1 where there is one hill
+    peaks = np.abs(np.diff(coarse, prepend=0, append=0)).sum() / (2 * coarse.max())  # 1 for a single peak
     return bool(jumps > 0.25 and same_length > 0.6 and peaks > 2)
 
 
 def _is_even(distinct: Array) -> bool:
-    """Whether values are spread evenly between the least and the largest, as ids are and amounts are not."""
+    """Whether values are spread evenly over their range, as ids are and amounts are not."""
     low, high = float(distinct[0]), float(distinct[-1])
     places = (distinct.astype(float) - low) / max(high - low, 1.0)
     return bool(np.abs(places - np.linspace(0, 1, len(places))).max() < 0.15)
@@ -304,7 +304,7 @@ def _use(kind: ColumnKind, rules: Overrules) -> Use:
 
 
 def _nearly_numeric(labels: list[str], numbers: Array, bad: Array, wrong: int, n: int) -> bool:
-    """Whether texts are a number column with a few cells that are none."""
+    """Whether texts are a number column with a few non-numeric cells."""
     good = np.flatnonzero(~bad)
     if len(good) <= FEW and wrong > 0.01 * n:
         return False
@@ -319,7 +319,7 @@ def _nearly_numeric(labels: list[str], numbers: Array, bad: Array, wrong: int, n
 
 
 def as_numbers(values: Array, names: Sequence[str] | None = None) -> Array:
-    """A column as float64, NaN where there is no finite number."""
+    """Convert a column to float64, NaN where there is no finite number."""
     if names is not None:
         table = np.append(parse_numbers(names)[0], np.nan)
         return as_numbers(table[values])  # -1 takes the last entry
@@ -328,7 +328,7 @@ def as_numbers(values: Array, names: Sequence[str] | None = None) -> Array:
 
 
 def as_codes(values: Array, classes: Sequence[str], names: Sequence[str] | None = None) -> Array:
-    """A column as codes of these classes, int32, -1 where the value is missing or none of them.
+    """Encode a column as int32 codes of these classes; -1 if the value is missing or not among them.
 
     >>> as_codes(np.array([5, 1, 9]), ["1", "5"]).tolist()
     [1, 0, -1]
@@ -346,13 +346,13 @@ def as_codes(values: Array, classes: Sequence[str], names: Sequence[str] | None 
 
 
 def label_of(value: Any) -> str:
-    """What a value is called as a class: 5 and 5.0 are both 5.
+    """Format a value as a class label: 5 and 5.0 are both 5.
 
     >>> label_of(np.float64(5.0)), label_of(np.float64(2.5)), label_of(np.bool_(True))
     ('5', '2.5', '1')
     """
     if isinstance(value, bool | np.bool_):
-        return str(int(value))  # a column of truth values with gaps is read as 0, 1 and NaN
+        return str(int(value))  # a boolean column with missing values is read as 0, 1 and NaN
     if isinstance(value, float | np.floating):
         return str(int(value)) if np.isfinite(value) and value == np.floor(value) else repr(float(value))
     return str(value)

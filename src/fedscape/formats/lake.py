@@ -1,4 +1,4 @@
-"""Rows from where large data lie: folders of Parquet, partitions, globs, URIs, and anything that streams Arrow."""
+"""Read large data: folders of Parquet, partitions, globs, URIs, and anything that streams Arrow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GLOB = ("*", "?", "[")
 
 
 def lake_source(where: Any, *, filter: Any = None) -> Source:  # noqa: A002
-    """Rows of a lake as a source; only footers are read yet.
+    """Open a data lake as a source; reads only footers.
 
     Parameters
     ----------
@@ -33,8 +33,8 @@ def lake_source(where: Any, *, filter: Any = None) -> Source:  # noqa: A002
         Arrow by `__arrow_c_stream__`: an Arrow table, a Polars frame, a DuckDB relation, a reader of ADBC. A Polars
         LazyFrame is collected in its streaming engine.
     filter
-        A pyarrow expression on the rows, such as `pyarrow.dataset.field("year") == 2024`: row groups and partitions
-        that it rules out are not read.
+        A pyarrow expression on the rows, such as `pyarrow.dataset.field("year") == 2024`. Row groups and partitions
+        that it excludes are not read.
     """
     if hasattr(where, "collect") and hasattr(where, "collect_schema"):
         where = where.collect(engine="streaming")
@@ -51,7 +51,7 @@ def lake_source(where: Any, *, filter: Any = None) -> Source:  # noqa: A002
 
 
 def _open(paths: Sequence[Name]) -> ds.Dataset:
-    """The Parquet files behind these paths as one dataset."""
+    """Open these paths as one Parquet dataset."""
     system, files = None, []
     for path in [os.fspath(each) for each in paths]:
         if "://" in path:
@@ -80,7 +80,7 @@ def _open(paths: Sequence[Name]) -> ds.Dataset:
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
-    """The file system of a URI, and the path in it."""
+    """Resolve a URI to its file system and the path in it."""
     try:
         system, inner = pafs.FileSystem.from_uri(uri)
         return system, inner
@@ -149,7 +149,7 @@ def scan(
 
 
 def temporary_folder() -> Path:
-    """A folder's name that is free, and that is removed when this process ends."""
+    """Return a free folder name; the folder is removed when this process ends."""
     parent = Path(tempfile.mkdtemp(prefix="fedscape-scan-"))
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
     return parent / "federation"

@@ -1,4 +1,4 @@
-"""LEAF's JSON files in and out: `users`, `num_samples`, and `user_data` with the columns of each user."""
+"""Read and write LEAF JSON files: `users`, `num_samples`, and `user_data` with the columns of each user."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fedscape.formats.tables import stack_clients
 def from_leaf(path: Name) -> Federation:
     """Read a LEAF JSON file, or a folder of them; LEAF's users are the clients.
 
-    Every list in a user's data (x, y, ...) becomes a column. `num_samples` must agree with the data; `hierarchies` is
-    checked for its length and not kept, because a Federation has no columns per client.
+    Every list in a user's data (x, y, ...) becomes a column. `num_samples` must agree with the data. `hierarchies` is
+    checked for its length and dropped, because a Federation has no columns per client.
 
     Parameters
     ----------
     path
-        The file, or a folder whose `.json` files are read in the order of their names; a user is in one of them.
+        The file, or a folder of `.json` files, read in the order of their names. A user is in one file only.
     """
     ids: list[str] = []
     clients: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def from_leaf(path: Name) -> Federation:
 
 
 def _checked(content: Any, file: Path) -> tuple[list[str], dict[str, Any]]:
-    """The users and their data, if the parts of the file agree with each other."""
+    """Check that the parts of the file agree, and return the users and their data."""
     if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= set(content):
         raise DataError(f"{file} is not a LEAF file: it must be an object with users, num_samples and user_data")
     users, sizes, data = content["users"], content["num_samples"], content["user_data"]
@@ -79,15 +79,15 @@ def _checked(content: Any, file: Path) -> tuple[list[str], dict[str, Any]]:
 def to_leaf(fed: Federation, path: Name, *, overwrite: bool = False) -> None:
     """Write a LEAF JSON file: one user per client, with every column by its name (LEAF's own tools expect x and y).
 
-    JSON has one kind of whole number and one of fraction: narrow types come back as int64 or float64, and ids as texts.
-    Codes are written as their names, a missing one as null. Times are refused.
+    JSON has one integer and one fraction type: narrow dtypes come back as int64 or float64, and ids as texts. Codes
+    are written as their names, a missing one as null. Times are refused.
 
     Parameters
     ----------
     fed
         The Federation to write.
     path
-        The file to make, whole or not at all.
+        The file to create, atomically.
     overwrite
         Whether to replace an existing file.
     """

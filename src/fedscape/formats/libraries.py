@@ -1,6 +1,6 @@
-"""Datasets of other libraries in and out: Hugging Face, flwr-datasets and torch.
+"""Convert datasets of other libraries: Hugging Face, flwr-datasets and torch.
 
-None of them is imported to read its objects: those speak for themselves.
+Reading their objects does not import these libraries.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedscape.types import Array
 
 
 def from_huggingface(dataset: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:
-    """Group the rows of a Hugging Face `Dataset` by the column `client`, through its Arrow table.
+    """Group the rows of a Hugging Face `Dataset` by the client column, through its Arrow table.
 
     Rows come in the dataset's own order, after `select`, `shuffle` or `filter`. A ClassLabel column keeps its names and
     codes; other types become columns as in `from_frame`.
@@ -33,7 +33,7 @@ def from_huggingface(dataset: Any, *, client: str, ids: npt.ArrayLike | None = N
     dataset
         A `datasets.Dataset`: one split, not a DatasetDict and not a stream.
     client
-        The column that says whose row it is: whole numbers, texts or a ClassLabel.
+        The client column: integers, texts or a ClassLabel.
     ids
         All clients, where some have no rows; the order of the result.
     """
@@ -42,7 +42,7 @@ def from_huggingface(dataset: Any, *, client: str, ids: npt.ArrayLike | None = N
 
 
 def _table_of(dataset: Any) -> tuple[Any, dict[str, list[str]]]:
-    """The rows of a Hugging Face dataset as an Arrow table, and the names of its labels."""
+    """Return the rows of a Hugging Face dataset as an Arrow table, and the names of its labels."""
     if not all(hasattr(dataset, part) for part in ("with_format", "features", "num_rows")):
         hint = "pick one split, like dataset['train']" if isinstance(dataset, Mapping) else "load it without streaming"
         raise DataError(f"dataset must be a datasets.Dataset, not {type(dataset).__name__}: {hint}")
@@ -56,7 +56,7 @@ def _table_of(dataset: Any) -> tuple[Any, dict[str, list[str]]]:
 
 
 def _labels(table: Any, name: str, names: list[str]) -> Any:
-    """A column of label numbers as the dictionary it stands for; -1 is how the library marks a missing label."""
+    """Convert label numbers to a dictionary column; the library marks a missing label with -1."""
     codes = table.column(name).combine_chunks().fill_null(-1).to_numpy(zero_copy_only=False)
     if codes.size and not -1 <= int(codes.min()) <= int(codes.max()) < len(names):
         raise DataError(f"column {name!r} holds the labels {codes.min()} to {codes.max()}, but names {len(names)}")
@@ -65,14 +65,14 @@ def _labels(table: Any, name: str, names: list[str]) -> Any:
 
 
 def to_huggingface(fed: Federation, *, client: str = "client") -> Any:
-    """The rows as a Hugging Face `Dataset`; clients without rows are lost.
+    """Convert the rows to a Hugging Face `Dataset`; clients without rows are lost.
 
-    Codes become a ClassLabel column; ready counts stay numbers, and what their categories are called is lost.
+    Codes become a ClassLabel column. Ready counts stay numbers and lose the names of their categories.
 
     Parameters
     ----------
     fed
-        The rows to hand over.
+        The rows to convert.
     client
         The name of the column for the client's id.
     """
@@ -94,13 +94,13 @@ def to_huggingface(fed: Federation, *, client: str = "client") -> Any:
 def from_flower(federated_dataset: Any, split: str) -> Federation:
     """Read every partition of one split of a `flwr_datasets.FederatedDataset`; the ids are the partition numbers.
 
-    Partitions are asked of the split's partitioner, which does not report the call to anyone, as
-    `FederatedDataset.load_partition` does.
+    Partitions are loaded from the split's partitioner, because `FederatedDataset.load_partition` reports each call
+    as telemetry.
 
     Parameters
     ----------
     federated_dataset
-        The FederatedDataset; one that has not loaded its data yet loads it now, from its own source.
+        The FederatedDataset. If its data is not loaded yet, it is loaded now, from its own source.
     split
         The split to read; it must have a partitioner.
     """
@@ -120,8 +120,8 @@ def from_flower(federated_dataset: Any, split: str) -> Federation:
 def from_torch(dataset: Any, *, clients: npt.ArrayLike, ids: npt.ArrayLike | None = None) -> Federation:
     """Group the items of a map-style torch `Dataset` by client: pairs (x, y), mappings, or single values (x).
 
-    Any object with a length and items will do; tensors, images and numbers become arrays. Every item has the shape and
-    type of the first.
+    Any object with a length and items works. Tensors, images and numbers become arrays. Every item must have the
+    shape and dtype of the first.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The column that is modelled or predicted, as codes with names: the same classes in every command."""
+"""The modelled or predicted column as codes with names: the same classes in every command."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Classes:
     codes
         [rows], -1 where a row has none.
     names
-        What the classes are called.
+        Names of the classes.
     ordered
-        Whether they are parts of a number, the least first.
+        Whether they are bins of a number, in ascending order.
     remark
-        What was done to a number, or "".
+        How a number was binned, or "".
     """
 
     codes: Array
@@ -42,7 +42,7 @@ class Classes:
 def classes_of(
     federation: Federation, column: str, *, kind: ColumnKind | None = None, overrules: Overrules | None = None
 ) -> Classes:
-    """The classes of a column: its values, or, for a number, five parts of about as many rows each.
+    """The classes of a column: its values, or five bins of about equal size for a number.
 
     >>> made = classes_of(Federation({"stars": [5, 1, 3, 1]}, [0, 2, 4]), "stars")
     >>> made.codes.tolist(), made.names
@@ -73,9 +73,9 @@ def classes_of(
 def with_classes(
     federation: Federation, column: str, *, kind: ColumnKind | None = None, overrules: Overrules | None = None
 ) -> tuple[Federation, Classes | None]:
-    """The rows that have a class, the column replaced by codes with names; ready counts stay as they are.
+    """Keep the rows that have a class, and replace the column by codes with names; ready counts stay as they are.
 
-    Whole numbers 0, 1, ... without a gap are codes already and stay.
+    Consecutive integers from 0 are codes already and stay.
 
     >>> fed, classes = with_classes(Federation({"y": [True, False, True]}, [0, 1, 3]), "y")
     >>> fed["y"].tolist(), fed.names["y"]
@@ -99,7 +99,7 @@ def with_classes(
 
 
 def _as_known(federation: Federation, column: str, classes: Classes) -> tuple[str, ...]:
-    """The names of classes, marked as collected from the rows unless the column's own were declared."""
+    """Class names, marked as collected from the rows unless the column's own were declared."""
     declared = column in federation.names and federation.is_declared(column)
     return classes.names if declared else Collected(classes.names)
 
@@ -107,7 +107,7 @@ def _as_known(federation: Federation, column: str, classes: Classes) -> tuple[st
 def overruled(
     federation: Federation, categorical: Sequence[str], numeric: Sequence[str], ignore: Sequence[str]
 ) -> Federation:
-    """The columns as a person says: classes as codes with names (-1: missing), texts as numbers, some left out."""
+    """Apply the overrules: classes as codes with names (-1: missing), texts as numbers, ignored columns dropped."""
     rules = Overrules(tuple(categorical), tuple(numeric), tuple(ignore))
     rules.check(list(federation.columns))
     table = federation.select([name for name in federation.columns if name not in ignore]) if ignore else federation
@@ -115,7 +115,7 @@ def overruled(
         classes = classes_of(table, name, overrules=rules)
         table = table.with_column(name, classes.codes, names=_as_known(table, name, classes))
     for name in numeric:
-        kind_of(name, table[name], table.names.get(name), overrules=rules)  # refuses what holds no number
+        kind_of(name, table[name], table.names.get(name), overrules=rules)  # raises if no text is a number
         table = table.with_column(name, as_numbers(table[name], table.names.get(name)))
     return table
 
@@ -123,9 +123,9 @@ def overruled(
 def with_same_classes(
     federations: Sequence[Federation], column: str, *, overrules: Overrules | None = None
 ) -> list[Federation]:
-    """Several Federations with the same classes in a column, those of the first and then those only others have.
+    """Give several Federations the same classes in a column: those of the first, then those only others have.
 
-    A number is cut where the first is.
+    Numbers are binned at the cut points of the first.
 
     >>> a, b = Federation({"y": [1, 2]}, [0, 2]), Federation({"y": [2, 3]}, [0, 2])
     >>> [fed["y"].tolist() for fed in with_same_classes([a, b], "y")]
@@ -154,7 +154,7 @@ def with_same_classes(
 
 
 def sketchable(federation: Federation, kind: ColumnKind, family: str) -> Federation:
-    """The rows of a column that can be sketched: numbers that are known, or classes for minhash.
+    """Keep the rows that can be sketched: finite numbers, or classes for minhash.
 
     >>> fed = Federation({"a": [1.5, np.nan, 2.5]}, [0, 3])
     >>> sketchable(fed, kind_of("a", fed["a"]), "srp")["a"].tolist()
@@ -179,7 +179,7 @@ def _refuse_sketch(kind: ColumnKind) -> Federation:
 
 
 def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> tuple[str, ...]:
-    """What classes are called: one name each in their order, or the names of 0, 1, 2, ... where they are such codes.
+    """Rename classes: one name each in their order, or names for the codes 0, 1, 2, ... if the classes are such codes.
 
     >>> renamed(["0", "2"], ["ash", "oak", "yew"], "tree")
     ('ash', 'yew')
@@ -194,7 +194,7 @@ def renamed(labels: Sequence[str], names: Sequence[str] | None, column: str) -> 
 
 
 def cut_points(numbers: Array) -> Array:
-    """Where a number is cut into classes of about as many rows each: its inner quantiles, NaN left out.
+    """Cut points that bin a number into classes of about equal size: its inner quantiles, without NaN.
 
     >>> cut_points(np.arange(101.0)).tolist()
     [20.0, 40.0, 60.0, 80.0]
@@ -204,13 +204,13 @@ def cut_points(numbers: Array) -> Array:
 
 
 def cut_number(numbers: Array, column: str, inner: Array | None = None) -> Classes:
-    """Classes of a number between these edges; without any between its quantiles, empty classes left out."""
+    """Bin a number at these cut points; by default at its quantiles, and empty classes are dropped."""
     present = ~np.isnan(numbers)
     cuts = cut_points(numbers) if inner is None else inner
     codes = np.where(present, np.searchsorted(cuts, np.where(present, numbers, 0), side="right"), -1)
     shown = [f"{float(f'{end:.4g}'):,.10g}" for end in cuts]  # four digits, and no exponent where people count
     labels = [f"{a} to {b}" for a, b in pairwise(shown)]
-    labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # an extreme is the value of one row
+    labels = [f"below {shown[0]}", *labels, f"{shown[-1]} and more"]  # hide the extremes: they are single rows
     used = np.unique(codes[present]) if inner is None else np.arange(len(labels))
     recode = np.full(len(labels) + 1, -1)
     recode[used] = np.arange(len(used))
@@ -222,10 +222,10 @@ def cut_number(numbers: Array, column: str, inner: Array | None = None) -> Class
 
 
 def declare_classes(federation: Federation, column: str, names: Sequence[str]) -> Federation:
-    """The same rows with the classes that someone names, whatever rows there are; rows of any other have the code -1.
+    """Encode a column with declared classes, whatever rows there are; rows of any other class get the code -1.
 
-    Names of a column of texts are those texts. Of whole numbers they are the numbers themselves, where all names are
-    whole numbers, or else what the codes 0, 1, ... are called.
+    For a text column the names are its texts. For integers the names are the numbers themselves if all names are
+    integers, else the names of codes 0, 1, ...
 
     >>> declare_classes(Federation({"stars": [5, 1, 3]}, [0, 3]), "stars", ["1", "5"])["stars"].tolist()
     [1, 0, -1]

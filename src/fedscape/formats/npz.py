@@ -1,4 +1,4 @@
-"""NumPy's .npz archives from anyone: sizes are compared before memory is taken, and nothing is unpickled."""
+"""Read untrusted .npz archives: check sizes before allocating memory, never unpickle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 def unpacked_limit() -> int:
-    """The bytes that a compressed file may unpack to: one GiB, or what the variable FEDSCAPE_LIMIT says."""
+    """Maximum bytes a compressed file may unpack to: one GiB, or the value of FEDSCAPE_LIMIT."""
     text = os.environ.get(VARIABLE, str(LIMIT))
     if not text.isascii() or not text.isdigit():
         raise DataError(f"{VARIABLE} must be a number of bytes, not {text!r}")
@@ -30,19 +30,19 @@ def unpacked_limit() -> int:
 
 
 def read_npz(path: Name, content: bytes | None = None, *, limit: int | None = None) -> dict[str, Array]:
-    """The arrays of an .npz file, or a DataError.
+    """Read the arrays of an .npz file, or raise a DataError.
 
-    Each array's header must agree with the size that the archive states for it, and all of them together must stay
-    within the limit: a few MB of compressed zeros can state any size.
+    Each array's header must agree with the size stated in the archive, and the total must stay within the limit. A few
+    MB of compressed zeros can state any size.
 
     Parameters
     ----------
     path
-        The file; with `content`, only its name in messages.
+        The file; with `content`, only the name for messages.
     content
-        The file's bytes, where they are at hand.
+        The file's bytes, if already read.
     limit
-        The bytes that the arrays may take; None takes `unpacked_limit()`.
+        Maximum bytes of all arrays; None takes `unpacked_limit()`.
     """
     most = unpacked_limit() if limit is None else limit
     with reading(path, "npz file"), _opened(path, content) as file, zipfile.ZipFile(file) as archive:
@@ -60,7 +60,7 @@ def read_npz(path: Name, content: bytes | None = None, *, limit: int | None = No
 
 
 def read_gzip(path: Name) -> bytes:
-    """What a .gz file unpacks to, or a DataError where that is more than `unpacked_limit()`."""
+    """Unpack a .gz file, or raise a DataError above `unpacked_limit()`."""
     most = unpacked_limit()
     with gzip.open(path) as file:
         data = file.read(most + 1)

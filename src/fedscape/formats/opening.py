@@ -1,4 +1,4 @@
-"""Any file people have as rows that can be grouped: Parquet, CSV and its kin, JSON lines, NPZ; Excel refused."""
+"""Open a file of any supported format and group its rows: Parquet, CSV, JSON lines, NPZ; Excel is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOT_READ = {
 
 
 def ending_of(path: Name) -> str:
-    """The ending that says what a file is, without that of its compression.
+    """The ending that names the format, without that of the compression.
 
     >>> ending_of("events.CSV.gz")
     '.csv'
@@ -60,7 +60,7 @@ def can_open(path: Name) -> bool:
 
 
 def check_readable(path: Name) -> None:
-    """Refuse a file of a known kind that is not read, with what to do instead."""
+    """Refuse a known but unsupported format, with the remedy."""
     ending = Path(os.fspath(path).lower()).suffix
     for endings, what in _NOT_READ.items():
         if ending in endings:
@@ -70,7 +70,7 @@ def check_readable(path: Name) -> None:
 def open_rows(
     path: Name, *, client: str, ignore: Sequence[str] = (), rows: str | None = None
 ) -> tuple[Federation, Source | None]:
-    """Group the rows of a file or folder by the column `client`: the Federation, and the rows in the file's order.
+    """Group the rows of a file or folder by the client column; also return the rows as a source, in the file's order.
 
     Parameters
     ----------
@@ -78,16 +78,16 @@ def open_rows(
         Parquet, CSV, TSV, JSON lines or a JSON list of objects (each also compressed), or NPZ; or a folder of Parquet
         or CSV files.
     client
-        The column that says whose row it is.
+        The client column.
     ignore
         Columns that are not read.
     rows
-        A name for a further column: which row of the file a row is, from 0.
+        Name of an extra column with the row number in the file, from 0.
     """
     file = Path(path)
     kind = ending_of(file)
     if kind == ".parquet" or (file.is_dir() and any(file.glob("*.parquet"))):
-        # footers alone, for the names of the columns
+        # only footers, for the column names
         source = parquet_source(path, client=client, columns=[])
         return from_parquet(path, client=client, columns=_but(source, client, ignore), rows=rows), source
     if kind == ".npz":
@@ -112,7 +112,7 @@ def _but(source: Source, client: str, ignore: Sequence[str]) -> list[str] | None
 
 
 def file_rows(source: Source, federation: Federation, client: str, rows: Sequence[int]) -> list[int]:
-    """The rows of the file, from 1 on, behind these rows of the Federation: grouping keeps the order of each client."""
+    """Rows of the file, from 1, for these rows of the Federation: grouping keeps the order within each client."""
     codes, values = read_clients(*keyed(source, client)[:2])
     code_of = {value: code for code, value in enumerate(values)}
     parts = []
@@ -152,8 +152,7 @@ def _from_npz(path: Path, client: str, ignore: Sequence[str], rows: str | None) 
     if client not in arrays:
         have = ", ".join(map(repr, list(arrays)[:20])) or "none"
         raise DataError(
-            f"{path} has no array {client!r}; its arrays are {have}; name the one that says whose a row is with "
-            "--client (client=)"
+            f"{path} has no array {client!r}; its arrays are {have}; name the client column with --client (client=)"
         )
     who = arrays.pop(client)
     if rows is not None:

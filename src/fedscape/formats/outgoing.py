@@ -12,11 +12,11 @@ from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-ROWS = 2**17  # few enough that the texts of a batch stay below Arrow's 2 GiB
+ROWS = 2**17  # keeps the texts of a batch below Arrow's 2 GiB
 
 
 def outgoing_schema(fed: Federation, client: str, metadata: Mapping[bytes, bytes] | None = None) -> Any:
-    """The Arrow schema of the client column and all others; what Arrow cannot hold is refused."""
+    """The Arrow schema of the client column and all others; refuses dtypes that Arrow cannot hold."""
     if client in fed.columns:
         raise DataError(f"the Federation has a column {client!r} already: pass client= another name for the ids")
     if not isinstance(client, str) or not client:
@@ -28,7 +28,7 @@ def outgoing_schema(fed: Federation, client: str, metadata: Mapping[bytes, bytes
 
 
 def coded(fed: Federation) -> dict[str, tuple[str, ...]]:
-    """The names of columns that hold codes; those of ready counts belong to their last axis."""
+    """The names of columns that hold codes; names of ready counts belong to their last axis."""
     return {name: texts for name, texts in fed.names.items() if fed[name].ndim == 1}
 
 
@@ -53,7 +53,7 @@ def _type_of(name: str, values: Array, names: tuple[str, ...] | None) -> Any:
 
 
 def check_codes(name: str, values: Array, names: tuple[str, ...]) -> None:
-    """Refuse codes that have no name, and names that would be one when read again."""
+    """Refuse codes without a name, and repeated names, which would merge when read back."""
     if values.dtype.kind not in "biu":
         raise DataError(f"column {name!r} has names, so it must hold whole-number codes, not {values.dtype}")
     if values.size and not -1 <= int(values.min()) <= int(values.max()) < len(names):
@@ -65,7 +65,7 @@ def check_codes(name: str, values: Array, names: tuple[str, ...]) -> None:
 
 
 def outgoing_batches(fed: Federation, schema: Any, rows: int = ROWS) -> Iterator[Any]:
-    """The rows as record batches of this schema, a bounded number of rows at a time."""
+    """Yield the rows as record batches of this schema, a bounded number of rows at a time."""
     ids = pa.array(fed.ids.tolist(), type=schema.field(0).type)
     names = {name: pa.array(texts, type=pa.string()) for name, texts in coded(fed).items()}
     for begin in range(0, fed.n_rows, rows):

@@ -1,4 +1,4 @@
-"""Parquet files in and out."""
+"""Read and write Parquet files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedscape.formats.files import Name, files_in, new_file, reading
 from fedscape.formats.grouping import Source, choose_columns, group, keyed
 from fedscape.formats.outgoing import outgoing_batches, outgoing_schema
 
-BATCH_BYTES = 2**22  # about how much of a file is decoded at a time
-STREAM_ABOVE = 2**26  # bytes of a row group above which it is not read at once
-ALWAYS_ALLOWED = 2**30  # bytes a file may declare whatever its size
-MOST_EXPANSION = 256  # times its own size that a larger file may declare
+BATCH_BYTES = 2**22  # bytes decoded at a time, about
+STREAM_ABOVE = 2**26  # row groups larger than this are streamed
+ALWAYS_ALLOWED = 2**30  # declared bytes that are always allowed
+MOST_EXPANSION = 256  # maximum expansion ratio above that
 IDS, NAMES, DECLARED = b"fedscape.ids", b"fedscape.names", b"fedscape.declared"
 _OPTIONS = {
-    "pre_buffer": False,  # read what a batch needs, when it needs it
+    "pre_buffer": False,  # read on demand, per batch
     "page_checksum_verification": True,
     "thrift_string_size_limit": 2**28,
     "thrift_container_size_limit": 10**7,
@@ -36,25 +36,24 @@ _OPTIONS = {
 def from_parquet(
     path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None
 ) -> Federation:
-    """Group the rows of a Parquet file, or of a folder of them, by the column `client`, in bounded memory.
+    """Group the rows of a Parquet file, or of a folder of them, by the client column, in bounded memory.
 
-    The files are read twice in small batches, first the client column alone, so that beside the finished columns there
-    are only four bytes a row. Types become columns as in `from_frame`. Clients without rows, and the order of names,
-    come back from files that `to_parquet` wrote.
+    The files are read twice in small batches, first the client column alone. Memory beside the finished columns is
+    four bytes per row. Types become columns as in `from_frame`. Files written by `to_parquet` restore clients without
+    rows and the order of names.
 
     A file that declares more than 1 GiB, and more than 256 times its own size, is refused before anything is allocated.
 
     Parameters
     ----------
     path
-        The file, or a folder whose `.parquet` files are read in the order of their names.
+        The file, or a folder of `.parquet` files, read in the order of their names.
     client
-        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
-        as columns.
+        The client column, integers or texts, or several columns separated by commas. They are not kept as columns.
     columns
         Only these columns; all by default.
     rows
-        A name for a further column: which row of the file a row is, from 0.
+        Name of an extra column with the row number in the file, from 0.
     """
     source = parquet_source(path, client=client, columns=columns)
     try:
@@ -67,7 +66,7 @@ def from_parquet(
 def parquet_source(
     path: Name, *, client: str, columns: Sequence[str] | None = None, dictionaries: bool = True
 ) -> Source:
-    """The rows of a Parquet file or of a folder of them, sizes checked; only footers are read."""
+    """Open a Parquet file or a folder of them as a source; checks sizes, reads only footers."""
     heads = [_read_head(file) for file in files_in(path, ".parquet")]
     source = Source(
         what=os.fspath(path),
@@ -87,7 +86,7 @@ def parquet_source(
 
 
 class Head(NamedTuple):
-    """What a file's footer says."""
+    """The contents of a file's footer."""
 
     path: Path
     schema: Any
@@ -111,7 +110,7 @@ def _read_head(path: Path) -> Head:
 
 
 def _check_declared(source: Source, columns: list[str]) -> None:
-    """Refuse declared sizes that no sound file of this length has, before anything is allocated."""
+    """Refuse declared sizes that no intact file of this length has, before allocating memory."""
     size = source.n_rows * (4 + sum(width(source.schema.field(name).type) for name in columns))
     if source.limit is not None and size > source.limit:
         raise DataError(
@@ -130,19 +129,19 @@ def _check_same(head: Head, first: Head, columns: list[str]) -> None:
 
 
 def _batches(heads: list[Head], wanted: list[str], rows: int, *, dictionaries: bool) -> Iterator[Any]:
-    """The batches of all files; texts decoded straight to dictionaries, which take a fraction of the memory."""
+    """Yield the batches of all files; texts are decoded straight to dictionaries, to save memory."""
     for head in heads:
         fields = [head.schema.field(name) for name in wanted]
         size = max(1, min(rows, BATCH_BYTES // max(1, sum(width(field.type) for field in fields))))
         if not all(has_width(field.type) for field in fields):
             size = max(1, min(size, BATCH_BYTES // max(1, head.row_bytes)))
-        # A stream takes a damaged page at its word and reserves up to 2 GiB; a row group read at once does not.
+        # A stream trusts a damaged page and reserves up to 2 GiB; a row group read at once does not.
         options = {**_OPTIONS, "buffer_size": 2**20 if head.largest > STREAM_ABOVE else 0}
         texts = [field.name for field in fields if dictionaries and is_string(field.type)]
         with reading(head.path, "Parquet file"), pq.ParquetFile(head.path, read_dictionary=texts, **options) as file:
             try:
                 for batch in file.iter_batches(size, columns=wanted, use_threads=False):
-                    batch.validate(full=True)  # a damaged page can hold indices and offsets that point outside
+                    batch.validate(full=True)  # a damaged page can hold indices and offsets out of bounds
                     if not set(wanted) <= set(batch.schema.names):
                         raise ValueError("its row groups lack a column that its schema has")
                     yield batch
@@ -153,7 +152,7 @@ def _batches(heads: list[Head], wanted: list[str], rows: int, *, dictionaries: b
 
 
 class _PlainTexts(FedscapeError):
-    """A text has an encoding (delta) that pyarrow cannot decode to a dictionary."""
+    """Raised for a text encoding (delta) that pyarrow cannot decode to a dictionary."""
 
 
 def _listed_ids(heads: list[Head], client: str) -> list[Any] | None:
@@ -171,7 +170,7 @@ def _listed_ids(heads: list[Head], client: str) -> list[Any] | None:
 
 
 def _listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
-    """The names of codes that `to_parquet` listed, over all files; declared ones if all files have the same."""
+    """The names of codes that `to_parquet` listed, merged over all files; declared if all files agree."""
     listed: dict[str, dict[str, None]] = {}
     declared: list[dict[str, Any]] = [_metadata(head, DECLARED) for head in heads]
     for head in heads:
@@ -189,7 +188,7 @@ def _listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
 
 
 def has_names(kind: Any, number: int) -> bool:
-    """Whether a column of this type can have this many names: a text any, counts one for each along the last axis."""
+    """Whether a column of this type can have this many names: a text any, counts one per entry of the last axis."""
     if not pa.types.is_fixed_size_list(kind):
         return holds_strings(kind)
     while pa.types.is_fixed_size_list(kind.value_type):
@@ -206,9 +205,9 @@ def _metadata(head: Head, key: bytes) -> dict[str, Any]:
 
 
 def to_parquet(fed: Federation, path: Name, *, client: str = "client", overwrite: bool = False) -> None:
-    """Write the rows as one Parquet file; codes are written as their names, further dimensions as fixed-size lists.
+    """Write the rows as one Parquet file; codes are written as their names, extra dimensions as fixed-size lists.
 
-    Clients without rows and the order of names are kept in the file's metadata, for `from_parquet`. Codes come back as
+    The file's metadata keeps clients without rows and the order of names, for `from_parquet`. Codes come back as
     int32, times in seconds as milliseconds.
 
     Parameters
@@ -216,7 +215,7 @@ def to_parquet(fed: Federation, path: Name, *, client: str = "client", overwrite
     fed
         The rows to write.
     path
-        The file to make, whole or not at all.
+        The file to create, atomically.
     client
         The name of the column for the client's id.
     overwrite

@@ -1,4 +1,4 @@
-"""How a table was read: the kind of each column, what is odd about the data, and which columns are the features."""
+"""How a table was read: the kind of each column, the findings, and the features."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fedscape.formats.kinds import ColumnKind, Overrules, as_codes, as_numbers, 
 from fedscape.types import Array
 
 __all__ = ["ColumnKind", "Finding", "Overrules", "Reading", "encode", "read_columns"]
-_LEAVE_OUT = ("leak", "duplicate", "of client")  # findings that keep a column from being a feature by default
+_LEAVE_OUT = ("leak", "duplicate", "of client")  # findings that exclude a column from the features by default
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a table became columns: kinds, findings and features, to be printed first and saved with a model.
+    """How a table became columns: kinds, findings and features, printed first and saved with a model.
 
-    Say `lines()` before any result. `encode` makes the same inputs of another table that has the same columns.
+    Print `lines()` before any result. `encode` builds the same inputs from another table with the same columns.
 
     Parameters
     ----------
     columns
         The kind of every column, in the order of the table.
     findings
-        What is odd, the worst first.
+        Data quality findings, the worst first.
     target
-        The column that is predicted or modelled, where one is.
+        The predicted or modelled column, if any.
     features
-        The columns that are used as features, in the order of the inputs.
+        The feature columns, in the order of the inputs.
     fills
-        What stands in for a missing number of a feature.
+        The value that replaces a missing number, per feature.
     """
 
     columns: tuple[ColumnKind, ...]
@@ -54,19 +54,19 @@ class Reading:
         raise DataError(f"there is no column {name!r}; the columns are: {have}{near}")
 
     def lines(self) -> list[str]:
-        """What is said first: every finding, then the target, then the features."""
+        """The lines to print first: every finding, then the target, then the features."""
         lines = lines_of(self.findings)
         if self.target is not None:
             lines.append(self[self.target].line)
         return [*lines, f"features: {', '.join(self.features) or 'none'}"]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, which `from_json` reads back."""
+        """Plain values, which `from_json` reads back."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, about: Mapping[str, Any]) -> Reading:
-        """The Reading that `to_json` wrote.
+        """Rebuild a Reading from `to_json`.
 
         >>> reading = Reading((ColumnKind("age", "number", "number"),), features=("age",), fills={"age": 40.0})
         >>> Reading.from_json(reading.to_json()) == reading
@@ -100,18 +100,18 @@ def read_columns(
     features: Sequence[str] | None = None,
     overrules: Overrules | None = None,
 ) -> Reading:
-    """Decide what every column is and which ones are features.
+    """Detect the kind of every column and choose the features.
 
     Parameters
     ----------
     federation
         The rows.
     target
-        The column that is predicted or modelled.
+        The column to predict or model.
     features
-        The columns to use, whatever they look like; by default all that can be one, or x where there is one.
+        The columns to use, whatever their kind; by default all usable ones, or x if there is one.
     overrules
-        What a person says about columns.
+        Column kinds set by hand.
 
     >>> fed = Federation({"age": [31.5, 44.2, 27.9], "y": [1, 2, 1]}, [0, 3])
     >>> read_columns(fed, target="y").lines()
@@ -149,7 +149,7 @@ def read_columns(
 
 
 def _usable(kind: ColumnKind) -> ColumnKind:
-    """A column that is asked for as a feature, whatever it looks like."""
+    """A column requested as a feature, whatever its kind."""
     if kind.use:
         return kind
     if kind.kind == "class":
@@ -169,10 +169,10 @@ def _asked_for(finding: Finding) -> Finding:
 def encode(
     federation: Federation, reading: Reading, *, dtype: npt.DTypeLike = np.float32
 ) -> tuple[Array, tuple[str, ...]]:
-    """The features of a reading as one matrix [rows, inputs], and what each input is called.
+    """Encode the features of a reading as one matrix [rows, inputs], with a name per input.
 
-    A number is one input, a class an indicator of each of the classes that the reading knows (none for a new one), an
-    array its numbers in a row. A missing number becomes its fill, or stays NaN without one.
+    A number is one input. A class is one indicator for each class of the reading; a new class sets none. An array
+    is flattened. A missing number becomes its fill, or stays NaN without one.
 
     >>> fed = Federation({"age": [31.0, 44.5], "sex": ["f", "m"]}, [0, 1, 2])
     >>> x, names = encode(fed, read_columns(fed, overrules=Overrules(categorical=("sex",))))

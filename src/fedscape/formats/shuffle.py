@@ -1,9 +1,9 @@
-"""Group rows by their client out of core: scatter them over parts by a hash of the client, then group part by part.
+"""Group rows by client out of core: partition them by a hash of the client, then group each partition.
 
-The first pass reads every batch once and appends its rows to spill files, one for each part; a client's rows all go to
-one part, in their order. The second reads one part after the other, groups it in memory and appends it to the columns
-of fedscape's own folder. Beside one batch and one part there are 16 bytes a client and the distinct texts of each text
-column. Nothing is readable under the final name before all of it is written.
+The first pass reads every batch once and appends its rows to spill files, one per part. All rows of a client go to
+one part, in order. The second pass groups one part at a time in memory and appends it to the columns of fedscape's
+own folder. Memory beside one batch and one part: 16 bytes per client and the distinct texts of each text column. The
+folder appears under its final name only when complete.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fedscape.formats.folder import INDEX, Growing, write_index
 from fedscape.formats.grouping import Source, check_client, choose_columns, group, keyed, table_source
 from fedscape.types import Array
 
-MEMORY = 2**29  # bytes that one part may take while it is grouped, unless said otherwise
-BATCH = 2**18  # rows of a batch of the first pass
-MOST_PARTS = 512  # files that are open at a time
-STREAM_PARTS = 64  # of a source that does not say how long it is
+MEMORY = 2**29  # default bytes for grouping one part
+BATCH = 2**18  # rows per batch of the first pass
+MOST_PARTS = 512  # maximum number of open files
+STREAM_PARTS = 64  # number of parts for a source of unknown length
 
 
 def shuffle(
@@ -45,18 +45,18 @@ def shuffle(
 ) -> None:
     """Group a source by its client into fedscape's own folder, in bounded memory.
 
-    Clients lie in an order of their own, by part; computations go by id, so that results are those of `group`.
+    Clients are ordered by part. Computations go by id, and results equal those of `group`.
 
     Parameters
     ----------
     source
-        The rows; they are read once. `n_rows` may be -1 where nobody knows it.
+        The rows; they are read once. `n_rows` is -1 if unknown.
     path
-        The folder to make.
+        The folder to create.
     client, columns
-        The column that says whose a row is, or several with commas between; and the columns to keep, by default all.
+        The client column, or several separated by commas; and the columns to keep, by default all.
     memory
-        About how many bytes a part may take while it is grouped. A client with more rows than that still fits in one.
+        Approximate bytes for grouping one part. A client with more rows than that still gets one part.
     overwrite
         Whether to replace a folder of this kind.
     """
@@ -73,7 +73,7 @@ def shuffle(
 
 
 def _how_many(source: Source, columns: list[str], memory: int) -> int:
-    """Parts so that each, with the working space of its grouping, takes about this much memory; a power of two."""
+    """Number of parts, a power of two, that keeps grouping each part within about this much memory."""
     if source.n_rows < 0:
         return STREAM_PARTS
     row = 16 + sum(width(source.schema.field(name).type) for name in columns)
@@ -82,16 +82,16 @@ def _how_many(source: Source, columns: list[str], memory: int) -> int:
 
 
 class Parts:
-    """The rows of a source on their way, scattered over spill files by a hash of their client.
+    """The rows of a source, partitioned into spill files by a hash of their client.
 
     Parameters
     ----------
     source, client, columns
-        The rows, the column that says whose they are, and the others.
+        The rows, the client column, and the other columns.
     folder
-        Where the spill files go.
+        Folder of the spill files.
     number
-        How many parts; a power of two.
+        Number of parts; a power of two.
     """
 
     def __init__(self, source: Source, client: str, columns: list[str], folder: Path, number: int) -> None:
@@ -99,7 +99,7 @@ class Parts:
         self.folder, self.number, self.n_rows = folder, number, 0
         texts = [name for name in columns if holds_texts(source.schema.field(name).type)]
         self.codes = {name: Codes(source.names.get(name, ())) for name in texts}
-        self.gaps: set[str] = set()  # whole numbers of which some are missing
+        self.gaps: set[str] = set()  # integer columns with missing values
 
     def scatter(self) -> None:
         """Read the source once and append its rows to the spill files."""
@@ -125,7 +125,7 @@ class Parts:
             )
 
     def grouped(self) -> Iterator[Federation]:
-        """One part after the other as a Federation whose texts have the codes and names of all parts."""
+        """Yield each part as a Federation; codes and names of texts are shared by all parts."""
         finished = {name: codes.finish() for name, codes in self.codes.items()}
         for number in range(self.number):
             if not self._file(number).exists():
@@ -146,7 +146,7 @@ class Parts:
         return self.folder / f"part-{number:05d}"
 
     def _plain(self, batch: Any) -> Any:
-        """The batch with texts as the codes of all batches, which take a fraction of the space."""
+        """Encode the texts of a batch with codes shared by all batches, to save space."""
         arrays = []
         for name in (self.client, *self.columns):
             column = batch.column(name)
@@ -174,13 +174,13 @@ class Parts:
             keys = client_keys(distinct)[encoded.indices.to_numpy()]
         else:
             keys = clients.to_numpy().astype(np.uint64, casting="unsafe")
-        mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)  # ids that count up spread evenly
+        mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)  # spreads consecutive ids evenly
         part: Array = (mixed >> np.uint64(32)).astype(np.int64) & (self.number - 1)
         return part
 
 
 def _gather(parts: Parts, draft: Path) -> None:
-    """Group part by part and append each to the columns of the folder."""
+    """Group each part and append it to the columns of the folder."""
     columns = {name: Growing(draft / f"column-{j}.npy", parts.n_rows) for j, name in enumerate(parts.columns)}
     ids: list[Array] = []
     sizes: list[Array] = []

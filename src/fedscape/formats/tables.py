@@ -1,4 +1,4 @@
-"""Tables in memory: one per client, or one for all; and CSV files, which become such a table."""
+"""Tables in memory, one per client or one for all; and CSV files, which become such a table."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ Piece = tuple[Array, bool]  # the rows of one client in one column, and whether 
 def stack_clients(
     clients: Sequence[Any], *, names: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[dict[str, Array], Array, dict[str, tuple[str, ...]]]:
-    """Put one table per client on top of each other: the columns, the rows of each client, and the names of codes.
+    """Concatenate one table per client: the columns, the rows of each client, and the names of codes.
 
     Parameters
     ----------
     clients
         For each client a mapping of arrays, a pandas DataFrame, an Arrow table, or one array (column x). All have the
-        same columns; a client without rows may give empty lists.
+        same columns; a client without rows may pass empty lists.
     names
-        Names whose codes are fixed; other texts get codes after them, in the order of the alphabet.
+        Names with fixed codes; other texts get codes after them, in alphabetical order.
 
     >>> columns, sizes, names = stack_clients([{"y": ["b", "a"]}, {"y": []}])
     >>> columns["y"].tolist(), sizes.tolist(), names
@@ -89,7 +89,7 @@ def _array_piece(name: str, raw: npt.ArrayLike, codes: Mapping[str, Codes]) -> P
     try:
         values = plain_array(raw)
     except ValueError:
-        values = np.empty(0)  # not one array: as_array says why
+        values = np.empty(0)  # ragged: as_array raises with the reason
     texts = values.ndim and values.dtype.kind == "O" and {type(v) for v in values.ravel().tolist()} <= {str, type(None)}
     if not texts:
         values = as_array(name, raw)
@@ -106,7 +106,7 @@ def _length(table: dict[str, Piece], index: int) -> int:
 
 
 def _stacked(name: str, pieces: list[Piece]) -> Piece:
-    """One column over the clients; an empty piece says nothing about its type, as an empty list looks like float64."""
+    """Concatenate one column over the clients; empty pieces have no type, as an empty list looks like float64."""
     filled = [index for index, (values, _) in enumerate(pieces) if len(values)]
     if not filled:
         return pieces[0]
@@ -139,7 +139,7 @@ def _kind(values: Array, texts: bool) -> str:
 
 
 def is_table(data: Any) -> bool:
-    """Whether this is a pandas DataFrame, an Arrow table, or anything that speaks Arrow's table protocol."""
+    """Whether this is a pandas DataFrame, an Arrow table, or anything with Arrow's table protocol."""
     return isinstance(data, pa.Table | pa.RecordBatch) or _is_pandas(data) or hasattr(data, "__arrow_c_stream__")
 
 
@@ -148,7 +148,7 @@ def _is_pandas(data: Any) -> bool:
 
 
 def as_table(frame: Any) -> Any:
-    """A table as an Arrow table; pandas' index is left out."""
+    """Convert a table to an Arrow table; the pandas index is dropped."""
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, pa.RecordBatch):
@@ -164,19 +164,18 @@ def as_table(frame: Any) -> Any:
 
 
 def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> Federation:
-    """Group the rows of a pandas DataFrame or an Arrow table by the column `client`.
+    """Group the rows of a pandas DataFrame or an Arrow table by the client column.
 
-    Texts and dictionaries become int32 codes, their sorted names in `names`, and -1 where a text is missing. Missing
-    numbers become NaN (whole numbers then become float64) and missing times NaT. Lists of one length become the second
-    dimension. Times with a zone are kept in UTC.
+    Texts and dictionaries become int32 codes, -1 if missing, with their sorted names in `names`. Missing numbers become
+    NaN (integers then become float64) and missing times NaT. Lists of equal length become the second dimension. Times
+    with a zone are converted to UTC.
 
     Parameters
     ----------
     frame
-        The table. A pandas index is not read: `reset_index()` makes it a column.
+        The table. A pandas index is not read: `reset_index()` turns it into a column.
     client
-        The column that says whose row it is: whole numbers or texts; or several with commas between. They are not kept
-        as columns.
+        The client column, integers or texts, or several columns separated by commas. They are not kept as columns.
     ids
         All clients, where some have no rows; the order of the result.
 
@@ -192,31 +191,31 @@ def from_frame(frame: Any, *, client: str, ids: npt.ArrayLike | None = None) -> 
 
 
 def from_csv(path: Name, *, client: str, columns: Sequence[str] | None = None, rows: str | None = None) -> Federation:
-    """Group the rows of a CSV file with a header, or of a folder of them, by the column `client`.
+    """Group the rows of a CSV file with a header, or of a folder of them, by the client column.
 
-    The file is read whole. Types are found from the values, but clients stay texts unless every one is a plain whole
-    number: "007" and "7" are two clients. In a column of numbers an empty cell, NA, NaN and null are missing; in a
-    column of texts only an empty cell without quotes is.
+    The file is read into memory. Types are inferred from the values, but clients stay texts unless every id is a
+    plain integer: "007" and "7" are two clients. In a number column an empty cell, NA, NaN and null are missing; in a
+    text column only an unquoted empty cell is.
 
     Separator (comma, semicolon, tab, bar), encoding (UTF-8, UTF-16, Windows-1252), decimal commas and compression (by
-    the ending: .gz, .bz2, .zst, .lz4) are found from the file; `datasets.read_table` says what was found.
+    the ending: .gz, .bz2, .zst, .lz4) are detected; `datasets.read_table` reports them.
 
     Parameters
     ----------
     path
         The file, or a folder of `.csv` files.
     client
-        The column that says whose row it is; or several with commas between.
+        The client column, or several separated by commas.
     columns
         Only these columns; all by default.
     rows
-        A name for a further column: which row of the file a row is, from 0.
+        Name of an extra column with the row number in the file, from 0.
     """
     return group(csv_source(path, client=client, columns=columns), client=client, columns=columns, rows=rows)
 
 
 def csv_source(path: Name, *, client: str, columns: Sequence[str] | None = None) -> Source:
-    """The rows of a CSV file, or of a folder of them, and remarks on how it is written."""
+    """Open a CSV file, or a folder of them, as a source with remarks on the dialect."""
     files = files_in(path, ".csv")
     dialects = [find_dialect(file) for file in files]
     tables = [_read_csv(file, dialect, client, columns) for file, dialect in zip(files, dialects, strict=True)]
@@ -268,7 +267,7 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
             texts += large
         if len(set(table.column_names)) < table.num_columns or not texts:
             return table
-        # A second look at the texts, where "NA" is a text and only an empty cell without quotes is missing.
+        # Read the texts again: "NA" is a text there, and only an unquoted empty cell is missing.
         reread = read(
             column_types=dict.fromkeys(texts, pa.string()),
             include_columns=texts,
@@ -283,7 +282,7 @@ def _read_csv(path: Name, dialect: Dialect, client: str, columns: Sequence[str] 
 
 
 def _is_large(column: Any) -> bool:
-    """Whether numbers were read as float64 that may be whole numbers beyond 64 bits: ids, which it cannot hold."""
+    """Whether a float64 column may hold integers of more than 64 bits: ids that float64 cannot hold."""
     if not pa.types.is_float64(column.type):
         return False
     values = column.to_numpy()
@@ -295,7 +294,7 @@ def _are_digits(column: Any) -> bool:
 
 
 def _plain_ids(column: Any) -> Any:
-    """Texts as whole numbers where each is written as Python would write the number."""
+    """Convert texts to integers if each is written as Python would write it."""
     try:
         numbers = column.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -306,16 +305,16 @@ def _plain_ids(column: Any) -> Any:
 def to_csv(fed: Federation, path: Name, *, client: str = "client", overwrite: bool = False) -> None:
     """Write the rows as a CSV file with a header; codes are written as their names.
 
-    CSV has no types: names that look like numbers come back as numbers, narrow numbers as int64 or float64, and clients
-    without rows are lost. Texts come back as they were: one that begins with =, +, - or @ is written as it is, and a
-    spreadsheet may run it as a formula. Columns of more than one dimension are refused.
+    CSV has no types: names that look like numbers come back as numbers, and narrow numbers as int64 or float64. Clients
+    without rows are lost. Texts round-trip: one that begins with =, +, - or @ is written unchanged, and a spreadsheet
+    may run it as a formula. Columns with more than one dimension are refused.
 
     Parameters
     ----------
     fed
         The rows to write.
     path
-        The file to make, whole or not at all.
+        The file to create, atomically.
     client
         The name of the column for the client's id.
     overwrite

@@ -1,4 +1,4 @@
-"""Texts that are numbers or dates: thousands separators, decimal commas, units, and the ways people write a day."""
+"""Parse texts that hold numbers or dates: thousands separators, decimal commas, units, date formats."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DATE = re.compile(rf"({_DAY})([ T,]+{_TIME})?|{_TIME}", re.I)
 
 
 def parse_numbers(texts: Sequence[str]) -> tuple[Array, Array]:
-    """The numbers behind texts, NaN where a text is none, and which are none.
+    """Parse texts as numbers, NaN if a text is not one, and flag those that are not.
 
-    What a comma and a point mean is decided for all texts together: 3,146.42 makes every comma a thousands separator,
-    3.146,42 every point. Where all commas stand before three digits and nothing else tells, they separate thousands.
-    A currency sign or a percent sign is left out.
+    All texts together decide the meaning of comma and point: 3,146.42 makes every comma a thousands separator,
+    3.146,42 every point. Commas that all precede three digits separate thousands, unless another text shows otherwise.
+    Currency and percent signs are dropped.
 
     >>> parse_numbers(["1.5", "2,5", "n/a"])[0].tolist()
     [1.5, 2.5, nan]
@@ -54,7 +54,7 @@ def parse_numbers(texts: Sequence[str]) -> tuple[Array, Array]:
 
 
 def how_written(texts: Sequence[str]) -> str:
-    """What was read into these texts of numbers, in a few words; "" where they are plain.
+    """Describe how number texts were parsed, in a few words; "" if they are plain.
 
     >>> how_written(["$1,200.50", "$7.00"])
     'commas between thousands, a sign $ left out'

@@ -1,4 +1,4 @@
-"""Columns called weight: a survey's weight, or what something weighs."""
+"""Tell columns named weight apart: survey weights or masses."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from fedscape.types import Array
 
 MEASURED = "what something weighs, by how close its values lie"
-_UNEVEN = 0.5  # deviation over mean: about 0.2 for what people or cars weigh, 0.5 to 2 for weights of surveys
+_UNEVEN = 0.5  # deviation / mean: about 0.2 for the mass of people or cars, 0.5 to 2 for survey weights
 _SURVEY_WEIGHT = re.compile(
     r"(^|[_\W])(survey|sampl(e|ing)|design|person|household|final|fnl|hh|per|asec|case|freq(uency)?|replicate)[_\W]?"
     r"(weights?|wgt|wt)\d*$|^[ph]?wgtp\d*$",
     re.I,
 )
-_WEIGHT = re.compile(r"(weights?|wgt|wt)", re.I)  # the whole name: a survey's, or what something weighs
-_FEW = 20  # values up to which a column is one of classes
+_WEIGHT = re.compile(r"(weights?|wgt|wt)", re.I)  # the full name: a survey weight or a mass
+_FEW = 20  # columns with at most this many values are classes
 
 
 def weight_or_mass(name: str, distinct: Array, often: Array) -> tuple[Literal["weight", "number"], str] | None:
-    """Tell a survey weight from a mass, with the reason; None where the name or the values speak of neither.
+    """Tell a survey weight from a mass, with the reason; None if neither name nor values suggest one.
 
-    PWGTP and survey_weight are a survey's. A plain `weight` is a survey's where its mean is 1 (normalised weights) or
-    where few rows stand for far more than the rest; what people or cars weigh lies close around its mean.
+    PWGTP and survey_weight are survey weights. A plain `weight` is one if its mean is 1 (normalised weights), or if a
+    few rows have far larger weights than the rest. The masses of people or cars lie close to their mean.
 
     >>> weight_or_mass("weight", np.linspace(50, 100, 30), np.ones(30))
     ('number', 'what something weighs, by how close its values lie')

@@ -1,4 +1,4 @@
-"""Mixtures: which kinds of clients there are."""
+"""Mixture models: the kinds of clients in a federation."""
 
 from __future__ import annotations
 

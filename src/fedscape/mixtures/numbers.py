@@ -1,4 +1,4 @@
-"""Columns that mixtures take for numbers."""
+"""Read numeric columns for mixtures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fedscape.types import Array
 
 
 def numbers_of(clients: Federation, column: str) -> Array:
-    """The column as it is; one of texts, which is stored as their places in the alphabet, is refused."""
+    """Return the column; refuse texts, which are stored as codes in alphabetical order."""
     values = clients[column]
-    if column in clients.names and values.ndim == 1:  # names of a wider column are those of its numbers
+    if column in clients.names and values.ndim == 1:  # names of a two-dimensional column label its numbers
         raise DataError(f"the column {column!r} holds texts, not numbers: make indicator columns of it")
     return values

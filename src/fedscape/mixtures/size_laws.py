@@ -1,4 +1,4 @@
-"""How many rows a client has: one law per component over bins of sizes."""
+"""Size laws: the number of rows of a client, one law per component over bins of sizes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedscape.types import Array
 
 Kind = Literal["bins", "histogram"]
 
-FLOOR = 1e-3  # the mass that is spread over all sizes, seen or not
+FLOOR = 1e-3  # the mass that is spread over all sizes
 _LAST = 2**31
 
 
 @dataclass(frozen=True)
 class SizeLaws:
-    """The law of a client's size n in each component: probabilities of bins, sizes in one bin equally likely.
+    """The law of a client's size n in each component: probabilities of bins, uniform within a bin.
 
-    Every bin has at least the floor's share of a law that falls like 1/(1 + n) over all sizes below 2**31, so a size
-    that was never seen is unlikely and not impossible. Among the laws that keep to this floor the probabilities are
-    the most likely ones; without a floor they are pi of eq. (18). `edges` [bins + 1], `probabilities` [K, bins].
+    Every bin has at least the floor's share of a law that falls like 1/(1 + n) over all sizes below 2**31: an unseen
+    size is unlikely, not impossible. The probabilities maximise the likelihood above this floor; without a floor they
+    are pi of eq. (18). `edges` [bins + 1], `probabilities` [K, bins].
 
     >>> laws = SizeLaws.fit(np.array([[0.0, 3.0, 1.0]]), np.array([0, 1, 2, 2**31]))
     >>> laws.probabilities.round(3)
@@ -38,11 +38,11 @@ class SizeLaws:
 
     @classmethod
     def fit(cls, weights: Array, edges: Array, *, floor: float = FLOOR) -> SizeLaws:
-        """The most likely laws, of those above the floor, for these weighted numbers of clients [K, bins]."""
+        """Fit the maximum likelihood laws above the floor to these weighted numbers of clients [K, bins]."""
         return cls(edges, most_likely(np.asarray(weights, dtype=float), floor * background(edges)))
 
     def log_pmf(self, sizes: npt.ArrayLike) -> Array:
-        """The logarithm of each component's probability of these sizes: [clients, K].
+        """Log probability of these sizes in each component: [clients, K].
 
         >>> SizeLaws(np.array([0, 1, 3]), np.array([[0.5, 0.5]])).log_pmf([0, 1]).round(3).tolist()
         [[-0.693], [-1.386]]
@@ -50,7 +50,7 @@ class SizeLaws:
         return np.asarray(log_density(self.probabilities, self.edges)[bin_of(sizes, self.edges)])
 
     def sample(self, components: npt.ArrayLike, rng: np.random.Generator) -> Array:
-        """One size for each of these components; bins that were never seen are left out.
+        """Draw one size for each of these components; bins without observations are skipped.
 
         >>> laws = SizeLaws(np.array([0, 5, 6]), np.array([[0.0, 1.0]]))
         >>> laws.sample([0, 0], np.random.default_rng(0)).tolist()
@@ -68,10 +68,10 @@ class SizeLaws:
 
 
 def size_edges(kind: Kind, reach: int) -> Array:
-    """The edges of bins of sizes, 0 to 2**31.
+    """The edges of the size bins, 0 to 2**31.
 
-    "histogram" has a bin for each size up to `reach`, as in the paper; "bins" one for each up to 16, then four for
-    each doubling. Above `reach` both have one for each doubling.
+    "histogram" has a bin for each size up to `reach`, as in the paper; "bins" has one for each up to 16, then four per
+    doubling. Above `reach` both have one per doubling.
 
     >>> size_edges("bins", 20)[14:20]
     array([14, 15, 16, 20, 23, 32])
@@ -97,12 +97,12 @@ def bin_of(sizes: npt.ArrayLike, edges: Array) -> Array:
 
 
 def log_density(probabilities: Array, edges: Array) -> Array:
-    """The logarithm of the probability of one size in each bin: [bins, K]."""
+    """Log probability of a single size in each bin: [bins, K]."""
     return np.asarray(np.log(probabilities).T - np.log(np.diff(edges))[:, None])
 
 
 def background(edges: Array) -> Array:
-    """The share of each bin in a law that falls like 1/(1 + n) to 2**31."""
+    """The share of each bin in a law that falls like 1/(1 + n) up to 2**31."""
     return _background(tuple(edges.tolist()))
 
 
@@ -116,7 +116,7 @@ def most_likely(weights: Array, floor: Array) -> Array:
     """Maximise sum_b weights[k, b] log p_b over laws p >= floor: p_b = max(weights[k, b] / l, floor_b)."""
     weights = np.maximum(weights, 0.0)
     total = weights.sum(axis=1, keepdims=True)
-    weights = np.where(total > 0, weights, floor)  # a component without clients has the background's law
+    weights = np.where(total > 0, weights, floor)  # a component without clients gets the background law
     low = np.zeros(weights.shape, dtype=bool)
     while True:
         free = np.where(low, 0.0, weights).sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Clip on the client, noise on the sum, and a ledger of what was spent."""
+"""Clip on the client, add noise to the sum, and book every release in a ledger."""
 
 from typing import TYPE_CHECKING
 

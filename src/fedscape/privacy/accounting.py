@@ -1,4 +1,4 @@
-"""Epsilon of what was released, and the noise for a budget."""
+"""Epsilon of the releases, and the noise for a budget."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedscape.privacy.ranges import NOISE, check_positive, check_share
 
 Entry = Mapping[str, Any]
 
-_EXACT = 1e-4  # width of a cell of privacy loss distributions, as the ledger counts
-# for a search, whose end is counted exactly
+_EXACT = 1e-4  # discretisation interval of privacy loss distributions in the ledger
+# Renyi orders for a search; its result is checked with the ledger's accounting
 _FEW_ORDERS = (*range(2, 17), 18, 20, 22, 24, 28, 32, 40, 48, 64, 96, 128, 256)
 
 
@@ -28,9 +28,9 @@ def epsilon_of(counted: Sequence[tuple[Entry, int]], delta: float, *, interval: 
 
     Gaussian releases of everyone have a closed form. Poisson sampling is accounted for by privacy loss distributions,
     fixed-size sampling by Renyi divergences under replace-one; any other sampling counts as if everyone took part. Pure
-    epsilons of Laplace entries add up. `interval` is the width of a cell of those distributions: a wider one gives a
-    slightly larger number much sooner, and so do the fewer orders that Renyi divergences then have. None stands for
-    Renyi divergences in place of the distributions: a larger number, at once.
+    epsilons of Laplace entries add up. `interval` is the discretisation of these distributions. A wider one is much
+    faster and slightly more conservative, and also uses fewer Renyi orders. None uses Renyi divergences instead of
+    distributions: immediate, and more conservative.
 
     >>> entry = dict(unit="client", relation="add-remove", place="central", mechanism="laplace", multiplier=2.0)
     >>> epsilon_of([({**entry, "sampling": {"kind": "all"}}, 3)], 0.0)
@@ -60,7 +60,7 @@ def _pure(members: Sequence[tuple[Entry, int]]) -> float:
 
 
 def _merged(members: Sequence[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
-    """Gaussian releases of everyone are together one Gaussian release: 1 / multiplier**2 adds up."""
+    """Merge Gaussian releases of everyone into one Gaussian release: 1 / multiplier**2 adds up."""
     whole = [(e, n) for e, n in members if e["mechanism"] == "gaussian" and e["sampling"]["kind"] == "all"]
     if not whole:
         return list(members)
@@ -96,7 +96,7 @@ def _accounted(members: Sequence[tuple[Entry, int]], delta: float, interval: flo
 
 
 def _of_one_gaussian(multiplier: float, delta: float) -> float:
-    """Epsilon of one Gaussian release of everyone, exactly: Balle and Wang 2018, theorem 8; at once, and rounded up."""
+    """Exact epsilon of one Gaussian release of everyone, rounded up: Balle and Wang 2018, theorem 8."""
     from scipy.special import log_ndtr, ndtr
 
     def beyond(epsilon: float) -> bool:
@@ -115,7 +115,7 @@ def _of_one_gaussian(multiplier: float, delta: float) -> float:
 
 
 def _event(entry: Entry) -> Any:
-    """The event as the accountant knows it; the multiplier is noise over sensitivity under the entry's relation."""
+    """Convert an entry to an accountant's event; its multiplier is noise over sensitivity under its relation."""
     import dp_accounting
 
     kind, sampling = entry["mechanism"], entry["sampling"]
@@ -137,11 +137,11 @@ def calibrate(
     epsilon, delta
         The budget.
     rounds
-        How many releases.
+        Number of releases.
     sampler
         Who takes part; FixedSize also needs n_clients. For unit "row" use All(): sampling clients does not hide rows.
     tolerance
-        How close, relative; the answer is on the safe side.
+        Relative tolerance; the result errs on the safe side.
 
     >>> from fedscape import All
     >>> round(calibrate(1.0, 1e-5, rounds=1, sampler=All()), 1)
@@ -158,19 +158,19 @@ def calibrate(
         entry = Gaussian(clip=1.0, multiplier=multiplier).entries(sampler, n_clients)["sum"]
         return epsilon_of([(entry, rounds)], delta, interval=interval)
 
-    rough = _smallest(lambda m: spent(m, None), epsilon, 1.0, 0.01)  # never too small, and found at once
+    rough = _smallest(lambda m: spent(m, None), epsilon, 1.0, 0.01)  # never too small, and immediate
     noise_multiplier = _smallest(
         lambda m: spent(m, 1e-3), epsilon, rough, tolerance
-    )  # nor is this, and a tenth of the time
-    while spent(noise_multiplier, _EXACT) > epsilon:  # as the ledger counts: cells of another width may round otherwise
+    )  # never too small either, in a tenth of the time
+    while spent(noise_multiplier, _EXACT) > epsilon:  # as in the ledger: other intervals round differently
         noise_multiplier *= 1 + tolerance
     return noise_multiplier
 
 
 def _smallest(spent: Callable[[float], float], epsilon: float, guess: float, tolerance: float) -> float:
-    """The smallest multiplier, relative to the tolerance and on the safe side, with spent(multiplier) <= epsilon.
+    """The smallest multiplier with spent(multiplier) <= epsilon, within a relative tolerance, on the safe side.
 
-    On double logarithmic paper epsilon is nearly a straight line: false position, halving a side that stays (Illinois).
+    Epsilon is nearly a straight line on log-log scale: false position with the Illinois rule.
     """
     low, high = guess * 0.8, guess
     below, above = _excess(spent, low, epsilon), _excess(spent, high, epsilon)
@@ -181,7 +181,7 @@ def _smallest(spent: Callable[[float], float], epsilon: float, guess: float, tol
         above = _excess(spent, high, epsilon)
     while below <= 0:
         high, above, low = low, below, low / 2
-        if low < 0.02:  # below that the accountants need minutes, and no one the result
+        if low < 0.02:  # below that the accountants take minutes, and the result is useless
             return high
         below = _excess(spent, low, epsilon)
     while high / low > 1 + tolerance:

@@ -1,4 +1,4 @@
-"""The attack: a matched filter on noised totals, a threshold, and how often it would notice too little noise."""
+"""The attack: a matched filter on noisy totals, a threshold, and its power to detect too little noise."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fedscape.types import Array
 
 _TAIL = np.array([0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08])
 _SHARES = np.concatenate([_TAIL, np.linspace(0.1, 0.9, 17), 1 - _TAIL[::-1]])
-_FLOOR = 1e-10  # variance that counts as none
+_FLOOR = 1e-10  # a smaller variance counts as zero
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The numbers of many runs: [runs, rounds, parts], in units of what the canary adds.
+    """The observations of many runs: [runs, rounds, parts], in units of what the canary adds.
 
-    `high` and `low` are the parts without noise where the canary takes part and is in, or out; `present` says in which
-    rounds it took part; `rate` is the probability of that.
+    `high` and `low` are the parts without noise if the canary takes part and is in, or out. `present` marks the rounds
+    in which it took part; `rate` is the probability of that.
     """
 
     names: Sequence[str]
@@ -35,9 +35,9 @@ class Sample:
     steps: Array  # the grid of each part, in the same units
 
     def joined(self) -> Sample:
-        """The two rounds of each run, before and after a resume, as one: their noise may be the same.
+        """Join the two rounds of each run, before and after a resume, into one: their noise may be the same.
 
-        `high` and `low` have the parts of both already.
+        `high` and `low` already have the parts of both.
         """
         runs, rounds, parts = self.values.shape
         half = rounds // 2
@@ -52,7 +52,7 @@ class Sample:
 
     @property
     def noise(self) -> Array:
-        """The values less the signal."""
+        """The values minus the signal."""
         signal = np.where(self.coins[:, None, None], self.high, self.low)
         return np.asarray(self.values - signal * self.present[..., None])
 
@@ -67,7 +67,7 @@ class Attack:
 
 
 def attacked(sample: Sample, booked: Booked, confidence: float) -> Attack:
-    """Learn the filter and the threshold on a third of the runs, bound the error rates on the others."""
+    """Fit the filter and the threshold on a third of the runs, and bound the error rates on the rest."""
     n = len(sample.coins) // 3
     first = replace(sample, values=sample.values[:n], present=sample.present[:n], coins=sample.coins[:n])
     best: tuple[float, Attack] | None = None
@@ -90,7 +90,7 @@ def _filters(sample: Sample, noise: Array) -> list[Array]:
 
 
 def _score(sample: Sample, likelihood: Callable[[Array], Array]) -> Array:
-    """Log likelihood ratio of in to out, summed over rounds in each of which the canary takes part at random."""
+    """Log likelihood ratio of in to out, summed over rounds with random participation of the canary."""
     high, low = (likelihood(s) for s in (sample.high, sample.low))
     if sample.rate < 1:
         rest, part = np.log1p(-sample.rate), np.log(sample.rate)
@@ -99,14 +99,14 @@ def _score(sample: Sample, likelihood: Callable[[Array], Array]) -> Array:
 
 
 def _gaussian(values: Array, signal: Array, covariance: Array) -> Array:
-    """Log likelihood ratio of this signal to none under Gaussian noise; directions without noise decide alone."""
+    """Log likelihood ratio of this signal to none under Gaussian noise; a direction without noise decides alone."""
     eigen, vectors = np.linalg.eigh(covariance)
     weights = vectors @ ((vectors.T @ signal) / np.maximum(eigen, _FLOOR))
     return np.asarray(values @ weights - signal @ weights / 2)
 
 
 def _thresholded(scores: Array, coins: Array, n: int, booked: Booked, confidence: float) -> tuple[Attack, float]:
-    """Choose the threshold on the first n runs, that which rules out the most noise; bound the errors on the rest."""
+    """Choose the threshold that rules out the most noise on the first n runs; bound the errors on the rest."""
     thresholds = np.unique(np.quantile(scores[:n], _SHARES, method="lower"))
     pair, factor = booked.weakest(*_error_limits(scores[:n], coins[:n], thresholds, confidence))
     chosen = thresholds[[pair]]
@@ -115,7 +115,7 @@ def _thresholded(scores: Array, coins: Array, n: int, booked: Booked, confidence
 
 
 def _error_limits(scores: Array, coins: Array, thresholds: Array, confidence: float) -> tuple[Array, Array]:
-    """Upper limits of both error rates at each threshold, which hold together with this confidence."""
+    """Simultaneous upper confidence limits of both error rates at each threshold."""
     each = 1 - (1 - confidence) / 2
     inside, outside = np.sort(scores[coins]), np.sort(scores[~coins])
     missed = np.searchsorted(inside, thresholds, side="left")
@@ -124,7 +124,7 @@ def _error_limits(scores: Array, coins: Array, thresholds: Array, confidence: fl
 
 
 def power_of(sample: Sample, booked: Booked, confidence: float, factor: float, simulations: int, seed: int) -> float:
-    """The share of simulated audits, with noise of `factor` times that of the sample, that refute what is booked."""
+    """The share of simulated audits, with `factor` times the noise of the sample, that refute the booked mechanisms."""
     generator = Key(seed, purpose=f"audit power {factor:.6f}").generator()
     noise = sample.noise.reshape(-1, sample.noise.shape[-1])
     covariance = noise.T @ noise / len(noise)
@@ -146,7 +146,7 @@ def power_of(sample: Sample, booked: Booked, confidence: float, factor: float, s
 
 
 def _laplace(generator: np.random.Generator, size: Array, steps: Array, factor: float, shape: tuple[int, ...]) -> Array:
-    """Discrete Laplace noise on grids of these steps, of `factor` times the scale that has this mean absolute value."""
+    """Discrete Laplace noise on grids of these steps, with `factor` times the scale of this mean absolute value."""
     m = np.maximum(size / steps, 1e-12)
     scale = -factor / np.log((np.sqrt(1 + m * m) - 1) / m)  # E|x| = 2p / (1 - p^2), p = exp(-1 / scale)
     stay = -np.expm1(-1 / scale)

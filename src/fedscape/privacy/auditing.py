@@ -1,7 +1,7 @@
-"""An empirical lower bound on epsilon, beside what the ledger claims.
+"""An empirical lower bound on epsilon, beside the ledger's claim.
 
-Repeated releases with a canary in or out by a keyed coin, or one run with many canaries, go through the real path: the
-engine, the clip, the noise and the ledger of `rounds`. What an attack makes of them bounds epsilon from below.
+Repeated releases with a canary in or out by a keyed coin, or one run with many canaries, go through the real path:
+engine, clip, noise and ledger of `rounds`. An attack on them bounds epsilon from below.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from fedscape.core.federation import Federation
 
 METHODS = ("repeats", "one-run", "resume")
-WEAKER = (0.9, 0.75, 1 / 1.5, 0.5, 1 / 3)  # factors of the noise for which power is stated
+WEAKER = (0.9, 0.75, 1 / 1.5, 0.5, 1 / 3)  # noise factors for which power is reported
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
-    `bound` is the lower bound on epsilon at `delta`, `claim` what the ledger booked, `holds` the verdict: False where
-    the attack's error rates are below what the booked mechanisms allow. `assumed` says which law the bound is for;
-    `bound_any` is the bound that holds for any mechanism. `power` has for each factor of the noise the probability that
-    an audit like this one would have noticed it.
+    `bound` is the lower bound on epsilon at `delta`, `claim` the ledger's value. `holds` is the verdict: False if the
+    attack's error rates are below what the booked mechanisms allow. `assumed` names the law behind the bound;
+    `bound_any` holds for any mechanism. `power` is, per noise factor, the probability that an audit like this one
+    detects it.
     """
 
     computation: str
@@ -62,11 +62,11 @@ class Audit:
 
     @property
     def noticed(self) -> float | None:
-        """The largest factor of the noise that this audit notices with a probability of 80%; None where none is."""
+        """The largest noise factor that this audit detects with a probability of 80%; None if none."""
         return max((factor for factor, chance in self.power.items() if chance >= 0.8), default=None)
 
     def about(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """All fields, for JSON."""
         return {**asdict(self), "power": {f"{f:.3g}": p for f, p in self.power.items()}, "noticed": self.noticed}
 
     def __str__(self) -> str:
@@ -94,34 +94,34 @@ def audit(
     simulations: int = 200,
     seed: int = 0,
 ) -> Audit:
-    """Bound epsilon from below by attacking real releases, and compare with what the ledger books for them.
+    """Bound epsilon from below by attacking real releases, and compare it with the ledger's claim.
 
     Parameters
     ----------
     computation
-        What clients compute; an Estimator whose `fit` has several phases is audited by the first of them.
+        The computation to audit; of an Estimator with several phases, the first.
     federation
-        The clients. The last one (for one run: the last `canaries`) send what the auditor chooses.
+        The clients. The last one (for one run: the last `canaries`) send values chosen by the auditor.
     privacy, measure_privacy, sampler, rounds
         As for `fedscape.rounds`.
     method
         "repeats": many runs with one canary, in or out. "one-run": one run with many canaries. "resume": many runs,
         each resumed from its checkpoint after values changed.
     repeats
-        How many runs, by default 4,000, and 20,000 where clients are sampled: there a canary is rarely in. A third of
-        them choose the attack's filter and threshold, the others bound its error rates.
+        Number of runs; by default 4,000, and 20,000 with sampled clients, where a canary is rarely in. A third of them
+        choose the attack's filter and threshold, the others bound its error rates.
     canaries
-        For "one-run": how many, at most the number of clients and of numbers that a client sends.
+        For "one-run": their number, at most the number of clients and of numbers that a client sends.
     confidence
-        Of the bound.
+        Confidence level of the bound.
     delta
-        At which epsilon is stated.
+        Delta at which epsilon is reported.
     state
-        The state to release from; by default the computation's first.
+        The state to release from; by default the computation's initial one.
     simulations
-        How many simulated audits estimate the power.
+        Number of simulated audits for the power.
     seed
-        Keys coins and coordinates; noise is the real one, and never the same twice.
+        Keys coins and coordinates. The noise is real, and never repeats.
 
     >>> from fedscape import Federation, Gaussian, Histogram
     >>> fed = Federation({"y": [0, 1, 1, 2]}, [0, 1, 4])

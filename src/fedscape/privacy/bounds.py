@@ -1,8 +1,8 @@
 """Lower bounds on epsilon from the error rates of an attack.
 
-An attack says of each release whether the canary was in. Under (epsilon, delta) its false positive rate a and false
-negative rate b obey 1 - b <= exp(epsilon) a + delta and 1 - a <= exp(epsilon) b + delta (Kairouz, Oh and Viswanath
-2015). Upper confidence limits of a and b that break this show that epsilon is larger.
+An attack decides for each release whether the canary was in. Under (epsilon, delta) its false positive rate a and
+false negative rate b obey 1 - b <= exp(epsilon) a + delta and 1 - a <= exp(epsilon) b + delta (Kairouz, Oh and
+Viswanath 2015). Upper confidence limits of a and b that violate this prove a larger epsilon.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def upper_limit(hits: Array | int, n: int, confidence: float) -> Array:
 
 
 def epsilon_of_rates(false_positive: float, false_negative: float, delta: float) -> float:
-    """The least epsilon of any mechanism that admits an attack with these error rates.
+    """The smallest epsilon of any mechanism that admits an attack with these error rates.
 
     >>> round(epsilon_of_rates(0.1, 0.5, 0.0), 4)
     1.6094
@@ -52,7 +52,7 @@ def epsilon_of_rates(false_positive: float, false_negative: float, delta: float)
 
 
 def mu_of_rates(false_positive: float, false_negative: float) -> float:
-    """The least mu of a Gaussian mechanism (Dong, Roth and Su 2022) that admits an attack with these error rates.
+    """The smallest mu of a Gaussian mechanism (Dong, Roth and Su 2022) that admits an attack with these error rates.
 
     >>> round(mu_of_rates(0.5, 0.1587), 2)
     1.0
@@ -63,7 +63,7 @@ def mu_of_rates(false_positive: float, false_negative: float) -> float:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """Epsilon at this delta of a Gaussian mechanism with sensitivity mu and noise of one.
+    """Epsilon at this delta of a Gaussian mechanism with sensitivity mu and unit noise.
 
     >>> round(epsilon_of_mu(1.0, 1e-6), 3)
     4.887
@@ -73,11 +73,11 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 class Booked:
-    """What a ledger booked, as the trade-off of error rates that it allows an attack.
+    """The booked mechanisms of a ledger, as the trade-off curve that they allow an attack.
 
-    An entry names its mechanism: kind, multiplier, sampling. That says more than one epsilon at one delta: it fixes the
-    lowest pair of error rates of any attack. `factor` scales all multipliers, which makes the entries the middle of a
-    family of mechanisms ordered by noise.
+    An entry names its mechanism: kind, multiplier, sampling. That is more than one epsilon at one delta: it fixes the
+    lowest pair of error rates of any attack. `factor` scales all multipliers, which embeds the entries in a family of
+    mechanisms ordered by noise.
 
     >>> entry = {"relation": "add-remove", "mechanism": "gaussian", "multiplier": 1.0, "sampling": {"kind": "all"}}
     >>> bool(Booked([(entry, 1)]).broken(0.1, 0.1))
@@ -86,7 +86,7 @@ class Booked:
 
     def __init__(self, counted: Counted) -> None:
         alike: dict[str, tuple[dict[str, Any], int]] = {}
-        for entry, number in counted:  # what is accounted for once needs one distribution of losses
+        for entry, number in counted:  # equal entries share one privacy loss distribution
             law = {name: entry[name] for name in ("mechanism", "multiplier", "relation", "sampling")}
             name = repr(sorted(law.items()))
             alike[name] = (law, alike.get(name, (law, 0))[1] + number)
@@ -94,7 +94,7 @@ class Booked:
         self.lines = cache(self._lines)
 
     def epsilon(self, delta: float, factor: float = 1.0) -> float:
-        """Epsilon as the ledger accounts for it, with the noise scaled by the factor."""
+        """Epsilon by the ledger's accounting, with the noise scaled by the factor."""
         members = [(_scaled(e, factor), n) for e, n in self.counted]
         interval = 1e-4 if factor == 1 else max(_interval(e) for e, _ in members)
         return epsilon_of(members, delta, interval=interval)
@@ -104,7 +104,7 @@ class Booked:
         return self.excess(false_positive, false_negative, factor) > 0
 
     def excess(self, false_positive: Array | float, false_negative: Array | float, factor: float = 1.0) -> Array:
-        """How far error rates are below what the mechanism allows, in standard errors of one trial; negative above."""
+        """How far error rates are below what the mechanism allows, in standard errors of a trial; negative if above."""
         growth, deltas = self.lines(factor)
         a, b = np.asarray(false_positive)[..., None], np.asarray(false_negative)[..., None]
         one, other = 1 - b - deltas - growth * a, 1 - a - deltas - growth * b
@@ -113,14 +113,14 @@ class Booked:
         return np.asarray(far.max(axis=-1))
 
     def weakest(self, false_positive: Array, false_negative: Array) -> tuple[int, float]:
-        """Which of these pairs of rates rules out the most noise, and the least factor of `FACTORS` that it breaks."""
+        """The pair of rates that rules out the most noise, and the smallest factor of `FACTORS` that it breaks."""
         far = np.stack([self.excess(false_positive, false_negative, f) for f in FACTORS])  # [factors, pairs]
         broken = (far > 0).any(axis=1)
         least = int(broken.argmax()) if broken.any() else len(FACTORS) - 1
         return int(far[least].argmax()), float(FACTORS[least] - far[least].max() * 1e-6)
 
     def bound(self, false_positive: float, false_negative: float, delta: float) -> float:
-        """Epsilon of the noisiest mechanism of the family that these rates do not break; 0 where nothing is shown."""
+        """Epsilon of the noisiest mechanism of the family that these rates do not break; 0 if nothing is proven."""
         low, high = 0.05, 64.0
         if not self.broken(false_positive, false_negative, high):
             return 0.0
@@ -132,7 +132,7 @@ class Booked:
         return self.epsilon(delta, high)
 
     def _lines(self, factor: float) -> tuple[Array, Array]:
-        """exp(epsilon) and delta(epsilon) of supporting lines of the trade-off curve."""
+        """exp(epsilon) and delta(epsilon) of lines that support the trade-off curve."""
         members = [(_scaled(e, factor), n) for e, n in self.counted]
         whole = [(e, n) for e, n in members if e["mechanism"] == "gaussian" and e["sampling"]["kind"] == "all"]
         if len(whole) == len(members):
@@ -159,15 +159,15 @@ def _gaussian_deltas(mu: float) -> Array:
 
 
 def _interval(entry: Mapping[str, Any]) -> float:
-    """The width of a cell of the privacy loss: wider where losses are larger, to the same number of cells."""
+    """Discretisation interval of the privacy loss: wider for larger losses, for a constant number of cells."""
     return float(1e-3 * max(1.0, entry["multiplier"] ** -2))
 
 
 def _loss_distribution(entry: Mapping[str, Any]) -> Any:
-    """The privacy loss of one release.
+    """The privacy loss distribution of one release.
 
-    Fixed-size sampling has under replace-one the same worst pair as Poisson sampling under add-remove, with the
-    multiplier relative to the replacement (Zhu, Dong and Wang 2022); only Gaussian entries are amplified by it.
+    Under replace-one, fixed-size sampling has the same worst pair as Poisson sampling under add-remove, with the
+    multiplier relative to the replacement (Zhu, Dong and Wang 2022). It amplifies only Gaussian entries.
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -184,7 +184,7 @@ def _loss_distribution(entry: Mapping[str, Any]) -> Any:
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """P-value of the correct guesses in one run under (epsilon, delta) (Steinke, Nasr and Jagielski 2023, thm 5.2).
 
-    Each canary is in by its own fair coin; the attack guesses some of the coins and abstains from the rest.
+    Each canary is in by its own fair coin; the attack guesses some of the coins and abstains on the rest.
 
     >>> one_run_p_value(10, 10, 10, 0.0, 0.0) == 2.0**-10
     True
@@ -203,7 +203,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
 
 
 def epsilon_one_run(canaries: int, guesses: int, correct: int, delta: float, confidence: float) -> float:
-    """The largest epsilon that this number of correct guesses refutes; 0 where it refutes none.
+    """The largest epsilon that this number of correct guesses refutes; 0 if none.
 
     >>> epsilon_one_run(100, 20, 10, 1e-6, 0.95)
     0.0
@@ -212,7 +212,7 @@ def epsilon_one_run(canaries: int, guesses: int, correct: int, delta: float, con
 
 
 def mu_one_run(canaries: int, guesses: int, correct: int, confidence: float) -> float:
-    """The largest mu of a Gaussian mechanism that one run refutes; 0 where it refutes none.
+    """The largest mu of a Gaussian mechanism that one run refutes; 0 if none.
 
     >>> mu_one_run(100, 20, 10, 0.95)
     0.0

@@ -1,8 +1,8 @@
-"""Canaries: clients that send what an auditor chose, in a run whose clip, noise, sampling and booking are real.
+"""Canaries: clients that send values chosen by an auditor, in a run with real clipping, noise, sampling and booking.
 
-`Canaries` stands in for a computation: its clients take the real step, and then the rows of a few of them are replaced,
-before a release clips anything. `Watch` stands in for an engine, and notes what clients sent. The auditor knows the
-data of everyone else, so that what remains of a noised total is noise, and the canary if it was in.
+`Canaries` wraps a computation: its clients take the real step, then the rows of a few are replaced, before a release
+clips anything. `Watch` wraps an engine and records what clients sent. The auditor knows the data of everyone else.
+After subtracting it, a noisy total is only noise, plus the canary if it was in.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from fedscape.core.engine import Engine
     from fedscape.core.federation import Federation
 
-BEYOND = 1000.0  # how many clips long a canary is: a clip that is left out shows
-_TABLE = 2**24  # numbers of all clients' rows that are worth keeping from one repeat to the next
+BEYOND = 1000.0  # length of a canary in clips: reveals a missing clip
+_TABLE = 2**24  # largest table of all clients' rows to cache between repeats
 
 
 @dataclass
 class Canaries:
-    """A stand-in for a computation, in which some clients send what the auditor chose.
+    """A wrapper of a computation in which some clients send values chosen by the auditor.
 
     Parameters
     ----------
     inner
         The computation.
     keys
-        Which clients are canaries.
+        Keys of the canary clients.
     privacy, measure_privacy
-        What clips them.
+        The mechanisms that clip them.
     unit
         "client": a canary's whole row is replaced. "row": `move` is added to it.
     seed
         Chooses the coordinates.
     hold
-        Keep the state as it is, so that every repeat has the same.
+        Keep the state unchanged, the same for every repeat.
     """
 
     inner: Computation
@@ -60,7 +60,7 @@ class Canaries:
     move: Arrays = field(default_factory=dict)
     amounts: Array = field(default_factory=lambda: np.zeros(0))  # 1: in, -1: the opposite, 0: nothing; else of the clip
     clip: float = 1.0
-    units: list[Arrays] = field(default_factory=list)  # per canary the arrays of norm one it sends
+    units: list[Arrays] = field(default_factory=list)  # unit-norm arrays of each canary
     observed: list[tuple[Arrays, Array]] = field(default_factory=list)
     total_observed: Arrays | None = None
     _table: Arrays = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Canaries:
     # -- the computation -----------------------------------------------------------------------------------------------
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> None:
-        """Do without the short cut: canaries are rows."""
+        """Disable the fast path: canaries need rows."""
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Mapping[str, Any]]:
         """Take the real step, then replace the rows of the canaries."""
@@ -91,7 +91,7 @@ class Canaries:
         return sent, kept
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
-        """Metrics of canaries only: those of all others are zero, which is known to the auditor."""
+        """Metrics of canaries only: zero for everyone else, which the auditor knows."""
         own = self.measure_privacy
         if own is None:
             return {}
@@ -102,26 +102,26 @@ class Canaries:
         return metrics
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        """Note what was released."""
+        """Record the release."""
         self.total_observed = total
         return state if self.hold else self.inner.update(state, total, key)
 
     # -- canaries ------------------------------------------------------------------------------------------------------
 
     def _canaries_of(self, clients: Federation) -> list[tuple[int, int]]:
-        """Where canaries are among these clients, and which they are."""
+        """Positions of canaries among these clients, and their numbers."""
         which = {int(k): j for j, k in enumerate(self.keys)}
         return [(i, j) for i, k in enumerate(clients.keys.tolist()) if (j := which.get(k)) is not None]
 
     def row_of(self, j: int, own: Arrays) -> Arrays:
-        """What canary j sends now; `own` is its real row."""
+        """The row that canary j sends now; `own` is its real row."""
         amount = float(self.amounts[j])
         if self.unit == "row":
             return {n: v + (amount * self.move[n]).astype(v.dtype) for n, v in own.items()}
         return self.client_row(j, amount)
 
     def client_row(self, j: int, amount: float) -> Arrays:
-        """A row along canary j: beyond the clip for an amount of 1 or -1, else that multiple of the clip."""
+        """A row along canary j: longer than the clip for an amount of 1 or -1, else that multiple of the clip."""
         size = abs(amount) * self.clip
         if abs(amount) == 1:
             adaptive = isinstance(self.privacy.clip, AdaptiveClip)  # a canary just within the clip also moves the bit
@@ -129,14 +129,14 @@ class Canaries:
         return {name: np.sign(amount) * size * values for name, values in self.units[j].items()}
 
     def metric_row(self, like: Mapping[str, Array], amount: float) -> Arrays:
-        """The metrics of a canary, as `like` has them for several clients."""
+        """The metrics of a canary, in the layout of `like`, which has several clients."""
         own = cast(Privacy, self.measure_privacy)
         size = float(np.sign(amount)) * own.first_clip * (BEYOND if abs(amount) == 1 else abs(amount))
         scales = {n: own.scales.get(n, 1.0) for n in like}
         return {n: _spike(np.shape(v)[1:], size * scales[n] / len(like) ** (1 / own.norm), 0) for n, v in like.items()}
 
     def choose(self, like: Arrays) -> None:
-        """Choose the coordinates: of one canary one in each array, of several one each."""
+        """Choose the coordinates: one in each array for a single canary, one per canary for several."""
         shapes = {n: v.shape[1:] for n, v in like.items() if int(np.prod(v.shape[1:]))}
         names = list(shapes)
         generator = Key(self.seed, purpose="audit coordinates").generator()
@@ -168,7 +168,7 @@ class Canaries:
         keep = self.hold and sum(v[0].size for v in rows.values()) * len(federation) <= _TABLE
         if keep and not self.others_alike:
             collector = replace(self, keys=np.zeros(0, dtype=np.uint64), hold=True, measure_privacy=None)
-            # in the engine's order of blocks, as a real round
+            # in the engine's block order, as in a real round
             list(
                 rounds(cast(Any, collector), Local(federation, threads=1), n_rounds=1, state=state, allow=self.reveals)
             )
@@ -194,7 +194,7 @@ class Canaries:
 
 
 def _steps(inner: Computation, clients: Federation, state: Arrays) -> Arrays:
-    """What these clients really send."""
+    """The real contributions of these clients."""
     from fedscape.core.blocks import broadcast, on_host, own_row_numbers, own_rows
 
     ready = inner.prepare(broadcast(state))
@@ -211,9 +211,9 @@ def _spike(shape: Sequence[int], size: float, where: int) -> Array:
 
 
 def worst_row(inner: Computation, clients: Federation, state: Arrays, norm: int) -> Arrays:
-    """The furthest move of the sums that one more row of the last client was found to make.
+    """The largest move of the sums that one more row of the last client can cause, among candidates.
 
-    Candidates are real rows, and the same times -1000, 1000 and 1e6: rows a computation refuses are passed over.
+    Candidates are real rows, and these times -1000, 1000 and 1e6; rows that a computation refuses are skipped.
     """
     from fedscape.core.federation import Federation
 
@@ -231,7 +231,7 @@ def worst_row(inner: Computation, clients: Federation, state: Arrays, norm: int)
                 }
                 more = Federation(columns, [0, last.n_rows + 1], ids=last.ids, names=clients.names)
                 after = {n: np.asarray(v[0]) for n, v in _steps(inner, more, state).items()}
-            except Exception:  # a row that it refuses, for whatever reason, moves nothing
+            except Exception:  # a refused row moves nothing
                 continue
             move = {n: after[n].astype(float) - before[n] for n in before}
             far = float(sum((np.abs(v) ** norm).sum() for v in move.values()) ** (1 / norm))
@@ -241,7 +241,7 @@ def worst_row(inner: Computation, clients: Federation, state: Arrays, norm: int)
 
 
 class Watch:
-    """An engine that also notes each release and what its clients sent; everything else is the engine's own."""
+    """An engine that also records each release and its clients' contributions; it delegates everything else."""
 
     def __init__(self, engine: Engine, canaries: Canaries) -> None:
         self.engine, self.canaries = engine, canaries
@@ -262,7 +262,7 @@ class Watch:
         release: Release | None = None,
         measure_release: Release | None = None,
     ) -> Reply:
-        """Let the engine run the canaries under this round's clip."""
+        """Run the canaries under this round's clip."""
         self.release, self.measure_release = release, measure_release
         self.canaries.observed, self.canaries.total_observed = [], None
         self.canaries.clip = 1.0 if release is None else release.clip
@@ -272,7 +272,7 @@ class Watch:
 
 @dataclass
 class Sight:
-    """What an auditor makes of one round: a number for each part of the release, in units of what the canary adds."""
+    """The auditor's view of one round: a number for each part of the release, in units of what the canary adds."""
 
     canaries: Canaries
     absent_out: bool  # a canary that is out has no client at all
@@ -280,7 +280,7 @@ class Sight:
     _known: dict[Any, Any] = field(default_factory=dict)
 
     def look(self, watch: Watch, done: Any) -> tuple[dict[str, float], bool]:
-        """The numbers of a round of one canary, and whether the canary was in the cohort."""
+        """The numbers of a round with one canary, and whether the canary was in the cohort."""
         canaries, release = self.canaries, cast(Release, watch.release)
         present = any(bool(mask.any()) for _, mask in canaries.observed)
         others = sum(int((~mask).sum()) for _, mask in canaries.observed)
@@ -304,7 +304,7 @@ class Sight:
         return numbers, present
 
     def signals(self, names: Sequence[str], amount: float, release: Release) -> Array:
-        """What each of the numbers is, without noise, where the canary is in the cohort with this amount."""
+        """The noise-free value of each number if the canary is in the cohort with this amount."""
         full, this = self.pull(release), self.pull(release, amount)
         out = []
         for name in names:
@@ -320,7 +320,7 @@ class Sight:
         return np.array(out)
 
     def steps(self, names: Sequence[str], release: Release) -> Array:
-        """The grid of each of the numbers, in their units; a count is whole."""
+        """The grid step of each number, in its units; counts are integers."""
         pull, out = self.pull(release), []
         grids = self._known["grids"]
         for name in names:
@@ -329,7 +329,7 @@ class Sight:
         return np.array(out)
 
     def pull(self, release: Release, amount: float = 1.0) -> Arrays:
-        """What the canary of this amount adds to the sum, by the release's own clip."""
+        """What a canary of this amount adds to the sum, by the release's own clip."""
         key = (release.clip, amount)
         if key not in self._known:
             plain, c = central(release), self.canaries
@@ -355,7 +355,7 @@ class Sight:
         return cast(Arrays, self._known["metrics"])
 
     def background(self, release: Release) -> Arrays:
-        """What all others add to the sum, clipped, by the release's own code."""
+        """What all others add to the sum, clipped by the release's own code."""
         canaries = self.canaries
         same = ("background", release.clip, *((int(mask.sum()), len(mask)) for _, mask in canaries.observed))
         if same in self._known:
@@ -382,12 +382,12 @@ class Sight:
 
 
 class _Nobody:
-    """Clients without names: a central release adds noise to none of them."""
+    """Clients without ids: a central release adds no noise to them."""
 
     def __init__(self, n: int) -> None:
         self.keys = np.zeros(n, dtype=np.uint64)
 
 
 def central(release: Release) -> Release:
-    """The same clip and grids with no noise on clients."""
+    """The same clip and grids, without noise on clients."""
     return replace(release, privacy=replace(release.privacy, place="central"), key=b"")

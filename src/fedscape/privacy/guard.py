@@ -1,4 +1,4 @@
-"""Privacy over a whole run: its secret, its clip, its lines in the ledger."""
+"""Privacy over a full run: its secret, its clip and its ledger entries."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """The releases of one round, not yet made.
+    """The prepared releases of one round.
 
-    `context` is a digest, under the secret, of all they depend on but the rows.
+    `context` is a keyed digest of everything they depend on except the rows.
     """
 
     sum: Release
@@ -39,7 +39,7 @@ class Opened:
 
 
 class Released(NamedTuple):
-    """What a round made public: the noisy total, means of noisy metrics, and how many clients it says there were."""
+    """The public output of a round: the noisy total, means of noisy metrics, and the published number of clients."""
 
     total: Arrays
     metrics: Arrays
@@ -47,12 +47,12 @@ class Released(NamedTuple):
 
 
 class Guard:
-    """Holds a run to its promise: nothing leaves that is not clipped, noised and written down before.
+    """Enforces the privacy of a run: nothing leaves without being clipped, noised and booked first.
 
-    The secret is 32 bytes from the operating system. It keys the noise of each release together with everything the
-    release depends on, the exact sum included: a round that is run again repeats its noise and is the same release,
-    and any other sum has fresh noise and an entry of its own. The secret also keys who takes part, because a sample
-    that can be foretold amplifies nothing.
+    The secret is 32 bytes from the operating system. It keys the noise of each release, together with everything the
+    release depends on, including the exact sum. A repeated round thus repeats its noise and is the same release; any
+    other sum gets fresh noise and its own entry. The secret also keys the cohort, because a predictable sample does not
+    amplify.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Guard:
 
     @property
     def _released_on_clients(self) -> bool:
-        """Whether noisy answers reach the server before it can write them down: they are entered before it asks."""
+        """Whether noisy answers reach the server before it can book them: they are then booked before it asks."""
         return self.privacy.place != "central" and bool(getattr(self.engine, "remote", False))
 
     def cohort_key(self, key: Key) -> Key:
-        """Who takes part is drawn with the secret, not with the seed."""
+        """The key of the cohort: from the secret, not from the seed."""
         seed = int.from_bytes(hmac.digest(self.secret, b"cohort", "sha256")[:8], "little")
         return Key(seed, key.round, "cohort")
 
     def reserve(self, begin: int, end: int, measure: int) -> None:
-        """Set aside the releases of these rounds, or refuse the run."""
+        """Reserve the releases of these rounds, or refuse the run."""
         measured = sum(t % measure == 0 for t in range(begin, end)) if measure > 0 and self.measures else 0
         counts: dict[str, int] = {}
         entries: dict[str, dict[str, Any]] = {}
@@ -103,7 +103,7 @@ class Guard:
         self.ledger.reserve(self.run, entries, counts, begin=begin)
 
     def _entries(self, measured: bool) -> dict[str, dict[str, Any]]:
-        """How the ledger knows a round in which metrics are measured, or are not."""
+        """The ledger entries of a round, with or without metrics."""
         metrics = self.measure_privacy if measured else None
         entries = self.privacy.entries(self.sampler, len(self.engine.clients.keys), metrics=metrics)
         secure = getattr(self.engine, "secure", None)
@@ -115,7 +115,7 @@ class Guard:
         return {name: {**entry, "note": note} for name, entry in entries.items()}
 
     def open(self, computation: Computation, state: Arrays, cohort: Array, index: int, measure: bool) -> Opened:
-        """Prepare the releases of a round; those that clients make elsewhere are written down here."""
+        """Prepare the releases of a round; those made on clients are booked here."""
         if computation.reveals and self.privacy.place != "local":
             raise PrivacyError(f"{type(computation).__name__} reveals rows, which only place='local' protects")
         own = self.measure_privacy if measure else None
@@ -125,7 +125,7 @@ class Guard:
         context = self._digest(json.dumps(about).encode(), digest_of(state), who.tobytes())
         bound = None
         if self.privacy.unit == "row":
-            rows = getattr(self.engine, "federation", None)  # only a look at the columns; clients look at their own
+            rows = getattr(self.engine, "federation", None)  # only to look at the columns; clients check their own
             bound = computation.row_bound(state, self.privacy.norm, rows)
         opened = Opened(
             self._release(self.privacy, self.clip, context, bound, parts),
@@ -133,7 +133,7 @@ class Guard:
             index,
             context,
         )
-        if self._released_on_clients:  # asked again by another process, clients may answer with other noise
+        if self._released_on_clients:  # clients asked again by another process may add other noise
             self._write(opened, self._digest(context, self._life))
         return opened
 
@@ -142,7 +142,7 @@ class Guard:
         return Release(privacy, clip, self._digest(b"clients", context), counted, parts, bound)
 
     def _digest(self, *parts: bytes) -> bytes:
-        """A digest under the secret: nobody else can tell, or try, what it is of."""
+        """A keyed digest: nobody without the secret can guess its input."""
         mac = hmac.new(self.secret, digestmod="sha256")
         for part in parts:
             mac.update(len(part).to_bytes(8, "little"))
@@ -150,7 +150,7 @@ class Guard:
         return mac.digest()
 
     def released(self, opened: Opened, reply: Reply) -> Released | None:
-        """Write the releases down, then make them; None where the noisy number of clients is below `min_clients`."""
+        """Book the releases, then make them; None if the noisy number of clients is below `min_clients`."""
         sums = {n: v for n, v in reply.total.items() if n not in ("clients", "ids")}
         exact = (digest_of(sums), digest_of(reply.metrics), str(reply.clients).encode(), reply.absent.encode())
         if not self._released_on_clients:
@@ -172,7 +172,7 @@ class Guard:
         return Released(total, metrics, round(float(total["clients"])))
 
     def _too_few(self, opened: Opened, clients: float) -> bool:
-        """Whether to abandon the round; where the number is no secret, the engine did."""
+        """Whether to abandon the round; if the number is public, the engine already did."""
         return opened.sum.counted and clients < self.engine.min_clients
 
     def _write(self, opened: Opened, digest: bytes) -> None:
@@ -180,14 +180,14 @@ class Guard:
             self.ledger.release(self.run, opened.round, mechanism, digest.hex())
 
     def close(self) -> None:
-        """Hand back what was reserved and not used."""
+        """Return unused reservations."""
         self.ledger.hand_back(self.run)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on with the same noise and the same ledger."""
+        """The checkpoint entries that resume with the same noise and the same ledger."""
         return {"run": self.run, "secret": self.secret.hex(), "clip": self.clip, "ledger": self.ledger.anchor()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on with the secret of the run; a ledger that has not seen the checkpoint's last line is refused."""
+        """Resume with the secret of the run; refuse a ledger without the checkpoint's last line."""
         self.ledger.check_anchor(saved["ledger"])
         self.run, self.secret, self.clip = saved["run"], bytes.fromhex(saved["secret"]), float(saved["clip"])

@@ -1,7 +1,7 @@
-"""What was spent: one line for every release, written before it happens.
+"""The privacy ledger: one line per release, written before it happens.
 
-The file is JSON lines; each line carries its number and the checksum of the line before, the first one a random id.
-That shows accidents - a lost or damaged line, a copy older than a checkpoint, a fresh file in place of a lost one. It
+The file is JSON lines. Each line carries its number and the checksum of the line before; the first has a random id.
+That detects accidents: a lost or damaged line, a copy older than a checkpoint, a fresh file instead of a lost one. It
 does not protect against the owner of the file, who can rewrite all of it.
 """
 
@@ -23,25 +23,25 @@ from fedscape.privacy.ranges import NOISE, check_positive, check_share
 
 Group = tuple[str, str, str]
 
-_FORMAT = 2  # 1 had no id
+_FORMAT = 2  # format 1 had no id
 
 
 class Ledger:
-    """Every release, and what all of them together cost.
+    """A record of every release and of their total cost.
 
     Costs are kept apart by (unit, relation, place): they protect different things and cannot be added. A run reserves
-    its rounds before it starts, so that it is refused at once if the budget does not allow them all; each round is
-    written, and on disk, before it is released; what is not used is handed back. Threads may share a ledger, and any
-    number of ledgers in any processes the file.
+    its rounds before it starts, and is refused at once if they exceed the budget. Each round is written to disk before
+    it is released; unused reservations are returned. Threads may share a ledger; ledgers in any number of processes may
+    share the file.
 
     Parameters
     ----------
     path
-        The file, made where it does not exist; None keeps the ledger in memory.
+        The file, created if missing; None keeps the ledger in memory.
     epsilon
-        The budget of each (unit, relation, place), at most 1e9; None is no limit. It is set when the file is made.
+        The budget of each (unit, relation, place), at most 1e9; None is no limit. It is set when the file is created.
     delta
-        The delta at which epsilon is stated.
+        The delta at which epsilon is reported.
 
     >>> ledger = Ledger(epsilon=1.0, delta=1e-5)
     >>> ledger.spent()
@@ -57,9 +57,9 @@ class Ledger:
         self.path = None if path is None else Path(path)
         self.epsilon, self.delta = epsilon, delta
         self._mutex = threading.RLock()
-        self._handle = -1  # of the file, while this object holds its lock
-        self._file: tuple[int, int] | None = None  # device and inode: which file was read so far
-        self._read = 0  # bytes of the file known so far
+        self._handle = -1  # file descriptor while this object holds the lock
+        self._file: tuple[int, int] | None = None  # device and inode of the file read so far
+        self._read = 0  # bytes read so far
         self._lines = 0
         self._last = ""
         self._reserved: dict[tuple[str, str], tuple[Entry, int]] = {}
@@ -90,10 +90,10 @@ class Ledger:
     def reserve(
         self, run: str, entries: Mapping[str, Entry], count: int | Mapping[str, int], *, begin: int = 0
     ) -> None:
-        """Set aside `count` releases of each mechanism of this run, from round `begin` on, or refuse all of them.
+        """Reserve `count` releases of each mechanism of this run, from round `begin` on, or refuse all of them.
 
-        Rounds from there on that are in the ledger already, because the run was stopped before it could save them, will
-        be the same releases again and need nothing.
+        A run that stopped before saving its state repeats rounds that are already in the ledger. They are the same
+        releases and need no reservation.
         """
         with self._locked():
             counts = dict.fromkeys(entries, count) if isinstance(count, int) else count
@@ -111,7 +111,7 @@ class Ledger:
                     self._append({"kind": "reserve", **about})
 
     def release(self, run: str, round_: int, mechanism: str, digest: str) -> None:
-        """Write that a release is about to happen; one that is already written is the same release and counts once.
+        """Record a release before it happens; a release that is already recorded counts once.
 
         Another release of the same round has the same cohort: it counts as if everyone took part.
         """
@@ -132,14 +132,14 @@ class Ledger:
             self._append({"kind": "release", **about})
 
     def note(self, text: str, *, run: str, round_: int, digest: str) -> None:
-        """Write down something that no accountant can count, such as a contribution that left without noise; once."""
+        """Record, once, something that no accountant can count, such as a contribution without noise."""
         about = {"kind": "note", "note": text, "run": run, "round": round_, "digest": digest}
         with self._locked():
             if not any(about.items() <= line.items() for line in self._known):
                 self._append(about)
 
     def hand_back(self, run: str) -> None:
-        """Give back what this run reserved and did not use."""
+        """Return the unused reservations of this run."""
         with self._locked():
             for owner, mechanism in sorted(self._reserved):
                 left = self._left(owner, mechanism)
@@ -154,28 +154,28 @@ class Ledger:
             return self._totals([(e, len(self._released.get(k, ()))) for k, (e, _) in self._reserved.items()])
 
     def reserved(self) -> dict[Group, float]:
-        """Epsilon if all that is reserved were released as well."""
+        """Epsilon if all reservations were released as well."""
         with self._locked():
             return self._totals(self._outstanding())
 
     def entries(self) -> list[dict[str, Any]]:
-        """All lines, as they are in the file."""
+        """All lines, as in the file."""
         with self._locked():
             return [dict(line) for line in self._known]
 
     @property
     def private(self) -> bool:
-        """False where any noise could be foretold (noise_seed)."""
+        """False if any noise is predictable (noise_seed)."""
         with self._mutex:
             return all(entry.get("private", True) for entry, _ in self._reserved.values())
 
     def anchor(self) -> dict[str, Any]:
-        """The ledger's id and its last line's number and checksum, to be kept in a checkpoint."""
+        """The ledger's id and the number and checksum of its last line, for a checkpoint."""
         with self._mutex:
             return {"id": self.id, "lines": self._lines, "last": self._last}
 
     def check_anchor(self, anchor: Mapping[str, Any]) -> None:
-        """Refuse where this ledger is another than a checkpoint remembers, or does not hold its last line."""
+        """Refuse a ledger other than the checkpoint's, or one without its last line."""
         where = "the ledger in memory" if self.path is None else self.path
         if anchor.get("id") != self.id:
             raise PrivacyError(
@@ -231,12 +231,12 @@ class Ledger:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the ledger against other threads and its file against other ledgers, knowing all that is in it."""
+        """Lock the ledger against other threads and its file against other ledgers, after reading all new lines."""
         with self._mutex:
-            if self.path is None or self._handle >= 0:  # held already, by this thread
+            if self.path is None or self._handle >= 0:  # this thread holds it already
                 yield
                 return
-            create = 0 if self._lines else os.O_CREAT  # one that was there and is gone must not begin anew
+            create = 0 if self._lines else os.O_CREAT  # a file that vanished must not be recreated
             try:
                 handle = os.open(self.path, os.O_RDWR | create | os.O_APPEND, 0o600)
             except OSError as error:
@@ -317,7 +317,7 @@ class Ledger:
 
 
 def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a ledger's file says: budget, totals spent and reserved, number of releases; the file is not changed.
+    """Summarise a ledger file: budget, totals spent and reserved, number of releases; the file is not changed.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def summary_of(ledger: Ledger) -> dict[str, Any]:
-    """The same of a ledger at hand.
+    """Summarise an open ledger, as `summary`.
 
     >>> summary_of(Ledger(epsilon=1.0))["releases"]
     0

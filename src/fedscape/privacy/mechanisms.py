@@ -1,9 +1,9 @@
-"""Clip on the client, noise on the sum.
+"""Clip on the client, add noise to the sum.
 
-The rows of a client's arrays, side by side and divided by their scales, are one vector; its norm is clipped on the
-client. Rows are then cut to a grid and added as whole numbers, and whole-number noise is added to the sum, so the bits
-of a release depend on the data only through a sum whose sensitivity is known. The noise is on the sum, not on a mean:
-clients that drop out do not weaken it.
+A client's arrays, divided by their scales, form one vector; its norm is clipped on the client. Contributions are then
+rounded to a grid and added as integers, and integer noise is added to the sum. The bits of a release thus depend on
+the data only through a sum with known sensitivity. The noise is on the sum, not on a mean: clients that drop out do
+not weaken it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from fedscape.privacy.guard import Guard
     from fedscape.privacy.ledger import Ledger
 
-INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
-_FINE = 2.0**-32  # grid of real numbers, as a share of the noise
+INSIDE = "privacy.inside"  # number of clients within the clip, if the clip adapts
+_FINE = 2.0**-32  # grid of real numbers, as a fraction of the noise
 PLACES = ("central", "distributed", "local")
 _RELATIONS = ("add-remove", "replace-one")
 
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip that follows a quantile of the clients' norms (Andrew et al. 2021, equation 1).
+    """A clip that tracks a quantile of the clients' norms (Andrew et al. 2021, equation 1).
 
-    Each client also says whether it was within the clip; the noisy share s of those moves the clip by
-    exp(-rate * (s - quantile)). That answer is released with the sum, and part of its entry.
+    Each client also reports whether it was within the clip; the noisy share s of those moves the clip by
+    exp(-rate * (s - quantile)). That bit is released with the sum, and part of its entry.
 
     Parameters
     ----------
     start
         The first clip.
     quantile
-        The share of clients that should not be clipped.
+        The target share of clients that are not clipped.
     rate
-        How fast the clip follows.
+        Learning rate of the clip.
     multiplier
         Standard deviation of the noise on the number of clients within the clip.
 
@@ -67,37 +67,37 @@ class AdaptiveClip:
         check_positive("multiplier", self.multiplier, NOISE)
 
     def next(self, clip: float, *, share: float) -> float:
-        """The clip of the next round, where this share of clients was within the last one; no clip is beyond LENGTH."""
+        """The next clip, if this share of clients was within the last one; kept within LENGTH."""
         step = np.clip(self.rate * (min(max(share, 0.0), 1.0) - self.quantile), -60, 60)  # from end to end
         return float(np.clip(clip * np.exp(-step), *LENGTH))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """What Gaussian and Laplace share.
+    """The common part of Gaussian and Laplace.
 
     Parameters
     ----------
     clip
-        Bound on the norm of what one unit contributes; an AdaptiveClip follows the clients.
+        Bound on the norm of one unit's contribution; an AdaptiveClip tracks the clients.
     unit
-        "client": everything a client has is one contribution, clipped. "row": one row is; the computation must state
-        how far a row can move its sums (`row_bound`), and the clip must not be below that.
+        "client": everything of a client is one contribution, clipped. "row": one row is. The computation must state how
+        far a row can move its sums (`row_bound`), and the clip must not be smaller.
     place
-        "central": noise on the sum, by a server trusted to add it. "distributed": each client adds its part, so that
-        `min_clients` of them make up the noise; how many there are is then public. "local": each client's own arrays
-        are protected.
+        "central": noise on the sum, added by a trusted server. "distributed": each client adds its part, and the parts
+        of `min_clients` clients make up the noise; the number of clients is then public. "local": each client's own
+        arrays are protected.
     scales
-        For arrays whose size differs: the norm is that of array / scale.
+        For arrays of different magnitude: the norm is that of array / scale.
     count_share
-        The share of the squared (Laplace: of the) sensitivity spent on the number of clients, which is itself noisy
-        unless the size of the cohort is fixed.
+        The share of the squared (Laplace: of the) sensitivity spent on the number of clients, which is also noisy
+        unless the cohort size is fixed.
     noise_seed
-        For tests: noise that can be foretold. Ledger and reports then say NOT PRIVATE.
+        For tests: predictable noise. Ledger and reports then say NOT PRIVATE.
     relation
-        For unit "row", which two sets of rows must look alike: "add-remove" (one row more or less: how many rows there
-        are is secret) or "replace-one" (one row exchanged: their number is public). Exchanging moves a sum by twice the
-        clip, which the ledger counts.
+        For unit "row", which two sets of rows must look alike: "add-remove" (one row more or less: the number of rows
+        is secret) or "replace-one" (one row replaced: their number is public). Replacing moves a sum by twice the clip,
+        which the ledger counts.
 
     >>> isinstance(Gaussian(clip=1.0, multiplier=1.0), Privacy)
     True
@@ -134,9 +134,9 @@ class Privacy:
         for name, scale in self.scales.items():
             check_positive(f"scales[{name!r}]", scale, LENGTH)
 
-    # what the two mechanisms differ in
+    # the differences between the two mechanisms
     def spread(self) -> float:
-        """The scale of the noise for a sensitivity of one: a standard deviation, or a Laplace scale."""
+        """The scale of the noise for unit sensitivity: a standard deviation, or a Laplace scale."""
         raise TypeError("use Gaussian or Laplace")
 
     def draw(self, stream: Stream, spread: float, n: int) -> Array:
@@ -157,13 +157,13 @@ class Privacy:
         return self.clip.start if isinstance(self.clip, AdaptiveClip) else self.clip
 
     def counts_clients(self, sampler: Sampler) -> bool:
-        """Whether the number of clients is secret: only where one client more or less must not show."""
+        """Whether the number of clients is secret: only if one client more or less must not show."""
         return self.unit == "client" and self.relation_of(sampler) == "add-remove"
 
     def relation_of(self, sampler: Sampler) -> str:
-        """Which two federations look alike: one unit more or less, or one exchanged, where their number shows.
+        """Which two federations look alike: one unit more or less, or one replaced if their number is public.
 
-        A fixed size exchanges clients. Local noise shows each client, and so how many there are. The variance of
+        A fixed-size sampler replaces clients. Local noise reveals each client, and so their number. The variance of
         distributed noise grows with every client that adds its part: their number is public.
         """
         if self.unit == "row":
@@ -171,19 +171,19 @@ class Privacy:
         return "replace-one" if self.place != "central" or marked(sampler, "exchanges") else "add-remove"
 
     def parts(self, sampler: Sampler, n_clients: int) -> dict[str, dict[str, Any]]:
-        """What a round releases, part by part: the sum, and the clip bit where the clip adapts."""
+        """The parts of a round's release: the sum, and the clip bit if the clip adapts."""
         relation = self.relation_of(sampler)
         group = {
             "unit": self.unit,
             "relation": relation,
             "place": "local" if self.place == "local" else "central",
         }
-        # samplers draw clients: the other rows of a client come and go with it, which hides none of them
+        # samplers draw clients: the rows of a client come and go together, which hides none of them
         drawn = self.place != "local" and self.unit == "client"
         sampling = _sampling(sampler, n_clients, relation) if drawn else {"kind": "all"}
         secret = {"private": False} if self.noise_seed is not None else {}
         about = {**group, "sampling": sampling, **secret}
-        moved = 2.0 if relation == "replace-one" else 1.0  # in clips: an exchange takes one away and adds another
+        moved = 2.0 if relation == "replace-one" else 1.0  # in clips: a replacement removes one and adds another
         kind = "gaussian" if self.norm == 2 else "laplace"
         parts = {"sum": {**about, "mechanism": kind, "multiplier": self.spread() / moved}}
         if isinstance(self.clip, AdaptiveClip):  # one bit: it moves by at most one either way
@@ -191,7 +191,7 @@ class Privacy:
         return parts
 
     def entries(self, sampler: Sampler, n_clients: int, *, metrics: Privacy | None = None) -> dict[str, dict[str, Any]]:
-        """What the ledger must know of a round, in which `metrics` are released too where they are given."""
+        """The ledger entries of a round, which also releases `metrics` if given."""
         parts = self.parts(sampler, n_clients)
         if metrics is not None:
             parts["metrics"] = metrics.parts(sampler, n_clients)["sum"]
@@ -200,14 +200,14 @@ class Privacy:
     def guard(
         self, sampler: Sampler, engine: Engine, *, ledger: Ledger | None = None, metrics: Privacy | None = None
     ) -> Guard:
-        """The guard of a run: what clips, books and noises its rounds.
+        """The guard of a run, which clips, books and noises its rounds.
 
         Parameters
         ----------
         sampler, engine
-            Who takes part, and where the clients live.
+            Who takes part, and where the clients run.
         ledger
-            Where releases are written before they happen; by default one in memory.
+            Where releases are booked in advance; by default one in memory.
         metrics
             How metrics are clipped and noised; without it none are measured.
         """
@@ -222,7 +222,7 @@ class Privacy:
         return Ledger()
 
     def new_secret(self) -> bytes:
-        """32 bytes from the operating system; from the noise_seed where there is one."""
+        """32 bytes from the operating system, or from the noise_seed if set."""
         if self.noise_seed is None:
             return os.urandom(32)
         return hashlib.sha256(f"noise_seed {self.noise_seed}".encode()).digest()
@@ -232,7 +232,7 @@ class Privacy:
 class Gaussian(Privacy):
     """Gaussian noise on sums clipped in the L2 norm.
 
-    The noise has standard deviation multiplier x sensitivity. `calibrate` finds the multiplier for a budget.
+    The noise has standard deviation multiplier x sensitivity. `calibrate` computes the multiplier for a budget.
 
     >>> Gaussian(clip=1.0, multiplier=2.0).spread()
     2.0
@@ -289,12 +289,12 @@ class Laplace(Privacy):
 
 
 def joint(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One entry for all that one cohort releases together, named by its parts; several where they do not go together.
+    """Merge what one cohort releases into one entry, named by its parts; several if they cannot be merged.
 
-    Who is drawn is drawn once for all parts, so amplification by sampling counts once. Gaussian parts are together one
-    Gaussian release, 1 / s^2 = sum of 1 / s_i^2; Laplace parts one Laplace release, 1 / s = sum of 1 / s_i. Parts of
-    different mechanisms have no such form: each then counts as if everyone took part. Parts that protect another unit
-    or relation are entries of their own, as the ledger keeps them apart.
+    All parts share one sampled cohort, and amplification by sampling counts once. Gaussian parts form one Gaussian
+    release, 1 / s^2 = sum of 1 / s_i^2; Laplace parts one Laplace release, 1 / s = sum of 1 / s_i. Parts of different
+    mechanisms have no such form: each then counts as if everyone took part. Parts with another unit or relation get
+    their own entries, as the ledger keeps them apart.
 
     >>> from fedscape import All
     >>> privacy = Gaussian(clip=AdaptiveClip(1.0, multiplier=4.0), multiplier=3.0)
@@ -324,7 +324,7 @@ def joint(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _sampling(sampler: Sampler, n_clients: int, relation: str) -> dict[str, Any]:
-    """How the accountant knows a sampler; Poisson sampling amplifies only where the number of clients is secret."""
+    """The accountant's view of a sampler; Poisson sampling amplifies only if the number of clients is secret."""
     if isinstance(sampler, Poisson) and sampler.rate < 1 and relation == "add-remove":
         return {"kind": "poisson", "rate": float(sampler.rate)}
     if isinstance(sampler, FixedSize) and sampler.size < n_clients:

@@ -1,8 +1,8 @@
-"""Whole-number noise from a secret key.
+"""Integer noise from a secret key.
 
-The bits come from SHAKE-256 of the key, so that they cannot be foretold from what was seen of them, and the same key
-gives the same noise. All draws are whole numbers: a release has no low-order bits that could give its input away.
-Acceptance probabilities are evaluated in double precision; each draw is within 2**-50 of its law in total variation.
+The bits come from SHAKE-256 of the key: past bits do not predict future ones, and the same key gives the same noise.
+All draws are integers: a release has no low-order bits that could reveal its input. Acceptance probabilities are
+evaluated in double precision; each draw is within 2**-50 of its law in total variation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Stream:
         self._used = 0
 
     def words(self, n: int) -> Array:
-        """The next n words of 64 bits."""
+        """The next n 64-bit words."""
         parts = []
         for begin in range(0, n, _CHUNK):
             seed = self._key + self._used.to_bytes(8, "little")
@@ -42,7 +42,7 @@ class Stream:
 
 
 def discrete_laplace(stream: Stream, scale: float, n: int) -> Array:
-    """n whole numbers with P(x) proportional to exp(-|x| / scale): the difference of two geometric numbers.
+    """n integers with P(x) proportional to exp(-|x| / scale): the difference of two geometric numbers.
 
     The binary digits of a geometric number are independent: digit k is 1 with probability r / (1 + r), r = q**(2**k).
 
@@ -55,7 +55,7 @@ def discrete_laplace(stream: Stream, scale: float, n: int) -> Array:
 def _geometric(stream: Stream, scale: float, n: int) -> Array:
     out = np.zeros(n, dtype=np.int64)
     k = 0
-    while 2.0**k / scale < 700:  # beyond, exp() is zero
+    while 2.0**k / scale < 700:  # above that, exp() is zero
         r = np.exp(-(2.0**k) / scale)
         out += (stream.uniform(n) <= r / (1 + r)).astype(np.int64) << k
         k += 1
@@ -63,7 +63,7 @@ def _geometric(stream: Stream, scale: float, n: int) -> Array:
 
 
 def discrete_gaussian(stream: Stream, sigma: float, n: int) -> Array:
-    """n whole numbers with P(x) proportional to exp(-x**2 / (2 sigma**2)), by rejection from a discrete Laplace law.
+    """n integers with P(x) proportional to exp(-x**2 / (2 sigma**2)), by rejection from a discrete Laplace law.
 
     Canonne, Kamath and Steinke (2020), Algorithms 2 and 3, with a power of two as the proposal's scale.
 
@@ -94,5 +94,5 @@ def _laplace_proposals(stream: Stream, sigma: float, n: int) -> Array:
     keep = stream.uniform(n) <= np.exp(-(u.astype(float)) / t)
     u, negative = u[keep].astype(np.int64), (bits[keep] & np.uint64(1)).astype(bool)
     size = u + t * np.floor(-np.log(stream.uniform(len(u)))).astype(np.int64)
-    valid = ~(negative & (size == 0))  # zero has one sign only
+    valid = ~(negative & (size == 0))  # zero has only one sign
     return np.asarray(np.where(negative, -size, size)[valid])

@@ -1,4 +1,4 @@
-"""One run with many canaries: guess those that stand out, abstain from the rest, and count what was right."""
+"""One run with many canaries: guess the most extreme ones, abstain on the rest, count the correct guesses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.scene import Scene
 from fedscape.types import Array
 
-_PARTS = (64, 16, 8, 4, 2)  # one of this many canaries is guessed to be in, and one to be out
+_PARTS = (64, 16, 8, 4, 2)  # one in this many canaries is guessed in, and one out
 
 
 @dataclass(frozen=True)
 class OneRun:
-    """The scores of all canaries, their coins, and what they bound."""
+    """The scores of all canaries, their coins, and the resulting bounds."""
 
     scores: Array
     coins: Array
@@ -33,7 +33,7 @@ class OneRun:
 
     @property
     def wrong(self) -> float:
-        """The share of guesses that were wrong."""
+        """The share of wrong guesses."""
         return 1 - self.correct / self.guesses
 
 
@@ -62,7 +62,7 @@ def run_once(scene: Scene, number: int, confidence: float) -> OneRun:
 
 
 def power_once(scene: Scene, run: OneRun, confidence: float, factor: float, simulations: int) -> float:
-    """The share of simulated runs, with noise of `factor` times that of the scores, that refute what is booked."""
+    """The share of simulated runs, with `factor` times the noise of the scores, that refute the booked mechanisms."""
     generator = Key(scene.seed, purpose=f"audit power {factor:.6f}").generator()
     level, mu, number = _level(confidence), _mu(scene), len(run.coins)
     low = -1.0 if scene.group[1] == "replace-one" else 0.0
@@ -84,26 +84,26 @@ def power_once(scene: Scene, run: OneRun, confidence: float, factor: float, simu
 
 
 def _level(confidence: float) -> float:
-    """The confidence of each of several numbers of guesses, of which the best counts."""
+    """The confidence level of each number of guesses, corrected for choosing the best."""
     return 1 - (1 - confidence) / len(_PARTS)
 
 
 def _guesses(scores: Array, coins: Array) -> list[tuple[int, int]]:
-    """How many guesses are made, and how many are correct, for each number of guesses."""
+    """The number of guesses and of correct ones, for each fraction guessed."""
     order, number = np.argsort(scores), len(coins)
     halves = sorted({min(max(1, number // part), number // 2) for part in _PARTS} - {0})
     return [(2 * h, int(coins[order[-h:]].sum() + (~coins[order[:h]]).sum())) for h in halves]
 
 
 def _mu(scene: Scene) -> float | None:
-    """The mu of what is booked, where all of it is Gaussian and without sampling."""
+    """The mu of the booked mechanisms, if all are Gaussian without sampling."""
     if any(e["mechanism"] != "gaussian" or e["sampling"]["kind"] != "all" for e, _ in scene.counted):
         return None
     return math.sqrt(sum(n / e["multiplier"] ** 2 for e, n in scene.counted))
 
 
 def _scores(scene: Scene, watch: Watch, sight: Sight) -> Array:
-    """The noised total along each canary, less what all others sent."""
+    """The noisy total along each canary, minus what all others sent."""
     total, release = scene.stand.total_observed, watch.release
     if total is None or release is None:
         return np.zeros(len(scene.stand.keys))

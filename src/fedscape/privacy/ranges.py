@@ -1,4 +1,4 @@
-"""The numbers that a privacy parameter may be: beyond them noise is none, or no float can hold what it is added to."""
+"""Valid ranges of privacy parameters: outside them there is no noise, or floats overflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LENGTH = (1e-12, 1e12)  # clips and scales
 def check_positive(
     name: str, value: object, limits: tuple[float, float], *, error: type[FedscapeError] = PrivacyError
 ) -> None:
-    """Refuse what is no number within the limits; True, NaN, infinity and texts are none.
+    """Refuse a value that is not a number within the limits; True, NaN, infinity and texts are refused too.
 
     >>> check_positive("clip", 1.0, LENGTH)
     """
@@ -23,7 +23,7 @@ def check_positive(
 
 
 def check_share(name: str, value: object, *, zero: bool = False, error: type[FedscapeError] = PrivacyError) -> None:
-    """Refuse what is no number between 0 and 1; with `zero`, 0 is one.
+    """Refuse a value that is not a number between 0 and 1; with `zero`, 0 is allowed.
 
     >>> check_share("delta", 0.0, zero=True)
     """

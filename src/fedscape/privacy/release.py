@@ -1,8 +1,8 @@
-"""One release: what is done to clients' rows, and to their sum.
+"""One release: the operations on clients' contributions and on their sum.
 
-The rows of a client's arrays, side by side and divided by their scales, are one vector; its norm is clipped on the
-client. Rows are then cut to a grid and added as whole numbers, and whole-number noise is added to the sum, so the bits
-of a release depend on the data only through a sum whose sensitivity is known.
+A client's arrays, divided by their scales, form one vector; its norm is clipped on the client. Contributions are then
+rounded to a grid and added as integers, and integer noise is added to the sum. The bits of a release thus depend on
+the data only through a sum with known sensitivity.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fedscape.types import Array, Arrays, HasKeys
 if TYPE_CHECKING:
     from fedscape.core.engine import Engine
 
-INSIDE = "privacy.inside"  # how many clients were within the clip, where the clip adapts
-_FINE = 2.0**-32  # grid of real numbers, as a share of the noise
-_STEPS = 2.0**32  # grid steps in a clip, at most: no sum of a billion clients overflows, so none is refused for it
-_ROW_STEPS = 2.0**38  # the same for sums of rows: cutting 2**18 numbers moves a sum by 2**-20 of the clip at most
-# grid steps in the noise on a count, which is whole: a coarser lattice costs more than is booked
+INSIDE = "privacy.inside"  # number of clients within the clip, if the clip adapts
+_FINE = 2.0**-32  # grid of real numbers, as a fraction of the noise
+_STEPS = 2.0**32  # most grid steps in a clip: the sum of a billion clients does not overflow, so none is refused for it
+_ROW_STEPS = 2.0**38  # the same for sums of rows: rounding 2**18 numbers moves a sum by 2**-20 of the clip at most
+# grid steps in the noise on a count, which is an integer: a coarser lattice costs more than is booked
 _COUNT_STEPS = 2.0**16
-_LARGEST = 2.0**62  # grid steps of a client's sum of rows, which nothing else bounds
-_LONGEST = 1e150  # a longer row shrinks to nothing: the factor to the clip would have too few digits
+_LARGEST = 2.0**62  # grid steps of a client's sum of rows, which has no other bound
+_LONGEST = 1e150  # a longer row shrinks to zero: the factor to the clip would lose its digits
 
 
 @dataclass
 class Release:
-    """One round's release: what is done to clients' rows, and to their sum.
+    """One round's release: the operations on clients' contributions and on their sum.
 
     Parameters
     ----------
@@ -47,15 +47,15 @@ class Release:
     clip
         The clip of this round.
     key
-        The secret of this release and no other.
+        The secret of this release only.
     counted
         Whether the number of clients is noised with the rest.
     min_clients
-        How many clients make up distributed noise.
+        Number of clients whose parts make up distributed noise.
     row_bound
         For unit "row": how far one row can move the arrays.
     shared_by
-        How many clients share one part of distributed noise: those of a node whose sum is masked as a whole.
+        Number of clients that share one part of distributed noise: those of a node with a masked sum.
     """
 
     privacy: Privacy
@@ -68,12 +68,12 @@ class Release:
     shared_by: int = 1
 
     def __post_init__(self) -> None:
-        check_positive("clip", self.clip, LENGTH)  # a server may name any
+        check_positive("clip", self.clip, LENGTH)  # a server may send any
         self.check_rows(self.row_bound)
         self._grids: dict[str, float] = {}
 
     def check_rows(self, row_bound: float | None) -> None:
-        """Refuse, for unit "row", a computation whose rows may move the sums further than this release covers."""
+        """For unit "row", refuse a computation with rows that move the sums further than this release covers."""
         if self.privacy.unit != "row":
             return
         if row_bound is None:
@@ -87,31 +87,31 @@ class Release:
     def sensitivity(self) -> float:
         """How far one unit can move the arrays (divided by their scales) and the count."""
         if self.privacy.unit == "row":
-            return self.clip * (1 + 2.0**-20)  # cutting a sum to the grid can move it by one cell more
+            return self.clip * (1 + 2.0**-20)  # rounding a sum to the grid can move it by one more cell
         return self.privacy.with_count(self.clip) if self.counted else self.clip
 
     @property
     def grids(self) -> Mapping[str, float]:
-        """The cell of each array that clients have cut to its grid."""
+        """The grid step of each array that clients rounded."""
         return dict(self._grids)
 
     def without_secret(self) -> Release:
-        """The same for another process of the engine: where noise is added to the sum, clients need no key."""
+        """The release for another process of the engine: with noise on the sum, clients need no key."""
         return replace(self, key=b"") if self.privacy.place == "central" else self
 
     def on_clients(self, sent: Arrays, clients: HasKeys) -> Arrays:
-        """Clip each client's row, and cut it to the grid: whole numbers that may be added."""
+        """Clip each client's contribution and round it to the grid: integers that may be added."""
         unknown = set(self.privacy.scales) - set(sent)
         if unknown:
             raise PrivacyError(f"scales name {sorted(unknown)}, but what is sent is {sorted(sent)}")
         flat = {name: _flat(rows) for name, rows in sent.items()}  # [clients, numbers], float64
         out: Arrays = {}
-        with np.errstate(over="ignore"):  # a norm beyond floats is infinite, and its row shrinks to nothing
+        with np.errstate(over="ignore"):  # an overflowing norm is infinite, and its row shrinks to zero
             shrink, within = self._factors(flat)
             for name, rows in sent.items():
                 grid = self._grids.setdefault(name, self._grid(name, rows.dtype.kind in "biu"))
                 cells = flat[name] * ((1.0 if shrink is None else shrink[:, None]) / grid)
-                np.clip(cells, -_LARGEST, _LARGEST, out=cells)  # sums of rows may be any size; what is clipped is not
+                np.clip(cells, -_LARGEST, _LARGEST, out=cells)  # sums of rows have any size; clipped ones do not
                 out[name] = np.trunc(cells, out=cells).astype(np.int64).reshape(rows.shape)
         if self.privacy.place != "central":
             self._add_own_noise(out, clients)
@@ -120,18 +120,18 @@ class Release:
         return out
 
     def take_grids(self, grids: Mapping[str, float]) -> None:
-        """Learn the grids from clients elsewhere; only those that this release can have are believed."""
+        """Take the grids from remote clients; refuse those that this release cannot have."""
         for name, grid in grids.items():
             if grid not in (self._grid(name, True), self._grid(name, False)):
                 raise PrivacyError(f"array {name!r} was cut to a grid of {grid!r}, which this release cannot have")
         self._grids.update(grids)
 
     def check_sum(self, total: Arrays, reported: int) -> None:
-        """Refuse sums that this number of clipped clients cannot reach; where clients add noise, any sum can be."""
+        """Refuse sums that this number of clipped clients cannot reach; if clients add noise, any sum is possible."""
         if self.privacy.place != "central" or self.privacy.unit != "client":
             return
         inside = np.asarray(total.get(INSIDE, 0))
-        length = 0.0  # of all arrays side by side, as clients are clipped
+        length = 0.0  # of all arrays together, as clients are clipped
         for name, cells in total.items():
             if name != INSIDE:
                 size = np.abs(cells.astype(float)) * (self._grids[name] / self._scale(name))
@@ -144,7 +144,7 @@ class Release:
             raise PrivacyError(f"not a number of clients within the clip among {reported}")
 
     def on_total(self, total: Arrays, reported: int) -> Arrays:
-        """Add noise to the sum, and give it its own units again; `clients` is how many there were, noisy if secret."""
+        """Add noise to the sum and restore its units; `clients` is their number, noisy if secret."""
         out: Arrays = {}
         for name, cells in total.items():
             if name == INSIDE:
@@ -182,7 +182,7 @@ class Release:
         return max(1.0, float(reported + self.privacy.draw(self._stream("clients"), spread / grid, 1)[0] * grid))
 
     def _factors(self, flat: Arrays) -> tuple[Array | None, Array]:
-        """By how much each row must shrink, and whether it was within the clip."""
+        """The factor that shrinks each row to the clip, and whether it was within."""
         length = np.zeros(len(next(iter(flat.values()))))
         for name, rows in flat.items():
             if self.privacy.norm == 2:
@@ -195,11 +195,11 @@ class Release:
         within = (length <= self.clip).astype(np.int64)
         if self.privacy.unit == "row":
             return None, within
-        # a hair below the clip, so that rounding in the product cannot end above it
+        # slightly below the clip: rounding in the product must not exceed it
         return np.where(within, 1.0, self.clip * (1 - 2.0**-40) / np.maximum(length, 1e-300)), within
 
     def _grid(self, name: str, whole: bool) -> float:
-        """A power of two, fine beside the noise; for counts that no clip shrinks, at most one."""
+        """A power of two, fine beside the noise; at most one for counts that no clip shrinks."""
         spread = self.privacy.spread() * self.sensitivity * self._scale(name)
         if self.privacy.place == "distributed":
             spread /= np.sqrt(self.min_clients)
@@ -210,7 +210,7 @@ class Release:
         return max(cell * 2 * _FINE, coarse)
 
     def _add_own_noise(self, rows: Arrays, clients: HasKeys) -> None:
-        """Add each client's noise, keyed by all that the client sends: other rows never meet the same noise."""
+        """Add each client's noise, keyed by everything it sends: other rows never get the same noise."""
         part = np.sqrt(self.min_clients * self.shared_by) if self.privacy.place == "distributed" else 1.0
         for i, client in enumerate(clients.keys):
             exact = digest_of({name: cells[i] for name, cells in rows.items()})
@@ -227,7 +227,7 @@ class Release:
 
 
 def _count_grid(spread: float) -> float:
-    """A power of two on whose lattice whole numbers lie, and noise is as good as continuous."""
+    """A power of two whose lattice contains the integers, fine enough to make the noise nearly continuous."""
     return float(min(1.0, 2.0 ** np.floor(np.log2(spread / _COUNT_STEPS))))
 
 
@@ -245,17 +245,17 @@ def noise_sd(
     Parameters
     ----------
     privacy
-        What protects the sum; of a clip that adapts, its start.
+        The mechanism; an adaptive clip counts with its start.
     name
-        The array, whose scale counts.
+        The array; its scale matters.
     sampler
-        Who takes part, by default all: where their number is secret it takes its share of the sensitivity.
+        Who takes part, by default all. A secret number of clients takes its share of the sensitivity.
     clients
-        How many clients the sum is over; it matters where they add the noise themselves. One: a client's own.
+        Number of clients in the sum; it matters if they add the noise themselves. One: a client's own.
     min_clients
-        How many clients make up distributed noise.
+        Number of clients whose parts make up distributed noise.
     whole
-        Whether the numbers are counts, which have a grid of their own where a row is the unit.
+        Whether the numbers are counts, which have their own grid if the unit is a row.
 
     >>> from fedscape import Gaussian, Laplace
     >>> noise_sd(Gaussian(clip=3.0, multiplier=2.0, place="local"), clients=4)
@@ -271,13 +271,13 @@ def noise_sd(
 
 
 def noise_clients(engine: Engine, cohort: Array) -> int:
-    """How many clients make up distributed noise: `min_clients`, or those in the smallest sum that can be opened."""
+    """Number of clients that make up distributed noise: `min_clients`, or those in the smallest sum that can open."""
     number = getattr(engine, "noise_clients", None)
     return engine.min_clients if number is None else int(number(cohort))
 
 
 def noise_shares(privacy: Privacy | None, engine: Engine, clients: float) -> tuple[float, int]:
-    """How many shares of noise are in a sum over this many clients, and how many of them make up all of it."""
+    """The number of noise shares in a sum over this many clients, and the number that make up the full noise."""
     if privacy is None or privacy.place != "distributed":
         return clients, 1
     cohort = np.arange(round(clients))
@@ -290,7 +290,7 @@ def _flat(rows: Array) -> Array:
 
 
 def digest_of(arrays: Mapping[str, Array]) -> bytes:
-    """A digest of names, types, shapes and values.
+    """A digest of names, dtypes, shapes and values.
 
     >>> digest_of({"n": np.array([1, 2])}) == digest_of({"n": np.array([1, 3])})
     False

@@ -1,4 +1,4 @@
-"""The runs of an audit: real rounds with canaries in them, and what a ledger books for them."""
+"""The runs of an audit: real rounds with canaries, and their ledger entries."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from fedscape.core.federation import Federation
 
 DISTRIBUTED = 16  # clients that make up distributed noise in an audit
-_HARDLY = 1e-3  # clips that a canary sends which is out of a resumed run: its sum too must change
+_HARDLY = 1e-3  # length, in clips, of a canary that is out of a resumed run: its sum must change too
 
 
 @dataclass
 class Scene:
-    """Who is audited: the run, its canaries, and what a ledger books for it."""
+    """The subject of an audit: the run, its canaries, and its ledger entries."""
 
     computation: Computation
     federation: Federation
@@ -62,7 +62,7 @@ class Scene:
         seed: int,
         method: str,
     ) -> Scene:
-        """Set the scene: what the ledger books says which unit and relation to attack."""
+        """Set the scene: the ledger entries determine the unit and relation to attack."""
         from fedscape.core.computation import Computation
         from fedscape.core.rounds import frozen
 
@@ -73,9 +73,9 @@ class Scene:
             state = first if state is None else state
         state = frozen(computation.start(seed) if state is None else state)
         sampler = All() if sampler is None else sampler
-        if privacy.place == "local":  # worst case: the auditor sees what one client alone sends
+        if privacy.place == "local":  # worst case: the auditor sees a single client
             federation, sampler = federation.take(slice(len(federation) - 1, None)), All()
-        if privacy.place == "distributed" and isinstance(sampler, All):  # their noise is the same however many
+        if privacy.place == "distributed" and isinstance(sampler, All):  # the noise is the same for any number
             federation = federation.take(slice(max(0, len(federation) - DISTRIBUTED), None))
         none = np.zeros(0, dtype=np.uint64)
         stand = Canaries(computation, none, privacy, measure_privacy, "client", seed, hold=rounds == 1)
@@ -88,7 +88,7 @@ class Scene:
     def _probe(self) -> None:
         """Run once without canaries, to see what is booked."""
         ledger = Ledger(delta=self.delta)
-        self.stand.hold = True  # a first look, at noise that may be too much to go on from
+        self.stand.hold = True  # a probe, with noise that may be too large to continue from
         for _ in self.loop(self.engine(self.federation), ledger):
             pass
         self.stand.hold = self.rounds == 1
@@ -99,7 +99,7 @@ class Scene:
         entries = {(x["run"], x["mechanism"]): x["entry"] for x in lines if x["kind"] == "reserve"}
         releases = [(x["run"], x["mechanism"]) for x in lines if x["kind"] == "release"]
         if not releases:
-            raise PrivacyError("nothing was released, so that there is nothing to audit: take more clients")
+            raise PrivacyError("nothing was released, and there is nothing to audit: take more clients")
         first = next(k for k in releases if "sum" in k[1].split(" beside ")[0].split("+"))
         self.group = tuple(entries[first][name] for name in ("unit", "relation", "place"))
         mine = [k for k in dict.fromkeys(releases) if _group_of(entries[k]) == self.group]
@@ -107,7 +107,7 @@ class Scene:
         self.claim = ledger.spent()[self.group]
 
     def about(self, method: str) -> dict[str, Any]:
-        """What was audited, for the result."""
+        """Describe the audited run, for the result."""
         unit, relation, place = self.group
         names = {"computation": repr(self.computation), "privacy": repr(self.privacy), "sampler": repr(self.sampler)}
         about = {**names, "unit": unit, "relation": relation, "delta": self.delta, "method": method}
@@ -123,7 +123,7 @@ class Scene:
     # -- repeats -------------------------------------------------------------------------------------------------------
 
     def sample(self, repeats: int, *, resume: bool) -> Sample:
-        """The numbers of many runs, each with the canary in or out."""
+        """Observe many runs, each with the canary in or out."""
         unit, relation, _ = self.group
         replaced = relation == "replace-one"
         self.place(1, alike=marked(self.sampler, "exchanges") and unit == "client")
@@ -161,7 +161,7 @@ class Scene:
     def _resumed(
         self, coins: Array, watch: Watch, sight: Sight, out: float
     ) -> Iterator[list[tuple[dict[str, float], bool]]]:
-        """Run from a checkpoint, turn the canary's values around, and go on from the same checkpoint again."""
+        """Run from a checkpoint, flip the canary's values, and resume from the same checkpoint."""
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a checkpoint is synced to its disk
         with tempfile.TemporaryDirectory(dir=memory) as folder:
             first, second = Path(folder) / "first", Path(folder) / "second"
@@ -181,7 +181,7 @@ class Scene:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def place(self, number: int, *, alike: bool) -> None:
-        """Make the last clients canaries."""
+        """Turn the last clients into canaries."""
         stand, unit = self.stand, self.group[0]
         stand.unit, stand.others_alike = unit, alike
         stand.keys = self.federation.keys[len(self.federation) - number :]
@@ -190,7 +190,7 @@ class Scene:
             stand.move = self._row_move()
 
     def _row_move(self) -> Arrays:
-        """The furthest move that a row was found to make, or one of the length that the clip allows."""
+        """The largest move that a row can cause, among candidates; or one of the length of the clip."""
         clip, norm = self.privacy.first_clip, self.privacy.norm
         move = worst_row(self.computation, self.federation, self.state, norm)
         length = float(sum((np.abs(v) ** norm).sum() for v in move.values()) ** (1 / norm))
@@ -204,14 +204,14 @@ class Scene:
         return {n: (units[n] != 0) * (size if n == real[0] else 0.0) for n in units}
 
     def engine(self, federation: Federation) -> Engine:
-        """Where these clients live; distributed noise is made up by all of them."""
+        """An engine for these clients; distributed noise is made up by all of them."""
         from fedscape.core.engine import Local
 
         least = len(federation) if self.privacy.place == "distributed" and isinstance(self.sampler, All) else 1
         return Local(federation, threads=1, min_clients=least)
 
     def loop(self, engine: Any, ledger: Ledger, resume: Path | None = None) -> Any:
-        """The real rounds of a run."""
+        """Run the real rounds."""
         from fedscape.core.rounds import rounds
 
         return rounds(
@@ -234,11 +234,11 @@ def _group_of(entry: Any) -> Group:
 
 
 class _Found(Exception):
-    """The first phase of a fit."""
+    """Raised at the first phase of a fit."""
 
 
 def first_phase(estimator: Any, federation: Federation, privacy: Privacy) -> tuple[Computation, Arrays]:
-    """The first computation that a fit runs, and its state."""
+    """The first computation of a fit, and its state."""
     from fedscape.core.engine import Local
 
     calls: list[tuple[Computation, Arrays]] = []
@@ -252,4 +252,4 @@ def first_phase(estimator: Any, federation: Federation, privacy: Privacy) -> tup
         estimator.fit(First(federation, threads=1), privacy=privacy)
     except _Found:
         return calls[0]
-    raise DataError(f"{type(estimator).__name__} released nothing in its fit, so that there is nothing to audit")
+    raise DataError(f"{type(estimator).__name__} released nothing in its fit, and there is nothing to audit")

@@ -1,4 +1,4 @@
-"""Clients cut from server data that look like the real ones, and proof that they do."""
+"""Simulate realistic clients from server data, and test that they are realistic."""
 
 from __future__ import annotations
 

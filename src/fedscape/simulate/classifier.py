@@ -1,4 +1,4 @@
-"""A classifier that tries to tell true clients from simulated ones by their histograms."""
+"""A classifier that tells true from simulated clients by their histograms."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fedscape.core.schedule import one_library_thread
 from fedscape.types import Array
 
 _PENALTIES = (1.0, 10.0, 100.0)
-_WAVES = 96  # random cosines: what is not linear
-_LEADING = 8  # directions in which clients differ most
+_WAVES = 96  # random cosine features, for what is not linear
+_LEADING = 8  # leading directions of the square-root shares
 
 
 def features(counts: Array, seed: int = 0) -> Array:
-    """What the classifier sees of a client: [clients, features], each with mean 0 and spread 1.
+    """Standardised features of each client for the classifier: [clients, features], mean 0 and spread 1.
 
-    Square roots of its shares, the logarithm of its size, its distance to all clients together, entropy, number of
-    categories and largest share; then random cosines (Rahimi and Recht 2007) of these and of the leading directions
-    of the roots, because clients may differ in their spread and not in their mean.
+    Square roots of its shares, log size, distance to the pooled histogram, entropy, number of categories and largest
+    share; then random cosines (Rahimi and Recht 2007) of these and of the leading directions of the roots. The cosines
+    catch clients that differ in spread and not in mean.
     """
     n = counts.sum(axis=1, keepdims=True)
     shares = counts / np.maximum(n, 1)
@@ -46,7 +46,7 @@ def features(counts: Array, seed: int = 0) -> Array:
 
 
 def _leading(x: Array) -> Array:
-    """The positions along the directions of largest spread."""
+    """Project onto the directions of largest spread."""
     if max(x.shape) <= 512 or x.shape[1] <= 2 * _LEADING or len(x) <= 2 * _LEADING:
         left, values, _ = np.linalg.svd(x, full_matrices=False)
         return np.asarray(left[:, :_LEADING] * values[:_LEADING])
@@ -63,10 +63,10 @@ def _standard(x: Array) -> Array:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a classifier found: the area under its curve, its standard error and p-value, and a probability each.
+    """The result of the classifier: AUC, its standard error and p-value, and a probability per client.
 
-    `of_true` and `of_simulated` are the probabilities, out of fold and with both kinds equally common, that a client is
-    a true one; clients that are common in one population only are near 1 or 0.
+    `of_true` and `of_simulated` are out-of-fold probabilities that a client is true, with both kinds equally common.
+    Clients that are common in only one population are near 1 or 0.
     """
 
     auc: float
@@ -77,12 +77,12 @@ class Verdict:
 
 
 def classify(true: Array, simulated: Array, *, seed: int = 0, folds: int = 5) -> Verdict:
-    """Train a penalised logistic regression on all folds but one, and ask it about that one; for every fold.
+    """Cross-validate a penalised logistic regression that tells true from simulated clients.
 
-    The area under the curve is computed inside each fold, where the classifier is fixed, and averaged: under equal laws
-    a fold's has mean 1/2 and the variance of the Mann-Whitney statistic; otherwise DeLong's (1988). Folds share
-    training clients, so that their mean varies more than that of independent ones: by the variance of a fold times
-    1 / folds + 1 / (folds - 1) (Nadeau and Bengio 2003).
+    The AUC is computed within each fold, where the classifier is fixed, and averaged. Under equal laws a fold's AUC has
+    mean 1/2 and the variance of the Mann-Whitney statistic; otherwise DeLong's (1988). Folds share training clients, so
+    their mean varies more than that of independent folds: by the variance of a fold times 1 / folds + 1 / (folds - 1)
+    (Nadeau and Bengio 2003).
 
     >>> rng = np.random.default_rng(0)
     >>> alike = classify(rng.multinomial(20, [0.5, 0.5], 100), rng.multinomial(20, [0.5, 0.5], 100))
@@ -95,10 +95,10 @@ def classify(true: Array, simulated: Array, *, seed: int = 0, folds: int = 5) ->
     fold = np.concatenate([rng.permutation(np.arange(len(part)) % folds) for part in (true, simulated)])
     guess, curves, variances, chance = np.empty(len(y)), [], [], []
     for f in range(folds):
-        here = fold == f
-        with one_library_thread():  # small matrices: two threads of a busy machine wait for each other a hundred times
-            guess[here] = _predict(x[~here], y[~here], x[here], fold[~here] == (f + 1) % folds)
-        a, b = guess[here & (y == 1)], guess[here & (y == 0)]
+        test = fold == f
+        with one_library_thread():  # small matrices: on a busy machine BLAS threads wait for each other
+            guess[test] = _predict(x[~test], y[~test], x[test], fold[~test] == (f + 1) % folds)
+        a, b = guess[test & (y == 1)], guess[test & (y == 0)]
         auc, variance = _area(a, b)
         curves.append(auc)
         variances.append(variance)
@@ -110,7 +110,7 @@ def classify(true: Array, simulated: Array, *, seed: int = 0, folds: int = 5) ->
 
 
 def _predict(x: Array, y: Array, at: Array, inner: Array) -> Array:
-    """Probabilities at new points; the penalty is chosen on a part of the training points."""
+    """Predict probabilities at new points; the penalty is tuned on a part of the training points."""
     losses = []
     for penalty in _PENALTIES:
         p = np.clip(_Logistic(x[~inner], y[~inner], penalty)(x[inner]), 1e-9, 1 - 1e-9)
@@ -120,14 +120,14 @@ def _predict(x: Array, y: Array, at: Array, inner: Array) -> Array:
 
 
 def _balance(y: Array) -> Array:
-    """Weights with mean one under which both kinds are equally common."""
+    """Weights with mean one that make both kinds equally common."""
     ones = max(float(y.sum()), 1.0)
     zeros = max(len(y) - ones, 1.0)
     return np.where(y == 1, len(y) / (2 * ones), len(y) / (2 * zeros))
 
 
 class _Logistic:
-    """Penalised logistic regression by Newton's steps, shortened where they do not help."""
+    """Penalised logistic regression by damped Newton steps."""
 
     def __init__(self, x: Array, y: Array, penalty: float) -> None:
         design, weight = np.column_stack([x, np.ones(len(x))]), _balance(y)
@@ -159,7 +159,7 @@ class _Logistic:
 
 
 def _area(a: Array, b: Array) -> tuple[float, float]:
-    """How often a value of a is above one of b, and the variance of that (DeLong, DeLong and Clarke-Pearson 1988)."""
+    """P(value of a > value of b) and its variance (DeLong, DeLong and Clarke-Pearson 1988)."""
     ordered_a, ordered_b = np.sort(a), np.sort(b)
     over = (np.searchsorted(ordered_b, a, "left") + np.searchsorted(ordered_b, a, "right")) / (2 * len(b))
     under = 1 - (np.searchsorted(ordered_a, b, "left") + np.searchsorted(ordered_a, b, "right")) / (2 * len(a))

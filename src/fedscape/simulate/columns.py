@@ -1,4 +1,4 @@
-"""What is modelled: a label, a binned number, several columns crossed, or a code learned from the features."""
+"""The modelled column: a label, a binned number, several columns crossed, or a code learned from the features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedscape.types import Array
 
 
 class Codes(NamedTuple):
-    """One category for each row, how many there are, and what they are called."""
+    """The category of each row, the number of categories, and their names."""
 
     values: Array
     number: int
@@ -25,7 +25,7 @@ class Codes(NamedTuple):
 
 
 class Code(Protocol):
-    """Anything that gives each row of a Federation a category."""
+    """Anything that assigns a category to each row of a Federation."""
 
     def codes(self, federation: Federation) -> Codes: ...
 
@@ -35,14 +35,14 @@ Column = str | Code | Sequence["str | Code"]
 
 @dataclass(frozen=True)
 class Labels:
-    """A column of categories whose number is declared, so that it is the same for all data.
+    """A column of categories with a declared number of categories, the same for all data.
 
     Parameters
     ----------
     column
         The column.
     n_categories
-        Categories are 0 to n_categories - 1; by default what names or the largest code say.
+        Categories are 0 to n_categories - 1; by default from the names or the largest code.
 
     >>> Labels("y", 3).codes(Federation({"y": [1, 0]}, [0, 2])).number
     3
@@ -64,7 +64,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Binned:
-    """A number cut at these edges, as `Federation.bin` does.
+    """A number binned at these edges, as in `Federation.bin`.
 
     >>> Binned("income", (0, 50, np.inf)).codes(Federation({"income": [10.0, 70.0]}, [0, 2])).values.tolist()
     [0, 1]
@@ -80,14 +80,14 @@ class Binned:
 
 @dataclass(frozen=True)
 class Cells:
-    """The cell of a fitted model that a row's features fall into: k-means cells, components of a mixture.
+    """The cell of a fitted model that a row's features fall into: k-means cells or mixture components.
 
     Parameters
     ----------
     model
         Anything fitted with `predict(rows)`, such as FederatedKMeans.
     number
-        How many cells it has.
+        Number of cells.
     column
         The column of features.
 
@@ -103,17 +103,17 @@ class Cells:
 
     def codes(self, federation: Federation) -> Codes:
         x = _flat(federation, self.column)
-        found = [np.asarray(self.model.predict(x[a : a + 65536])) for a in range(0, len(x), 65536)]
-        values = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        cells = [np.asarray(self.model.predict(x[a : a + 65536])) for a in range(0, len(x), 65536)]
+        values = np.concatenate(cells) if cells else np.empty(0, dtype=np.int64)
         return Codes(check_categories(values, self.number, self.column), self.number, None)
 
 
 @dataclass(frozen=True)
 class SignCodes:
-    """The signs of a few random projections of the features: 2**bits codes, near rows often share one.
+    """The signs of a few random projections of the features: 2**bits codes, often shared by near rows.
 
-    Features are centred first at `centre`, because signs see directions from the origin only; by default at 0, or for
-    whole numbers without a sign (bytes of images) at half of the largest. The same seed gives the same projections.
+    Features are first centred at `centre`, because signs depend only on the direction from the origin. The default
+    is 0, or half of the maximum for unsigned integers (bytes of images). The same seed gives the same projections.
 
     >>> fed = Federation({"x": [[1.0, 2.0], [1.1, 2.1], [-1.0, -2.0]]}, [0, 1, 3])
     >>> first, second, third = SignCodes(3).codes(fed).values
@@ -142,7 +142,7 @@ class SignCodes:
 
 
 def codes_of(federation: Federation, column: Column) -> Codes:
-    """The modelled category of each row; several columns are crossed, the last one running fastest.
+    """The modelled category of each row; several columns are crossed, the last one varying fastest.
 
     >>> codes_of(Federation({"a": [0, 1], "b": [2, 0]}, [0, 2]), ["a", "b"]).values.tolist()
     [2, 3]
@@ -150,34 +150,34 @@ def codes_of(federation: Federation, column: Column) -> Codes:
     parts = [column] if isinstance(column, str) or hasattr(column, "codes") else list(column)
     if not parts:
         raise DataError("column must name at least one column")
-    found = [(Labels(part) if isinstance(part, str) else part).codes(federation) for part in parts]
-    number = int(np.prod([part.number for part in found]))
+    coded = [(Labels(part) if isinstance(part, str) else part).codes(federation) for part in parts]
+    number = int(np.prod([part.number for part in coded]))
     if number > 2**24:
         raise DataError(f"the columns cross to {number:,} categories, at most {2**24:,} are sensible: use fewer bins")
     values = np.zeros(federation.n_rows, dtype=np.int64)
-    for part in found:
+    for part in coded:
         values = values * part.number + part.values
-    return Codes(values, number, _crossed(found))
+    return Codes(values, number, _crossed(coded))
 
 
 def with_codes(federation: Federation, column: Column, *, name: str = "code") -> Federation:
-    """The same clients with the modelled category as a column: what a mixture is fitted to.
+    """Add the modelled category as a column, for fitting a mixture.
 
     >>> fed = Federation({"y": [0, 1, 1], "g": [0, 0, 1]}, [0, 1, 3])
     >>> with_codes(fed, ["y", "g"])["code"].tolist()
     [0, 2, 3]
     """
-    found = codes_of(federation, column)
-    names = found.names or [str(code) for code in range(found.number)]
-    return federation.with_column(name, found.values.astype(np.int32), names=names)
+    coded = codes_of(federation, column)
+    names = coded.names or [str(code) for code in range(coded.number)]
+    return federation.with_column(name, coded.values.astype(np.int32), names=names)
 
 
 def _crossed(parts: list[Codes]) -> tuple[str, ...] | None:
     if len(parts) == 1:
         return parts[0].names
     named = [part.names or tuple(map(str, range(part.number))) for part in parts]
-    made = tuple(" x ".join(names) for names in product(*named))
-    return Collected(made) if any(isinstance(part.names, Collected) for part in parts) else made
+    crossed = tuple(" x ".join(names) for names in product(*named))
+    return Collected(crossed) if any(isinstance(part.names, Collected) for part in parts) else crossed
 
 
 def _flat(federation: Federation, column: str) -> Array:

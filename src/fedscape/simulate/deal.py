@@ -1,7 +1,7 @@
-"""Dealing rows to clients: keyed shuffles and draws, compiled, each beside its plain twin.
+"""Deal rows to clients: keyed shuffles and draws, compiled, each beside its plain twin.
 
-Every random number is a function of a 64-bit word for the client (or category) and of its place in that client's
-sequence: SplitMix64 (Steele, Lea and Flood 2014) from a word that Philox made.
+Every random number is a function of a 64-bit word per client (or category) and of its position in that client's
+sequence: SplitMix64 (Steele, Lea and Flood 2014), seeded with a word from Philox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK = 2**64 - 1
 
 
 def words(key: Key, number: int) -> Array:
-    """A 64-bit word for each of `number` clients (or categories), a function of the key and the place alone."""
+    """A 64-bit word for each of `number` clients (or categories), a function of the key and the position only."""
     seed, purpose = key._philox_key()
     places = np.arange(number, dtype=np.uint64)
     return np.asarray(first_uniform(places, np.uint64(key.round), seed, purpose)).view(np.uint64) * _SECOND
@@ -45,11 +45,11 @@ def shuffle_groups(order: Array, starts: Array, state: Array) -> None:
 def deal(
     counts: Array, order: Array, starts: Array, shared: Array, state: Array, stamp: Array, offsets: Array, out: Array
 ) -> None:
-    """Give client i counts[i, j] rows of category j, and shuffle what it got.
+    """Give client i counts[i, j] rows of category j, and shuffle its rows.
 
-    A category that is not shared is dealt out in the order of the clients, so that no two have a row in common. Of a
-    shared one every client draws its own rows, no row twice (Floyd's algorithm: one draw a row, whatever the number);
-    one that asks for more rows than there are gets whole copies first.
+    A category that is not shared is dealt in the order of the clients: no two clients share a row. From a shared
+    category every client draws its own rows without replacement (Floyd's algorithm: one draw per row). A client that
+    needs more rows than there are gets full copies first.
     """
     dealt = starts[:-1].copy()
     for i in range(counts.shape[0]):
@@ -65,12 +65,12 @@ def deal(
                 dealt[j] += number
                 to += number
                 continue
-            first, there = starts[j], starts[j + 1] - starts[j]
-            for _ in range(number // there):
-                for t in range(there):
+            first, stock = starts[j], starts[j + 1] - starts[j]
+            for _ in range(number // stock):
+                for t in range(stock):
                     out[to + t] = order[first + t]
-                to += there
-            for t in range(there - number % there, there):
+                to += stock
+            for t in range(stock - number % stock, stock):
                 s += _GOLDEN
                 z = (s ^ (s >> _A)) * _FIRST
                 z = (z ^ (z >> _B)) * _SECOND
@@ -89,7 +89,7 @@ def deal(
 
 
 def _below(state: int, n: int) -> tuple[int, int]:
-    """The next state, and a number from 0 to n - 1."""
+    """Advance the state, and draw a number from 0 to n - 1."""
     state = (state + int(_GOLDEN)) & _MASK
     z = ((state ^ (state >> 30)) * int(_FIRST)) & _MASK
     z = ((z ^ (z >> 27)) * int(_SECOND)) & _MASK

@@ -24,7 +24,7 @@ CERTAIN = 0.9  # a client is not represented where it is at least nine times as 
 
 @dataclass(frozen=True)
 class Measure:
-    """One number about the misfit: its 95% interval, what equal laws would give, and the p-value of equal laws.
+    """One measure of misfit: its 95% interval, its value under equal laws (`alike`), and the p-value of equal laws.
 
     >>> str(Measure(0.61, 0.57, 0.65, 0.5, 0.003))
     '0.61 [0.57, 0.65], 0.5 if alike, p = 0.003'
@@ -43,23 +43,23 @@ class Measure:
 
 @dataclass(frozen=True, eq=False)
 class Fidelity:
-    """What `fidelity` found. With thousands of clients every model is rejected: read the values, not the p-values.
+    """The result of `fidelity`. With thousands of clients every model is rejected: read the values, not the p-values.
 
-    `misfit` is the one number to order simulators by: each true client is matched with a simulated one so that the mean
-    distance between the two is least (the transport distance of the populations). The distance is the share of a
-    client's rows that would need other labels, averaged with that of its sketches where `features` are compared.
-    Clients of equal laws do not match exactly either: `alike` says how well. It has no ceiling as `auc` does. The
-    others are its parts, each about one thing.
+    `misfit` is the one number to rank simulators by. Each true client is matched with a simulated one to minimise the
+    mean distance (the transport distance of the populations). The distance is the share of a client's rows that would
+    need other labels, averaged with that of its sketches if `features` are compared. Clients of equal laws do not match
+    exactly either: `alike` is their mean distance. Unlike `auc`, misfit does not saturate. Each of the other measures
+    covers one aspect.
 
-    `auc`: how well a classifier tells true from simulated clients, 0.5 if not at all, far below it where simulated
+    `auc`: AUC of a classifier that tells true from simulated clients, 0.5 if it cannot, far below 0.5 if simulated
     clients are copies of true ones. `distance`: Wasserstein distance between the laws of a client's total variation
-    distance to all clients together. `size`: that between the laws of sizes, in mean true sizes. `pool`: total
-    variation distance between all true and all simulated rows. `sketch`: the energy distance between given
-    representations, unbiased and so sometimes below zero.
+    distance to the pooled clients. `size`: Wasserstein distance between the laws of sizes, in mean true sizes. `pool`:
+    total variation distance between all true and all simulated rows. `sketch`: energy distance between representations,
+    unbiased and so sometimes below zero.
 
-    `missing` is the share of true clients at least nine times as common among true clients as among simulated ones,
-    `missing_ids` who they are, the most extreme first; `invented` is the share of simulated clients the other way.
-    Both, and `auc`, look at as many clients of each: of the larger population a part chosen by the seed.
+    `missing` is the share of true clients at least nine times as common among true as among simulated clients.
+    `missing_ids` lists them, the most extreme first. `invented` is the share of simulated clients the other way round.
+    These three and `auc` use equally many clients of each; the larger population is subsampled with the seed.
     """
 
     misfit: Measure
@@ -108,22 +108,22 @@ def fidelity(
     most: int = 5000,
     seed: int = 0,
 ) -> Fidelity:
-    """Compare true with simulated clients, where both can be looked at; `self_score` needs only sums.
+    """Compare true with simulated clients, with access to both; `self_score` needs only sums.
 
     Parameters
     ----------
     true, simulated
         Federations, or counts [clients, C].
     column
-        What is compared: as for `clients`. Categories are matched by name where both have names, else by number.
+        The column to compare, as for `clients`. Categories are matched by name if both have names, else by number.
     features
-        A column of numbers that both have: clients are compared by distribution sketches of it, too.
+        A numeric column of both: clients are also compared by distribution sketches of it.
     sketches
-        Any other representation of each client, true and simulated: [clients, ...] twice.
+        Another representation of each client, true and simulated: [clients, ...] twice.
     draws
-        Bootstraps for the intervals, and permutations for what equal laws would give.
+        Bootstrap draws for the intervals, and permutations for the values under equal laws.
     most
-        At most this many clients of each are looked at, chosen by the seed.
+        Maximum number of clients of each, subsampled with the seed.
 
     >>> rng = np.random.default_rng(0)
     >>> a, b = rng.multinomial(30, [0.3, 0.7], 200), rng.multinomial(30, rng.dirichlet([3, 7], 200))
@@ -144,28 +144,28 @@ def fidelity(
         raise DataError("sketches must have one row for each client, true and simulated")
     rng = Key(seed, purpose="fidelity").generator()
     these, those = (np.sort(rng.permutation(len(c))[:most]) for c in (counts, other))
-    made = (counts[these].astype(np.int64), other[those].astype(np.int64))
-    if not (made[0].any() and made[1].any()):
+    populations = (counts[these].astype(np.int64), other[those].astype(np.int64))
+    if not (populations[0].any() and populations[1].any()):
         raise DataError("no client has a row in this column: there is nothing to compare")
     fewer = min(len(these), len(those))  # where one kind is rare, a classifier is too sure of the other
-    equal = [np.sort(rng.permutation(len(c))[:fewer]) for c in made]
-    verdict = classify(made[0][equal[0]], made[1][equal[1]], seed=seed)
+    equal = [np.sort(rng.permutation(len(c))[:fewer]) for c in populations]
+    verdict = classify(populations[0][equal[0]], populations[1][equal[1]], seed=seed)
     spread = 1.96 * verdict.error
     auc = Measure(verdict.auc, max(verdict.auc - spread, 0.0), min(verdict.auc + spread, 1.0), 0.5, verdict.p)
-    scale = max(float(made[0].sum(axis=1).mean()), 1e-300)
+    scale = max(float(populations[0].sum(axis=1).mean()), 1e-300)
     order = np.argsort(-verdict.of_true, kind="stable")
     lost = order[verdict.of_true[order] > CERTAIN]
-    shares = [c / np.maximum(c.sum(axis=1, keepdims=True), 1) for c in made]
+    shares = [c / np.maximum(c.sum(axis=1, keepdims=True), 1) for c in populations]
     ways = [(shares[0], shares[1], 1)]
     if features is not None and sketches is not None:
-        seen = [np.asarray(s)[who] for s, who in zip(sketches, (these, those), strict=True)]
-        ways.append((seen[0].reshape(len(these), -1), seen[1].reshape(len(those), -1), seen[0].shape[1]))
+        sketched = [np.asarray(s)[who] for s, who in zip(sketches, (these, those), strict=True)]
+        ways.append((sketched[0].reshape(len(these), -1), sketched[1].reshape(len(those), -1), sketched[0].shape[1]))
     return Fidelity(
         misfit=_matched(ways, rng, draws),
         auc=auc,
-        distance=_distance_laws(made[0], made[1], rng, draws),
-        size=_laws(made[0].sum(axis=1) / scale, made[1].sum(axis=1) / scale, rng, draws),
-        pool=_pools(made[0], made[1], rng, draws),
+        distance=_distance_laws(populations[0], populations[1], rng, draws),
+        size=_laws(populations[0].sum(axis=1) / scale, populations[1].sum(axis=1) / scale, rng, draws),
+        pool=_pools(populations[0], populations[1], rng, draws),
         sketch=None if sketches is None else _energy(np.asarray(sketches[0]), np.asarray(sketches[1]), rng, draws),
         missing=float((verdict.of_true > CERTAIN).mean()),
         missing_ids=tuple(ids[these[equal[0][lost]]].tolist()),
@@ -175,61 +175,61 @@ def fidelity(
 
 
 def _sketched(true: Federation, simulated: Federation, column: str, seed: int) -> tuple[Array, Array]:
-    """Both populations under the same functions, centred at the true mean: [clients, 64 x 16] twice."""
+    """Sketch both populations with the same functions, centred at the true mean: [clients, 64 x 16] twice."""
     sketch = DistributionSketch(64, bits=4, column=column, centre="mean", seed=seed).fit(true, progress=False)
     return sketch.transform(true), sketch.transform(simulated)
 
 
 def _both(true: Population, simulated: Population, column: Column) -> tuple[Array, Array, Array]:
-    made, ids, names = [], [], []
-    for given in (true, simulated):
-        if isinstance(given, Federation):
+    histograms, ids, names = [], [], []
+    for population in (true, simulated):
+        if isinstance(population, Federation):
             plain = isinstance(column, str)
-            fed = given if plain else with_codes(given, column)
-            made.append(fed.counts(str(column) if plain else "code"))
-            ids.append(given.ids)
-            names.append(given.names.get(str(column)) if plain else codes_of(given, column).names)
+            fed = population if plain else with_codes(population, column)
+            histograms.append(fed.counts(str(column) if plain else "code"))
+            ids.append(population.ids)
+            names.append(population.names.get(str(column)) if plain else codes_of(population, column).names)
         else:
-            counts = np.asarray(given)
+            counts = np.asarray(population)
             if counts.ndim != 2 or counts.dtype.kind not in "iu" or (counts.size and counts.min() < 0):
                 raise DataError(f"counts must be whole numbers [clients, categories], not {counts.dtype}{counts.shape}")
-            made.append(counts)
+            histograms.append(counts)
             ids.append(np.arange(len(counts)))
             names.append(None)
     if names[0] is not None and names[1] is not None and names[0] != names[1]:
-        made = _by_name(made, [list(names[0]), list(names[1])])
-    wide = max(c.shape[1] for c in made)  # a category that one of the two never saw
-    made = [np.pad(c, ((0, 0), (0, wide - c.shape[1]))) for c in made]
-    return made[0], made[1], ids[0]
+        histograms = _by_name(histograms, [list(names[0]), list(names[1])])
+    wide = max(c.shape[1] for c in histograms)  # a category that one of the two never saw
+    histograms = [np.pad(c, ((0, 0), (0, wide - c.shape[1]))) for c in histograms]
+    return histograms[0], histograms[1], ids[0]
 
 
 def _by_name(counts: list[Array], names: list[list[str]]) -> list[Array]:
-    """Both over the union of their categories, in one order."""
+    """Align both over the union of their categories, in one order."""
     if not set(names[0]) & set(names[1]):
         raise DataError(
             f"the two populations share no category: one has {names[0][:3]}, the other {names[1][:3]}; give both the "
             "same names, or none"
         )
-    place = {name: j for j, name in enumerate(sorted({*names[0], *names[1]}))}
-    made = []
+    position = {name: j for j, name in enumerate(sorted({*names[0], *names[1]}))}
+    aligned = []
     for own, called in zip(counts, names, strict=True):
-        out = np.zeros((len(own), len(place)), dtype=own.dtype)
-        out[:, [place[name] for name in called]] = own
-        made.append(out)
-    return made
+        out = np.zeros((len(own), len(position)), dtype=own.dtype)
+        out[:, [position[name] for name in called]] = own
+        aligned.append(out)
+    return aligned
 
 
 def _distances(counts: Array) -> Array:
-    """The total variation distance of each client with rows to all clients together."""
+    """The total variation distance of each client with rows to the pooled clients."""
     filled = counts[counts.sum(axis=1) > 0]
     pool = filled.sum(axis=0) / max(filled.sum(), 1)
     return np.asarray(np.abs(filled / filled.sum(axis=1, keepdims=True) - pool).sum(axis=1) / 2)
 
 
 def _distance_laws(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
-    """The Wasserstein distance between the laws of clients' distances to all clients of their own population.
+    """Wasserstein distance between the laws of clients' distances to the pool of their own population.
 
-    A draw has clients anew and forms its pools anew: a population's pool is part of what is compared.
+    Each draw resamples the clients and recomputes the pools, because the pools are part of the comparison.
     """
     both = np.concatenate((a, b))
 
@@ -237,14 +237,14 @@ def _distance_laws(a: Array, b: Array, rng: np.random.Generator, draws: int) -> 
         first, second = _distances(left), _distances(right)
         return wasserstein(first, second) if len(first) and len(second) else 0.0
 
-    def again() -> float:
+    def resampled() -> float:
         return apart(a[rng.integers(0, len(a), len(a))], b[rng.integers(0, len(b), len(b))])
 
     def mixed() -> float:
         order = rng.permutation(len(both))
         return apart(both[order[: len(a)]], both[order[len(a) :]])
 
-    return _measure(apart(a, b), again, mixed, draws)
+    return _measure(apart(a, b), resampled, mixed, draws)
 
 
 def _laws(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
@@ -253,18 +253,18 @@ def _laws(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
         raise DataError("no client has a row in this column: there is nothing to compare")
     both = np.concatenate((a, b))
 
-    def again() -> float:
+    def resampled() -> float:
         return wasserstein(rng.choice(a, len(a)), rng.choice(b, len(b)))
 
     def mixed() -> float:
         order = rng.permutation(len(both))
         return wasserstein(both[order[: len(a)]], both[order[len(a) :]])
 
-    return _measure(wasserstein(a, b), again, mixed, draws)
+    return _measure(wasserstein(a, b), resampled, mixed, draws)
 
 
 def wasserstein(a: Array, b: Array) -> float:
-    """The area between two distribution functions.
+    """The area between two cumulative distribution functions.
 
     >>> wasserstein(np.array([0.0, 1.0]), np.array([1.0, 2.0]))
     1.0
@@ -275,13 +275,13 @@ def wasserstein(a: Array, b: Array) -> float:
 
 
 def _pools(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
-    """The total variation distance between pooled shares, clients drawn anew."""
+    """The total variation distance between pooled shares, with clients resampled."""
     both = np.concatenate((a, b)).astype(float)
 
     def apart(left: Array, right: Array) -> float:
         return float(np.abs(left / max(left.sum(), 1) - right / max(right.sum(), 1)).sum() / 2)
 
-    def again() -> float:
+    def resampled() -> float:
         weights = [rng.multinomial(len(c), np.full(len(c), 1 / len(c))) for c in (a, b)]
         return apart(weights[0] @ a, weights[1] @ b)
 
@@ -289,16 +289,16 @@ def _pools(a: Array, b: Array, rng: np.random.Generator, draws: int) -> Measure:
         left = rng.permutation(len(both)) < len(a)
         return apart(left @ both, ~left @ both)
 
-    return _measure(apart(a.sum(axis=0), b.sum(axis=0)), again, mixed, draws)
+    return _measure(apart(a.sum(axis=0), b.sum(axis=0)), resampled, mixed, draws)
 
 
-def _measure(value: float, again: Callable[[], float], mixed: Callable[[], float], draws: int) -> Measure:
-    """Reflected bootstrap interval, mean and tail under permutations.
+def _measure(value: float, resampled: Callable[[], float], mixed: Callable[[], float], draws: int) -> Measure:
+    """Reflected bootstrap interval; mean and tail under permutations.
 
-    A distance is never below zero, and near it a bootstrap is no guide: where the test does not reject, the interval
-    begins at zero.
+    A distance is never below zero, and the bootstrap fails near zero. If the test does not reject, the interval begins
+    at zero.
     """
-    bootstrap, null = (np.array([one() for _ in range(draws)]) for one in (again, mixed))
+    bootstrap, null = (np.array([one() for _ in range(draws)]) for one in (resampled, mixed))
     low, high = np.quantile(bootstrap, [0.025, 0.975])
     p = float((1 + (null >= value).sum()) / (draws + 1))
     begin = float(max(2 * value - high, 0.0)) if p <= 0.05 else 0.0
@@ -306,10 +306,11 @@ def _measure(value: float, again: Callable[[], float], mixed: Callable[[], float
 
 
 def _matched(ways: list[tuple[Array, Array, int]], rng: np.random.Generator, draws: int, most: int = 200) -> Measure:
-    """The mean distance between true clients and the simulated ones they are matched with, at its least.
+    """The minimum mean distance of a matching between true and simulated clients.
 
-    `ways` are distributions of the clients: [clients, ...] twice, each of so many rows that sum to one. As many clients
-    of both are matched; the interval has the spread of a bootstrap of clients, for populations of as many clients.
+    `ways` are distributions of the clients: [clients, ...] twice, and the number of rows per client, each of which sums
+    to one. Equally many clients of both are matched. The interval has the spread of a bootstrap over clients, for
+    populations of that many clients.
     """
     from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
@@ -327,15 +328,15 @@ def _matched(ways: list[tuple[Array, Array, int]], rng: np.random.Generator, dra
         return float(own[linear_sum_assignment(own)].mean())
 
     value = cost(np.arange(2 * n))
-    again = [cost(np.concatenate((rng.integers(0, n, n), n + rng.integers(0, n, n)))) for _ in range(draws)]
+    bootstrap = [cost(np.concatenate((rng.integers(0, n, n), n + rng.integers(0, n, n)))) for _ in range(draws)]
     null = np.array([cost(rng.permutation(2 * n)) for _ in range(draws)])
-    reach = 1.96 * float(np.std(again))
+    reach = 1.96 * float(np.std(bootstrap))
     p = float((1 + (null >= value).sum()) / (draws + 1))
     return Measure(value, max(value - reach, 0.0), min(value + reach, 1.0), float(null.mean()), p)
 
 
 def _energy(a: Array, b: Array, rng: np.random.Generator, draws: int, most: int = 1000) -> Measure:
-    """2 E|A - B| - E|A - A'| - E|B - B'| without bias, from the Euclidean distances between clients."""
+    """Unbiased 2 E|A - B| - E|A - A'| - E|B - B'|, from the Euclidean distances between clients."""
     a, b = (x[rng.permutation(len(x))[:most]].reshape(min(len(x), most), -1).astype(float) for x in (a, b))
     both = np.concatenate((a, b))
     squares = (both**2).sum(axis=1)
@@ -353,6 +354,6 @@ def _energy(a: Array, b: Array, rng: np.random.Generator, draws: int, most: int 
 
     value, variance = energy(np.arange(len(both)))
     null = np.array([energy(rng.permutation(len(both)))[0] for _ in range(draws)])
-    reach = np.hypot(1.96 * np.sqrt(variance), 2 * null.std())  # near equal laws the first term vanishes
+    reach = np.hypot(1.96 * np.sqrt(variance), 2 * null.std())  # the first term vanishes near equal laws
     p = float((1 + (null >= value).sum()) / (draws + 1))
     return Measure(value, value - reach, value + reach, float(null.mean()), p)

@@ -1,4 +1,4 @@
-"""The simulated clients as partitions of flwr_datasets."""
+"""Simulated clients as partitions of flwr_datasets."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedscape.simulate.recipes import FromMixture, Recipe
 
 
 class PopulationPartitioner(Partitioner):  # type: ignore[misc]  # flwr_datasets is not typed here
-    """A `flwr_datasets` Partitioner whose partitions are simulated clients.
+    """A `flwr_datasets` Partitioner with simulated clients as partitions.
 
     Parameters
     ----------
     population
         A fitted MixtureOfDirichletMultinomials, or any recipe of `fedscape.simulate`.
     num_partitions
-        How many clients.
+        Number of clients.
     partition_by
-        The column of categories that is modelled.
+        The modelled column of categories.
     seed
         The same seed gives the same partitions of the same dataset.
     policy
@@ -56,7 +56,7 @@ class PopulationPartitioner(Partitioner):  # type: ignore[misc]  # flwr_datasets
 
     @property
     def plan(self) -> Plan:
-        """Which rows each partition has; made at the first use."""
+        """The rows of each partition, computed at first use."""
         if self._plan is None:
             column = self.dataset.select_columns([self._partition_by])
             self._plan = plan(
@@ -82,5 +82,5 @@ class PopulationPartitioner(Partitioner):  # type: ignore[misc]  # flwr_datasets
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """The number of partitions."""
         return self._num_partitions

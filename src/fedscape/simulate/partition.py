@@ -1,4 +1,4 @@
-"""Which rows each simulated client gets: first whether it can be done, then indices, and data when asked for."""
+"""Assign rows to simulated clients: check feasibility, then choose indices, and copy data on request."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ POLICIES = ("refuse", "replace", "scale", "independent")
 
 @dataclass(frozen=True, eq=False)
 class Feasibility:
-    """Whether there are enough rows, category by category, known before any row is dealt.
+    """Whether each category has enough rows, known before any row is dealt.
 
-    `available` and `needed` [C] are rows; `names` says what the categories are called.
+    `available` and `needed` [C] count rows; `names` are the names of the categories.
 
     >>> print(Feasibility(np.array([5, 9]), np.array([8, 9]), ("a", "b"), "refuse"))
     1 of 2 categories are short: 'a' has 5 rows, the plan needs 8 (refused)
@@ -43,18 +43,18 @@ class Feasibility:
     def short(self) -> Array:
         """The categories that have too few rows for disjoint clients, the worst first."""
         ratio = self.needed / np.maximum(self.available, 0.5)
-        found = np.flatnonzero(self.needed > self.available)
-        return np.asarray(found[np.argsort(-ratio[found], kind="stable")])
+        scarce = np.flatnonzero(self.needed > self.available)
+        return np.asarray(scarce[np.argsort(-ratio[scarce], kind="stable")])
 
     @property
     def factor(self) -> float:
-        """By how much sizes shrink under policy "scale": what the worst category allows."""
-        asked = self.needed > 0
-        return float(min(1.0, (self.available[asked] / self.needed[asked]).min(initial=1.0)))
+        """The factor on all sizes under policy "scale", set by the worst category."""
+        wanted = self.needed > 0
+        return float(min(1.0, (self.available[wanted] / self.needed[wanted]).min(initial=1.0)))
 
     @property
     def possible(self) -> bool:
-        """Whether the plan can be carried out under this policy."""
+        """Whether the plan is feasible under this policy."""
         if self.policy == "refuse":
             return not len(self.short)
         return not ((self.available == 0) & (self.needed > 0)).any()
@@ -79,13 +79,13 @@ class Feasibility:
         return f"category {category}" if self.names is None else repr(self.names[category])
 
     def check(self) -> None:
-        """Refuse a plan that cannot be carried out."""
+        """Refuse a plan that is not feasible."""
         if self.possible:
             return
         if self.policy != "refuse":
             lost = int(np.flatnonzero((self.available == 0) & (self.needed > 0))[0])
             raise DataError(
-                f"{self._name(lost)} has no rows, the plan needs {int(self.needed[lost]):,}: nothing can stand in for "
+                f"{self._name(lost)} has no rows, the plan needs {int(self.needed[lost]):,}: nothing can replace "
                 "them; give a proxy that has some, or a recipe without this category"
             )
         raise DataError(
@@ -96,10 +96,10 @@ class Feasibility:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Which rows of the proxy each simulated client has: indices, no copy of the data.
+    """The rows of the proxy for each simulated client: indices, no copy of the data.
 
-    Client i has the rows `rows[offsets[i]:offsets[i + 1]]` of `proxy`; `histograms` [clients, C] counts its modelled
-    categories (one column of sizes where the recipe tells none apart).
+    Client i has the rows `rows[offsets[i]:offsets[i + 1]]` of `proxy`. `histograms` [clients, C] counts its modelled
+    categories (a single column of sizes if the recipe ignores categories).
 
     >>> fed = Federation({"y": [0, 0, 1, 1]}, [0, 4])
     >>> from fedscape.simulate import ConditionallyIID
@@ -127,7 +127,7 @@ class Plan:
         return np.asarray(self.rows[self.offsets[client] : self.offsets[client + 1]])
 
     def federation(self, clients: npt.ArrayLike | slice | None = None) -> Federation:
-        """The simulated clients, or these of them by position, mask or slice, with their data; ids are positions."""
+        """The simulated clients with their data; select some by position, mask or slice. Ids are positions."""
         everyone = slice(None) if clients is None else clients
         where = everyone if isinstance(everyone, slice) else positions(everyone, len(self))
         chosen, offsets = rows_of(self.offsets, where)
@@ -148,7 +148,7 @@ def clients(
     seed: int = 0,
     policy: Policy = "refuse",
 ) -> Federation:
-    """Clients cut from data without clients: `plan(...)` and its `federation()`.
+    """Simulate clients from pooled data: `plan(...)` and its `federation()`.
 
     Parameters
     ----------
@@ -158,17 +158,17 @@ def clients(
         The server's rows: a Federation (its clients are ignored), a mapping of arrays, a Hugging Face Dataset, an
         Arrow table or DataFrame, or the path of a Parquet file.
     n_clients
-        How many; recipes made of true clients take theirs by default.
+        Number of clients; recipes built from true clients take theirs by default.
     column
-        What is modelled: a column's name, a code (`Binned`, `Cells`, `SignCodes`, `Labels`), or several crossed. Its
-        categories are matched by name where recipe and proxy both have names, else by their numbers.
+        The modelled column: a name, a code (`Binned`, `Cells`, `SignCodes`, `Labels`), or several crossed. Categories
+        are matched by name if recipe and proxy both have names, else by number.
     seed
         The same seed gives the same clients.
     policy
-        When a category has too few rows for disjoint clients: "refuse" it; "replace", clients share rows of that
-        category alone; "scale" all clients down alike; or, whatever the rows, "independent": every client draws its
-        own from all rows, which depend on the seed, its place and its histogram alone. No client has a row twice while
-        there are others.
+        What to do if a category has too few rows for disjoint clients: "refuse"; "replace", clients share rows of that
+        category only; "scale" all clients down by one factor. With "independent" every client draws from all rows in
+        any case: its rows depend only on the seed, its position and its histogram. No client has a row twice while
+        unused rows remain.
 
     >>> fed = Federation({"y": [0] * 50 + [1] * 50}, [0, 100])
     >>> from fedscape.simulate import Dirichlet
@@ -187,7 +187,7 @@ def feasibility(
     seed: int = 0,
     policy: Policy = "refuse",
 ) -> Feasibility:
-    """Whether there are rows enough, without dealing any. The parameters are those of `clients`.
+    """Check whether there are enough rows, without dealing any. The parameters are those of `clients`.
 
     >>> from fedscape.simulate import FullyIID
     >>> print(feasibility(FullyIID(60), {"y": [0] * 100}, n_clients=2))
@@ -205,7 +205,7 @@ def plan(
     seed: int = 0,
     policy: Policy = "refuse",
 ) -> Plan:
-    """Which rows each simulated client gets. The parameters are those of `clients`.
+    """Assign rows to the simulated clients. The parameters are those of `clients`.
 
     >>> from fedscape.simulate import FullyIID
     >>> plan(FullyIID(5), {"y": [0] * 100}, n_clients=20).sizes.tolist() == [5] * 20
@@ -218,7 +218,7 @@ def plan(
 
 @dataclass(frozen=True, eq=False)
 class _Draft:
-    """Histograms are drawn and rows counted; nothing is dealt yet."""
+    """Drawn histograms and counted rows, before any row is dealt."""
 
     proxy: Federation
     codes: Array
@@ -252,29 +252,29 @@ class _Draft:
         wider = max(counts.shape[1] - number, 0)
         available = np.concatenate((available[: counts.shape[1]], np.zeros(wider, dtype=np.int64)))
         named = names if names is not None and len(names) == len(available) else None
-        found = Feasibility(available, counts.sum(axis=0, dtype=np.int64), named, policy)
-        return cls(data, values, counts, found, key)
+        feasible = Feasibility(available, counts.sum(axis=0, dtype=np.int64), named, policy)
+        return cls(data, values, counts, feasible, key)
 
     def dealt(self) -> Plan:
-        found, counts = self.feasibility, self.histograms
-        if found.policy == "scale" and found.factor < 1:
-            counts = scaled(counts, found, self.key.to("scaled").generator())
-        shared = np.full(len(found.available), found.policy == "independent")
-        if found.policy == "replace":
-            shared = found.needed > found.available
-        starts = offsets_of(found.available)
+        feasible, counts = self.feasibility, self.histograms
+        if feasible.policy == "scale" and feasible.factor < 1:
+            counts = scaled(counts, feasible, self.key.to("scaled").generator())
+        shared = np.full(len(feasible.available), feasible.policy == "independent")
+        if feasible.policy == "replace":
+            shared = feasible.needed > feasible.available
+        starts = offsets_of(feasible.available)
         order = group_rows(np.ascontiguousarray(self.codes, dtype=np.int64), starts[:-1].copy())
-        shuffle_groups(order, starts, words(self.key.to("order of rows"), len(found.available)))
+        shuffle_groups(order, starts, words(self.key.to("order of rows"), len(feasible.available)))
         offsets = offsets_of(counts.sum(axis=1, dtype=np.int64))
         rows = np.empty(offsets[-1], dtype=np.int64)
         stamp = np.full(len(order), -1, dtype=np.int64)
         state = words(self.key.to("rows of clients"), len(counts))
         deal(np.ascontiguousarray(counts, dtype=np.int32), order, starts, shared, state, stamp, offsets, rows)
-        return Plan(self.proxy, rows, offsets, counts, found)
+        return Plan(self.proxy, rows, offsets, counts, feasible)
 
 
 def _by_name(values: Array, names: Sequence[str], wanted: Sequence[str]) -> Array:
-    """The codes of the proxy's rows as the recipe numbers them."""
+    """Recode the proxy's rows to the category numbers of the recipe."""
     codes = codes_by_name(values, names, wanted)
     if (codes < 0).any():
         code = int(values[codes < 0][0])
@@ -286,18 +286,18 @@ def _by_name(values: Array, names: Sequence[str], wanted: Sequence[str]) -> Arra
     return codes
 
 
-def scaled(counts: Array, found: Feasibility, rng: np.random.Generator) -> Array:
-    """All counts times the factor, rounded along the clients so that no category exceeds its rows."""
+def scaled(counts: Array, feasibility: Feasibility, rng: np.random.Generator) -> Array:
+    """Multiply all counts by the factor, rounded along the clients to keep each category within its rows."""
     out = np.empty_like(counts)
     for j in range(counts.shape[1]):
-        running = np.cumsum(counts[:, j], dtype=np.float64) * found.factor
+        running = np.cumsum(counts[:, j], dtype=np.float64) * feasibility.factor
         ends = np.floor(running + rng.random())
-        out[:, j] = np.diff(np.minimum(ends, found.available[j]), prepend=0)
+        out[:, j] = np.diff(np.minimum(ends, feasibility.available[j]), prepend=0)
     return out
 
 
 def as_proxy(proxy: Any) -> Federation:
-    """Rows of any kind as a Federation; who its clients are does not matter.
+    """Convert rows of any kind to a Federation; its clients do not matter.
 
     >>> as_proxy({"y": [1, 2, 3]})
     Federation(1 client, 3 rows, y int64)

@@ -1,4 +1,4 @@
-"""Recipes: how many rows of each category each simulated client has."""
+"""Recipes: the histogram of each simulated client."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedscape.core.random import Key, dirichlet
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-BLOCK = 4096  # clients that share a generator; always drawn whole, so that none depends on how many follow
+BLOCK = 4096  # clients per generator; blocks are drawn whole: no client depends on how many follow
 
 
 class Recipe(Protocol):
-    """What every recipe has: the histograms of clients, given how many rows of each category there are."""
+    """The interface of a recipe: draws client histograms, given the number of rows of each category."""
 
     @property
     def by_category(self) -> bool:
-        """Whether rows are told apart by category; False draws from all rows alike (histograms then are sizes)."""
+        """Whether the recipe distinguishes categories; if False, rows are drawn uniformly and histograms are sizes."""
 
     def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
         """Histograms [clients, C] for `available` [C] rows of each category."""
@@ -28,12 +28,12 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FullyIID:
-    """Clients whose rows are drawn from all rows alike: the baseline of the MDM paper, section 4.
+    """Clients with rows drawn uniformly from all rows: the baseline of the MDM paper, section 4.
 
     Parameters
     ----------
     sizes
-        One size for all clients, or the sizes of the true clients: each simulated client draws one of them; without
+        One size for all clients, or the sizes of the true clients, from which each simulated client draws one. Without
         `n_clients` there is one client of each size, in order.
 
     >>> FullyIID([3, 5]).draw(np.array([100]), None, Key(0)).tolist()
@@ -55,14 +55,14 @@ class FullyIID:
 
 @dataclass(frozen=True, eq=False)
 class ConditionallyIID:
-    """Clients with exactly the histograms of true ones, their rows drawn alike within each category.
+    """Clients with exactly the histograms of true ones, and rows drawn uniformly within each category.
 
     The oracle of the MDM paper, section 4: it needs every true client's histogram.
 
     Parameters
     ----------
     histograms
-        [clients, C] whole numbers. Without `n_clients` there is one client for each, in order; with it that many are
+        [clients, C] integers. Without `n_clients` there is one client per histogram, in order; with it, that many are
         drawn from them.
 
     >>> ConditionallyIID([[2, 1], [0, 4]]).draw(np.array([10, 10]), None, Key(0)).tolist()
@@ -86,16 +86,16 @@ class ConditionallyIID:
 
 @dataclass(frozen=True, eq=False)
 class FromMixture:
-    """Clients whose histograms are drawn from a fitted population: the MDM paper's own.
+    """Clients with histograms drawn from a fitted population: the method of the MDM paper.
 
-    Client i is a function of the seed and i alone, not of how many clients follow.
+    Client i is a function of the seed and i only, not of how many clients follow.
 
     Parameters
     ----------
     population
         A fitted MixtureOfDirichletMultinomials, or anything with its `sample(n, seed=, sizes=)`.
     sizes
-        One size for all clients, instead of the population's law of sizes.
+        One size for all clients, instead of the population's size law.
 
     >>> from fedscape import MixtureOfDirichletMultinomials
     >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
@@ -109,7 +109,7 @@ class FromMixture:
 
     @property
     def category_names(self) -> tuple[str, ...] | None:
-        """What the population's categories are called, where that is known: a proxy with names is matched by them."""
+        """The names of the population's categories, if known; they are matched with the names of the proxy."""
         return getattr(self.population, "category_names_", None)
 
     def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
@@ -123,21 +123,21 @@ class FromMixture:
 
 @dataclass(frozen=True, eq=False)
 class Dirichlet:
-    """Clients skewed by label: the split most federated benchmarks use.
+    """Clients with label skew: the split of most federated benchmarks.
 
-    Without `sizes` all rows are dealt out: the shares of each category's rows that the clients get are drawn from
-    Dir(alpha, ..., alpha) over the clients (Yurochkin et al. 2019), rounded so that no row is lost. With `sizes` each
-    client draws its own shares from Dir(alpha) over the categories and that many rows (Hsu et al. 2019). There is no
-    retrying: any alpha above zero and any number of clients is done in one pass.
+    Without `sizes` all rows are dealt. For each category, the clients' shares of its rows are drawn from
+    Dir(alpha, ..., alpha) over the clients (Yurochkin et al. 2019), rounded without losing a row. With `sizes` each
+    client draws its own shares from Dir(alpha) over the categories, and that many rows (Hsu et al. 2019). Nothing is
+    retried: any alpha above zero and any number of clients takes one pass.
 
     Parameters
     ----------
     alpha
-        The smaller the more skewed: one number, or (with sizes) one for each category.
+        The smaller, the more skewed: one number, or (with sizes) one per category.
     sizes
-        Rows of each client: one number, or one for each.
+        Rows of each client: one number, or one per client.
     least
-        Rows every client has at least. Where the draw gave fewer, rows are moved from the largest clients.
+        Minimum number of rows per client. If the draw gives fewer, rows are moved from the largest clients.
 
     >>> counts = Dirichlet(0.01).draw(np.full(100, 500), 500, Key(0))
     >>> bool((counts.sum(axis=0) == 500).all())
@@ -159,9 +159,7 @@ class Dirichlet:
                 f"{list(alpha.shape)} of them{' without sizes' if self.sizes is None else ''}"
             )
         if not len(available):
-            raise DataError(
-                "the proxy has no rows, so that there are no categories to draw from: give one that has some"
-            )
+            raise DataError("the proxy has no rows, and no categories to draw from: pass one with rows")
         rng = key.to("simulated dirichlet").generator()
         if self.sizes is None:
             n = _number(n_clients)
@@ -175,14 +173,14 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Clients skewed in size alone: shares of all rows from Dir(alpha, ..., alpha) over the clients, labels alike.
+    """Clients with quantity skew only: shares of all rows from Dir(alpha, ..., alpha) over the clients, labels uniform.
 
     Parameters
     ----------
     alpha
-        The smaller the more uneven.
+        The smaller, the more uneven.
     least
-        Rows every client has at least.
+        Minimum number of rows per client.
 
     >>> int(Quantity(0.5, least=1).draw(np.array([100]), 10, Key(0)).sum())
     100
@@ -207,7 +205,7 @@ class Shards:
     Parameters
     ----------
     per_client
-        How many shards a client gets. Shards differ by at most one row, and all rows are dealt.
+        Shards per client. Shards differ by at most one row, and all rows are dealt.
 
     >>> Shards(2).draw(np.array([40, 40]), 4, Key(0)).sum(axis=1).tolist()
     [20, 20, 20, 20]
@@ -237,15 +235,15 @@ class Shards:
 
 @dataclass(frozen=True)
 class Pathological:
-    """Clients with a few categories each, every category given to nearly as many clients as any other.
+    """Clients with a few categories each; every category goes to nearly the same number of clients.
 
-    Categories are dealt from shuffled decks, so that a client never gets one twice; the rows of a category are shared
-    evenly among its clients.
+    Categories are dealt from shuffled decks, and no client gets one twice. The rows of a category are split evenly
+    among its clients.
 
     Parameters
     ----------
     classes
-        How many categories a client has.
+        Number of categories per client.
 
     >>> (Pathological(2).draw(np.full(5, 100), 10, Key(0)) > 0).sum(axis=1).tolist()
     [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
@@ -268,20 +266,20 @@ class Pathological:
 
 
 def _hands(n: int, each: int, number: int, rng: np.random.Generator) -> Array:
-    """`each` different cards of `number` for n players, from one shuffled deck after the other: [n, each]."""
+    """Deal `each` different cards of `number` to n players, from one shuffled deck after another: [n, each]."""
     cards = np.empty(n * each + number, dtype=np.int64)
     at = 0
     while at < n * each:
         deck = rng.permutation(number)
-        held = cards[at - at % each : at]  # what the player whose hand is not full has already
-        again = np.isin(deck, held)
-        cards[at : at + number] = np.concatenate((deck[~again], deck[again]))
+        held = cards[at - at % each : at]  # cards already in the incomplete hand
+        repeated = np.isin(deck, held)
+        cards[at : at + number] = np.concatenate((deck[~repeated], deck[repeated]))
         at += number
     return cards[: n * each].reshape(n, each)
 
 
 def _rounded(shares: Array, total: int) -> Array:
-    """Whole numbers that add up to `total` and keep to the shares: differences of rounded running sums."""
+    """Round shares to integers that sum to `total`: differences of rounded cumulative sums."""
     ends = np.floor(np.cumsum(shares) / max(float(shares.sum()), 1e-300) * total + 0.5).astype(np.int64)
     if len(ends):
         ends[-1] = total
@@ -289,7 +287,7 @@ def _rounded(shares: Array, total: int) -> Array:
 
 
 def _lifted(counts: Array, least: int, rng: np.random.Generator) -> Array:
-    """The same rows with `least` of them for every client: the largest give, down to a common level."""
+    """Move rows until every client has `least`: the largest clients give, down to a common level."""
     sizes = counts.sum(axis=1, dtype=np.int64)
     need = np.maximum(least - sizes, 0)
     if least * len(sizes) > sizes.sum():
@@ -299,7 +297,7 @@ def _lifted(counts: Array, least: int, rng: np.random.Generator) -> Array:
     if not need.any():
         return counts.astype(np.int32)
     low, high = least, int(sizes.max())
-    while low < high:  # the lowest level at which the larger clients' surplus is enough, and no more than needed
+    while low < high:  # find the lowest level where the surplus suffices
         level = (low + high + 1) // 2
         low, high = (level, high) if np.maximum(sizes - level, 0).sum() >= need.sum() else (low, level - 1)
     give = np.maximum(sizes - low, 0)
@@ -320,8 +318,8 @@ def _number(n_clients: int | None) -> int:
     return int(n_clients)
 
 
-def _whole(name: str, given: npt.ArrayLike) -> Array:
-    values = np.asarray(given)
+def _whole(name: str, numbers: npt.ArrayLike) -> Array:
+    values = np.asarray(numbers)
     if values.dtype.kind == "f" and values.size and np.isfinite(values).all() and (values == np.floor(values)).all():
         values = values.astype(np.int64)
     if values.dtype.kind not in "iu" or (values.size and (values.min() < 0 or values.max() >= 2**31)):

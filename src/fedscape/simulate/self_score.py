@@ -1,4 +1,4 @@
-"""Clients score themselves under the model; the server learns a histogram of the scores and no client's."""
+"""Clients score themselves under the model; the server learns only a histogram of the scores."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SelfScores(Computation):
 
     For a statistic T of a client with counts c and n rows, the client draws B clients of n rows from the model and
     sends u = (#{T_b < T(c)} + U (1 + #{T_b = T(c)})) / (B + 1) as a 1 in one of `bins` bins. If the model is true, u is
-    uniform whatever T and n. The statistics: the likelihood given n, the distance to the model's mean shares, the
-    number of categories, and the position along the two directions in which the model's clients differ most; for the
-    size itself u comes from the model's law of sizes. The likelihood's bin is sent for the component that explains the
-    client best. A client so sends six ones: an L2 norm of sqrt(6).
+    uniform for any T and n. The statistics: the likelihood given n, the distance to the model's mean shares, the number
+    of categories, and the position along the two directions in which the model's clients differ most. For the size, u
+    comes from the model's size law. The likelihood's bin is sent for the component that explains the client best. A
+    client thus sends six ones: an L2 norm of sqrt(6).
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class SelfScores(Computation):
     draws
         B.
     column
-        One category a row, or ready counts.
+        One category per row, or ready counts.
 
     >>> from fedscape import MixtureOfDirichletMultinomials
     >>> mdm = MixtureOfDirichletMultinomials().fit([[3, 1], [2, 2], [0, 4]])
@@ -98,14 +98,14 @@ class SelfScores(Computation):
         for i, rng in enumerate(key.to("self scores").of(clients)):
             counts[i, 0], counts[i, 1:] = own[i], self._drawn(state, own[i].sum(), log_weights[i], rng)
             luck[i] = rng.random(len(STATISTICS))
-        found, best = _statistics(state, counts, log_weights)
-        scores = {name: _rank(values, luck[:, s]) for s, (name, values) in enumerate(found.items())}
+        statistics, best = _statistics(state, counts, log_weights)
+        scores = {name: _rank(values, luck[:, s]) for s, (name, values) in enumerate(statistics.items())}
         scores["size"] = _size_rank(state, own.sum(axis=1), luck[:, -1])
         sent = {name: np.zeros((len(own), *self._shape(name, state)), dtype=np.int64) for name in STATISTICS}
         everyone = np.arange(len(own))
         for name, u in scores.items():
-            place = np.minimum((u * self.bins).astype(np.int64), self.bins - 1)
-            sent[name][(everyone, best, place) if name == "likelihood" else (everyone, place)] = 1
+            bin_ = np.minimum((u * self.bins).astype(np.int64), self.bins - 1)
+            sent[name][(everyone, best, bin_) if name == "likelihood" else (everyone, bin_)] = 1
         return sent, {}
 
     def _drawn(self, state: Arrays, n: int, log_weights: Array, rng: np.random.Generator) -> Array:
@@ -130,12 +130,12 @@ class SelfScores(Computation):
         rng = np.random.default_rng(5)
         sizes = rng.integers(0, 12, 40)
         counts = rng.multinomial(sizes, rng.dirichlet([1.0, 2.0, 0.5], 40))
-        made = []
+        pairs = []
         for k, law in ((2, "bins"), (1, None)):
             model = MixtureOfDirichletMultinomials(k, sizes=law, rounds=5, n_init=1)  # type: ignore[arg-type]
             model.fit(counts, progress=False)
-            made.append((cls(model, bins=5, draws=9), Federation({"y": counts}, np.arange(41))))
-        return made
+            pairs.append((cls(model, bins=5, draws=9), Federation({"y": counts}, np.arange(41))))
+        return pairs
 
 
 def _component_given_size(state: Arrays, sizes: Array) -> Array:
@@ -150,35 +150,35 @@ def _component_given_size(state: Arrays, sizes: Array) -> Array:
 
 
 def _statistics(state: Arrays, counts: Array, log_weights: Array) -> tuple[Arrays, Array]:
-    """The statistics of clients and their draws, [clients, 1 + draws] each, and the clients' likeliest components."""
+    """Statistics of the clients and their draws, [clients, 1 + draws] each, and each client's most likely component."""
     shape, alpha = counts.shape[:2], state["concentrations"]
     flat = counts.reshape(-1, counts.shape[2])
     joint = _log_dirichlet_multinomial(flat, alpha).reshape(*shape, len(alpha)) + log_weights[:, None]
     top = joint.max(axis=2)
     shares = flat / np.maximum(flat.sum(axis=1, keepdims=True), 1)
     along = (shares @ state["directions"]).reshape(*shape, 2)
-    made = {
+    statistics = {
         "likelihood": top + np.log(np.exp(joint - top[:, :, None]).sum(axis=2)),
         "distance": np.abs(shares - state["pool"]).sum(axis=1).reshape(shape),
         "support": (flat > 0).sum(axis=1).reshape(shape),
         "direction_1": along[:, :, 0],
         "direction_2": along[:, :, 1],
     }
-    return made, np.asarray(joint[:, 0].argmax(axis=1))
+    return statistics, np.asarray(joint[:, 0].argmax(axis=1))
 
 
 def _size_rank(state: Arrays, n: Array, luck: Array) -> Array:
-    """P(N < n) + U P(N = n); U where the model has no law of sizes."""
+    """P(N < n) + U P(N = n); U if the model has no size law."""
     if not state["size_probabilities"].shape[1]:
         return luck
     law, edges = state["weights"] @ state["size_probabilities"], state["size_edges"]
     before = np.concatenate(([0.0], np.cumsum(law)))
-    place = np.searchsorted(edges, n, side="right") - 1
-    return np.asarray(before[place] + law[place] * (n - edges[place] + luck) / np.diff(edges)[place])
+    bin_ = np.searchsorted(edges, n, side="right") - 1
+    return np.asarray(before[bin_] + law[bin_] * (n - edges[bin_] + luck) / np.diff(edges)[bin_])
 
 
 def _log_dirichlet_multinomial(counts: Array, alpha: Array) -> Array:
-    """log p(c | n, alpha_k) with its coefficient: [clients, K]. A huge alpha is expanded, its logarithms cancel."""
+    """log p(c | n, alpha_k) with its coefficient: [clients, K]. Expanded for a huge alpha, where logs cancel."""
     from scipy.special import gammaln
 
     n, total = counts.sum(axis=1), alpha.sum(axis=1)
@@ -197,22 +197,22 @@ def _log_rising(count: Array, a: Array) -> Array:
 
 
 def _rank(values: Array, luck: Array) -> Array:
-    """Where the first of each row lies among the others, ties broken by luck: uniform if all have one law."""
+    """Rank of the first entry in each row, ties broken at random: uniform if all have one law."""
     rest, first = values[:, 1:], values[:, :1]
     return np.asarray(((rest < first).sum(axis=1) + luck * (1 + (rest == first).sum(axis=1))) / values.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class SelfScore:
-    """What `self_score` found: how far each statistic's scores are from uniform.
+    """The result of `self_score`: how far the scores of each statistic are from uniform.
 
-    `misfit` is the total variation distance between the scores and uniform ones, less what chance and noise explain:
-    the share of clients that would have to score otherwise. `interval` is its 95% interval, from that of the squared
-    distance, which is unbiased. The model was itself learned from `fitted` clients: its error moves a histogram by no
-    more than n / fitted times what chance does (the scores know no more of the parameters than the clients do), which
-    is allowed for. `p` is the chi-square p-value (`p_all`: the smallest of them, times how many
-    there are). `unlikely` [K] says, for the clients of each component, which share has a likelihood below the
-    1 / bins quantile of the model's own: 1 / bins if represented; NaN where noise hides the component's clients.
+    `misfit` is the total variation distance of the scores from uniform, less what chance and noise explain: the share
+    of clients that would have to score differently. `interval` is its 95% interval, from that of the unbiased squared
+    distance. The model itself was learned from `fitted` clients. Its error moves a histogram by at most n / fitted
+    times what chance does, because the scores carry no more information on the parameters than the clients. The
+    interval allows for that. `p` is the chi-square p-value; `p_all` is the smallest of them, times their number.
+    `unlikely` [K] is the share of each component's clients with a likelihood below the 1 / bins quantile of the model's
+    own: 1 / bins if represented, NaN if noise hides the component's clients.
 
     >>> flat = SelfScore({"size": np.full(10, 50.0)}, noise=0.0, components=np.full((1, 10), 50.0))
     >>> flat.misfit["size"], round(flat.p["size"], 3)
@@ -233,14 +233,14 @@ class SelfScore:
                 )
 
     def _parts(self, name: str) -> tuple[Array, float, float, float]:
-        """The histogram, how many clients it has, the variance of its noise, and the factor on that of chance."""
+        """The histogram, its number of clients, its noise variance, and the factor on the variance of chance."""
         histogram = self.histograms[name]
         n = max(float(histogram.sum()), 1.0)
         noise = self.noise**2 * (len(self.components) if name == "likelihood" else 1)
         return histogram, n, noise, 1 + n / self.fitted
 
     def _square(self, name: str) -> tuple[float, float]:
-        """The squared L2 distance to equal shares without bias, and its standard deviation."""
+        """The unbiased squared L2 distance to equal shares, and its standard deviation."""
         histogram, n, noise, factor = self._parts(name)
         bins = len(histogram)
         share = np.maximum(histogram, 0.0) / max(float(np.maximum(histogram, 0.0).sum()), 1.0)
@@ -251,7 +251,7 @@ class SelfScore:
         return float(off @ off - np.trace(spread)), float(np.sqrt(max(variance, 0.0)))
 
     def _length(self, name: str, square: float) -> float:
-        """A squared distance as a total variation distance: scaled as the two are for this histogram."""
+        """Convert a squared distance to a total variation distance, with their ratio in this histogram."""
         histogram, n, _, _ = self._parts(name)
         off = (histogram - histogram.mean()) / n
         longest = float(np.sqrt(off @ off))
@@ -264,22 +264,22 @@ class SelfScore:
 
     @property
     def interval(self) -> dict[str, tuple[float, float]]:
-        made = {}
+        intervals = {}
         for name in self.histograms:
             value, spread = self._square(name)
-            made[name] = self._length(name, value - 1.96 * spread), self._length(name, value + 1.96 * spread)
-        return made
+            intervals[name] = self._length(name, value - 1.96 * spread), self._length(name, value + 1.96 * spread)
+        return intervals
 
     @property
     def p(self) -> dict[str, float]:
         from scipy.special import chdtrc
 
-        made = {}
+        p_values = {}
         for name, histogram in self.histograms.items():
             _, n, noise, factor = self._parts(name)
             off = histogram - histogram.mean()
-            made[name] = float(chdtrc(len(histogram) - 1, off @ off / (factor * n / len(histogram) + noise)))
-        return made
+            p_values[name] = float(chdtrc(len(histogram) - 1, off @ off / (factor * n / len(histogram) + noise)))
+        return p_values
 
     @property
     def p_all(self) -> float:
@@ -325,24 +325,24 @@ def self_score(
     ledger: Ledger | None = None,
     seed: int = 0,
 ) -> SelfScore:
-    """How well a fitted population represents clients that it was not fitted to, from one sum over them.
+    """Score how well a fitted population represents held-out clients, from one sum over them.
 
     Parameters
     ----------
     population
         A fitted MixtureOfDirichletMultinomials.
     data
-        Clients held out, as a Federation or an Engine.
+        Held-out clients, as a Federation or an Engine.
     column
-        One category a row, or ready counts.
+        One category per row, or ready counts.
     bins, draws
         As for `SelfScores`.
     privacy
-        How the histogram is noised: Gaussian(clip=2.45, ...) and Laplace(clip=6, ...) clip no client, less is refused.
+        How the histogram is noised. Gaussian(clip=2.45, ...) and Laplace(clip=6, ...) clip no client; less is refused.
     ledger
-        Where the release is written.
+        Where the release is booked.
     seed
-        The clients' own draws are a function of it.
+        Determines the clients' own draws.
 
     >>> from fedscape import MixtureOfDirichletMultinomials
     >>> counts = np.random.default_rng(0).multinomial(20, np.random.default_rng(0).dirichlet([2, 3], 300))
@@ -358,7 +358,7 @@ def self_score(
     done = next(loop)
     loop.close()
     if done.abandoned:
-        raise TooFewClients("too few clients reported, so that nothing was scored: lower min_clients or wait for more")
+        raise TooFewClients("too few clients reported, and nothing was scored: lower min_clients or wait for more")
     state = done.state
     shares, enough = noise_shares(privacy, engine, done.clients)
     noise = noise_sd(privacy, "likelihood", clients=shares, min_clients=enough, whole=True)
@@ -368,7 +368,7 @@ def self_score(
 
 
 def _check_clip(privacy: Privacy) -> None:
-    """Refuse what would shrink six ones."""
+    """Refuse a clip that would shrink six ones."""
     need = len(STATISTICS) ** (1 / privacy.norm)
     if privacy.scales or privacy.unit != "client":
         raise PrivacyError("self_score sends ones, all alike, and one set a client: use unit='client' and no scales")

@@ -1,4 +1,4 @@
-"""FedGMM's way to make clients differ in p(x) and in p(y | x): half of the rows transformed, their labels permuted."""
+"""FedGMM's shift in p(x) and in p(y | x): a share of the rows transformed, with permuted labels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedscape.types import Array
 
 
 def turned(images: Array) -> Array:
-    """Images [rows, height, width, ...] turned by 90 degrees, flipped and inverted: T of the FedGMM paper.
+    """Turn images [rows, height, width, ...] by 90 degrees, flip and invert them: T of the FedGMM paper.
 
     >>> turned(np.array([[[0, 255], [0, 0]]], dtype=np.uint8)).tolist()
     [[[255, 0], [255, 255]]]
@@ -30,18 +30,18 @@ def turned(images: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Shifted:
-    """Another recipe over data of which a share is transformed, labels permuted: FedGMM, section 4.1.
+    """A recipe over data with a transformed share of rows and permuted labels: FedGMM, section 4.1.
 
     The rows become D1 and {(T(x), P(y)) : (x, y) in D2}, with D2 a random `share` of them and P one random
-    permutation of the labels. The column "shift" says which rows are of D2.
+    permutation of the labels. The column "shift" marks the rows of D2.
 
     Parameters
     ----------
     recipe
         How the rows are dealt to clients; FedGMM's is Dirichlet(0.4).
     by
-        What that recipe tells apart: "label" (new labels, as the paper says), "shift" (D1 against D2, as its code
-        does), or "both" crossed.
+        What the recipe distinguishes: "label" (new labels, as in the paper), "shift" (D1 against D2, as in its code),
+        or "both" crossed.
     share
         The share of D2.
     transform
@@ -70,7 +70,7 @@ class Shifted:
         return getattr(self.recipe, "category_names", None) if self.by == "label" else None
 
     def prepare(self, proxy: Federation, column: Column, key: Key) -> tuple[Federation, Column]:
-        """The transformed data, and what is modelled in them."""
+        """Return the transformed data and the modelled column."""
         if self.by not in ("label", "shift", "both"):
             raise DataError(f"by must be 'label', 'shift' or 'both', not {self.by!r}")
         if not 0 <= self.share <= 1:
@@ -85,10 +85,10 @@ class Shifted:
         x, chosen = proxy[self.features].copy(), moved == 1
         x[chosen] = self.transform(x[chosen])
         y = np.where(chosen, rng.permutation(number)[labels], labels).astype(proxy[column].dtype)
-        made = proxy.with_column(self.features, x).with_column(column, y, names=proxy.names.get(column))
+        shifted = proxy.with_column(self.features, x).with_column(column, y, names=proxy.names.get(column))
         label, shift = Labels(column, number), Labels("shift", 2)
         wanted: dict[str, Column] = {"label": label, "shift": shift, "both": [label, shift]}
-        return made.with_column("shift", moved), wanted[self.by]
+        return shifted.with_column("shift", moved), wanted[self.by]
 
     def draw(self, available: Array, n_clients: int | None, key: Key) -> Array:
         return self.recipe.draw(available, n_clients, key)

@@ -1,4 +1,4 @@
-"""Does training on simulated clients tell what training on the true ones would do?"""
+"""Compare training on simulated clients with training on the true ones."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ _CHOICES = 70  # four of eight seeds
 
 @dataclass(frozen=True)
 class TrainingFidelity:
-    """How far training on one kind of simulated clients is from training on the true ones, over settings.
+    """The distance between training on one kind of simulated clients and on the true ones, over settings.
 
-    `difference` is the mean over settings of |accuracy - true accuracy|, both means over seeds; `floor` is the same
-    between true clients and true clients with other seeds. `excess` is sqrt(max(D^2 - F^2, 0)) with D and F the root
-    mean squares of these differences: what is left of the misfit without the noise of training. `tau` is Kendall's tau
-    between the two rankings of the settings, `tau_floor` that of true against true. Pairs are 95% intervals, settings
-    and seeds drawn anew.
+    `difference` is the mean over settings of |accuracy - true accuracy|, both averaged over seeds; `floor` is the same
+    between true clients under different seeds. `excess` is sqrt(max(D^2 - F^2, 0)) with D and F the root mean squares
+    of these differences: the misfit without training noise. `tau` is Kendall's tau between the two rankings of the
+    settings, `tau_floor` that of true against true. Pairs are 95% bootstrap intervals over settings and seeds.
 
     >>> true = np.array([[0.5, 0.52, 0.51, 0.5], [0.7, 0.71, 0.7, 0.72]])
     >>> compare_training(true, {"iid": true + 0.1})["iid"].difference
@@ -57,31 +56,31 @@ def compare_training(
     Parameters
     ----------
     true
-        [settings, seeds] accuracies on the true clients; at least twice as many seeds as the others have, so that the
-        noise floor compares means over as many seeds as the misfit does.
+        [settings, seeds] accuracies on the true clients. They need at least twice the seeds of the others: the noise
+        floor then averages over as many seeds as the misfit.
     others
         [settings, seeds] for each kind of simulated clients.
     draws
-        How often settings and seeds are drawn anew for the intervals.
+        Bootstrap draws over settings and seeds for the intervals.
 
     >>> true = np.array([[0.5, 0.52], [0.7, 0.71], [0.6, 0.59]])
     >>> compare_training(true, {"same": true[:, :1]})["same"].tau
     1.0
     """
-    known = np.asarray(true, dtype=float)
-    if known.ndim != 2 or known.shape[1] < 2 or not np.isfinite(known).all():
-        raise DataError(f"true must be finite accuracies [settings, at least 2 seeds], not {list(known.shape)}")
-    made = {}
+    reference = np.asarray(true, dtype=float)
+    if reference.ndim != 2 or reference.shape[1] < 2 or not np.isfinite(reference).all():
+        raise DataError(f"true must be finite accuracies [settings, at least 2 seeds], not {list(reference.shape)}")
+    comparisons = {}
     for name, values in others.items():
         other = np.asarray(values, dtype=float)
-        if other.ndim != 2 or len(other) != len(known) or not np.isfinite(other).all():
-            raise DataError(f"{name!r} must be finite accuracies [{len(known)} settings, seeds], not {other.shape}")
-        half = min(other.shape[1], known.shape[1] // 2)
-        value = _numbers(known, other, half)
+        if other.ndim != 2 or len(other) != len(reference) or not np.isfinite(other).all():
+            raise DataError(f"{name!r} must be finite accuracies [{len(reference)} settings, seeds], not {other.shape}")
+        half = min(other.shape[1], reference.shape[1] // 2)
+        value = _numbers(reference, other, half)
         rng = Key(seed, purpose=f"training fidelity {name}").generator()
-        drawn = np.array([_numbers(*_again(known, other, rng), half) for _ in range(draws)])
+        drawn = np.array([_numbers(*_again(reference, other, rng), half) for _ in range(draws)])
         low, high = np.nanquantile(drawn, [0.025, 0.975], axis=0) if draws else (np.full(5, np.nan),) * 2
-        made[name] = TrainingFidelity(
+        comparisons[name] = TrainingFidelity(
             difference=round(float(value[0]), 12),
             difference_interval=(float(low[0]), float(high[0])),
             floor=float(value[1]),
@@ -91,29 +90,29 @@ def compare_training(
             tau_interval=(float(low[3]), float(high[3])),
             tau_floor=float(value[4]),
         )
-    return made
+    return comparisons
 
 
-def _again(known: Array, other: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    settings = rng.integers(0, len(known), len(known))
-    order = rng.permutation(known.shape[1])  # seeds of the true clients are split anew, never repeated in both halves
+def _again(reference: Array, other: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    settings = rng.integers(0, len(reference), len(reference))
+    order = rng.permutation(reference.shape[1])  # split the true seeds anew; no seed is in both halves
     seeds = rng.integers(0, other.shape[1], other.shape[1])
-    return known[np.ix_(settings, order)], other[np.ix_(settings, seeds)]
+    return reference[np.ix_(settings, order)], other[np.ix_(settings, seeds)]
 
 
-def _numbers(known: Array, other: Array, half: int) -> tuple[float, float, float, float, float]:
-    """Difference, floor, excess, tau and its floor, averaged over the ways to choose `half` seeds of the true ones."""
-    seeds = range(known.shape[1])
-    chosen = _halves(known.shape[1], half)
+def _numbers(reference: Array, other: Array, half: int) -> tuple[float, float, float, float, float]:
+    """Difference, floor, excess, tau and its floor, averaged over choices of `half` of the true seeds."""
+    seeds = range(reference.shape[1])
+    chosen = _halves(reference.shape[1], half)
     simulated = other.mean(axis=1)  # the mean over all choices, too
     misfit, noise, taus, tau_floor = [], [], [], []
     for these in chosen:
-        here = known[:, list(these)].mean(axis=1)
-        misfit.append(simulated - here)
-        taus.append(kendall(simulated, here))
-        there = known[:, [s for s in seeds if s not in these][:half]].mean(axis=1)
-        noise.append(there - here)
-        tau_floor.append(kendall(there, here))
+        first = reference[:, list(these)].mean(axis=1)
+        misfit.append(simulated - first)
+        taus.append(kendall(simulated, first))
+        second = reference[:, [s for s in seeds if s not in these][:half]].mean(axis=1)
+        noise.append(second - first)
+        tau_floor.append(kendall(second, first))
     square = float(np.mean(np.square(misfit)) - np.mean(np.square(noise)))
     return (
         float(np.mean(np.abs(misfit))),
@@ -125,7 +124,7 @@ def _numbers(known: Array, other: Array, half: int) -> tuple[float, float, float
 
 
 def _halves(n: int, half: int) -> list[tuple[int, ...]]:
-    """All choices of `half` out of n; 70 random ones where there are more."""
+    """All choices of `half` out of n, or 70 random ones if there are more."""
     if comb(n, half) <= _CHOICES:
         return list(combinations(range(n), half))
     rng = Key(0, purpose="halves of seeds").generator()
@@ -133,7 +132,7 @@ def _halves(n: int, half: int) -> list[tuple[int, ...]]:
 
 
 def kendall(a: Array, b: Array) -> float:
-    """Kendall's tau-b of two rankings; 1 where all settings of both are alike.
+    """Kendall's tau-b of two rankings; 1 if all settings of both are tied.
 
     SciPy's `kendalltau` also computes a p-value and takes 20 times as long on the few settings of a bootstrap draw.
 
@@ -162,25 +161,25 @@ def training_fidelity(
 ) -> dict[str, TrainingFidelity]:
     """Train on true and on simulated clients under the same settings, and compare the final accuracies.
 
-    Every run has its own cohorts, first weights and shuffles; the true clients are trained with twice as many seeds,
-    so that the noise of training is known.
+    Every run has its own cohorts, initial weights and shuffles. The true clients are trained with twice as many seeds,
+    to measure the noise of training.
 
     Parameters
     ----------
     ways
-        How clients train: what a Setting cannot say, such as epochs or batch sizes; all are combined with `settings`.
+        How clients train, where a Setting has no field for it: epochs, batch sizes; combined with all `settings`.
     true
         The true clients.
     others
-        Simulated clients by name; a function of the seed draws new ones for each.
+        Simulated clients by name; a function of the seed draws new ones for each seed.
     settings
-        What is tried, its seeds ignored.
+        The settings to try; their seeds are ignored.
     test
         Rows on which accuracy is measured.
     n_rounds, sampler
         As for `learning.sweep`.
     seeds
-        How many seeds a kind of clients has.
+        Number of seeds per kind of clients.
 
     >>> from fedscape.learning import LocalSGD, cross_entropy, grid, models
     >>> rng = np.random.default_rng(0)
@@ -207,10 +206,10 @@ def training_fidelity(
                 done = sweep(
                     way, fed, mine, n_rounds=n_rounds, validation=test, sampler=sampler, initial="seed", seed=run
                 )
-                found = {trial.setting: trial.evaluation.summary()["accuracy_pooled"] for trial in done}
-                column += [found[setting] for setting in mine]
+                accuracy = {trial.setting: trial.evaluation.summary()["accuracy_pooled"] for trial in done}
+                column += [accuracy[setting] for setting in mine]
             runs.append(column)
         return np.array(runs).T
 
-    known = accuracies(true, 0, 2 * seeds)
-    return compare_training(known, {n: accuracies(c, k, seeds) for k, (n, c) in enumerate(others.items(), 1)})
+    reference = accuracies(true, 0, 2 * seeds)
+    return compare_training(reference, {n: accuracies(c, k, seeds) for k, (n, c) in enumerate(others.items(), 1)})

@@ -1,4 +1,4 @@
-"""Sketches: a distribution as a small matrix of counts, made in one pass, added, compared."""
+"""Sketches: a distribution as a small matrix of counts, built in one pass, added and compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far sketches are apart, and how far apart the clients of a federation are."""
+"""Distances between sketches, and the heterogeneity of a federation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 
 def sizes(counts: npt.ArrayLike) -> Array:
-    """How many rows of data each sketch's counts hold: the mean of the sums of its rows, exact without noise.
+    """Rows of data behind each sketch's counts: the mean of its row sums, exact without noise.
 
     >>> sizes([[[2, 1], [0, 3]]])
     array([3.])
@@ -24,7 +24,7 @@ def sizes(counts: npt.ArrayLike) -> Array:
 
 
 def normalise(counts: npt.ArrayLike) -> Array:
-    """Counts [..., rows, cells] divided by the number of rows of data; zeros stay zeros.
+    """Divide counts [..., rows, cells] by the number of rows of data; zeros stay zeros.
 
     Noisy counts are divided by the mean of their row sums, at least 1: the exact number is secret.
 
@@ -38,10 +38,10 @@ def normalise(counts: npt.ArrayLike) -> Array:
 
 
 def own_bias(sketches: Array, n: npt.ArrayLike, noise: npt.ArrayLike = 0.0) -> Array:
-    """By how much sampling (and noise) lengthen a squared distance to this sketch, in expectation; NaN below two rows.
+    """Expected bias of a squared distance to this sketch, from sampling and noise; NaN below two rows.
 
     For a sketch s of n rows of data: sum over rows r of (1 - |p_r|^2) / n, estimated by (1 - |s_r|^2) / (n - 1), and
-    with noise of variance v in a count another v / n^2 for each cell (which is also taken out of |s_r|^2).
+    with noise of variance v in a count another v / n^2 for each cell (which is also subtracted from |s_r|^2).
 
     >>> own_bias(np.array([[0.5, 0.5]]), 2)
     array(0.5)
@@ -63,20 +63,20 @@ def distance(
 ) -> Array:
     """The Euclidean distance of normalised sketches [..., rows, cells] (Section 3.2.2), NaN for one without rows.
 
-    A small client looks far from everyone only because it is small: in expectation sampling adds
-    sum over r of (1 - |p_r|^2) / n_p + (1 - |q_r|^2) / n_q to the square. With `sizes` that part is subtracted: the
-    square is then unbiased for independent sketches, and below 0 half of the time where the laws are the same.
+    A small client is far from everyone by sampling alone: in expectation sampling adds
+    sum over r of (1 - |p_r|^2) / n_p + (1 - |q_r|^2) / n_q to the square. With `sizes` that bias is subtracted. The
+    square is then unbiased for independent sketches, and below 0 half of the time if the laws are equal.
 
     Parameters
     ----------
     a, b
-        Sketches; leading axes are matched as NumPy does.
+        Sketches; leading axes are broadcast.
     sizes
-        How many rows of data each holds (n_a, n_b): the debiased form. Clients of fewer than two rows have none (NaN).
+        Rows of data of each (n_a, n_b), for the debiased form; NaN for clients of fewer than two rows.
     noise
-        The variance of the noise in a count, where counts are private.
+        Variance of the noise in a count, for private counts.
     squared
-        Whether the square is wanted; the root of a debiased square below 0 is 0.
+        Whether to return the square; the root of a debiased square below 0 is 0.
 
     >>> a, b = [[1.0, 0.0]], [[0.0, 1.0]]
     >>> float(distance(a, b, squared=True)), float(distance(a, b, sizes=(5, 5), squared=True))
@@ -99,9 +99,9 @@ def pairwise(
     noise: float = 0.0,
     squared: bool = False,
 ) -> Array:
-    """The distances of all pairs, [clients, others] float32, by blocked products; debiased where sizes are given.
+    """All pairwise distances, [clients, others] float32, by blocked products; debiased if sizes are given.
 
-    Without `others`, of the sketches among themselves: the diagonal is 0.
+    Without `others`, the sketches are compared with each other: the diagonal is 0.
 
     >>> pairwise([[[1.0, 0.0]], [[0.0, 1.0]]], squared=True).tolist()
     [[0.0, 2.0], [2.0, 0.0]]
@@ -112,7 +112,7 @@ def pairwise(
         raise DataError(f"pairs are made of sketches [clients, rows, cells], not {p.shape} and {q.shape}")
     if own:
         other_sizes = sizes
-    middle = q.mean(axis=0) if len(q) else 0.0  # products of differences cancel less
+    middle = q.mean(axis=0) if len(q) else 0.0  # centring reduces cancellation
     flat_p, square_p = _flat(p, middle, sizes, noise)
     flat_q, square_q = (flat_p, square_p) if own else _flat(q, middle, other_sizes, noise)
     out = np.empty((len(p), len(q)), dtype=np.float32)
@@ -136,9 +136,9 @@ def neighbours(
     sizes: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     noise: float = 0.0,
 ) -> tuple[Array, Array]:
-    """The k nearest sketches of each query and their squared distances, [queries, k] both; -1 and NaN where none is.
+    """The k nearest sketches of each query and their squared distances, both [queries, k]; padded with -1 and NaN.
 
-    Clients without rows are nobody's neighbour and have none; debiased where the sizes (queries', sketches') are given.
+    Clients without rows have no neighbours and are nobody's. Debiased if the sizes (queries', sketches') are given.
 
     >>> neighbours([[[1.0, 0.0]]], [[[0.0, 1.0]], [[0.9, 0.1]]])[0].tolist()
     [[1]]
@@ -161,10 +161,10 @@ def neighbours(
 
 
 def tvd_lower_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
-    """The largest half L1 distance of two sketches' rows, which never exceeds the TVD of the two sets of rows.
+    """The maximum half L1 distance between rows of two sketches: a lower bound on the TVD of the two sets of rows.
 
-    Each row of a sketch is a function of the data, and no function can make two laws easier to tell apart. It bounds
-    the distance of the *data* (the empirical laws); small samples of one law are apart too.
+    Each row of a sketch is a function of the data, and a function cannot increase the TVD. The bound is on the
+    distance of the *data* (the empirical laws); small samples of one law differ too.
 
     >>> float(tvd_lower_bound([[0.5, 0.5], [1.0, 0.0]], [[0.5, 0.5], [0.7, 0.3]]))
     0.3
@@ -175,12 +175,12 @@ def tvd_lower_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> Array:
 
 @dataclass(frozen=True)
 class Heterogeneity:
-    """How far the clients of a federation are apart.
+    """How much the clients of a federation differ.
 
-    `value` is the share of the collision distance that lies between clients, 0 where they are alike and 1 where each is
-    a point of its own; `low` and `high` are its 95% interval over clients. `distance` is the root of the clients' mean
-    squared distance to all rows together, for one row of the sketch; `iid` what it would be for clients of these sizes
-    drawn from all rows together; `clients` how many had rows enough to count.
+    `value` is the share of the collision distance between clients: 0 if they are alike, 1 if each is a single point.
+    `low` and `high` are its 95% interval over clients. `distance` is the root mean squared distance of the clients to
+    the pooled rows, per row of the sketch; `iid` is its expectation for clients of these sizes drawn from the pooled
+    rows. `clients` is the number of clients with enough rows.
 
     >>> heterogeneity(np.tile([[[0.5, 0.5]]], (4, 1, 1)), [50] * 4).value < 0
     True
@@ -195,22 +195,22 @@ class Heterogeneity:
 
 
 def heterogeneity(sketches: npt.ArrayLike, sizes: npt.ArrayLike, *, noise: float = 0.0) -> Heterogeneity:
-    """The heterogeneity of a federation in one number, with its interval and its IID reference.
+    """Measure the heterogeneity of a federation, with its interval and its IID reference.
 
-    Let w be the probability that two rows of data of one client share a code, b that two of different clients do: both
-    estimated without bias, each client counting the same. The value is (w - b) / (1 - b): in population genetics, where
-    codes are alleles, it is the fixation index. Twice w - b is the mean squared distance of two clients' laws. The
-    interval is the jackknife's over clients. The IID reference is exact:
+    Let w be the probability that two rows of data of one client share a code, b that two of different clients do. Both
+    are estimated without bias, with equal weight per client. The value is (w - b) / (1 - b): in population genetics,
+    where codes are alleles, it is the fixation index. Twice w - b is the mean squared distance of two clients' laws.
+    The interval is a jackknife over clients. The IID reference is exact:
     E|s_i - s|^2 = (1 - |s_r|^2) (N - n_i) / (n_i (N - 1)) for n_i of the N rows drawn without replacement.
 
     Parameters
     ----------
     sketches
-        Normalised, [clients, rows, cells]; clients with fewer than two rows of data are left out.
+        Normalised, [clients, rows, cells]; clients with fewer than two rows of data are skipped.
     sizes
-        How many rows of data each client has.
+        Rows of data per client.
     noise
-        The variance of the noise in a count, where counts are private.
+        Variance of the noise in a count, for private counts.
 
     >>> rng = np.random.default_rng(0)
     >>> made = rng.multinomial(100, [0.5, 0.5], size=(300, 1)) / 100
@@ -225,10 +225,10 @@ def heterogeneity(sketches: npt.ArrayLike, sizes: npt.ArrayLike, *, noise: float
     if m < 2:
         raise DataError(f"heterogeneity needs at least two clients with two or more rows, there are {m}")
     added = rows * cells * noise / n**2
-    square = np.einsum("irb,irb->i", s, s) - added  # of each client's sketch, noise taken out
+    square = np.einsum("irb,irb->i", s, s) - added  # of each client's sketch, noise subtracted
     within = (n * square / rows - 1) / (n - 1)
     total = s.sum(axis=0)
-    crossed = np.einsum("irb,rb->i", s, total) - square - added  # with all others together
+    crossed = np.einsum("irb,rb->i", s, total) - square - added  # with the sum of all others
     between = crossed.sum() / rows / (m * (m - 1))
     value = _fixation(within.mean(), between)
     if m > 2:
@@ -266,7 +266,7 @@ def _checked(a: npt.ArrayLike, b: npt.ArrayLike) -> tuple[Array, Array]:
 
 
 def _flat(s: Array, middle: Array | float, n: npt.ArrayLike | None, noise: float) -> tuple[Array, Array]:
-    """Sketches as vectors about a common middle, and their squares less their bias; NaN without rows."""
+    """Flatten sketches about a common middle, with their debiased squares; NaN without rows."""
     flat = (s - middle).reshape(len(s), int(np.prod(s.shape[1:])))
     square = np.einsum("ij,ij->i", flat, flat)
     if n is not None:

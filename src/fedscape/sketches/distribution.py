@@ -31,26 +31,26 @@ FAMILIES = ("srp", "hadamard", "minhash", "pstable")
 MOST_ROWS = 1000
 _MOST_BITS = 16
 _MOST_CELLS = 2**28
-_BLOCK_CELLS = 2**18  # in a client's sketch, up to which a full block of clients is counted at once
+_BLOCK_CELLS = 2**18  # largest client sketch for which a full block of clients is counted at once
 _ABANDONED = "too few clients reported, so that nothing was counted: lower min_clients or wait for more"
 
 
 class DistributionSketch(Estimator):
-    """A distribution as `rows` histograms of 2**bits codes each (Algorithm 1): one pass, and sketches can be added.
+    """A distribution as `rows` histograms of 2**bits codes each (Algorithm 1): one pass, additive.
 
-    The code of a row of data in row r of the sketch is h_r of it, a locality-sensitive hash function; data that are
-    alike share codes. Counts are whole numbers, so that the sketch of two sets of rows is the sum of their sketches.
-    All clients use the same functions, from the seed. The squared distance of two sketches, divided by the rows,
-    estimates the squared maximum mean discrepancy under the kernel "probability of sharing a code".
+    In row r of the sketch, a row of data has the code h_r, a locality-sensitive hash: similar data share codes. Counts
+    are integers, and the sketch of a union is the sum of the sketches. All clients use the same functions, from the
+    seed. The squared distance of two sketches, divided by the rows, estimates the squared maximum mean discrepancy
+    under the kernel "probability of sharing a code".
 
     Parameters
     ----------
     rows
-        How many histograms; by default the square root of the number of rows of all clients (rounded up, at most
-        1,000), in the manner the paper suggests. More rows lower the error, like 1 / sqrt(rows); under privacy few are
-        better (`choose_rows`).
+        Number of histograms; by default the square root of the total number of rows of data (rounded up, at most
+        1,000), as the paper suggests. More rows lower the error, like 1 / sqrt(rows); under privacy few are better
+        (`choose_rows`).
     bits
-        Each histogram has 2**bits cells; more bits look closer, and need more data.
+        Each histogram has 2**bits cells; more bits resolve finer, and need more data.
     family
         "srp": the angle between rows of numbers; "hadamard": the same by structured projections, faster in many
         dimensions; "pstable": their Euclidean distance; "minhash": how much sets of tokens overlap (texts, sequences of
@@ -58,20 +58,20 @@ class DistributionSketch(Estimator):
     column
         The column to read.
     centre, scale
-        Numbers become (x - centre) / scale: a number, one for each feature, or "mean" and "deviation", which one round
-        of sums finds. Angles are seen from the centre: with "mean" they tell most.
+        Numbers become (x - centre) / scale: a number, one per feature, or "mean" and "deviation", computed in one round
+        of sums. Angles are measured from the centre; "mean" separates best.
     width
-        For "pstable": the width of a bucket; about the distance that should count as near.
+        For "pstable": the bucket width, about the distance that should count as near.
     shingle
-        For "minhash": how many codes or characters that follow one another make a token.
+        For "minhash": the number of consecutive codes or characters in a token.
     embed
-        A function from [rows, ...] to [rows, d] that all clients share, applied before all else. It takes rows one by
-        one: what it makes of a row must not depend on the others, and it must not fail on any.
+        A function from [rows, ...] to [rows, d], shared by all clients and applied first. It must map each row
+        independently of the others, and must not fail on any row.
     seed
-        Of the hash functions.
+        Seed of the hash functions.
 
-    Learns `total_` [rows, 2**bits], the sketch of all clients' rows, normalised; `counts_`, its counts; `n_rows_`, how
-    many rows there were; `noise_`, the variance of the noise in a count (0 without privacy).
+    Learns `total_` [rows, 2**bits], the normalised sketch of all clients' rows; `counts_`, its counts; `n_rows_`, the
+    number of rows; `noise_`, the variance of the noise in a count (0 without privacy).
 
     >>> fed = Federation({"x": [[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]]}, [0, 1, 3])
     >>> sketch = DistributionSketch(rows=200, bits=2).fit(fed)
@@ -115,7 +115,7 @@ class DistributionSketch(Estimator):
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def start(self, seed: int) -> Arrays:
-        return {"server.counts": np.zeros(self._shape(), dtype=np.int64)}  # clients need the seed alone
+        return {"server.counts": np.zeros(self._shape(), dtype=np.int64)}  # clients need only the seed
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         counts = np.zeros((len(clients), *self._shape()), dtype=np.int32)
@@ -136,7 +136,7 @@ class DistributionSketch(Estimator):
         return float(rows if norm == 1 else np.sqrt(rows))
 
     def count(self, x: npt.ArrayLike) -> Array:
-        """The counts of these rows of data alone, [rows, 2**bits] whole numbers: a stream is the sum over its parts.
+        """Count these rows of data, [rows, 2**bits] integers: the counts of a stream are the sum over its parts.
 
         >>> sketch = DistributionSketch(rows=50)
         >>> x = np.random.default_rng(0).normal(size=(100, 3))
@@ -157,19 +157,19 @@ class DistributionSketch(Estimator):
     ) -> Array:
         """The counts of each client, [clients, rows, 2**bits], in the order of the clients.
 
-        This is what a server that compares clients must see of each. With privacy (place "local") every client adds
-        noise to its own counts first; how many rows it has is then secret too, and `sizes` of the counts estimates it.
+        A server that compares clients must see these. With privacy (place "local") every client adds noise to its own
+        counts first. Its number of rows is then secret too; `sizes` of the counts estimates it.
 
         Parameters
         ----------
         data
-            A Federation, or an Engine where the clients live.
+            A Federation, or an Engine that runs the clients.
         allow
-            For an Engine: ("counts",), to say that the server may see these client by client.
+            For an Engine: ("counts",), to allow the server to see these client by client.
         privacy
             How clients protect their counts: unit "row" with clip=rows (Laplace) protects each row of data.
         ledger
-            Where the release is written before it happens.
+            Where the release is booked in advance.
         """
         if privacy is not None:
             self._check_chosen()
@@ -192,8 +192,8 @@ class DistributionSketch(Estimator):
         silent = [client for client in ids.tolist() if client not in row_of]
         if silent:
             raise EngineError(
-                f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, so that their "
-                "counts are not known: ask again, or leave them out of the engine's clients"
+                f"{len(silent)} of {len(ids)} clients did not report, the first of them {silent[0]!s}, and their "
+                "counts are unknown: ask again, or leave them out of the engine's clients"
             )
         return np.asarray(state["server.counts"][[row_of[client] for client in ids.tolist()]])
 
@@ -250,7 +250,7 @@ class DistributionSketch(Estimator):
         self.total_ = normalise(self.counts_)
 
     def _looked_up(self, work: Self, engine: Engine, how: Fit) -> dict[str, Any]:
-        """What one round of sums must find before data can be hashed."""
+        """Compute in one round of sums what hashing needs."""
         from_data = [n for n, v in (("centre", self.centre), ("scale", self.scale)) if isinstance(v, str)]
         if self.rows is not None and not from_data:
             return {}
@@ -269,7 +269,7 @@ class DistributionSketch(Estimator):
         return parameters
 
     def _check_chosen(self) -> None:
-        """Refuse a sketch whose shape or centre come from the data, where those are protected."""
+        """Refuse a private sketch with a shape or centre chosen from the data."""
         if self.rows is None or isinstance(self.centre, str) or isinstance(self.scale, str):
             raise PrivacyError(
                 "under privacy the data must not choose the sketch: give rows (choose_rows) and numbers for centre and "
@@ -280,7 +280,7 @@ class DistributionSketch(Estimator):
         return type(self)(**{**self.get_params(), **parameters})
 
     def _ready(self) -> DistributionSketch:
-        """The sketch with everything it needs to hash: itself, or what `fit` found."""
+        """The sketch with all parameters for hashing: itself, or as `fit` completed it."""
         if hasattr(self, "_work"):
             return self._work
         if self.rows is None or isinstance(self.centre, str) or isinstance(self.scale, str):
@@ -358,7 +358,7 @@ class DistributionSketch(Estimator):
 
 
 class ClientSketches(Computation):
-    """The counts of each client, which the server sees client by client.
+    """The counts of each client, revealed to the server client by client.
 
     >>> ClientSketches(DistributionSketch(rows=3)).reveals
     ('counts',)

@@ -1,7 +1,7 @@
 """Locality-sensitive hash functions: the same seed gives the same functions on every client.
 
-A family turns rows into codes, one for each row of the sketch, and knows how likely two rows are to share one: the
-collision probability is the kernel whose densities the sketch estimates.
+A family turns rows into codes, one for each row of the sketch. Its collision probability, that two rows share a code,
+is the kernel of the densities that the sketch estimates.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fedscape.errors import DataError
 from fedscape.sketches.kernels import hadamard_signs, hash_sets, pack_buckets, pack_signs
 from fedscape.types import Array
 
-# Products are made of whole tiles, padded with zeros: a BLAS may round the product of another shape otherwise, and a
-# bit must not depend on how many rows are hashed together. So the height is a function of the sketch alone: tall where
-# there are many directions, which are packed anew for each tile; low where padding would cost more.
+# Products use full tiles, padded with zeros. A BLAS may round differently for another shape, and a bit must not
+# depend on how many rows are hashed together. So the tile height depends only on the sketch: tall for many
+# directions, which are repacked for each tile; low where padding would cost more.
 _TALL, _LOW, _MANY = 2048, 512, 4096
-_COLUMNS = 1536  # of one product: it then stays in the cache until its bits are packed
+_COLUMNS = 1536  # per product, which then stays in cache until its bits are packed
 _SETS = 256
 
 
 class Rows(Protocol):
-    """Rows of numbers that can be cut: an array [rows, d], or one that prepares its rows when they are asked for."""
+    """Rows of numbers that can be sliced: an array [rows, d], or one that prepares rows on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -43,7 +43,7 @@ Piece = tuple[int, int, int, Array]
 
 @dataclass(frozen=True)
 class SignProjections:
-    """Signs of Gaussian projections (SRP, Definition A.1), `bits` of them a code: the angle between rows.
+    """Signs of Gaussian projections (SRP, Definition A.1), `bits` per code: the angle between rows.
 
     Rows x and y at the angle theta share a code with probability (1 - theta / pi)**bits. Length does not matter. A row
     of zeros has no direction; its code is 0. Products are in float32, whose rounding moves the angle by less than 1e-5.
@@ -67,7 +67,7 @@ class SignProjections:
         """The probability that x[i] and y[i] share a code, for each i."""
         a, b = x.astype(float), y.astype(float)
         u, v = (z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-300) for z in (a, b))
-        theta = 2 * np.arctan2(np.linalg.norm(u - v, axis=1), np.linalg.norm(u + v, axis=1))  # sound for small angles
+        theta = 2 * np.arctan2(np.linalg.norm(u - v, axis=1), np.linalg.norm(u + v, axis=1))  # exact at small angles
         return np.asarray((1 - theta / np.pi) ** self.bits)
 
 
@@ -76,8 +76,8 @@ class HadamardProjections(SignProjections):
     """The same angles by structured projections: signs of H G P H D x (Le, Sarlos and Smola 2013, "Fastfood").
 
     H is the Walsh-Hadamard matrix, D a diagonal of random signs, P a permutation, G a diagonal of normal numbers. Since
-    H D keeps angles and G is normal, one bit has exactly the law of a Gaussian projection; bits of one transform depend
-    on each other a little. It takes d log d steps instead of d^2, and rows one by one: no code depends on a BLAS. Rows
+    H D keeps angles and G is normal, one bit has exactly the law of a Gaussian projection; bits of one transform are
+    slightly dependent. It takes d log d steps instead of d^2, and one row at a time: no code depends on a BLAS. Rows
     are padded to at least 256 dimensions.
 
     >>> HadamardProjections(rows=3, bits=2, seed=0).collision(np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]))
@@ -131,10 +131,10 @@ class StableProjections:
 
 @dataclass(frozen=True)
 class MinHashes:
-    """Buckets of the token with the smallest hash (MinHash, Definition A.2): how much two sets overlap.
+    """Buckets of the token with the smallest hash (MinHash, Definition A.2): the overlap of two sets.
 
-    Sets of Jaccard similarity J share a code with probability J + (1 - J) / 2**bits: the second part is by chance, and
-    vanishes with more bits. Sets without tokens share theirs with one another.
+    Sets of Jaccard similarity J share a code with probability J + (1 - J) / 2**bits. The second term is chance, and
+    vanishes with more bits. Empty sets share a code with each other.
 
     >>> MinHashes(rows=3, bits=8, seed=0).law(0.5)
     0.501953125
@@ -165,7 +165,7 @@ class MinHashes:
 
 @lru_cache(maxsize=4)
 def _normals(seed: int, rows: int, bits: int, d: int) -> tuple[tuple[int, Array], ...]:
-    """Gaussian directions cut into products that fit the cache: (first column, [d, columns]), bit by bit inside."""
+    """Gaussian directions split into products that fit the cache: (first column, [d, columns]), ordered by bit."""
     all_ = Key(seed, purpose="sketch directions").generator().standard_normal((d, bits, rows), dtype=np.float32)
     each = max(1, _COLUMNS // bits)
     cuts = [(r, min(r + each, rows)) for r in range(0, rows, each)]
@@ -174,7 +174,7 @@ def _normals(seed: int, rows: int, bits: int, d: int) -> tuple[tuple[int, Array]
 
 @lru_cache(maxsize=4)
 def _transforms(seed: int, projections: int, d: int) -> tuple[Array, Array, Array]:
-    """Signs, permutations and normal numbers, [transforms, size] each; scaled so that lengths are about kept."""
+    """Signs, permutations and normal numbers, [transforms, size] each; scaled to roughly keep lengths."""
     size = max(256, 1 << (d - 1).bit_length())
     shape = (-(-projections // size), size)
     rng = Key(seed, purpose="sketch transforms").generator()
@@ -185,7 +185,7 @@ def _transforms(seed: int, projections: int, d: int) -> tuple[Array, Array, Arra
 
 
 def _products(x: Rows, parts: tuple[tuple[int, Array], ...]) -> Iterator[tuple[int, int, int, Array, int]]:
-    """x times the directions, tile by tile: (first row, last row, first column, product, its columns)."""
+    """Multiply x by the directions, tile by tile: (first row, last row, first column, product, its columns)."""
     widths = [directions.shape[1] for _, directions in parts]
     height = _TALL if sum(widths) >= _MANY else _LOW
     tile, out = np.zeros((height, x.shape[1]), dtype=np.float32), np.empty(height * max(widths), dtype=np.float32)
@@ -195,7 +195,7 @@ def _products(x: Rows, parts: tuple[tuple[int, Array], ...]) -> Iterator[tuple[i
         tile[end - begin :] = 0
         for first, directions in parts:
             width = directions.shape[1]
-            with np.errstate(over="ignore", invalid="ignore"):  # no warning may tell that a row is so long
+            with np.errstate(over="ignore", invalid="ignore"):  # a warning would reveal a very long row
                 product = np.matmul(tile, directions, out=out[: height * width].reshape(height, width))
             yield begin, end, first, product, width
 

@@ -14,11 +14,11 @@ from fedscape.core.validate import check_finite, valid_numbers
 from fedscape.errors import DataError
 from fedscape.types import Array, Arrays, Kept
 
-_TILE = 4096  # rows that are looked at together
+_TILE = 4096  # rows per tile
 
 
 class Features:
-    """Rows (x - centre) / scale in float32, made when they are asked for.
+    """Rows (x - centre) / scale in float32, computed on demand.
 
     >>> Features(np.array([[3, 5]]), "x", np.array(1.0), np.array(2.0))[:]
     array([[1., 2.]], dtype=float32)
@@ -39,7 +39,7 @@ class Features:
                     f"feature of {column!r}, got {len(value)}: {np.array2string(value, threshold=4)}"
                 )
         self.plain = not self.centre.any() and bool((self.scale == 1).all())
-        # bytes and half-words are exact in float32; the rest is centred before it is rounded
+        # 8-bit and 16-bit integers are exact in float32; the rest is centred before rounding
         small = self.values.dtype.itemsize <= 2 or self.values.dtype == np.float32
         self.kind = np.float32 if small else np.float64
 
@@ -73,7 +73,7 @@ class Features:
 
 
 class Spread(Computation):
-    """How many rows there are, and the mean and deviation of each feature, in one round.
+    """The number of rows, and the mean and deviation of each feature, in one round.
 
     A feature that never varies has the deviation 1.
 
@@ -82,9 +82,9 @@ class Spread(Computation):
     column
         The column to read.
     embed
-        What is done to its rows first.
+        A function applied to its rows first.
     numbers
-        Whether means and deviations are wanted; if not, the column may hold anything.
+        Whether to compute means and deviations; if not, the column may hold anything.
 
     >>> fed = Federation({"x": [[0.0], [2.0]]}, [0, 1, 2])
     >>> work = Spread(column="x")

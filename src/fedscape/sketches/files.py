@@ -1,4 +1,4 @@
-"""Sketches of clients as one checksummed file."""
+"""Save and load client sketches as one checksummed file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedscape.sketches.distribution import DistributionSketch
 from fedscape.sketches.private import choose_rows, noise_variance
 from fedscape.types import Array
 
-_MOST_CELLS = 2**29  # of all clients together, which are in memory at once
+_MOST_CELLS = 2**29  # of all clients together, held in memory at once
 _PLAIN = ("rows", "bits", "family", "column", "width", "shingle", "seed")
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The clients' counts, their ids, and the sketch that made them.
+    """The clients' counts, their ids, and the sketch that counted them.
 
     >>> model = DistributionSketch(rows=2, bits=1)
     >>> Saved(model, np.ones((1, 2, 2)), np.array(["a"])).sizes
@@ -50,7 +50,7 @@ class Saved:
 def save(path: str | os.PathLike[str], saved: Saved) -> None:
     """Write counts, ids and the sketch's parameters to one file; an embedding is code and is not saved.
 
-    A file of private sketches is for its owner alone.
+    A file of private sketches is readable only by its owner.
     """
     work = saved.model._ready()
     if work.embed is not None:
@@ -63,7 +63,7 @@ def save(path: str | os.PathLike[str], saved: Saved) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Saved:
-    """Read what `save` wrote."""
+    """Read a file written by `save`."""
     arrays, header = checkpoint.read(path)
     if header.get("kind") != "sketches":
         raise DataError(f"{os.fspath(path)} is a fedscape file, but holds no sketches: make one with 'sketch build'")
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str]) -> Saved:
 
 
 def check_alike(a: Saved, b: Saved) -> None:
-    """Refuse to compare sketches of different hash functions."""
+    """Refuse to compare sketches with different hash functions."""
     mine, yours = a.model.get_params(), b.model.get_params()
     for name in mine:
         if name != "column" and not np.array_equal(mine[name], yours[name]):
@@ -102,9 +102,9 @@ def build(
     """Sketch every client and save the sketches; with epsilon each client protects its rows first.
 
     Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy the data
-    choose nothing: rows are given, or suit clients of a typical size that is public, and "mean" and "deviation" are
-    refused. Exchanging a row moves counts twice as far as adding one: for "replace-one" the noise is doubled, so that
-    epsilon is what is spent.
+    choose nothing: rows are given, or follow from a public typical size, and "mean" and "deviation" are refused.
+    Replacing a row moves counts twice as far as adding one. For "replace-one" the noise is therefore doubled, and
+    epsilon is the actual cost.
     """
     column, family = options.get("column", "x"), options.get("family", "srp")
     if family != "minhash" and column in federation.names and federation[column].ndim == 1:
@@ -148,7 +148,7 @@ def build(
 
 
 def compare(path: str | os.PathLike[str], other: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """What one file says of its clients, or how far two files are apart as wholes."""
+    """Describe the clients of one file, or compare the totals of two files."""
     a = load(path)
     if other is None:
         result = heterogeneity(a.sketches, np.round(a.sizes), noise=a.noise)
@@ -170,7 +170,7 @@ def compare(path: str | os.PathLike[str], other: str | os.PathLike[str] | None =
 
 
 def nearest(path: str | os.PathLike[str], client: str, *, k: int = 5) -> dict[str, Any]:
-    """The clients whose sketches are nearest to this one's."""
+    """The clients with the sketches nearest to this one's."""
     saved = load(path)
     names = [str(each) for each in saved.ids]
     if client not in names:

@@ -17,7 +17,7 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 @kernel
 def pack_signs(products: Array, n: int, codes: Array) -> None:
-    """codes[i, r] has bit b where products[i, b * rows + r] > 0: projections lie bit by bit, so that lanes fill."""
+    """codes[i, r] has bit b where products[i, b * rows + r] > 0; projections are ordered by bit to fill SIMD lanes."""
     rows = codes.shape[1]
     bits = products.shape[1] // rows
     for i in range(n):
@@ -42,7 +42,7 @@ def hadamard_signs(x: Array, signs: Array, order: Array, normals: Array, bits: i
     """codes[i, r] from the signs of H G P H D x, one transform after the other, bit by bit over the rows.
 
     H is the Walsh-Hadamard matrix, D a diagonal of random signs, P a permutation, G a diagonal of normal numbers. Rows
-    go through side by side, 16 at a time, so that the shortest inner loop fills the lanes.
+    are processed 16 at a time, to fill the SIMD lanes in the shortest inner loop.
     """
     n, d = x.shape
     rows, size = codes.shape[1], signs.shape[1]
@@ -73,7 +73,7 @@ def hadamard_signs(x: Array, signs: Array, order: Array, normals: Array, bits: i
                         for i in range(16):
                             other[16 * j + i] = work[begin + i] * factor
                     work[:] = other
-            place = t * size  # among all rows x bits projections
+            place = t * size  # index among all rows x bits projections
             last = min(place + size, rows * bits)
             while place < last:
                 b = place // rows
@@ -88,7 +88,7 @@ def hadamard_signs(x: Array, signs: Array, order: Array, normals: Array, bits: i
 
 
 def hadamard_signs_twin(x: Array, signs: Array, order: Array, normals: Array, bits: int, codes: Array) -> None:
-    """The plain NumPy twin of `hadamard_signs`, by the matrix itself."""
+    """The plain NumPy twin of `hadamard_signs`, with the explicit matrix."""
     size, rows = signs.shape[1], codes.shape[1]
     h = np.ones((1, 1))
     while len(h) < size:
@@ -129,7 +129,7 @@ def count_codes_twin(codes: Array, owner: Array, n: int, first: int, counts: Arr
 
 @kernel
 def hash_sets(tokens: Array, ends: Array, salts: Array, bits: int, codes: Array) -> None:
-    """codes[i, r]: the bucket of the token of set i whose hash under salt r is smallest."""
+    """codes[i, r]: the bucket of the token in set i with the smallest hash under salt r."""
     shift = np.uint64(64 - bits)
     for i in range(len(ends) - 1):
         for r in range(len(salts)):
@@ -141,7 +141,7 @@ def hash_sets(tokens: Array, ends: Array, salts: Array, bits: int, codes: Array)
                 z ^= z >> _S31
                 if z < least:
                     least = z
-            z = (least ^ salts[r]) + _ONE  # the bucket must not show that the hash was small
+            z = (least ^ salts[r]) + _ONE  # the bucket must not depend on the hash being small
             z = (z ^ (z >> _S30)) * _TWO
             z = (z ^ (z >> _S27)) * _THREE
             z ^= z >> _S31
@@ -149,7 +149,7 @@ def hash_sets(tokens: Array, ends: Array, salts: Array, bits: int, codes: Array)
 
 
 def mix(z: Array) -> Array:
-    """Spread the bits of 64-bit words (the finaliser of SplitMix64): one to one."""
+    """Mix the bits of 64-bit words (the finaliser of SplitMix64): a bijection."""
     with np.errstate(over="ignore"):
         z = np.asarray(z, dtype=np.uint64) + _ONE
         z = (z ^ (z >> _S30)) * _TWO

@@ -1,4 +1,4 @@
-"""How many rows a private sketch should have, and how much noise is in it."""
+"""The number of rows of a private sketch, and its noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedscape.privacy.release import noise_sd
 def noise_variance(
     privacy: Privacy | None, *, clients: int = 1, min_clients: int = 1, sampler: Sampler | None = None
 ) -> float:
-    """The variance of the noise in a count, as `distance` needs it; the parameters are those of `noise_sd`.
+    """The variance of the noise in a count, for `distance`; the parameters are those of `noise_sd`.
 
     >>> from fedscape import Laplace
     >>> round(noise_variance(Laplace(clip=10.0, epsilon=1.0, unit="row")))
@@ -33,31 +33,31 @@ def choose_rows(
     spread: float = 0.6,
     most: int = 1000,
 ) -> int:
-    """How many rows a private sketch of n rows of data should have, for distances.
+    """Choose the number of rows of a private sketch of n rows of data, for distances.
 
-    A row of data touches every row of the sketch, so that R rows of the sketch need Laplace noise of scale R / epsilon
-    in every count (2 R / epsilon where a row is replaced). For two such sketches at the squared distance R D^2 the
-    debiased square has the relative variance
+    A row of data touches every row of the sketch. R rows of the sketch thus need Laplace noise of scale R / epsilon in
+    every count (2 R / epsilon if a row is replaced). For two such sketches at the squared distance R D^2 the debiased
+    square has the relative variance
     spread^2 / R + 8 v / (R D^2) + 14 cells v^2 / (R D^4), v = 2 (R / (epsilon n))^2:
-    the chance of the hash functions, which falls with R, and the noise, which rises like R and R^3.
+    the variance of the hash functions, which falls with R, and of the noise, which rises like R and R^3.
 
     Parameters
     ----------
     n_rows
         Rows of data in each sketch.
     epsilon
-        The budget of the release.
+        Epsilon of the release.
     bits
-        The sketch has 2**bits cells in a row.
+        The sketch has 2**bits cells per row.
     relation
         "add-remove" or "replace-one".
     separation
-        D^2: the squared distance, for one row of the sketch, that should be told from 0. By default about that of two
+        D^2: the squared distance, per row of the sketch, to be distinguished from 0. The default is about that of two
         Gaussians at the total variation distance 0.7.
     spread
-        How much that differs from row to row of the sketch, relative to itself.
+        Relative variation of that distance from row to row of the sketch.
     most
-        Never more than this many.
+        Maximum number of rows.
 
     >>> choose_rows(500, epsilon=1.0), choose_rows(5000, epsilon=1.0)
     (11, 106)

@@ -1,4 +1,4 @@
-"""What a sketch says about single rows: densities (Algorithm 4), and from them the total variation distance."""
+"""Densities of single rows from a sketch (Algorithm 4), and the total variation distance from them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def query(
     Parameters
     ----------
     model
-        Whose hash functions made the sketch.
+        The model with the hash functions of the sketch.
     sketch
         Normalised, [rows, cells].
     x
-        The rows to ask about.
+        The rows to query.
     rule
-        "mean" is unbiased. "median-of-means" is what Theorem 3.3 is about. "median", which Algorithm 4 prints, does not
-        tend to the density: the counts of a row are skewed.
+        "mean" is unbiased. "median-of-means" is the rule of Theorem 3.3. "median", printed in Algorithm 4, does not
+        converge to the density: the counts of a row are skewed.
     groups
-        For "median-of-means": how many means.
+        For "median-of-means": the number of means.
 
     >>> model = DistributionSketch(rows=500, bits=1)
     >>> made = model.count([[1.0, 0.0]])
@@ -64,9 +64,9 @@ def query(
 class Tvd:
     """A total variation distance estimated by Monte Carlo, with standard errors.
 
-    `plug_in` is the integral with the sketches' densities in place of the laws'; they are smooth, so that it is too
-    small where the kernel is wide. `witness` is how much more often the first law than the second falls where the first
-    density is larger: for rows that the sketches have not seen, never above the truth in expectation.
+    `plug_in` is the integral with the sketches' densities instead of the true ones. These are smooth, and it is too
+    small for a wide kernel. `witness` is P(p > q) - Q(p > q) with the sketches' densities: on rows that the sketches
+    have not seen, its expectation never exceeds the truth.
 
     >>> Tvd(0.3, 0.01, 0.35, 0.02).witness
     0.35
@@ -85,20 +85,20 @@ def tvd(
     *,
     points: tuple[Federation | npt.ArrayLike, Federation | npt.ArrayLike],
 ) -> Tvd:
-    """The total variation distance of two sketched laws, by Monte Carlo over rows drawn from them.
+    """Estimate the total variation distance of two sketched laws, by Monte Carlo over rows drawn from them.
 
     TVD = E|p(x) - q(x)| / (p(x) + q(x)) for x from either law with probability 1/2 (equation 3 with that measure): the
-    volume of a bucket cancels. And TVD >= P(p > q) - Q(p > q), with equality for the true densities. Errors are those
-    of the points, not of the densities.
+    volume of a bucket cancels. Also TVD >= P(p > q) - Q(p > q), with equality for the true densities. Standard errors
+    cover the sampling of the points, not the error of the densities.
 
     Parameters
     ----------
     model
-        Whose hash functions made the sketches.
+        The model with the hash functions of the sketches.
     a, b
         The two sketches, normalised.
     points
-        Rows of the first law, and of the second; best such as the sketches have not seen.
+        Rows of the first law, and of the second; preferably rows that the sketches have not seen.
 
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.normal(0, 1, (4000, 2)), rng.normal([3.0, 0.0], 1, (4000, 2))

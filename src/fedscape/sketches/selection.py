@@ -1,4 +1,4 @@
-"""Clients near the whole are asked more often (Algorithm 3), and the same by sums alone."""
+"""Select clients near the whole more often (Algorithm 3); also by sums only."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fedscape.sketches.distances import normalise
 from fedscape.sketches.distribution import DistributionSketch
 from fedscape.types import Array, Arrays, HasKeys, Kept
 
-_STEEPEST = 50.0  # of a summed logit: exp(50) is as good as certain, and sums do not overflow
+_STEEPEST = 50.0  # cap on a summed logit: exp(50) is near certainty, and sums do not overflow
 
 
 def logits(distances: npt.ArrayLike, *, scale: float | None = None, temperature: float = 1.0) -> Array:
-    """scale / (distance x temperature): what the softmax of Algorithm 3 is taken of; -inf where there is no distance.
+    """scale / (distance x temperature), the logits of the softmax in Algorithm 3; -inf without a distance.
 
-    The paper's distance has no scale: with its Frobenius norm (scale 1) all clients are nearly alike, with the mean
-    norm of a row, which its code uses (sqrt(rows) times smaller), the nearest is nearly certain. By default distances
-    are measured by their root mean square, so that neither rows nor cells matter: a client at half the usual distance
-    has e = 2.7 times the usual weight, at the temperature t e**(1 / t) times.
+    The paper's distance has no scale. With its Frobenius norm (scale 1) all clients are nearly alike; with the mean
+    norm of a row, as in its code (sqrt(rows) times smaller), the nearest is nearly certain. By default distances are
+    divided by their root mean square, which removes rows and cells: a client at half the usual distance has e = 2.7
+    times the usual weight, and e**(1 / t) times at temperature t.
 
     >>> logits([1.0, 2.0], scale=2.0).tolist()
     [2.0, 1.0]
@@ -45,20 +45,20 @@ def logits(distances: npt.ArrayLike, *, scale: float | None = None, temperature:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NearTheWhole:
-    """A sampler: of `active` clients drawn alike, `size` are taken without replacement, near ones more likely.
+    """A sampler: draws `active` clients uniformly, and `size` of them without replacement, preferring near ones.
 
-    Algorithm 3 with the weights exp(scale / (distance x temperature)), drawn one after the other as its text says (by
-    Gumbel's trick, so that the draw is a function of seed, round and client). Clients without a distance (no rows)
-    never take part. Who takes part depends on the data of all, which no accountant covers: refused under privacy.
+    Algorithm 3 with the weights exp(scale / (distance x temperature)), drawn sequentially as in its text. Gumbel's
+    trick makes the draw a function of seed, round and client. Clients without a distance (no rows) never take part. The
+    cohort depends on everyone's data, which no accountant covers: refused under privacy.
 
     Parameters
     ----------
     distances
-        Of each client's sketch to that of all, in the order of the clients; NaN where there is none.
+        Distance of each client's sketch to the pooled one, in the order of the clients; NaN if undefined.
     size
-        K, how many take part.
+        K, the size of the cohort.
     active
-        L, how many are there to choose from; by default 3 K.
+        L, the number of candidates; by default 3 K.
     scale, temperature
         As in `logits`.
 
@@ -99,11 +99,11 @@ class NearTheWhole:
 
 
 class OwnWeights(Computation):
-    """Selection by sums alone, in two rounds: no sketch leaves its client.
+    """Selection by sums only, in two rounds: no sketch leaves its client.
 
-    The server broadcasts the sketch of all. Each client computes its own distance d to it and keeps it. Round one sums
-    d^2, which gives the scale; round two sums the weights exp(scale / (d x temperature)). A client knows its own weight
-    and the total, and joins a round by a coin of its own (`KeyedCoin`).
+    The server broadcasts the pooled sketch. Each client computes its distance d to it and keeps it. Round one sums d^2,
+    which gives the scale; round two sums the weights exp(scale / (d x temperature)). A client knows its own weight and
+    the total, and joins a round by its own coin (`KeyedCoin`).
 
     Parameters
     ----------
@@ -162,9 +162,9 @@ class OwnWeights(Computation):
 class KeyedCoin:
     """A sampler: each client joins by its own coin, with probability min(1, size x weight / total).
 
-    In a deployment a client tosses it alone, from its own weight and the broadcast total; here `weights` stands for
-    what each client keeps. About `size` clients join, fewer where a weight above total / size is cut to certainty.
-    Like `NearTheWhole` it is refused under privacy.
+    In a deployment each client tosses it alone, from its own weight and the broadcast total; here `weights` holds what
+    the clients keep. About `size` clients join, fewer if a weight above total / size is capped at certainty. Like
+    `NearTheWhole` it is refused under privacy.
 
     >>> KeyedCoin([0.0, 1.0], total=1.0, size=1).draw(Federation({}, [0] * 3), Key(0))
     array([1])
@@ -188,6 +188,6 @@ class KeyedCoin:
 
 
 def _digest(values: npt.ArrayLike) -> str:
-    """Enough of a digest that a resumed run notices other numbers."""
+    """A short digest, by which a resumed run notices changed numbers."""
     numbers = np.ascontiguousarray(values, dtype=float)
     return f"{len(numbers)} numbers {hashlib.sha256(numbers.tobytes()).hexdigest()[:12]}"

@@ -14,11 +14,11 @@ from fedscape.types import Array
 
 
 def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ...] | None = None) -> Ragged:
-    """The tokens of each row, as 64-bit words; order and repetition of a token do not matter to MinHash.
+    """The tokens of each row, as 64-bit words; MinHash ignores order and repetition.
 
-    True and False [rows, d] are indicators: token j is there where the row is True. Whole numbers [rows, length] are
-    sequences of codes, padded by negative ones; k codes that follow one another are one token (a shingle). A column of
-    texts is cut into shingles of k characters. Whole numbers [rows] without names are sets of one token.
+    Booleans [rows, d] are indicators: a row has token j if entry j is True. Integers [rows, length] are sequences of
+    codes, padded with negative ones; k consecutive codes form one token (a shingle). A text column is split into
+    shingles of k characters. Integers [rows] without names are sets of one token.
 
     >>> token_sets(np.array([[3, 5, 3], [7, -1, -1]]), 1, column="x").lengths
     array([3, 1])
@@ -45,7 +45,7 @@ def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ..
 
 
 def valid_tokens(values: Array, names: tuple[str, ...] | None) -> Array | None:
-    """Which rows `token_sets` takes; None where it takes all.
+    """Which rows `token_sets` accepts; None if all.
 
     >>> valid_tokens(np.array([0, -1, 2]), ("ash", "oak")).tolist()
     [True, False, False]
@@ -60,7 +60,7 @@ def _indicated(values: Array) -> Ragged:
 
 
 def _shingled(codes: Array, k: int) -> Ragged:
-    """Windows of k codes as words; a row with fewer codes than k is one window of all it has."""
+    """Windows of k codes as words; a row with fewer than k codes is a single window."""
     present = codes >= 0
     length = present.sum(axis=1)
     k = min(k, max(codes.shape[1], 1))

@@ -1,4 +1,4 @@
-"""The first things to know about a federation: how often, how large, how spread, which clusters."""
+"""Basic statistics of a federation: counts, moments, clusters and more."""
 
 from typing import TYPE_CHECKING
 

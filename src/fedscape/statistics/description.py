@@ -1,4 +1,4 @@
-"""What a federation holds, in numbers: sizes, columns, and how far clients are from each other in one column."""
+"""Describe a federation: sizes, columns, and the label skew of one column."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedscape.types import Array
 def describe(
     federation: Federation, *, column: str | None = None, overrules: Overrules | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """Clients, sizes and columns with their kinds; for one column also its skew over the clients.
+    """Describe clients, sizes and columns with their kinds; for one column also its skew over the clients.
 
     Parameters
     ----------
     federation
-        What to describe.
+        The Federation to describe.
     column
-        A column of classes, of ready counts, or a number, which is cut into five classes.
+        A column of classes or ready counts, or a number, which is binned into five classes.
     overrules
-        What columns are, against what their values suggest.
+        Column kinds set by hand.
     seed
-        For the clients drawn as a reference.
+        Seed of the reference draws.
 
     >>> described = describe(Federation({"y": [0, 0, 1, 1]}, [0, 2, 4]), column="y")
     >>> described["clients"], described["skew"]["distance"]
@@ -53,20 +53,20 @@ def describe(
 
 
 def label_skew(counts: Array, *, seed: int = 0, draws: int = 20) -> dict[str, Any]:
-    """How far clients' histograms are from the histogram of all, beside clients of the same sizes without any skew.
+    """The mean distance of clients' histograms to the pooled one, beside clients of the same sizes without skew.
 
     The distance is the mean over clients of the total variation distance (half the L1 distance) to the pooled shares.
-    A small client is far from the pool by chance alone: `iid` is what clients of these sizes drawn from the pool have,
-    with its standard deviation over draws.
+    A small client is far from the pool by chance alone. `iid` is the distance for clients of these sizes drawn from the
+    pool, with its standard deviation over draws.
 
     Parameters
     ----------
     counts
         [clients, categories].
     seed
-        For the clients drawn from the pool.
+        Seed of the reference draws.
     draws
-        How many such populations.
+        Number of reference populations.
 
     >>> label_skew(np.array([[8, 0], [0, 8]]))["distance"]
     0.5

@@ -1,4 +1,4 @@
-"""How much sites differ beyond chance: Cochran's Q, I2 and tau2, from sums over the sites."""
+"""Heterogeneity between sites beyond chance: Cochran's Q, I2 and tau2, from sums over the sites."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedscape.types import Array, Arrays
 
 
 class Heterogeneity(NamedTuple):
-    """What estimates of several sites have in common and how they differ; an entry for each coefficient.
+    """Pooled estimates of several sites, and how they differ; one entry per coefficient.
 
-    `q` is Cochran's Q on `sites` - 1 degrees of freedom with its `p_value`, `i2` the share of the variance between
-    sites that is not chance (Higgins and Thompson 2002), `tau2` that variance (DerSimonian and Laird 1986), `fixed` and
-    `random` the pooled estimates, without and with it, and `fixed_error`, `random_error` their standard errors. The
-    last two need the variances again at this `tau2`, and are NaN where only sums were there.
+    `q` is Cochran's Q on `sites` - 1 degrees of freedom with its `p_value`. `i2` is the share of the variance between
+    sites that is not chance (Higgins and Thompson 2002), `tau2` that variance (DerSimonian and Laird 1986). `fixed` and
+    `random` are the pooled estimates without and with it, `fixed_error` and `random_error` their standard errors. The
+    random-effects pair needs the variances again at this `tau2`, and is NaN if only sums are available.
     """
 
     sites: int
@@ -32,13 +32,13 @@ class Heterogeneity(NamedTuple):
 
 
 def sums_of_sites(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> Arrays:
-    """What a site of these estimates adds, one row each: weights 1 / variance, their squares, and first two moments."""
+    """The contribution of each site, one row each: weights 1 / variance, their squares, and first two moments."""
     y, weight = np.asarray(estimates, dtype=float), 1.0 / np.asarray(variances, dtype=float)
     return {"weight": weight, "weight2": weight**2, "first": weight * y, "second": weight * y**2}
 
 
 def from_sums(total: Arrays, sites: int) -> Heterogeneity:
-    """The closed form, from the sums over sites of what `sums_of_sites` makes of each.
+    """The closed form, from the sums of `sums_of_sites` over sites.
 
     >>> one, other = sums_of_sites([0.0], [1.0]), sums_of_sites([4.0], [1.0])
     >>> found = from_sums({name: one[name] + other[name] for name in one}, 2)
@@ -62,7 +62,7 @@ def from_sums(total: Arrays, sites: int) -> Heterogeneity:
 
 
 def heterogeneity(estimates: npt.ArrayLike, variances: npt.ArrayLike) -> Heterogeneity:
-    """The same from the estimates [sites, ...] and their variances, with the pooled estimate under tau2.
+    """Heterogeneity from the estimates [sites, ...] and their variances, with the pooled estimate under tau2.
 
     >>> found = heterogeneity([0.0, 4.0], [1.0, 1.0])
     >>> float(found.tau2), float(found.random), float(found.random_error)

@@ -1,4 +1,4 @@
-"""How often each category occurs."""
+"""Count categories."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Histogram(Estimator):
-    """How often each category occurs over all clients: one round, one sum.
+    """The frequency of each category over all clients: one round, one sum.
 
     Parameters
     ----------
     n_categories
-        Categories are 0 to n_categories - 1; anything else is refused, and under privacy left out.
+        Categories are 0 to n_categories - 1; others are refused, and dropped under privacy.
     column
         The column of categories, or of ready counts (two-dimensional).
 
@@ -60,7 +60,7 @@ class Histogram(Estimator):
         return {"counts": total["counts"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """One category more is a count of one more; a row of ready counts is a whole histogram, and can be any."""
+        """One more category adds one to a count; a row of ready counts is a full histogram without a bound."""
         return None if clients is not None and clients[self.column].ndim > 1 else 1.0
 
     def coded_columns(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""k-means by sums: no client's row ever becomes a centre."""
+"""k-means by sums: no client's row becomes a centre."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class FederatedKMeans(Estimator):
-    """Lloyd's algorithm over all clients' rows, from several starts side by side.
+    """Lloyd's algorithm over all clients' rows, from several starts in parallel.
 
-    Starts are drawn from the normal law with the federation's mean and covariance (`Moments`, two rounds), so that no
-    row leaves its client. All starts run in the same rounds; one more round measures them and the best is kept. Under
-    privacy that measuring needs `measure_privacy`; a single start, the default there, needs none.
+    Starts are drawn from the normal law with the federation's mean and covariance (`Moments`, two rounds): no row
+    leaves its client. All starts run in the same rounds; one more round measures them and the best is kept. Under
+    privacy that needs `measure_privacy`; a single start, the default there, does not.
 
     Parameters
     ----------
     n_clusters
-        How many centres.
+        Number of centres.
     column
         Numbers of any trailing shape; they are flattened to d features.
     n_init
-        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
+        Number of parallel starts; by default 4, and 1 under privacy (recorded in `history_.notes`).
     rounds
-        At most this many rounds after the two of `Moments`.
+        Maximum number of rounds after the two of `Moments`.
     tol
         Stop when no centre moved by more than this share of the data's standard deviation.
     init
         Starts [n_init, n_clusters, d] to use instead.
     bound
-        Rows longer than this are shortened to it, which bounds what one row can change.
+        Longer rows are scaled to this norm, which bounds what one row can change.
 
     Learns `centres_` [n_clusters, d], `sizes_` (rows per centre), `inertia_` (mean over clients of the sum of squared
-    distances; NaN where it was not measured) and `moments_`.
+    distances; NaN if not measured) and `moments_`.
 
     >>> fed = Federation({"x": [[0.0], [0.1], [9.0], [9.1]]}, [0, 2, 4])
     >>> FederatedKMeans(2).fit(fed).centres_.round(2).tolist()
@@ -148,7 +148,7 @@ class FederatedKMeans(Estimator):
             }
             inertia = [self.history_[f"inertia.{i}"][-1] for i in range(len(state["centres"]))]
             best, self.inertia_ = int(np.argmin(inertia)), float(min(inertia))
-        order = np.lexsort(state["centres"][best].T[::-1])  # by the first feature, so that the order means something
+        order = np.lexsort(state["centres"][best].T[::-1])  # sort by the first feature
         self.centres_, self.sizes_ = state["centres"][best][order], state["sizes"][best][order]
 
     def _starts(self, how: Fit) -> Arrays:
@@ -184,7 +184,7 @@ class FederatedKMeans(Estimator):
 
 
 def nearest(x: Array, centres: Array) -> tuple[Array, Array]:
-    """For each row and each start the nearest centre and the squared distance to it: [rows, starts] both."""
+    """The nearest centre of each row for each start, and the squared distance to it: both [rows, starts]."""
     starts, clusters, d = centres.shape
     flat = centres.reshape(starts * clusters, d)
     distance = (flat**2).sum(axis=1) - 2 * x @ flat.T  # without the row's own square, the same for all centres

@@ -1,4 +1,4 @@
-"""How large and how spread the rows of all clients are."""
+"""Mean and covariance of the rows of all clients."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fedscape.types import Array, Arrays, Kept
 class Moments(Estimator):
     """Mean and covariance of the rows of all clients.
 
-    Clients send the number of their rows and the first two moments about a broadcast centre; the server moves the
-    centre to the mean. The first round is about zero, the second about the mean of the first: that one has no
-    cancellation left, however far from zero the data lie.
+    Clients send their number of rows and the first two moments about a broadcast centre; the server moves the centre
+    to the mean. The first round is about zero, the second about the mean of the first. The second has no cancellation,
+    even if the data lie far from zero.
 
     Parameters
     ----------
     column
         Numbers of any trailing shape; they are flattened to d features.
     bound
-        Rows longer than this (about zero) are shortened to it, which bounds what one row can change.
+        Rows longer than this (about zero) are scaled to this norm, which bounds what one row can change.
     rounds
-        How many rounds; one is enough for data near zero.
+        Number of rounds; one is enough for data near zero.
 
     Learns `mean_` [d], `covariance_` [d, d] (divided by the number of rows) and `n_rows_`.
 
@@ -71,7 +71,7 @@ class Moments(Estimator):
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         d = state["mean"].size
-        if self.bound is None or (norm == 1 and not d):  # before the first round the number of features is not known
+        if self.bound is None or (norm == 1 and not d):  # before the first round the number of features is unknown
             return None
         r = self.bound + float(np.linalg.norm(state["mean"]))  # length of a row about the centre
         return float(np.sqrt(1 + r**2 + r**4)) if norm == 2 else 1 + np.sqrt(d) * r + d * r**2
@@ -81,7 +81,7 @@ class Moments(Estimator):
 
     def _centred(self, state: Arrays, clients: Federation) -> Array:
         x = features(clients, self.column, self.bound)
-        return x - state["mean"] if state["mean"].size else x  # at first the centre is zero, of a size not known yet
+        return x - state["mean"] if state["mean"].size else x  # the first centre is zero, of unknown size
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         state = self._run(reading(self, column), engine, how, n_rounds=self.rounds)
@@ -96,7 +96,7 @@ class Moments(Estimator):
 
 
 def features(clients: Federation, column: str, bound: float | None = None) -> Array:
-    """The column as [rows, d] float64, rows shortened to the bound."""
+    """The column as [rows, d] float64, rows scaled down to the bound."""
     values = check_finite(clients[column], column)
     x: Array = values.reshape(len(values), int(np.prod(values.shape[1:])))
     if bound is not None and bound <= 0:
@@ -105,7 +105,7 @@ def features(clients: Federation, column: str, bound: float | None = None) -> Ar
 
 
 def shortened(x: Array, bound: float) -> Array:
-    """Rows [n, d] of at most this length: whatever the numbers, no square of them overflows or vanishes.
+    """Scale rows [n, d] to at most this norm; no square overflows or underflows.
 
     >>> shortened(np.array([[3e200, 4e200], [0.3, 0.4]]), 1.0).round(6).tolist()
     [[0.6, 0.8], [0.3, 0.4]]

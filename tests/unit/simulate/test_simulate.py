@@ -495,7 +495,7 @@ REFUSED = {
     "not [3] of them": lambda: plan(Dirichlet([0.5, 0.2, 0.1], sizes=4), proxy(), n_clients=5),
     "histograms are those of no client": lambda: plan(ConditionallyIID(np.zeros((0, 3), int)), proxy(), n_clients=5),
     "the proxy has no rows": lambda: plan(Dirichlet(0.5), NOTHING, n_clients=5),
-    "no rows, so that there are": lambda: plan(Dirichlet(0.5, sizes=3), NOTHING, n_clients=5),
+    "no rows, and no categories": lambda: plan(Dirichlet(0.5, sizes=3), NOTHING, n_clients=5),
     "below what least= promises": lambda: plan(Dirichlet(0.5, sizes=9, least=2), proxy(), n_clients=5, policy="scale"),
     "leave one of the two out": lambda: plan(Quantity(0.5, least=2), proxy(), n_clients=5, policy="scale"),
 }

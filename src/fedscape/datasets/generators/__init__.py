@@ -1,4 +1,4 @@
-"""The synthetic federations of the papers, each with its truth, all from a seed."""
+"""The synthetic federations of the papers, each with its ground truth, all from a seed."""
 
 from fedscape.datasets.generators.counts import dirichlet_multinomial, mdm_a2, mdm_table1
 from fedscape.datasets.generators.labels import fedgmm_bayes, fedgmm_partial, fedgmm_synthetic

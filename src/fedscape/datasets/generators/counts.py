@@ -12,7 +12,7 @@ from fedscape.datasets.generators.draws import check_sizes, pick
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-BLOCK = 1024  # clients that share a generator; always drawn whole, so that none depends on how many follow
+BLOCK = 1024  # clients per generator; blocks are drawn whole: no client depends on how many follow
 
 _MEDIUM = (0.1, 0.2, 0.6, 1.0, 2.0, 0.1, 1.0, 2.0, 0.5, 0.5)
 _MEDIUM_2 = (2.5, 2.6, 2.7, 2.8, 3.0, 2.5, 2.0, 3.0, 1.0, 0.9)
@@ -45,27 +45,27 @@ def dirichlet_multinomial(
     """Draw clients from a mixture of Dirichlet-multinomials.
 
     Client i draws a component z_i ~ Categorical(tau), shares p_i ~ Dir(alpha_{z_i}) and counts c_i ~ Mult(n_i, p_i)
-    (MDM paper, eq. 1 and 3). A client depends on the seed, on its position and on the sizes of the clients before it,
-    not on how many follow: the first clients of a larger federation are those of a smaller one. A million clients of
-    ten categories take seconds.
+    (MDM paper, eq. 1 and 3). A client depends on the seed, its position and the sizes of the clients before it, not on
+    how many follow: the first clients of a larger federation are those of a smaller one. A million clients of ten
+    categories take seconds.
 
     Parameters
     ----------
     n_clients
-        How many clients.
+        Number of clients.
     weights
         tau: the weight of each component [K], sum 1.
     concentrations
         alpha: [K, C], above 0.
     sizes
-        n_i: one for all clients, or one for each.
+        n_i: one for all clients, or one per client.
     seed
         The seed.
 
     Returns
     -------
-    A Federation with one row per client, the counts in column "y" [C], and the truth: component [clients], weights [K],
-    concentrations [K, C].
+    A Federation with one row per client, the counts in column "y" [C], and the ground truth: component [clients],
+    weights [K], concentrations [K, C].
 
     >>> fed, truth = dirichlet_multinomial(3, weights=[1.0], concentrations=[[5.0, 1.0]], sizes=10)
     >>> fed.counts("y").sum(axis=1).tolist(), truth["component"].tolist()
@@ -104,26 +104,25 @@ def _parameters(weights: npt.ArrayLike, concentrations: npt.ArrayLike) -> tuple[
 def mdm_table1(
     setting: str, n_clients: int = 1000, *, n: npt.ArrayLike = 20, seed: int = 0
 ) -> tuple[Federation, dict[str, Array]]:
-    """Clients of one of the nine settings of the MDM paper's Table 1: C = 10, one to three components.
+    """Draw clients from one of the nine settings of the MDM paper's Table 1: C = 10, one to three components.
 
-    The paper prints two rows of concentrations for the three weights of low-3. The third here, all 1.1, is the third
-    row of the authors' public script (whose own low-3 is 1.0, 0.8, 1.1); the rows and weights the paper does print are
-    kept.
+    The paper prints two rows of concentrations for the three weights of low-3. The third row here, all 1.1, comes from
+    the authors' public script (its own low-3 is 1.0, 0.8, 1.1). The printed rows and weights are kept.
 
     Parameters
     ----------
     setting
         low-1, low-2, low-3, medium-1, medium-2, medium-3, high-1, high-2 or high-3.
     n_clients
-        How many clients; the paper's cohorts have 1,000.
+        Number of clients; the paper's cohorts have 1,000.
     n
-        The size of every client, or one for each; the authors' script has 20.
+        The size of every client, or one per client; the authors' script has 20.
     seed
         The seed.
 
     Returns
     -------
-    What `dirichlet_multinomial` returns.
+    As `dirichlet_multinomial`.
 
     >>> fed, truth = mdm_table1("medium-2", 100)
     >>> fed.counts("y").shape, truth["weights"].tolist()
@@ -136,18 +135,18 @@ def mdm_table1(
 
 
 def mdm_a2(n_clients: int = 1000, *, seed: int = 0) -> tuple[Federation, dict[str, Array]]:
-    """Clients of the MDM paper's Appendix A.2, where K is chosen: three components, n = 100, C = 5.
+    """Draw clients as in the MDM paper's Appendix A.2, which chooses K: three components, n = 100, C = 5.
 
     Parameters
     ----------
     n_clients
-        How many clients; the paper has 100, 200 and 1,000.
+        Number of clients; the paper has 100, 200 and 1,000.
     seed
         The seed.
 
     Returns
     -------
-    What `dirichlet_multinomial` returns.
+    As `dirichlet_multinomial`.
 
     >>> mdm_a2(10)[0].counts("y").sum(axis=1).tolist() == [100] * 10
     True

@@ -1,4 +1,4 @@
-"""Clients whose rows come from shared components, each with its own labels (the FedGMM paper)."""
+"""Clients with rows from shared components, and labels by component (the FedGMM paper)."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def fedgmm_synthetic(
       none), mu = a / (a + b).
 
     The authors' script has covariance I / sqrt(d) and Laplace scale 1 / sqrt(d) instead: `deviation` d**-0.25 and
-    sqrt(2 / d). A client depends on the seed and its position alone, not on the other clients.
+    sqrt(2 / d). A client depends only on the seed and its position, not on the other clients.
 
     Parameters
     ----------
     n_clients
-        How many clients: 300 in Table 2, 30 in Table 3.
+        Number of clients: 300 in Table 2, 30 in Table 3.
     n_rows
-        Rows of each client: one for all, or one for each.
+        Rows of each client: one for all, or one per client.
     dimension
         d.
     components
@@ -57,16 +57,16 @@ def fedgmm_synthetic(
     law
         gaussian, laplace or beta.
     concentration
-        Of the Dirichlet of the shares.
+        Concentration of the Dirichlet of the shares.
     deviation
-        Standard deviation of each coordinate about mu; beta has its own and takes 1 only.
+        Standard deviation of each coordinate about mu; beta has its own and takes only 1.
     seed
         The seed.
 
     Returns
     -------
-    A Federation with the columns x [d] and y, and the truth: mu and v [M, d], shares [clients, M], component [rows],
-    law and deviation [M], a and b [M, d] (NaN but for beta). `fedgmm_bayes` says how well y can be told from x.
+    A Federation with the columns x [d] and y, and the ground truth: mu and v [M, d], shares [clients, M], component
+    [rows], law and deviation [M], a and b [M, d] (NaN except for beta). `fedgmm_bayes` gives the best prediction of y.
 
     >>> fed, truth = fedgmm_synthetic(4, 10, dimension=5)
     >>> fed, truth["shares"].shape
@@ -93,17 +93,17 @@ def fedgmm_partial(
 ) -> tuple[Federation, dict[str, Array]]:
     """Draw two populations: most clients Gaussian, the last ones of another law (FedGMM paper, Setting 2 of Table 3).
 
-    The two have components of their own, M each. They are counted together: 0 to M - 1 are the Gaussian ones, M to
-    2M - 1 the others, and `shares` is zero where a client's population has no part.
+    Each population has M components of its own: 0 to M - 1 are the Gaussian ones, M to 2M - 1 the others. `shares` is
+    zero for the components of the other population.
 
     Parameters
     ----------
     n_clients
-        How many clients in all.
+        Number of clients in all.
     n_rows
-        Rows of each client: one for all, or one for each.
+        Rows of each client: one for all, or one per client.
     n_other
-        How many clients, the last ones, are of the other law.
+        Number of clients of the other law; they come last.
     law
         laplace or beta.
     dimension, components, concentration, deviation, seed
@@ -111,7 +111,7 @@ def fedgmm_partial(
 
     Returns
     -------
-    What `fedgmm_synthetic` returns, with 2M components.
+    As `fedgmm_synthetic`, with 2M components.
 
     >>> fed, truth = fedgmm_partial(3, 10, n_other=1, dimension=5)
     >>> (truth["shares"] > 0).astype(int).tolist()
@@ -170,7 +170,7 @@ def _draw(key: Key, sizes: Array, shares: Array, parts: dict[str, Array]) -> tup
 
 
 def _sample(rng: np.random.Generator, n: int, parts: dict[str, Array], m: int) -> Array:
-    """n rows of component m: [n, d]."""
+    """Draw n rows of component m: [n, d]."""
     mu: Array = parts["mu"][m]
     deviation, shape = float(parts["deviation"][m]), (n, len(mu))
     if parts["law"][m] == "gaussian":
@@ -183,7 +183,7 @@ def _sample(rng: np.random.Generator, n: int, parts: dict[str, Array], m: int) -
 def fedgmm_bayes(federation: Federation, truth: Mapping[str, Array]) -> Array:
     """The true P(y = 1 | x, client) of each row: sum over m of P(m | x, client) 1{(x - mu_m) . v_m > 0}.
 
-    Its rounding is the best possible prediction; no method can beat that accuracy in the mean.
+    Rounding it gives the best possible prediction; no method has a higher expected accuracy.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def fedgmm_bayes(federation: Federation, truth: Mapping[str, Array]) -> Array:
     """
     x, out = federation["x"], np.empty(federation.n_rows)
     with np.errstate(divide="ignore"):
-        log_shares = np.log(truth["shares"])  # [clients, M], -inf where a client has no part in a component
+        log_shares = np.log(truth["shares"])  # [clients, M], -inf where a client lacks a component
     for client, (begin, end) in enumerate(pairwise(federation.offsets)):
         rows = x[begin:end]
         log_joint = log_shares[client] + _log_density(rows, truth)  # [n, M]

@@ -1,4 +1,4 @@
-"""Two clients whose distance is known (the sketch paper)."""
+"""Two clients with a known distance (the sketch paper)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedscape.types import Array
 def gaussian_pair(
     n_rows: int = 1000, *, z: float | None = None, tvd: float | None = None, dimension: int = 16, seed: int = 0
 ) -> tuple[Federation, dict[str, Array]]:
-    """Draw two clients, Gaussians of one covariance whose total variation distance is known.
+    """Draw two Gaussian clients with one covariance and a known total variation distance.
 
-    TVD = 2 Phi(z / 2) - 1 with z = sqrt((mu_1 - mu_2)' C^-1 (mu_1 - mu_2)); the sketch paper's appendix, where it draws
-    two such clients, prints 2 Phi(z) - 1 by mistake. Here C = I, mu_1 ~ N(0, I), and mu_2 lies z away in a random
-    direction. The rows of a client depend on the seed and their place alone: more rows begin with the same ones.
+    TVD = 2 Phi(z / 2) - 1 with z = sqrt((mu_1 - mu_2)' C^-1 (mu_1 - mu_2)). The sketch paper's appendix draws two such
+    clients, but prints 2 Phi(z) - 1 by mistake. Here C = I, mu_1 ~ N(0, I), and mu_2 lies z away in a random direction.
+    A row depends only on the seed and its position: a longer client begins with the rows of a shorter one.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ def gaussian_pair(
     tvd
         the total variation distance, at least 0 and below 1.
     dimension
-        Of x.
+        Dimension of x.
     seed
         The seed.
 
     Returns
     -------
-    A Federation of the clients 0 and 1 with the column x [dimension], and the truth: means [2, dimension], z, tvd.
+    A Federation of clients 0 and 1 with the column x [dimension], and the ground truth: means [2, dimension], z, tvd.
 
     >>> fed, truth = gaussian_pair(100, z=1.0)
     >>> fed, round(float(truth["tvd"]), 4)

@@ -1,4 +1,4 @@
-"""Agents, their entities and their events, with a hidden regression for each entity (the FedHLCR paper)."""
+"""Agents, their entities and their events, with a latent regression per entity (the FedHLCR paper)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def hlcr_synthetic(
 
     w_k ~ N(0, delta^2 I) for each component; psi ~ Dir(alpha (1/K, ..., 1/K)); theta_i ~ Dir(beta psi) for each agent;
     z_ij ~ Categorical(theta_i) for each of its entities; y_ijn ~ N(w_{z_ij} . x_ijn, sigma^2) for each event. The
-    clients are the agents. The paper leaves F, alpha, beta, delta and the law of x open: here x ~ N(0, I), and every
-    agent has the same number of entities and every entity the same number of events, where the paper has such means.
-    An agent depends on the seed and its position alone, not on the other agents.
+    clients are the agents. The paper leaves F, alpha, beta, delta and the law of x open; here x ~ N(0, I). Every agent
+    has the same number of entities and every entity the same number of events; the paper gives only their means. An
+    agent depends only on the seed and its position, not on the other agents.
 
     Parameters
     ----------
     n_agents
-        How many agents.
+        Number of agents.
     entities
         Entities of each agent (the paper's N_*).
     events
@@ -57,8 +57,8 @@ def hlcr_synthetic(
 
     Returns
     -------
-    A Federation with the columns x [F], y and entity (0 to entities - 1, counted within the agent), and the truth:
-    coefficients [K, F], psi [K], theta [agents, K], z [agents, entities].
+    A Federation with the columns x [F], y and entity (0 to entities - 1, counted within the agent), and the ground
+    truth: coefficients [K, F], psi [K], theta [agents, K], z [agents, entities].
 
     >>> fed, truth = hlcr_synthetic(3, entities=2, events=5)
     >>> fed, truth["z"].shape

@@ -1,4 +1,4 @@
-"""How the sketch paper makes clients of one set of data: the rows of each client."""
+"""Split one data set into clients as in the sketch paper."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TRIES = 1000
 def sketch_dirichlet(
     labels: npt.ArrayLike, n_clients: int = 30, *, concentration: float = 0.5, least: int = 20, seed: int = 0
 ) -> list[Array]:
-    """The rows of each client, class by class in proportions from a Dirichlet law (sketch paper, Section 5.1).
+    """Split the rows class by class with Dirichlet proportions (sketch paper, Section 5.1).
 
-    A client that already has its even share of all rows gets no more; the draw is repeated until nobody has fewer than
+    A client that already has its even share of all rows gets no more. The draw repeats until every client has at least
     `least` rows. Every row goes to one client.
 
     >>> rows = sketch_dirichlet([0, 1] * 100, 4)
@@ -49,9 +49,9 @@ def sketch_dirichlet(
 def sketch_dirichlet_uniform(
     labels: npt.ArrayLike, n_clients: int = 30, *, concentration: float = 0.5, least: int = 20, seed: int = 0
 ) -> list[Array]:
-    """The first half of the clients from a Dirichlet law, the second half drawn alike (sketch paper, Section 5.1).
+    """Split half of the clients by a Dirichlet law, the other half uniformly (sketch paper, Section 5.1).
 
-    Each half of the clients shares a random half of the rows: nobody's rows are anybody else's.
+    Each half of the clients shares a random half of the rows; no row goes to two clients.
 
     >>> rows = sketch_dirichlet_uniform([0, 1] * 200, 4)
     >>> [len(r) for r in rows[2:]], sum(map(len, rows))
@@ -68,10 +68,10 @@ def sketch_dirichlet_uniform(
 def sketch_by_class(
     labels: npt.ArrayLike, n_clients: int = 100, *, classes: int = 2, twins: bool = False, seed: int = 0
 ) -> list[Array]:
-    """Clients of two classes each, of floor(lognormal(0, 2)) + 20 rows (sketch paper, Section 5.4).
+    """Split into clients of two classes each, of floor(lognormal(0, 2)) + 20 rows (sketch paper, Section 5.4).
 
-    Rows are dealt from shuffled classes, and again from the beginning where a class is used up. With twins, client
-    i + n / 2 has the classes of client i: the favourable case, in which every new client has a counterpart.
+    Rows are dealt from shuffled classes, starting over when a class is used up. With twins, client i + n / 2 has the
+    classes of client i: the favourable case, where every new client has a counterpart.
 
     >>> rows = sketch_by_class([0, 1, 2] * 100, 6, twins=True)
     >>> y = np.array([0, 1, 2] * 100)

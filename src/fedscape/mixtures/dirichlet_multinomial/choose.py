@@ -1,4 +1,4 @@
-"""How many components a mixture should have, judged by clients it was not fitted to."""
+"""Choose the number of components of a mixture by held-out clients."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedscape.types import Array
 
 @dataclass(frozen=True)
 class Choice:
-    """The outcome of `choose_components`, one entry per candidate.
+    """The result of `choose_components`, one entry per candidate.
 
-    `scores` are mean log-likelihoods of the validation clients; `behind` is how far each lies behind the best, and
-    `errors` the standard error of that difference, client by client. `n_components` is the smallest candidate that is
-    no further behind than one standard error; `model` is the mixture fitted with it, `models` are all of them.
+    `scores` are mean log-likelihoods of the validation clients. `behind` is the gap of each to the best, and `errors`
+    the standard error of that paired difference over clients. `n_components` is the smallest candidate within one
+    standard error of the best. `model` is the mixture fitted with it, `models` are all of them.
     """
 
     n_components: int
@@ -60,27 +60,27 @@ def choose_components(
     ledger: Ledger | None = None,
     measure_privacy: Privacy | None = None,
 ) -> Choice:
-    """Choose the number of components by the log-likelihood of unseen clients (Appendix A.1).
+    """Choose the number of components by the log-likelihood of held-out clients (Appendix A.1).
 
-    All candidates and all their starts run in the same rounds; one more round compares them on the validation clients.
-    The choice is the smallest candidate within one standard error of the best, the error being that of the paired
-    difference: clients differ far more from each other than two models do on one client.
+    All candidates and their starts run in the same rounds; one more round compares them on the validation clients. The
+    choice is the smallest candidate within one standard error of the best. The error is that of the paired difference:
+    clients differ far more from each other than two models do on one client.
 
     Parameters
     ----------
     mixture
-        Its parameters are used for all candidates; it stays as it is.
+        Its parameters are used for all candidates; it is not changed.
     data
         A Federation, an Engine, or counts [clients, C].
     candidates
         Numbers of components.
     validation
-        Clients to compare on; by default a share `test` of the clients in `data`, which are then not fitted to.
+        Clients to compare on; by default a share `test` of the clients in `data`, which are then held out of the fit.
     privacy, ledger
-        How sums are clipped and noised, and where releases are written, as for `fit`.
+        How sums are clipped and noised, and where releases are booked, as for `fit`.
     measure_privacy
-        How comparisons are, with a clip in nats; a private choice needs it. Scores are then relative to the mean of all
-        candidates, and their standard errors an upper estimate with the noise in it.
+        The same for comparisons, with a clip in nats; required for a private choice. Scores are then relative to the
+        mean of all candidates, and their standard errors are an upper estimate that includes the noise.
 
     >>> counts = np.random.default_rng(0).multinomial(20, [0.5, 0.3, 0.2], 200)
     >>> choose_components(MixtureOfDirichletMultinomials(), counts, candidates=(1, 2)).n_components

@@ -1,4 +1,4 @@
-"""One-round computations about models that stay as they are: which is more likely, and how sure they are."""
+"""One-round computations on fixed models: comparisons and standard errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class ModelComparison(Computation):
-    """The log-likelihood of clients under models that stay as they are, and how it differs from model to model.
+    """The log-likelihood of clients under fixed models, and its differences between models.
 
-    Clients send their log-likelihood under each model and the products of its differences to the first model's: what
-    standard errors of paired differences need.
+    Clients send their log-likelihood under each model, and the products of its differences to the first model: the
+    input to standard errors of paired differences.
     """
 
     name = "dm-compare"
@@ -75,18 +75,18 @@ class ModelComparison(Computation):
 
 
 class PrivateComparison(Computation):
-    """How the log-likelihood differs from model to model, in few and bounded numbers: what a private fit can afford.
+    """Differences in log-likelihood between models, as few bounded numbers, for a private fit.
 
-    Clients send how far each model is above the mean of all, in nats, shortened to the L2 norm `bound`, and the squares
-    of that divided by `bound`: together a norm of sqrt(2) bound at most. Of a single model they send the likelihood's
-    logarithm itself.
+    Clients send the deviation of each model from the mean of all, in nats, scaled down to the L2 norm `bound`, and the
+    squares of that divided by `bound`: together a norm of at most sqrt(2) bound. With a single model they send the
+    log-likelihood itself.
 
     Parameters
     ----------
     bound
-        The longest vector of differences, in nats.
+        Maximum norm of the vector of differences, in nats.
     noise
-        The standard deviation of the noise on a sum; it is part of the standard errors.
+        Standard deviation of the noise on a sum; included in the standard errors.
     """
 
     name = "dm-contrast"
@@ -130,7 +130,7 @@ class PrivateComparison(Computation):
         spread = np.zeros(len(mean))
         if "squares" in total:
             spread = np.maximum(total["squares"] * self.bound / n - mean**2, 0.0)
-        # a difference of two varies at most twice as much as both together; the noise is on top
+        # the variance of a difference is at most twice that of both together, plus noise
         errors = np.sqrt(2 * (spread[:, None] + spread) / n + 2 * (self.noise / n) ** 2)
         np.fill_diagonal(errors, 0.0)
         kept = {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}
@@ -149,7 +149,7 @@ class PrivateComparison(Computation):
 
 
 class Information(Computation):
-    """The sum over clients of the squared score: what standard errors of one model are made of.
+    """The sum over clients of the outer product of the score, for standard errors of one model.
 
     The score has, for each component, w_k a_kj (psi(c_j + a_kj) - psi(a_kj) - psi(n + a_k0) + psi(a_k0)) for log a_kj,
     then w_k - tau_k for log tau_k.
@@ -198,7 +198,7 @@ class Information(Computation):
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         squares = total["squares"]
         k = self.n_components
-        free = squares.shape[0] - 1  # the last weight follows from the others
+        free = squares.shape[0] - 1  # the weights sum to one: the last is not free
         scale = np.sqrt(np.maximum(np.diag(squares)[:free], 0.0))
         determined = scale > 1e-9 * np.sqrt(np.maximum(total["clients"], 1))
         errors = np.full(free, 1e300)

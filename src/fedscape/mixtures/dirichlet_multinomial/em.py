@@ -1,7 +1,7 @@
-"""The rounds of EM for mixtures of Dirichlet-multinomials, many models side by side.
+"""The rounds of EM for mixtures of Dirichlet-multinomials, many models in parallel.
 
-Components of all models lie one after the other, G in all: `models` says how many each has. A state holds `weights`
-[G], `mean` [G, C], `dispersion` [G] (1 / alpha_0) and `sizes` [G, bins], the laws of the clients' sizes.
+The components of all models are concatenated, G in all: `models` holds the number of each. A state holds `weights`
+[G], `mean` [G, C], `dispersion` [G] (1 / alpha_0) and `sizes` [G, bins], the size laws.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ ALONE = 5  # rounds on cohorts before sums are averaged over rounds
 
 
 class TailCountEM(Computation):
-    """One EM round of many models: Algorithm 2, with the M-step carried out as `solver` says.
+    """One EM round of many models: Algorithm 2, with the M-step of `solver`.
 
     Parameters
     ----------
     models
         The number of components of each model.
     reach
-        The largest count of each category, then the largest total: [C + 1]. Larger ones are counted up to there.
+        The largest count of each category, then the largest total: [C + 1]. Larger ones are truncated to it.
     sizes
-        The bins of the size laws; None leaves sizes out.
+        The bins of the size laws; None ignores sizes.
     solver
         "exact": clients send tail counts, the server maximises Q. "newton": they send first and second derivatives,
         the server takes one step. "fixed_point": first derivatives and eq. (49).
     average
-        Where each round sees other clients: from the sixth round on sums are averaged over rounds, with the step
+        For cohorts that change each round: from the sixth round on sums are averaged over rounds, with the step
         (t + 2)^-average; "newton" takes smaller steps instead.
     """
 
@@ -97,17 +97,17 @@ class TailCountEM(Computation):
 
     @property
     def size_edges(self) -> Array | None:
-        """The edges of the bins of sizes."""
+        """The edges of the size bins."""
         return self._edges
 
     def start(self, seed: int) -> Arrays:
-        """Means drawn at random; what `fit` starts from comes from Algorithm 1."""
+        """Random means; `fit` starts from Algorithm 1 instead."""
         draws = Key(seed, purpose="mixture").generator()
         mean = draws.dirichlet(np.full(len(self.reach) - 1, 5.0), int(self._ends[-1]))
         return self.begin(mean, np.full(len(mean), 0.2))
 
     def begin(self, mean: Array, dispersion: Array, weights: Array | None = None, sizes: Array | None = None) -> Arrays:
-        """The first state for these components; by default of equal weights and all with one law of sizes."""
+        """The initial state for these components; by default with equal weights and one common size law."""
         equal = np.repeat(1 / np.array(self.models), self.models)
         bins = np.zeros(0) if self._edges is None else background(self._edges)
         return {
@@ -120,7 +120,7 @@ class TailCountEM(Computation):
         }
 
     def prepare(self, state: Arrays) -> Arrays:
-        """The state with its look-up tables."""
+        """Add the lookup tables to the state."""
         kinds = {"exact": (0,), "fixed_point": (0, 1), "newton": (0, 1, 2)}[self.solver]
         return with_tables(state, self.reach, self._edges, kinds)
 
@@ -153,7 +153,7 @@ class TailCountEM(Computation):
         return sums
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
-        """The log-likelihood of each model, multinomial coefficient included."""
+        """The log-likelihood under each model, including the multinomial coefficient."""
         counts = counts_of(clients, self.column, self.count, len(self.reach) - 1)
         likelihood = shares_and_likelihood(state, counts, self._ends, self.reach, self._edges)[1]
         return {"log_likelihood": likelihood + log_coefficient(counts)[:, None]}
@@ -164,9 +164,9 @@ class TailCountEM(Computation):
         sums = {name: values / total["clients"] for name, values in total.items() if name != "clients"}
         running, rate = {}, 1.0
         if self.average is not None:
-            t = int(state["rounds"]) - ALONE  # shares of the first rounds are far off: nothing of them is kept
+            t = int(state["rounds"]) - ALONE  # responsibilities of the first rounds are far off: discard them
             rate = (t + 2.0) ** -self.average if t >= 0 else 1.0
-            # slopes and curvatures of earlier rounds were taken elsewhere: there the step is made smaller instead
+            # earlier derivatives were taken at other parameters: take smaller steps instead
             kept = [name for name in sums if self.solver != "newton" or not name.startswith(("first", "second"))]
             past = {name: state.get(f"server.running.{name}", 0.0) for name in kept}
             sums |= {name: rate * sums[name] + (1 - rate) * past[name] for name in kept}
@@ -187,12 +187,12 @@ class TailCountEM(Computation):
         }
 
     def _weights(self, shares: Array) -> Array:
-        """Eq. (17); a component that lost all its clients keeps a weight of 1e-12."""
+        """Eq. (17); a component without clients keeps a weight of 1e-12."""
         positive = np.maximum(shares, 1e-12)
         return np.asarray(positive / np.repeat(np.add.reduceat(positive, self._ends[:-1]), self.models))
 
     def _size_laws(self, state: Arrays, sums: Arrays) -> tuple[Array, Array]:
-        """Eq. (18) above the floor, and what Q gained by it."""
+        """Eq. (18) above the floor, and the gain in Q."""
         if self._edges is None:
             return state["sizes"], np.zeros(len(state["weights"]))
         masses = sums["sizes"].T  # [G, bins]
@@ -200,7 +200,7 @@ class TailCountEM(Computation):
         return laws, (np.maximum(masses, 0.0) * np.log(laws / state["sizes"])).sum(axis=1)
 
     def _components(self, state: Arrays, sums: Arrays, rate: float) -> tuple[Array, Array, Array]:
-        """The M-step of means and dispersions, and what Q gained (for one step: is expected to gain)."""
+        """The M-step of means and dispersions, and the gain in Q (for a single step: the expected gain)."""
         mean, dispersion = state["mean"].T, state["dispersion"]
         if self.solver == "exact":
             points = Points.of(self._cells[0]), Points.of(self._cells[1])
@@ -210,7 +210,7 @@ class TailCountEM(Computation):
         first = np.maximum(sums["first"], 0.0)
         second = np.maximum(sums.get("second", first), 0.0)
         slopes = Slopes(first, second, sums["first_total"], sums.get("second_total", sums["first_total"]))
-        if self.solver == "newton":  # no other point of Q is known: the step is limited instead of searched
+        if self.solver == "newton":  # Q is known only here: limit the step instead of a line search
             direction = rate * np.clip(newton_direction(mean, slopes), -1.5, 1.5)
         else:
             direction = fixed_point_direction(mean, slopes)
@@ -218,10 +218,10 @@ class TailCountEM(Computation):
         return new[0].T, new[1], ((first - mean * slopes.first_total) * direction).sum(axis=0)
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        # A row that stands for many moves as many. Another moves one tail count of its category and one of the total by
-        # at most the share, and the client from one bin of sizes to another. But where a model has several components
-        # it also changes the client's shares, by anything up to 1, and with them all its tail counts, of which there
-        # are as many as rows: no bound holds for clients of any size. Nor for derivatives, which grow with the row's
+        # A row with a count moves as many. A single one moves one tail count of its category and one of the total by at
+        # most the responsibility, and the client from one size bin to another. But with several components it also
+        # changes the client's responsibilities, by anything up to 1, and with them all its tail counts. There are as
+        # many of these as rows: no bound holds for clients of any size. Nor for derivatives, which grow with the row's
         # rarity.
         many = stand_for_many(clients, self.column, self.count)
         if self.solver != "exact" or max(self.models) > 1 or many or not sound(state):
@@ -250,7 +250,7 @@ class TailCountEM(Computation):
 def looked_up(
     state: Arrays, counts: Counts, shares: Array, owner: Array, n: int, reach: Array, kind: int
 ) -> tuple[Array, Array]:
-    """Shares times alpha^kind times differences of digamma (1) or trigamma (2): [n, C, G] and [n, G]."""
+    """Responsibilities times alpha^kind times differences of digamma (1) or trigamma (2): [n, C, G] and [n, G]."""
     tables = tables_of(state, reach, kind)
     g = len(state["weights"])
     out = np.zeros((n, len(reach) - 1, g))
@@ -272,7 +272,7 @@ def _added(values: Array, owner: Array, row: Array, shape: tuple[int, int, int])
 
 
 def sound(state: Arrays) -> bool:
-    """Whether all clients have a likelihood under this state: what a row can do is known only where they have.
+    """Whether all clients have a finite likelihood under this state; only then is the effect of a row known.
 
     >>> sound({name: np.ones(1) for name in ("weights", "mean", "dispersion", "sizes")})
     True
@@ -281,6 +281,6 @@ def sound(state: Arrays) -> bool:
 
 
 def check_solver(solver: str) -> None:
-    """Refuse a solver there is not."""
+    """Refuse an unknown solver."""
     if solver not in ("exact", "newton", "fixed_point"):
         raise DataError(f"solver must be 'exact', 'newton' or 'fixed_point', not {solver!r}")

@@ -1,4 +1,4 @@
-"""A fitted model as files: JSON for people and tools, an .npz beside it for the arrays."""
+"""Save a fitted model: JSON for people and tools, and an .npz file beside it for the arrays."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def write_population(
     what: str = "population",
     private: bool = False,
 ) -> None:
-    """Write the arrays, then the JSON file, which names them and holds their digest; each whole or not at all.
+    """Write the arrays, then the JSON file with their names and checksum; each atomically.
 
-    Files of a private fit say so, and are for their owner alone.
+    Files of a private fit are marked private, and readable only by their owner.
     """
     target = Path(path)
     if target.suffix != ".json":
@@ -63,7 +63,7 @@ def _put(body: bytes, file: IO[bytes]) -> None:
 def read_population(
     path: str | os.PathLike[str], *, what: str = "population"
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read both files; foreign, damaged or mismatched ones are refused."""
+    """Read both files; refuse foreign, damaged or mismatched ones."""
     source = Path(path)
     try:
         header = json.loads(source.read_bytes())
@@ -81,7 +81,7 @@ def read_population(
         ) from None
     if hashlib.sha256(content).hexdigest() != header.get("sha256"):
         raise CheckpointError(f"{source.with_suffix('.npz')} does not belong to {source}: save the {what} again")
-    try:  # it was written without compression: no array is larger than the file
+    try:  # written without compression: no array is larger than the file
         return header, read_npz(source.with_suffix(".npz"), content, limit=len(content))
     except DataError as error:
         raise CheckpointError(str(error)) from None

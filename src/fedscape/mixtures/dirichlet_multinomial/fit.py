@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Models(NamedTuple):
-    """Models that were fitted side by side."""
+    """Models fitted in parallel."""
 
     computation: TailCountEM | ScoreAscent
     state: Arrays
@@ -39,9 +39,9 @@ def fit_models(
     full: bool | None = None,
     judged: int = 0,
 ) -> Models:
-    """Fit models of these numbers of components in the same rounds.
+    """Fit models with these numbers of components in the same rounds.
 
-    `full` says that cohorts are all alike; `judged`, how many comparisons will follow.
+    `full`: all cohorts are the same. `judged`: the number of comparisons that follow.
     """
     mixture._check()
     if how.privacy is not None:
@@ -95,7 +95,7 @@ def _fit_privately(
 def first_state(
     mixture: MixtureOfDirichletMultinomials, work: TailCountEM, survey: Arrays, source: Source, how: Fit
 ) -> Arrays:
-    """The state that EM begins with: an older mixture's, or starting points that clients joined."""
+    """The initial state of EM: from an older mixture, or from starting points that clients joined."""
     if mixture.warm_start is not None:
         return _warm_state(mixture, mixture.warm_start, work, source)
     start = StartingPoints(
@@ -124,5 +124,5 @@ def _warm_state(
 
 
 def parameters_of(state: Arrays) -> Arrays:
-    """The parameters of the models in a state, without sums and running averages."""
+    """The model parameters in a state, without sums and running averages."""
     return {name: state[name] for name in ("weights", "mean", "dispersion", "sizes")}

@@ -1,11 +1,10 @@
 """Loops over the counts of many clients, each a serial Numba kernel beside its plain NumPy twin.
 
-Counts lie in compressed rows: client i owns the entries `offsets[i]:offsets[i + 1]` of `category` and `number`. Dense
-counts are the special case of C entries a client, zeros included (skipping them would cost a branch and be slower);
-then `category` holds 0 to C - 1 only once. Tables are flat: the value of category j at count c is row `first[j] + c`,
-one column per component, filled up with zeros to a multiple of four: kernels take four components at a time, in
-variables of their own, because sums kept in memory would wait for each other; fixed places in a slice of four columns
-are one vector load.
+Counts are in compressed rows: client i owns the entries `offsets[i]:offsets[i + 1]` of `category` and `number`. Dense
+counts are the special case of C entries per client, zeros included (skipping them would cost a branch and be slower);
+`category` then holds 0 to C - 1 only once. Tables are flat: the value of category j at count c is row `first[j] + c`,
+one column per component, padded with zeros to a multiple of four. Kernels process four components at a time in local
+variables, because accumulators in memory would stall; fixed offsets in a slice of four columns are one vector load.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from fedscape.core.validate import all_valid, check_categories, is_rising, valid
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-DENSE = 512  # up to this number of categories zeros are kept, above only the non-zeros are
+DENSE = 512  # up to this number of categories zeros are stored, above only non-zeros
 
 
 class Counts(NamedTuple):
     """The counts of some clients in compressed rows, and their totals."""
 
     offsets: Array  # [clients + 1]
-    category: Array  # [entries], or [C] where every client has an entry for each category
+    category: Array  # [entries], or [C] if every client has an entry for each category
     number: Array  # [entries]
     total: Array  # [clients]
 
     @property
     def stride(self) -> int:
-        """0 where `category` is the same for all clients, else 1."""
+        """0 if `category` is shared by all clients, else 1."""
         return int(len(self.category) == len(self.number))
 
     @property
@@ -63,14 +62,14 @@ class Counts(NamedTuple):
 
 
 def counts_of(clients: Federation, column: str, count: str | None, n_categories: int) -> Counts:
-    """How often each client has each category.
+    """Count the categories of each client.
 
     Parameters
     ----------
     column
-        One category a row, or (two-dimensional) ready counts.
+        One category per row, or (two-dimensional) ready counts.
     count
-        A column that says how often each row's category occurs; by default once.
+        A column with the number of occurrences of each row's category; by default one.
     """
     if count is not None:
         return _from_pairs(clients, column, count, n_categories)
@@ -94,13 +93,13 @@ def counts_of(clients: Federation, column: str, count: str | None, n_categories:
 
 
 def valid_counts(clients: Federation, column: str, count: str | None, n_categories: int) -> Array | None:
-    """Which rows `counts_of` takes; None where it takes all."""
+    """Which rows `counts_of` accepts; None if all."""
     pairs = None if count is None else valid_categories(clients[count], 2**31 - 1)
     return all_valid(valid_categories(clients[column], n_categories), pairs)
 
 
 def stand_for_many(clients: Federation | None, column: str, count: str | None) -> bool:
-    """Whether a row may be more than one of a category: ready counts, or a column that says how many."""
+    """Whether a row may count more than once: ready counts, or a count column."""
     return count is not None or (clients is not None and clients[column].ndim > 1)
 
 
@@ -156,7 +155,7 @@ def fill_rising(mean: Array, dispersion: Array, first: Array, cap: Array, kind: 
     """table[first[j] + c, g] = sum over m < c of f(mean[g, j] + m dispersion[g]), c = 0 to cap[j].
 
     f is the logarithm (kind 0), the inverse (1) or the squared inverse (2): rising factorials and differences of
-    digamma and trigamma functions, in units of the scale, so that the multinomial limit, dispersion 0, is exact.
+    digamma and trigamma functions, in units of the scale. The multinomial limit, dispersion 0, is exact.
     """
     for j in range(len(first)):
         for g in range(len(dispersion)):
@@ -196,10 +195,10 @@ def posterior(
     shares: Array,
     likelihood: Array,
 ) -> int:
-    """The E-step: shares[client, g], and the log-sum-exp of each model's components in likelihood[client, model].
+    """The E-step: shares[client, g] (responsibilities), and each model's log-sum-exp in likelihood[client, model].
 
-    Entry q of a client has the table rows from first[stride * offset + q] on, up to cap. by_total[n, g] is what depends
-    on the client's total alone. Returns how many counts and totals lie above the tables: NumPy takes those.
+    Entry q of a client has the table rows from first[stride * offset + q] on, up to cap. by_total[n, g] depends only on
+    the client's total. Returns the number of counts and totals above the tables: NumPy handles those.
     """
     above, last = 0, by_total.shape[0] - 1
     longest = 0
@@ -241,7 +240,7 @@ def posterior(
 
 
 def posterior_twin(logarithm: Array, models: Array) -> tuple[Array, Array]:
-    """The end of `posterior` in plain NumPy: from joint logarithms [clients, G] to shares and likelihoods."""
+    """The end of `posterior` in plain NumPy: from log joint [clients, G] to responsibilities and likelihoods."""
     sizes = np.diff(models)
     largest = np.maximum.reduceat(logarithm, models[:-1], axis=1)
     shares = np.exp(logarithm - np.repeat(largest, sizes, axis=1))
@@ -262,10 +261,10 @@ def add_ends(
     exact: int,
     out: Array,
 ) -> None:
-    """out[owner, first + cell, g] += share, in the cell where each count ends.
+    """out[owner, first + cell, g] += share, in the cell of each count.
 
-    A count inside a wide cell is divided between this one and the next, so that sums from above are the parts of the
-    cells that lie below the count. Row `first` is for count 0: it is there to keep the loop without a branch.
+    A count inside a wide cell is split between this cell and the next: sums from above are then the parts of the cells
+    below the count. Row `first` is for count 0 and keeps the loop free of branches.
     """
     longest = 0
     for i in range(len(owner)):
@@ -331,7 +330,7 @@ def add_ends_twin(
 
 @kernel
 def tails_of(ends: Array, first: Array, length: Array, tails: Array) -> None:
-    """Sums from above: tails[client, first[j] - j + b] = what ends in the cells after b, for b = 0 to length[j] - 1."""
+    """Sums from above: tails[client, first[j] - j + b] = the mass in the cells after b, for b = 0 to length[j] - 1."""
     for i in range(ends.shape[0]):
         for j in range(len(first)):
             for g in range(tails.shape[2]):
@@ -361,7 +360,7 @@ def add_looked_up(
     table: Array,
     out: Array,
 ) -> None:
-    """out[owner, j, g] += share times the table at the count of category j (those above the table at its end)."""
+    """out[owner, j, g] += share times the table at the count of category j (capped at the end of the table)."""
     for i in range(len(owner)):
         mine, which = number[offsets[i] : offsets[i + 1]], category[stride * offsets[i] :]
         begin, end = first[stride * offsets[i] :], cap[stride * offsets[i] :]

@@ -1,10 +1,10 @@
-"""What the E-step and the M-step of a Dirichlet-multinomial look up: rising factorials, and cells of counts.
+"""Lookup tables for the E-step and the M-step of a Dirichlet-multinomial: rising factorials, and cells of counts.
 
-A component is held as a mean m (adds up to one) and a dispersion r = 1/alpha_0, alpha = m / r. In these terms
+A component is stored as a mean m (sums to one) and a dispersion r = 1/alpha_0, alpha = m / r. In these terms
 
     log p(c | n) = log n! - sum_j log c_j! + sum_j sum_{u < c_j} log(m_j + u r) - sum_{u < n} log(1 + u r),
 
-which is eq. (1) of the paper and, at r = 0, the multinomial law without any cancellation.
+which is eq. (1) of the paper and, at r = 0, the multinomial law without cancellation.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from scipy.special import gammaln
 from fedscape.mixtures.dirichlet_multinomial.kernels import Counts, add_ends, add_shares, fill_rising, tails_of
 from fedscape.types import Array
 
-COUNTS = (64, 8)  # cells of counts: one for each up to 64, then an eighth wider each
-TOTALS = (512, 32)  # cells of a client's total, of which there are few: finer
-MEAN_FLOOR = 1e-8  # the least mean of a category: one never seen costs 18 nats and not infinitely many
+COUNTS = (64, 8)  # cells of counts: one for each up to 64, then each an eighth wider
+TOTALS = (512, 32)  # cells of a client's total, finer because there are few
+MEAN_FLOOR = 1e-8  # the least mean of a category: an unseen one costs 18 nats instead of infinity
 LEAST, MOST = 1e-10, 1e4  # dispersions; 1e-10 is the multinomial law to 1e-4 nats for a client of 1,000 rows
-TABLE = 2**22  # numbers in a table at most; larger counts are computed one by one
+TABLE = 2**22  # maximum size of a table; larger counts are computed one by one
 _SHIFT = 16
 
 
 def rising(mean: Array, dispersion: Array, count: Array, kind: int) -> Array:
     """Sum over u < count of f(mean + u dispersion), f the logarithm (0), the inverse (1) or its square (2).
 
-    The first 16 terms one by one, the others by differences of Stirling's series, arranged so that nothing cancels
-    however large the scale is.
+    The first 16 terms are summed directly, the rest by differences of Stirling's series, arranged to avoid cancellation
+    at any scale.
 
     >>> float(rising(np.array(0.5), np.array(0.1), np.array(100), 0).round(9))
     148.822025643
@@ -58,7 +58,7 @@ def rising(mean: Array, dispersion: Array, count: Array, kind: int) -> Array:
 
 
 def rows_of_entries(counts: Counts, first: Array, last: Array) -> tuple[Array, Array]:
-    """These numbers of categories for each entry; dense counts have the same ones for all clients."""
+    """Per-category values for each entry; dense counts share them between clients."""
     return (first[counts.category], last[counts.category]) if counts.stride else (first, last)
 
 
@@ -68,7 +68,7 @@ def padded(components: int) -> int:
 
 
 class Tables(NamedTuple):
-    """Rising sums of all components at all counts up to a limit per category; `total` for the client's total."""
+    """Rising sums of all components at all counts up to a cap per category; `total` for the client's total."""
 
     mean: Array
     dispersion: Array
@@ -80,7 +80,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def build(cls, mean: Array, dispersion: Array, reach: Array, kind: int = 0) -> Tables:
-        """Tables that hold counts up to `reach` [C + 1] (the last is the total's), or as many as fit."""
+        """Build tables for counts up to `reach` [C + 1] (the last is the total's), or as many as fit."""
         limit = np.int64(2**31)
         while np.minimum(reach, limit).sum() * len(dispersion) > TABLE and limit > 16:
             limit //= 2
@@ -102,7 +102,7 @@ class Tables(NamedTuple):
         return np.asarray(values)
 
     def beyond(self, counts: Counts) -> tuple[Array, Array]:
-        """Entries above the tables, and what their values [entries, G] exceed the table's end by."""
+        """Entries above the tables, and the excess of their values [entries, G] over the table's end."""
         over = np.flatnonzero(counts.number > self.cap[counts.categories])
         j = counts.categories[over]
         if not len(over):
@@ -131,7 +131,7 @@ def log_coefficient(counts: Counts) -> Array:
 
 @lru_cache(maxsize=4)
 def edges(grid: tuple[int, int]) -> Array:
-    """Where the cells begin, to 2**31: one for each count up to grid[0], then each wider by a grid[1]-th of itself.
+    """The first count of each cell, to 2**31: one per count up to grid[0], then each wider by a grid[1]-th of itself.
 
     >>> edges((64, 8))[62:68]
     array([62, 63, 64, 72, 81, 91])
@@ -143,19 +143,19 @@ def edges(grid: tuple[int, int]) -> Array:
 
 
 class Cells(NamedTuple):
-    """Which cells of counts each category has: those below the largest count that was seen anywhere.
+    """The cells of counts of each category: those below the largest count of any client.
 
-    A client sends, for each component, category and cell, its share times the part of the cell that lies below its
+    For each component, category and cell, a client sends its responsibility times the part of the cell below its
     count: for the cell of the single count u that is w 1[c > u], the tail count. Each is between 0 and 1.
     """
 
-    first: Array  # [C], in arrays that have one row more for count 0
+    first: Array  # [C], in arrays with one extra row for count 0
     length: Array  # [C]
     grid: tuple[int, int]
 
     @classmethod
     def covering(cls, reach: Array, grid: tuple[int, int]) -> Cells:
-        """Cells up to these counts; what lies above the last cell is left out of the M-step."""
+        """Cells up to these counts; counts above the last cell are ignored in the M-step."""
         length = np.searchsorted(edges(grid), np.maximum(reach, 1), side="left").astype(np.int32)
         return cls(np.concatenate(([0], np.cumsum(length[:-1] + 1))).astype(np.int32), length, grid)
 
@@ -169,7 +169,7 @@ class Cells(NamedTuple):
         first, length = rows_of_entries(counts, self.first, self.length)
         grid = edges(self.grid)
         if len(self.first) == 1 and counts.number.max(initial=0) <= min(self.grid[0], int(self.length[0])):
-            add_shares(shares, owner, counts.number, ends)  # one number a client, none in a wide cell
+            add_shares(shares, owner, counts.number, ends)  # one number per client, none in a wide cell
         else:
             add_ends(
                 counts.offsets, counts.number, shares, owner, first, length, counts.stride, grid, self.grid[0], ends
@@ -180,19 +180,19 @@ class Cells(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Where the sums over u of T(u) f(m + u r) are evaluated: T(u) is known on cells only.
+    """Quadrature points of the sums over u of T(u) f(m + u r); T(u) is known only on cells.
 
-    A cell of one count is one point. In a wide cell T falls as a straight line (its slope from the neighbours,
-    limited so that it neither rises nor leaves their range), and two points sum polynomials up to the cubic exactly.
+    A cell of one count is one point. In a wide cell T falls linearly, with a slope from the neighbours, limited to
+    neither rise nor leave their range; two points integrate polynomials up to the cubic exactly.
     """
 
     at: Array  # [points] the count u
     cell: Array  # [points] which cell
-    width: Array  # [points] how many counts the point stands for
+    width: Array  # [points] number of counts that the point represents
     reach: Array  # [points] the signed distance from the middle of the cell
-    begin: Array  # [C] where each category's points begin
+    begin: Array  # [C] first point of each category
     category: Array  # [points]
-    before: Array  # [cells] distance to the middle of the cell before, inf in the first
+    before: Array  # [cells] distance to the middle of the previous cell, inf in the first
     after: Array  # [cells]
 
     @classmethod
@@ -200,7 +200,7 @@ class Points(NamedTuple):
         """The points of these cells."""
         grid, length = edges(cells.grid), cells.length
         begin = np.concatenate(([0], np.cumsum(length)[:-1]))
-        place = np.arange(int(length.sum())) - np.repeat(begin, length)  # which cell of its category
+        place = np.arange(int(length.sum())) - np.repeat(begin, length)  # index of the cell in its category
         wide = (grid[place + 1] - grid[place]).astype(float)
         middle = (grid[place] + grid[place + 1] - 1) / 2
         before = np.where(place > 0, middle - np.concatenate(([0.0], middle[:-1])), np.inf)

@@ -1,4 +1,4 @@
-"""The population as a mixture of Dirichlet-multinomials: which kinds of clients there are, and new ones like them.
+"""The population as a mixture of Dirichlet-multinomials: the kinds of clients, and new clients like them.
 
 Scott and Cahill, "Improved Modelling of Federated Datasets using Mixtures-of-Dirichlet-Multinomials"; equation and
 algorithm numbers are theirs.
@@ -43,51 +43,51 @@ Data = Engine | Federation | npt.ArrayLike
 class MixtureOfDirichletMultinomials(Estimator):
     """A law of clients' counts c and sizes n: q(c, n) = sum_k tau_k pi_k(n) p(c | n, alpha_k), eq. (3).
 
-    Clients work out how well each component explains them, eq. (12), and send sums weighted by these shares. With
-    `solver="exact"` these are tail counts, sum_i w_ik 1[c_ij > u]: since log Gamma(c + a) - log Gamma(a) = sum_{u < c}
-    log(a + u) they are all that Q, eq. (27), depends on, so the server maximises it to the end and a few rounds
-    suffice. Counts above 64 are sent in cells an eighth wide, totals above 512 in cells of one in 32.
+    Clients compute the responsibilities of the components, eq. (12), and send sums weighted by them. With
+    `solver="exact"` these are tail counts, sum_i w_ik 1[c_ij > u]. Since log Gamma(c + a) - log Gamma(a) = sum_{u < c}
+    log(a + u), Q, eq. (27), depends only on them: the server maximises it fully, and a few rounds suffice. Counts above
+    64 are sent in cells an eighth wide, totals above 512 in cells of one in 32.
 
     All starts run in the same rounds and the most likely is kept. A fit has one round that surveys the clients, one
     that starts the components (Algorithm 1), the rounds of EM, and one that measures the result.
 
-    With `privacy` a fit has other rounds, `n_releases` of them: where clients are, how they differ, and then `rounds`
-    rounds of scores whitened by what the model itself expects, so that clip=1.5 suits any data. There is one start
-    unless `n_init` says more, which are compared with `measure_privacy`, whose clip is in nats.
+    With `privacy` a fit has other rounds, `n_releases` in all: the positions of clients, their differences, then
+    `rounds` rounds of scores whitened by the model's own expectation. clip=1.5 thus suits any data. There is one start
+    unless `n_init` is set; several are compared with `measure_privacy`, with a clip in nats.
 
     Parameters
     ----------
     n_components
-        K, how many kinds of clients; `choose_components` finds it.
+        K, the number of kinds of clients; `choose_components` selects it.
     solver
-        "exact" (by default), "newton" (derivatives: fewer bytes where counts are very large) or "fixed_point" (the
-        paper's). A private fit has a solver of its own.
+        "exact" (default), "newton" (derivatives: fewer bytes for very large counts) or "fixed_point" (the paper's). A
+        private fit has its own solver.
     n_init
-        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
+        Number of parallel starts; by default 4, and 1 under privacy (recorded in `history_.notes`).
     rounds
-        At most this many rounds of EM; exactly this many rounds of scores in a private fit, where 5 are plenty.
+        Maximum number of EM rounds; in a private fit the exact number of rounds of scores, where 5 are plenty.
     tol
-        Stop when a round gained no more than this, in nats per client, in any start (not where a sampler is given).
+        Stop when no start gains more than this in a round, in nats per client (not with a sampler).
     init
-        "spread": clients start at the nearest of K anchors drawn along the directions in which clients differ.
-        "random": at any component, as in the paper.
+        "spread": clients join the nearest of K anchors, drawn along the directions in which clients differ. "random":
+        clients join any component, as in the paper.
     sizes
-        The law of clients' sizes: "bins", "histogram" (a bin for each size, the paper's) or None to leave it out.
+        The size law: "bins", "histogram" (one bin per size, as in the paper) or None to ignore sizes.
     warm_start
-        A fitted mixture to start from, such as last month's; there is one start then, and components keep their order.
+        A fitted mixture to start from, such as last month's. There is then one start, and components keep their order.
     average
-        Where a sampler is given: from the sixth round on, round t after it counts (t + 2)^-average against the running
-        averages of the sums. None takes the sums of each round alone, as the paper's Algorithm 2 does.
+        With a sampler: from the sixth round on, round t after it has the weight (t + 2)^-average in the running
+        averages of the sums. None uses the sums of each round alone, as in the paper's Algorithm 2.
     column
-        One category a row, or (two-dimensional) ready counts.
+        One category per row, or (two-dimensional) ready counts.
     count
-        A column that says how often each row's category occurs; by default once.
+        A column with the number of occurrences of each row's category; by default one.
     n_categories
-        C, where it cannot be read off the data.
+        C, if it cannot be inferred from the data.
 
-    Learns `weights_` [K] (tau, falling), `concentrations_` [K, C] (alpha), `size_laws_`, `log_likelihood_` (mean over
-    clients; NaN where it was not measured), `n_rounds_` (of EM), `history_`. The scale alpha_0 of a component is at
-    most 10**10, the multinomial law; a category never seen has a hundred-millionth of it.
+    Learns `weights_` [K] (tau, in descending order), `concentrations_` [K, C] (alpha), `size_laws_`, `log_likelihood_`
+    (mean over clients; NaN if not measured), `n_rounds_` (of EM), `history_`. The scale alpha_0 of a component is at
+    most 10**10, the multinomial law; an unseen category has a hundred-millionth of it.
 
     >>> counts = np.array([[9, 1], [8, 2], [1, 9], [2, 8], [9, 1], [1, 9]])
     >>> mdm = MixtureOfDirichletMultinomials(2).fit(counts)
@@ -144,9 +144,9 @@ class MixtureOfDirichletMultinomials(Estimator):
         ledger: Ledger | None = None,
         measure_privacy: Privacy | None = None,
     ) -> Self:
-        """Learn the population of a Federation, an Engine, or counts [clients, C], dense or SciPy-sparse.
+        """Fit the population to a Federation, an Engine, or counts [clients, C], dense or SciPy-sparse.
 
-        The parameters are those of every `fit`; each phase has a checkpoint file of its own.
+        The parameters are those of every `fit`; each phase has its own checkpoint file.
 
         >>> fed = Federation({"y": [0, 0, 1, 1, 1, 0]}, [0, 2, 4, 6])
         >>> MixtureOfDirichletMultinomials(1).fit(fed, column="y").weights_
@@ -164,7 +164,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         return Source.of(data, column or self.column, self.count, self.n_categories)
 
     def _asked(self, data: Data, column: str | None = None) -> Source:
-        """The clients that a fitted mixture is asked about, their categories by the names it was fitted to."""
+        """The clients to score with a fitted mixture; categories are matched by the names of the fit."""
         return Source.of(
             data, column or self.column, self.count, self.n_categories, classes=getattr(self, "category_names_", None)
         )
@@ -174,12 +174,12 @@ class MixtureOfDirichletMultinomials(Estimator):
         return 1 if alone else self._n_starts(self.n_init, how)
 
     def n_releases(self, n_components: int | None = None) -> int:
-        """How many releases a private fit makes, without comparisons: what `calibrate` needs as `rounds`.
+        """The number of releases of a private fit, without comparisons: `rounds` of `calibrate`.
 
         Parameters
         ----------
         n_components
-            Instead of the constructor's; the largest candidate where several are tried.
+            Instead of the constructor's; the largest candidate if there are several.
 
         >>> MixtureOfDirichletMultinomials(3, rounds=5).n_releases()
         7
@@ -200,7 +200,7 @@ class MixtureOfDirichletMultinomials(Estimator):
             raise DataError(f"average must be above 0.5 and at most 1, so that sums settle, or None: {self.average}")
 
     def _take(self, fitted: Models, model: int, source: Source) -> None:
-        """Keep what one of the models learned."""
+        """Keep the parameters of one model."""
         first, last = list(pairwise(np.cumsum((0, *fitted.computation.models))))[model]
         state = {name: fitted.state[name][first:last] for name in ("weights", "mean", "dispersion", "sizes")}
         order = np.arange(last - first) if self.warm_start is not None else np.argsort(-state["weights"], kind="stable")
@@ -216,7 +216,7 @@ class MixtureOfDirichletMultinomials(Estimator):
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def score(self, data: Data, *, column: str | None = None, sizes: bool = True) -> float:
-        """The mean over clients of log q(c, n), multinomial coefficient included; `sizes=False` leaves n's law out.
+        """The mean over clients of log q(c, n), with the multinomial coefficient; `sizes=False` ignores the size law.
 
         >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
         >>> round(mdm.score([[1, 1]], sizes=False), 3)
@@ -245,7 +245,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         return np.concatenate([like for _, like in posterior_of(self, source, sizes)])
 
     def predict_proba(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
-        """The shares of the components in each client, eq. (12): [clients, K].
+        """The responsibilities of the components for each client, eq. (12): [clients, K].
 
         >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
         >>> mdm.predict_proba([[1, 1]])
@@ -255,7 +255,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         return np.concatenate([shares for shares, _ in posterior_of(self, self._asked(data, column), sizes)])
 
     def predict(self, data: Data, *, column: str | None = None, sizes: bool = True) -> Array:
-        """The component with the largest share of each client.
+        """The component with the largest responsibility for each client.
 
         >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
         >>> mdm.predict([[1, 1], [3, 0]])
@@ -264,16 +264,16 @@ class MixtureOfDirichletMultinomials(Estimator):
         return np.asarray(self.predict_proba(data, column=column, sizes=sizes).argmax(axis=1))
 
     def sample(self, n: int, *, seed: int = 0, sizes: npt.ArrayLike | None = None) -> Array:
-        """Counts [n, C] of new clients: a component, a size, shares from its Dirichlet law, rows from the shares.
+        """Draw counts [n, C] of new clients: a component, a size, shares from its Dirichlet law, rows from the shares.
 
         Parameters
         ----------
         n
-            How many clients.
+            Number of clients.
         seed
             The same seed gives the same clients.
         sizes
-            How many rows each has (one number, or n of them), instead of the law of sizes.
+            Rows of each client (one number, or n of them), instead of the size law.
 
         >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
         >>> mdm.sample(2, sizes=5).sum(axis=1)
@@ -296,12 +296,12 @@ class MixtureOfDirichletMultinomials(Estimator):
 
     @property
     def n_parameters_(self) -> int:
-        """How many numbers were learned beside the law of sizes: K C + K - 1."""
+        """The number of free parameters without the size law: K C + K - 1."""
         self._check_fitted("weights_")
         return int(self.concentrations_.size + len(self.weights_) - 1)
 
     def aic(self, data: Data, *, column: str | None = None) -> float:
-        """Akaike's criterion, sizes left out: the smaller the better.
+        """Akaike's criterion, without sizes: smaller is better.
 
         >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
         >>> mdm.aic([[1, 1]]) > 2 * mdm.n_parameters_
@@ -311,7 +311,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         return float(2 * self.n_parameters_ - 2 * scores.sum())
 
     def bic(self, data: Data, *, column: str | None = None) -> float:
-        """The Bayesian information criterion, sizes left out: the smaller the better.
+        """The Bayesian information criterion, without sizes: smaller is better.
 
         >>> mdm = MixtureOfDirichletMultinomials().fit([[1, 1], [2, 0], [0, 2]])
         >>> mdm.bic([[1, 1]]) < mdm.aic([[1, 1]])
@@ -323,9 +323,9 @@ class MixtureOfDirichletMultinomials(Estimator):
     def standard_errors(self, data: Data, *, column: str | None = None) -> dict[str, Array]:
         """Standard errors of `weights` [K] and `concentrations` [K, C], from one round's sum of squared scores.
 
-        A client's score is the gradient of its log-likelihood; the inverse of the sum of its squares estimates the
-        covariance of the maximum likelihood estimate. What the data do not determine (a scale at the multinomial
-        limit, a category never seen) has an infinite error.
+        A client's score is the gradient of its log-likelihood. The inverse of the sum of its squares estimates the
+        covariance of the maximum likelihood estimate. Parameters that the data do not determine (a scale at the
+        multinomial limit, an unseen category) have an infinite error.
 
         >>> mdm = MixtureOfDirichletMultinomials().fit(np.random.default_rng(0).multinomial(9, [0.5, 0.5], 99))
         >>> sorted(mdm.standard_errors(np.random.default_rng(0).multinomial(9, [0.5, 0.5], 99)))
@@ -343,7 +343,7 @@ class MixtureOfDirichletMultinomials(Estimator):
     # -- keeping -------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted mixture: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
+        """Write the fitted mixture: a readable JSON file, and its arrays in an .npz file beside it.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -355,7 +355,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         params = {n: v for n, v in self.get_params().items() if n != "warm_start"}
         learned = {n: getattr(self, n) for n in ("log_likelihood_", "n_clients_", "n_rounds_", "category_names_")}
         if np.isnan(self.log_likelihood_):
-            learned["log_likelihood_"] = None  # JSON knows no NaN
+            learned["log_likelihood_"] = None  # JSON has no NaN
         arrays = {"weights": self.weights_, "concentrations": self.concentrations_, "reach": self.reach_}
         if self.size_laws_ is not None:
             arrays["size_edges"], arrays["size_probabilities"] = self.size_laws_.edges, self.size_laws_.probabilities
@@ -364,7 +364,7 @@ class MixtureOfDirichletMultinomials(Estimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MixtureOfDirichletMultinomials:
-        """Read what `save` wrote; anything else, or files that do not belong together, are refused."""
+        """Read files written by `save`; refuse others, and pairs that do not match."""
         header, arrays = read_population(path)
         mixture = cls(**header["parameters"])
         mixture.weights_, mixture.concentrations_ = arrays["weights"], arrays["concentrations"]

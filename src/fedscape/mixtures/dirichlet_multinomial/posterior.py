@@ -21,7 +21,7 @@ _PARTS = ("first", "cap", "rows", "total")
 
 
 def with_tables(state: Arrays, reach: Array, edges: Array | None, kinds: Sequence[int] = (0,)) -> Arrays:
-    """The state with what its E-step looks up: tables of these kinds, and what depends on a client's total alone."""
+    """Add the E-step's lookup tables to the state: tables of these kinds, and values that depend only on the total."""
     tabled = dict(state)
     for kind in kinds:
         tables = Tables.build(state["mean"], state["dispersion"], reach, kind)
@@ -32,7 +32,7 @@ def with_tables(state: Arrays, reach: Array, edges: Array | None, kinds: Sequenc
 
 
 def tables_of(state: Arrays, reach: Array, kind: int = 0) -> Tables:
-    """The tables of a state: the cached ones, or built now."""
+    """The tables of a state, cached or built."""
     if f"table.{kind}.rows" not in state:
         return Tables.build(state["mean"], state["dispersion"], reach, kind)
     parts = {name: state[f"table.{kind}.{name}"] for name in _PARTS}
@@ -42,9 +42,9 @@ def tables_of(state: Arrays, reach: Array, kind: int = 0) -> Tables:
 def shares_and_likelihood(
     state: Arrays, counts: Counts, models: Array, reach: Array, edges: Array | None
 ) -> tuple[Array, Array]:
-    """The E-step: shares of the components, eq. (12), and each model's log-likelihood without the coefficient.
+    """The E-step: responsibilities, eq. (12), and each model's log-likelihood without the coefficient.
 
-    Shares are [clients, G], then zeros up to a multiple of four; likelihoods [clients, models].
+    Responsibilities are [clients, G], padded with zeros to a multiple of four; likelihoods [clients, models].
     """
     if "table.by_total" not in state:
         state = with_tables(state, reach, edges)
@@ -76,7 +76,7 @@ def joint(state: Arrays, counts: Counts, tables: Tables, edges: Array | None) ->
 
 
 def _by_total(state: Arrays, totals: Array, tables: Tables, edges: Array | None) -> Array:
-    """The part of the joint logarithm that depends on the client's total alone: [totals, G and padding]."""
+    """The part of the log joint that depends only on the client's total: [totals, G and padding]."""
     out = -tables.of_total(totals)
     g = len(state["weights"])
     out[:, :g] += np.log(state["weights"])

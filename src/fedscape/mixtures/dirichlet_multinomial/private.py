@@ -1,7 +1,7 @@
-"""The rounds of a private fit: few numbers a client, each bounded or whitened, so that one clip suits all data.
+"""The rounds of a private fit: few numbers per client, each bounded or whitened; one clip suits all data.
 
-A private fit has no use for tail counts, of which there are hundreds, each noised. It sends what an estimate needs and
-no more: first where clients are (`Outline`), then how they differ (`DifferenceMoments`), then scores (`ScoreAscent`).
+Tail counts are no use here: there are hundreds, each with noise. A private fit sends only what an estimate needs:
+first the positions of clients (`Outline`), then their differences (`DifferenceMoments`), then scores (`ScoreAscent`).
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from fedscape.mixtures.dirichlet_multinomial.start import example, shares_of
 from fedscape.mixtures.size_laws import FLOOR, Kind, SizeLaws, background, bin_of, most_likely, size_edges
 from fedscape.types import Array, Arrays, Kept
 
-REACH = 1024  # of tables; larger counts are computed one by one. Of the finer bins of sizes: four times that
+REACH = 1024  # of tables; larger counts are computed one by one. Of the fine size bins: four times that
 TIGHTEST, WIDEST = 1e-5, 1e2  # dispersions
 LOWEST = 1e-5  # mean of a category
-MOST_CATEGORIES = 512  # there is a sum for each pair of them
-DRAWN = 4096  # clients drawn from the model itself to learn how scores vary
-SHARES = 0.4  # the norm of shares and of sizes beside scores of norm one: a sixth of the squared norm each
+MOST_CATEGORIES = 512  # there is a sum for each pair of categories
+DRAWN = 4096  # clients drawn from the model to estimate the variance of scores
+SHARES = 0.4  # norm of responsibilities and of sizes beside scores of norm one: a sixth of the squared norm each
 
 
 def public_reach(n_categories: int) -> Array:
-    """Limits of tables and bins that depend on no client: [C + 1]."""
+    """Limits of tables and bins that do not depend on clients: [C + 1]."""
     return np.append(np.full(n_categories, REACH), 4 * REACH).astype(np.int64)
 
 
 class Outline(Computation):
-    """The mean position of clients, h = (sqrt(c_j / n))_j, which has norm one, and how large clients are.
+    """The mean position of clients, h = (sqrt(c_j / n))_j, which has norm one, and their size law.
 
-    Both arrays of a client have norm one at most; divided by sqrt(2) they have together.
+    Each of the two arrays has at most norm one per client; divided by sqrt(2), so do both together.
     """
 
     name = "dm-outline"
@@ -67,9 +67,9 @@ class Outline(Computation):
         return {"centre": centre, "law": law, "clients": np.asarray(n, dtype=float)}
 
     def in_sight(self, law: Array, noise: float) -> Array:
-        """The law without the bins beyond those that stand out from this noise, and one more on either side.
+        """Restrict the law to the bins that stand out from this noise, plus one more on either side.
 
-        Noise gives every bin up to 2**31 a little mass, and a thousandth there makes the mean size a million.
+        Noise puts a little mass into every bin up to 2**31, and a thousandth there makes the mean size a million.
         """
         visible = np.flatnonzero(law > noise) if (law > noise).any() else np.array([law.argmax()])
         bins = np.arange(len(law))
@@ -97,10 +97,10 @@ class Outline(Computation):
 
 
 class DifferenceMoments(Computation):
-    """How positions differ: the second moment of g = h - centre, shortened to a length known from the centre.
+    """The second moment of g = h - centre, scaled down to a norm known from the centre.
 
-    Since positions have norm one, the mean of |g|^2 is 1 - |centre|^2, and g is shortened to sqrt(2) times its root.
-    Clients send the upper triangle of g g' / length^2, off the diagonal times sqrt(2): a vector of norm one at most.
+    Positions have norm one: the mean of |g|^2 is 1 - |centre|^2, and g is scaled down to sqrt(2) times its root.
+    Clients send the upper triangle of g g' / length^2, with off-diagonal entries times sqrt(2): at most norm one.
     """
 
     name = "dm-differences"
@@ -150,28 +150,28 @@ class DifferenceMoments(Computation):
 
 
 class ScoreAscent(Computation):
-    """Scores of many models, whitened by what the models themselves expect; a step of Fisher scoring per round.
+    """Scores of many models, whitened by the models' own expectation; a step of Fisher scoring per round.
 
     The score of component k is s_j = w_k (a_j A_j - m_j B), the derivative of the client's log-likelihood by log a_j,
-    with A and B of eq. (13) and (14). The server draws clients from component k, so that it knows the covariance I_k of
-    these scores without looking at any data, and broadcasts (tau_k I_k + damping)^-1/2. Whitened scores of all D
-    numbers, divided by sqrt(D), have a mean square of at most one where the model holds: a clip near one suits any
-    data. The sum, multiplied by the same matrix, is the step of log alpha.
+    with A and B of eq. (13) and (14). The server draws clients from component k. It thus knows the covariance I_k of
+    these scores without any data, and broadcasts (tau_k I_k + damping)^-1/2. Whitened scores of all D numbers, divided
+    by sqrt(D), have a mean square of at most one if the model holds: a clip near one suits any data. The sum,
+    multiplied by the same matrix, is the step of log alpha.
 
     Parameters
     ----------
     models
         The number of components of each model.
     reach
-        Up to where counts are looked up in tables: [C + 1].
+        Largest counts in the lookup tables: [C + 1].
     sizes
-        The bins of the size laws; None leaves sizes out.
+        The bins of the size laws; None ignores sizes.
     rounds
-        How many rounds there will be: from the middle on steps become shorter, which averages the noise.
+        Number of rounds: steps shrink from the middle on, which averages the noise.
     noise
-        The standard deviation of the noise on a mean of whitened scores; damping is in proportion to its square.
+        Standard deviation of the noise on a mean of whitened scores; damping is proportional to its square.
     longest
-        Scores of a client are shortened to this many times their typical norm.
+        Scores of a client are scaled down to this many times their typical norm.
     """
 
     name = "dm-score-ascent"
@@ -201,21 +201,21 @@ class ScoreAscent(Computation):
         self._ends = np.cumsum((0, *models))
         self._edges = None if sizes is None else size_edges(sizes, int(reach[-1]))
         self._all_sizes = size_edges(sizes or "bins", int(reach[-1]))
-        self._unit = SHARES / np.sqrt(len(models))  # shares of all models have this norm at most
+        self._unit = SHARES / np.sqrt(len(models))  # maximum norm of the responsibilities of all models
 
     @property
     def size_edges(self) -> Array | None:
-        """The edges of the bins of sizes."""
+        """The edges of the size bins."""
         return self._edges
 
     def start(self, seed: int) -> Arrays:
-        """Means drawn at random; what a fit starts from comes from `Outline` and `DifferenceMoments`."""
+        """Random means; a fit starts from `Outline` and `DifferenceMoments` instead."""
         draws = Key(seed, purpose="mixture").generator()
         mean = draws.dirichlet(np.full(len(self.reach) - 1, 5.0), int(self._ends[-1]))
         return self.begin(mean, np.full(len(mean), 0.2), background(self._all_sizes))
 
     def begin(self, mean: Array, dispersion: Array, law: Array, *, weights: Array | None = None) -> Arrays:
-        """The first state for these components; `law` [bins] is that of all clients' sizes."""
+        """The initial state for these components; `law` [bins] is the size law of all clients."""
         equal = np.repeat(1 / np.array(self.models), self.models)
         state = {
             "weights": equal if weights is None else weights,
@@ -228,7 +228,7 @@ class ScoreAscent(Computation):
         return {**state, "whitener": self._whitener(state)}
 
     def _whitener(self, state: Arrays) -> Array:
-        """(tau_k I_k + damping)^-1/2 of each component: [G, C, C], from clients that the model draws."""
+        """(tau_k I_k + damping)^-1/2 of each component: [G, C, C], from clients drawn from the model."""
         rng = Key(0, int(state["rounds"]), "clients of the model").generator()
         law = SizeLaws(self._all_sizes, state["sizes"] if self._edges is not None else state["law"][None])
         damping = (2 * self.noise) ** 2 + 1e-6  # noise moves no log alpha by more than about a half
@@ -275,7 +275,7 @@ class ScoreAscent(Computation):
         shares /= np.repeat(np.add.reduceat(shares, self._ends[:-1]), self.models)
         sizes = state["sizes"]
         if self._edges is not None:
-            visible = state["law"] > 1.01 * FLOOR * background(self._edges)  # elsewhere there is only noise
+            visible = state["law"] > 1.01 * FLOOR * background(self._edges)  # only noise elsewhere
             fresh_law = laws(np.where(visible, total["sizes"].T / self._unit / n, 0.0), self._edges)
             sizes = (1 - rate) * sizes + rate * fresh_law
         new = {
@@ -289,18 +289,18 @@ class ScoreAscent(Computation):
         return {**new, "whitener": self._whitener(new)}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """How far one row more can move what a client sends.
+        """How far one more row can move the contribution of a client.
 
-        A row may change the client's shares from one component to another, and with them everything: all that holds is
-        that scores have norm `longest` at most, so two are at most twice that apart, and that shares add up to one, so
-        two are at most sqrt(2) apart (in L1: 2), whatever bin they are sent in. A row that stands for many (ready
-        counts, or a column that says how many) can do all of this too, even with one component: from no row of its
-        category to a thousand the score moves by a_j (psi(a_j + 1000) - psi(a_j)), which no number of rows bounds.
+        A row may change the client's responsibilities from one component to another, and with them everything. All that
+        holds is that scores have norm at most `longest`, and two differ by at most twice that; and that
+        responsibilities sum to one, and two differ by at most sqrt(2) (in L1: 2), in any bin. A row with a count (ready
+        counts, or a count column) can do all of this even with one component: from no row of its category to a thousand
+        the score moves by a_j (psi(a_j + 1000) - psi(a_j)), which no number of rows bounds.
 
-        With one component and one category a row shares do not change, and a row of category j moves the score by
-        a e_j - b m with a and b between 0 and 1: a_j A_j grows by a_j / (a_j + c_j) and a_0 B by a_0 / (a_0 + n), both
-        of them between 0 and 1 where alpha is positive. Whitened, the length of that is convex in (a, b), so that it is
-        longest in a corner of the square. Shortening brings no two points further apart.
+        With one component and one category per row, responsibilities do not change, and a row of category j moves the
+        score by a e_j - b m with a and b between 0 and 1: a_j A_j grows by a_j / (a_j + c_j) and a_0 B by a_0 / (a_0 +
+        n), both between 0 and 1 for positive alpha. Its whitened norm is convex in (a, b), and largest in a corner of
+        the square. Scaling down moves no two points further apart.
         """
         dimension = state["mean"].size
         score = 2 * self.longest
@@ -313,7 +313,7 @@ class ScoreAscent(Computation):
         return float(score * np.sqrt(dimension) + moved * 2 * SHARES * np.sqrt(len(self.models)))
 
     def _corner(self, state: Arrays) -> float:
-        """The furthest that whitened scores of all models of one component move: a row is of one category in all."""
+        """The largest move of whitened scores of all one-component models: a row has the same category in all."""
         own = state["whitener"]  # [G, C, C], column j is W e_j
         middle = np.einsum("gij,gj->gi", own, state["mean"])[:, :, None]
         corners = np.stack((own, np.broadcast_to(middle, own.shape), own - middle))
@@ -349,7 +349,7 @@ def starts(
 ) -> tuple[Array, Array]:
     """Means [G, C] and dispersions [G] of components placed around the centre, where clients differ most.
 
-    The components of a model are the corners of a regular simplex, turned at random, in its K - 1 main directions. A
+    The components of a model are the corners of a regular simplex, randomly rotated, in its K - 1 main directions. The
     square root of a share has about a quarter of the variance 1 / n + 1 / alpha_0, which gives the scale; `inverse` is
     the mean of 1 / (1 + n).
     """
@@ -370,19 +370,19 @@ def starts(
 
 
 def shortened(rows: Array, longest: float) -> Array:
-    """Rows [clients, ...] of at most this L2 norm."""
+    """Scale rows [clients, ...] to at most this L2 norm."""
     length = np.sqrt((rows**2).sum(axis=1, keepdims=True))
     return np.asarray(rows * (longest / np.maximum(length, longest)))
 
 
 def bounded(mean: Array) -> Array:
-    """Means [G, C] that add up to one, none below the lowest (but for rounding)."""
+    """Means [G, C] that sum to one, none below `LOWEST` (up to rounding)."""
     mean = np.maximum(mean, LOWEST)
     return np.asarray(mean / mean.sum(axis=1, keepdims=True))
 
 
 def laws(noisy: Array, edges: Array) -> Array:
-    """Laws of sizes [K, bins] from noisy numbers: the nearest that are not negative, above the floor."""
+    """Size laws [K, bins] from noisy numbers: the nearest nonnegative ones, above the floor."""
     mass = np.maximum(noisy.sum(axis=1, keepdims=True), 1e-3)
     falling = -np.sort(-noisy, axis=1)
     level = (np.cumsum(falling, axis=1) - mass) / np.arange(1, noisy.shape[1] + 1)

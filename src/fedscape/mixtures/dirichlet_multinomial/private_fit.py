@@ -1,4 +1,4 @@
-"""A private fit of mixtures: which rounds there are, what each may spend, and how models are compared."""
+"""A private fit of mixtures: its rounds, the budget of each, and the comparison of models."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from fedscape.mixtures.dirichlet_multinomial.model import MixtureOfDirichletMultinomials
 
 SENT = ("position", "size", "second", "score", "shares", "sizes")
-ROW_LONGEST = 1.0  # where rows are protected all noise is in proportion to it
+ROW_LONGEST = 1.0  # with unit "row" all noise is proportional to it
 
 
 def ascend_privately(
     mixture: MixtureOfDirichletMultinomials, models: tuple[int, ...], source: Source, how: Fit
 ) -> tuple[ScoreAscent, Arrays, int]:
-    """Fit models of these numbers of components in the same rounds, each a release; the last number is of clients."""
+    """Fit models with these numbers of components in the same rounds, each a release; also return the client count."""
     privacy = how.privacy
     if privacy is None:
         raise PrivacyError("a private fit needs privacy=")
@@ -46,7 +46,7 @@ def ascend_privately(
     first = Outline(source.n_categories, sizes=mixture.sizes or "bins", column=source.column, count=source.times)
     how_first = _bounded(how.phase(".outline"), "position", "size")
     outline = mixture._run(first, where, how_first, n_rounds=1, seed=seed, measure=0)
-    apart = (4.0 if privacy.norm == 2 else 6.0) * np.sqrt(2)  # one bin of ten thousand stands out by chance
+    apart = (4.0 if privacy.norm == 2 else 6.0) * np.sqrt(2)  # one bin in ten thousand exceeds this by chance
     noise = _noise(how_first, "size", 1, float(outline["clients"]))
     law = first.in_sight(outline["law"], apart * noise)
     second = None
@@ -95,7 +95,7 @@ def _check(mixture: MixtureOfDirichletMultinomials, source: Source, privacy: Pri
 
 
 def _bounded(how: Fit, *names: str) -> Fit:
-    """For arrays of norm one at most: noise as if the clip were one, which loses nothing."""
+    """For arrays of norm at most one: noise for a clip of one, which loses nothing."""
     how = how.sending(*names)
     if how.privacy is None or how.privacy.unit == "row":  # no row is clipped; the clip is the sensitivity
         return how
@@ -104,12 +104,12 @@ def _bounded(how: Fit, *names: str) -> Fit:
 
 
 def _noise(how: Fit, name: str, dimension: int, clients: float) -> float:
-    """The standard deviation of the noise on a mean over clients of this array, over all its dimensions."""
+    """Standard deviation of the noise on a mean over clients of this array, over all its dimensions."""
     return noise_sd(how.privacy, name, sampler=how.sampler, clients=clients) * float(np.sqrt(dimension)) / clients
 
 
 def contrast_of(work: ScoreAscent, models: tuple[int, ...], source: Source, how: Fit) -> tuple[PrivateComparison, Fit]:
-    """The computation that compares these models through `measure_privacy`, and how it is carried out."""
+    """The computation that compares these models through `measure_privacy`, and how to run it."""
     privacy = how.measure_privacy
     if privacy is None:
         raise PrivacyError("models are compared by measuring them: give measure_privacy, with a clip in nats")
@@ -135,9 +135,9 @@ def plan(
     during: int,
     after: int,
 ) -> None:
-    """Refuse, before anything is released, a fit that goes beyond the budget; a resumed one is under way already.
+    """Refuse a fit that exceeds the budget before anything is released; a resumed fit has passed already.
 
-    Models are compared `during` times on the clients fitted to, and `after` times once the fit is done, on others.
+    Models are compared `during` times on the clients of the fit, and `after` times on others once it is done.
     """
     if how.privacy is None or how.ledger is None:
         return
@@ -160,7 +160,7 @@ def plan(
 
 
 def releases(mixture: MixtureOfDirichletMultinomials, models: tuple[int, ...]) -> int:
-    """How many rounds a private fit of these models has, comparisons left out."""
+    """The number of rounds of a private fit of these models, without comparisons."""
     return mixture.rounds + (1 if mixture.warm_start is not None or max(models) == 1 else 2)
 
 

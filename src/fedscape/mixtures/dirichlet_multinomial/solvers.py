@@ -9,8 +9,8 @@ import numpy as np
 from fedscape.mixtures.dirichlet_multinomial.likelihood import LEAST, MEAN_FLOOR, MOST, Points
 from fedscape.types import Array
 
-STEPS = 60  # of Newton's method on the server at most; they cost no round
-SCALES = LEAST ** (1 - np.arange(1, 33) / 33)  # dispersions to look at where a component leaves the multinomial limit
+STEPS = 60  # maximum number of Newton steps on the server; they cost no round
+SCALES = LEAST ** (1 - np.arange(1, 33) / 33)  # dispersions to try when a component leaves the multinomial limit
 
 
 class Slopes(NamedTuple):
@@ -58,22 +58,22 @@ class Tail(NamedTuple):
         )
 
     def rise_at_limit(self, mean: Array) -> Array:
-        """dQ/dr at r = 0: positive where the data are more spread than the multinomial law."""
+        """dQ/dr at r = 0: positive if the data are more spread than the multinomial law."""
         up = self.weights * (self.points.at[:, None] / mean[self.points.category])
         return np.asarray(up.sum(axis=0) - (self.total_weights * self.totals.at[:, None]).sum(axis=0))
 
 
 def fixed_point_direction(mean: Array, slopes: Slopes) -> Array:
-    """The change of log alpha in eq. (49): alpha_j <- alpha_j A_j / B; a category never seen goes to the floor."""
+    """The change of log alpha in eq. (49): alpha_j <- alpha_j A_j / B; an unseen category goes to the floor."""
     below = np.maximum(mean * slopes.first_total, 1e-30)
     return np.asarray(np.log(np.maximum(slopes.first, 1e-60) / below))
 
 
 def newton_direction(mean: Array, slopes: Slopes, *, floor: float = 0.0) -> Array:
-    """The Newton step of alpha relative to alpha; the fixed point's where Q is not concave in alpha.
+    """The Newton step of alpha relative to alpha; the fixed-point step if Q is not concave in alpha.
 
-    The Hessian is a diagonal and a matrix of rank one: -diag(second) + second_total m m'. Means at the floor that would
-    fall below it stay where they are, and the others are moved as if those were known.
+    The Hessian is diagonal plus rank one: -diag(second) + second_total m m'. Means at the floor that would fall below
+    it stay fixed, and the others move as if those were known.
     """
     gradient = slopes.first - mean * slopes.first_total
     held = (mean <= floor) & (gradient < 0)
@@ -88,20 +88,20 @@ def newton_direction(mean: Array, slopes: Slopes, *, floor: float = 0.0) -> Arra
 
 
 def moved(mean: Array, dispersion: Array, step: Array) -> tuple[Array, Array]:
-    """Mean and dispersion after log alpha changed by `step`; the scale is limited, never a single entry of alpha."""
+    """Mean and dispersion after a change of log alpha by `step`; only the scale is limited, not entries of alpha."""
     grown = mean * np.exp(step)
     scale = grown.sum(axis=0)
     return floored(grown / scale), np.clip(dispersion / scale, LEAST, MOST)
 
 
 def floored(mean: Array) -> Array:
-    """Means [C, G] that add up to one and have no entry below the floor (but for rounding)."""
+    """Means [C, G] that sum to one with no entry below the floor (up to rounding)."""
     mean = np.maximum(mean, MEAN_FLOOR)
     return np.asarray(mean / mean.sum(axis=0))
 
 
 def maximise(tail: Tail, mean: Array, dispersion: Array, *, tolerance: float = 1e-9) -> tuple[Array, Array]:
-    """The parameters that maximise Q, from these on: Newton's method with a line search, and the multinomial limit."""
+    """Maximise Q from these parameters: Newton's method with a line search, and the multinomial limit."""
     unseen = np.add.reduceat(tail.weights, tail.points.begin, axis=0) <= 1e-30
     mean, dispersion = moved(mean, dispersion, np.where(unseen, np.log(MEAN_FLOOR), 0.0))
     dispersion = leave_limit(tail, mean, dispersion)
@@ -118,10 +118,10 @@ def maximise(tail: Tail, mean: Array, dispersion: Array, *, tolerance: float = 1
 
 
 def climb(tail: Tail, mean: Array, dispersion: Array) -> tuple[Array, Array, Array]:
-    """One step of Newton's method with a line search; where that does not rise, the fixed point's, which does."""
+    """One Newton step with a line search; if Q does not rise, a fixed-point step, which always does."""
     slopes, before = tail.slopes(mean, dispersion), tail.value(mean, dispersion)
     best, at, gain = mean.copy(), dispersion.copy(), np.zeros(len(dispersion))
-    direction = newton_direction(mean, slopes, floor=1.001 * MEAN_FLOOR)  # rounding may leave one a little off it
+    direction = newton_direction(mean, slopes, floor=1.001 * MEAN_FLOOR)  # rounding may leave one slightly off it
     todo = np.arange(len(dispersion))
     for length in (1.0, 0.5, 0.25, 0.0625, 0.0):
         step = length * direction[:, todo] if length else fixed_point_direction(mean, slopes)[:, todo]
@@ -136,7 +136,7 @@ def climb(tail: Tail, mean: Array, dispersion: Array) -> tuple[Array, Array, Arr
 
 
 def leave_limit(tail: Tail, mean: Array, dispersion: Array) -> Array:
-    """Where a component sits near the multinomial limit though spread would help, a dispersion from a grid."""
+    """A dispersion from a grid, for components near the multinomial limit where spread would help."""
     dispersion = dispersion.copy()
     stuck = np.flatnonzero((dispersion < 1e-6) & (tail.rise_at_limit(mean) > 0))
     if len(stuck):
@@ -147,7 +147,7 @@ def leave_limit(tail: Tail, mean: Array, dispersion: Array) -> Array:
 
 
 def at_limit(tail: Tail, mean: Array, dispersion: Array) -> tuple[Array, Array]:
-    """The multinomial law with the pooled mean, where that is at least as likely."""
+    """The multinomial law with the pooled mean, if at least as likely."""
     pooled = np.add.reduceat(tail.weights, tail.points.begin, axis=0)
     mass = pooled.sum(axis=0)
     pooled = floored(pooled / np.where(mass > 0, mass, 1.0))

@@ -1,4 +1,4 @@
-"""The clients a mixture is fitted to or asked about, however they were given."""
+"""The clients of a mixture, from any kind of input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedscape.types import Array
 
 
 class Source(NamedTuple):
-    """An engine and how its clients' counts are read."""
+    """An engine, and how to read its clients' counts."""
 
     engine: Engine
     column: str
@@ -35,10 +35,10 @@ class Source(NamedTuple):
         *,
         classes: Sequence[str] | None = None,
     ) -> Source:
-        """A Federation, an Engine, or counts [clients, C], dense or sparse.
+        """Read a Federation, an Engine, or counts [clients, C], dense or sparse.
 
-        Values of a column that are no codes 0, 1, 2, ... become codes whose names are the values; `classes`
-        are those of an earlier fit, by which they are coded again.
+        Values that are not codes 0, 1, 2, ... become codes, with the values as names; `classes` are those of an earlier
+        fit, which keep their codes.
         """
         if scipy.sparse.issparse(data):
             return cls(as_engine(_from_sparse(data)), "category", "count", int(data.shape[1]), None)
@@ -72,7 +72,7 @@ class Source(NamedTuple):
 
 
 def _coded(federation: Federation, column: str, classes: Sequence[str] | None) -> Federation:
-    """The column as codes with names, unless it holds codes 0, 1, 2, ... or ready counts."""
+    """Encode the column as codes with names, unless it holds codes 0, 1, 2, ... or ready counts."""
     values, names = federation[column], federation.names.get(column)
     if values.ndim != 1 or not len(values) or (names is not None and classes in (None, names)):
         return federation

@@ -1,4 +1,4 @@
-"""The rounds before EM: who is there, and Algorithm 1."""
+"""The rounds before EM: a survey of the clients, and Algorithm 1."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedscape.mixtures.dirichlet_multinomial.likelihood import LEAST
 from fedscape.mixtures.dirichlet_multinomial.solvers import floored
 from fedscape.types import Array, Arrays, Kept
 
-#: Counts at which clients say whether they go beyond: 1, 2, 3, 4, 6, 8, 12, ...
+#: Count levels that clients compare with: 1, 2, 3, 4, 6, 8, 12, ...
 LEVELS = np.unique(np.concatenate((2 ** np.arange(31), 3 * 2 ** np.arange(29)))).astype(np.int64)
-SIZE_WEIGHT = 0.3  # of log(1 + n) beside the square roots of a client's shares, whose squares add up to one
+SIZE_WEIGHT = 0.3  # of log(1 + n) beside the square roots of a client's shares, which have norm one
 
 
 class Survey(Computation):
-    """What a start needs to know of all clients together: how large counts are, and how clients differ.
+    """A survey of all clients for the start: how large counts are, and how clients differ.
 
     A client is the point h = (sqrt(c_j / n))_j with 0.3 log(1 + n) appended. Clients send h, its square, h (h . u_g)
-    for random directions u_g, and at which counts and totals they go beyond given levels. So the server has the mean
-    of h and its covariance times u_g: directions along which clients differ most, without the covariance itself.
+    for random directions u_g, and which levels their counts and totals exceed. The server thus gets the mean of h and
+    its covariance times u_g: the directions along which clients differ most, without the covariance itself.
     """
 
     name = "dm-survey"
@@ -65,7 +65,7 @@ class Survey(Computation):
         along = total["sketch"] / n - (state["directions"] @ centre)[:, None] * centre  # covariance times direction
         length = np.sqrt((along**2).sum(axis=1).mean())
         anchors = centre + along * (np.sqrt(spread) / length if length > 0 else 0.0)
-        reach = np.append(LEVELS, 2**31 - 1)[(total["beyond"] > 0).sum(axis=1)]  # the first level nobody is beyond
+        reach = np.append(LEVELS, 2**31 - 1)[(total["beyond"] > 0).sum(axis=1)]  # the first level that nobody exceeds
         mean = floored(np.maximum(total["mean"], 0.0)[:, None] / max(float(total["mean"].sum()), 1e-300))[:, 0]
         return {"directions": state["directions"], "anchors": anchors, "reach": reach, "mean": mean}
 
@@ -81,10 +81,10 @@ class Survey(Computation):
 
 
 class StartingPoints(Computation):
-    """Algorithm 1: each client joins one component of each model; components get the moments of those who joined.
+    """Algorithm 1: each client joins one component of each model; components get the moments of their members.
 
-    Clients join the component of the nearest anchor, or (`random=True`, as in the paper) any with equal probability.
-    They send to it c / n, the sum of squares of c / n, and 1 / n: the moments are pooled over all categories.
+    Clients join the component of the nearest anchor, or (`random=True`, as in the paper) a uniformly random one. They
+    send it c / n, the sum of squares of c / n, and 1 / n: the moments are pooled over all categories.
     """
 
     name = "dm-start"
@@ -153,13 +153,13 @@ class StartingPoints(Computation):
 
 
 def matched(state: Arrays, common: Array) -> tuple[Array, Array]:
-    """Means [G, C] and dispersions [G] that match the moments of each component's members.
+    """Means [G, C] and dispersions [G] by moment matching with each component's members.
 
-    alpha_0 is eq. (9) with numerator and denominator summed over the categories, S - sum_j P_j^2 being the variance
-    and 1 - S its bound, S the mean of sum_j (c_j / n)^2 without its multinomial part: S = (S_seen - h) / (1 - h), h the
-    mean of 1 / n. Means are drawn towards the mean of all clients with the weight of one client, so a category that a
-    component never saw has a small share, and a component without members the common mean. Where the variance is zero
-    or less alpha_0 is 10,000; where members have one row each, so that it leaves no trace, it is C.
+    alpha_0 is eq. (9) with numerator and denominator summed over the categories: S - sum_j P_j^2 is the variance and 1
+    - S its bound, with S the mean of sum_j (c_j / n)^2 without its multinomial part: S = (S_seen - h) / (1 - h), h the
+    mean of 1 / n. Means shrink towards the mean of all clients with the weight of one client. A category that a
+    component never saw thus has a small share, and a component without members the common mean. If the variance is zero
+    or less alpha_0 is 10,000; if all members have one row, which leaves no trace of it, alpha_0 is C.
     """
     m, h = np.maximum(state["members"], 0.0), state["inverse"] / np.maximum(state["members"], 1.0)
     mean = (np.maximum(state["first"], 0.0) + common) / (m + 1)[:, None]
@@ -177,10 +177,10 @@ def matched(state: Arrays, common: Array) -> tuple[Array, Array]:
 
 
 def with_broad(mean: Array, dispersion: Array, state: Arrays, common: Array, models: tuple[int, ...]) -> None:
-    """In every second start, make the component with the fewest members a broad one, in place.
+    """In every second start, broaden the component with the fewest members, in place.
 
-    It has the mean of all clients and four times their dispersion, and so takes those that fit nowhere else: a rare and
-    diverse kind of client is otherwise lost in the others' fringes.
+    It gets the mean of all clients and four times their dispersion, and attracts clients that fit nowhere else. A
+    rare and diverse kind of client would otherwise be lost in the tails of the others.
     """
     pooled = {name: state[name].sum(axis=0, keepdims=True) for name in ("members", "first", "second", "inverse")}
     wide = 4 * matched(pooled, common)[1][0]
@@ -192,18 +192,18 @@ def with_broad(mean: Array, dispersion: Array, state: Arrays, common: Array, mod
 
 
 def shares_of(counts: Counts, n_categories: int) -> Array:
-    """c / n of each client, zero where n is zero: [clients, C]."""
+    """c / n of each client, zero if n is zero: [clients, C]."""
     return np.asarray(counts.dense(n_categories) / np.maximum(counts.total, 1)[:, None])
 
 
 def position(counts: Counts, n_categories: int) -> Array:
-    """The point a client is: square roots of its shares (so that noise is alike everywhere), and its size."""
+    """The position of a client: square roots of its shares (which stabilises the variance), and its size."""
     size = SIZE_WEIGHT * np.log1p(counts.total)
     return np.concatenate((np.sqrt(shares_of(counts, n_categories)), size[:, None]), axis=1)
 
 
 def beyond(counts: Counts, n_categories: int) -> Array:
-    """Whether each client's count of each category, and its total, is above each level: [clients, C + 1, levels]."""
+    """Whether each client's count of each category, and its total, exceeds each level: [clients, C + 1, levels]."""
     numbers = np.concatenate((counts.dense(n_categories), counts.total[:, None]), axis=1)
     return (numbers[:, :, None] > LEVELS).astype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""What a component's covariance may look like: full, diagonal, spherical, or one for all components.
+"""The covariance structures of a component: full, diagonal, spherical, or tied.
 
 Arrays have a leading axis of starts, S, then K components.
 """
@@ -16,7 +16,7 @@ from fedscape.types import Array
 
 
 class Moments(NamedTuple):
-    """Sums of each client: of shares [clients, S, K], deviations [clients, S, K, d], and their scatter."""
+    """Sums per client: responsibilities [clients, S, K], deviations [clients, S, K, d], and their scatter."""
 
     shares: Array
     first: Array
@@ -24,18 +24,18 @@ class Moments(NamedTuple):
 
 
 class Covariance(Protocol):
-    """One form of covariance: how it is stored, what clients send for it, and what the server makes of the sums."""
+    """A covariance structure: its storage, the sums that clients send, and the estimate of the server."""
 
     def shape(self, k: int, d: int) -> tuple[int, ...]:
         """The shape of the covariances of k components of d features."""
         ...
 
     def n_parameters(self, k: int, d: int) -> int:
-        """How many numbers are learned."""
+        """The number of free parameters."""
         ...
 
     def factor(self, covariances: Array) -> Array:
-        """What makes deviations white."""
+        """The factor that whitens deviations."""
         ...
 
     def log_det(self, factor: Array, k: int, d: int) -> Array:
@@ -43,43 +43,43 @@ class Covariance(Protocol):
         ...
 
     def whitener(self, factor: Array, k: int, d: int) -> Array:
-        """The factor of every component: [S, K, d, d], or [S, K, d] where features are independent."""
+        """The factor of every component: [S, K, d, d], or [S, K, d] if features are independent."""
         ...
 
     def add_moments(self, x: Array, means: Array, shares: Array, bounds: Array, sums: Moments) -> None:
-        """Add the moments of rows x [n, d] with shares [S, K, n] about the means to the sums of their clients.
+        """Add the moments of rows x [n, d] with responsibilities [S, K, n] about the means to their clients' sums.
 
         Client i has the rows from bounds[i] to bounds[i + 1].
         """
         ...
 
     def lift(self, mass: Array, shift: Array) -> Array:
-        """The scatter about the old mean of this mass at the new one: what the scatter lost or gained by the shift."""
+        """The scatter about the old mean of this mass at the new mean: the correction of the scatter for the shift."""
         ...
 
     def estimate(self, mass: Array, scatter: Array, old: Array, floor: float, noise: float = 0.0) -> Array:
         """Covariances from the scatter about the new mean, plus `floor` in every direction.
 
-        With noise of this standard deviation on the scatter, no variance is taken to be less than it could have made.
+        With noise of this standard deviation on the scatter, no variance is set below what noise alone could produce.
         """
         ...
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
-        """Sum of squared lengths that the scatter has after whitening: [S]."""
+        """Sum of squared norms of the scatter after whitening: [S]."""
         ...
 
     def matrices(self, covariances: Array, k: int, d: int) -> Array:
-        """The covariances as matrices [K, d, d], of one start."""
+        """The covariances of one start as matrices [K, d, d]."""
         ...
 
     def of(self, matrix: Array, k: int) -> Array:
-        """One matrix [d, d] in this form, for all k components."""
+        """Convert one matrix [d, d] to this structure, for all k components."""
         ...
 
 
 @dataclass(frozen=True)
 class Full:
-    """Every component has a covariance matrix of its own: K d (d + 1) / 2 numbers.
+    """One covariance matrix per component: K d (d + 1) / 2 numbers.
 
     >>> Full().shape(3, 2)
     (3, 2, 2)
@@ -109,7 +109,7 @@ class Full:
     def estimate(self, mass: Array, scatter: Array, old: Array, floor: float, noise: float = 0.0) -> Array:
         occupied = mass > 0
         over = np.where(occupied, mass, 1.0)[..., None]
-        least = noise * np.sqrt(2 * scatter.shape[-1]) / over  # the largest eigenvalue of such a matrix of noise
+        least = noise * np.sqrt(2 * scatter.shape[-1]) / over  # the largest eigenvalue of such a noise matrix
         return np.where(occupied[..., None, None], _above(scatter / over[..., None], least, floor), old)
 
     def quadratic(self, factor: Array, scatter: Array, d: int) -> Array:
@@ -124,7 +124,7 @@ class Full:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Every component has d variances; features are independent inside it.
+    """d variances per component; features are independent within it.
 
     >>> Diagonal().shape(3, 2)
     (3, 2)
@@ -168,7 +168,7 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Spherical:
-    """Every component has one variance, the same in all directions.
+    """One variance per component, the same in all directions.
 
     >>> Spherical().shape(3, 2)
     (3,)
@@ -213,7 +213,7 @@ class Spherical:
 
 @dataclass(frozen=True)
 class Tied:
-    """All components have the same covariance matrix.
+    """One covariance matrix for all components.
 
     >>> Tied().shape(3, 2)
     (2, 2)
@@ -258,7 +258,7 @@ class Tied:
 
 
 def check_covariance(covariance: object) -> None:
-    """Refuse what is no form of covariance."""
+    """Refuse an object that is not a covariance structure."""
     if not isinstance(covariance, Full | Diagonal | Spherical | Tied):
         raise DataError(
             f"covariance must be Full(), Diagonal(), Spherical() or Tied() of fedscape.mixtures, not {covariance!r}"
@@ -266,7 +266,7 @@ def check_covariance(covariance: object) -> None:
 
 
 def check_covariances(covariance: Covariance, values: Array, k: int, d: int) -> None:
-    """Refuse covariances of another shape, and those that are not finite or not positive in every direction."""
+    """Refuse covariances of a wrong shape, not finite, or not positive definite."""
     if values.shape != covariance.shape(k, d):
         raise DataError(f"covariances_init must have the shape {covariance.shape(k, d)}, not {values.shape}")
     finite = bool(np.isfinite(values).all())
@@ -279,7 +279,7 @@ def check_covariances(covariance: Covariance, values: Array, k: int, d: int) -> 
 
 
 def _add(x: Array, means: Array, shares: Array, bounds: Array, sums: Moments, second: Array) -> None:
-    """`add_moments` with the axes of starts and components in one."""
+    """`add_moments` with the axes of starts and components flattened."""
     n, d = x.shape
     mass, first = sums.shares.reshape(len(second), -1), sums.first.reshape(len(second), -1, d)
     add_moments(x, means.reshape(-1, d), shares.reshape(-1, n), bounds, mass=mass, first=first, second=second)
@@ -295,10 +295,10 @@ def _mirrored(matrices: Array) -> Array:
 
 
 def _above(matrices: Array, least: Array, floor: float) -> Array:
-    """The nearest matrices without directions below `least`, which noise and rounding make, plus the floor."""
+    """The nearest matrices with no eigenvalue below `least` (noise and rounding make such), plus the floor."""
     matrices = (matrices + _mirrored(matrices)) / 2
     values, vectors = np.linalg.eigh(matrices)
-    least = np.maximum(least, 1e-13 * np.maximum(values[..., -1:], 0.0))  # less would be rounding error
+    least = np.maximum(least, 1e-13 * np.maximum(values[..., -1:], 0.0))  # smaller ones are rounding error
     if (values < least).any():
         matrices = np.matmul(vectors * np.maximum(values, least)[..., None, :], _mirrored(vectors))
     return np.asarray(matrices + floor * np.eye(matrices.shape[-1]))

@@ -1,7 +1,7 @@
-"""The rounds of EM for Gaussian mixtures, several starts side by side.
+"""The rounds of EM for Gaussian mixtures, several starts in parallel.
 
-A state holds `weights` [S, K], `means` [S, K, d], `covariances` [S, ...] in the form of the covariance, and `gain` [S],
-what the last round added to the expected log-likelihood of a row.
+A state holds `weights` [S, K], `means` [S, K, d], `covariances` [S, ...] in the structure of the covariance, and
+`gain` [S], the last round's gain in expected log-likelihood per row.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from fedscape.types import Array, Arrays, Kept
 Scatter = Literal["all", "within_clients"]
 Weighting = Literal["rows", "clients"]
 
-_LOST = 1e-10  # a component with less than this share of all rows stays where it is
-_NUMBERS = 2**16  # of rows and of shares at once: they stay in the cache
+_LOST = 1e-10  # a component with less than this share of all rows keeps its parameters
+_NUMBERS = 2**16  # rows and responsibilities per part: they stay in cache
 
 
 class GaussianRounds(Computation):
-    """One EM round: Algorithm 2 of FedGMM with sums that lose nothing.
+    """One EM round: Algorithm 2 of FedGMM with lossless sums.
 
-    With r the share of a component in a row, clients send sum r, sum r (x - m) and sum r (x - m)(x - m)' about the
-    broadcast mean m, so the new mean and covariance are those of all rows pooled: with everyone taking part this is
-    central EM.
+    With r the responsibility of a component for a row, clients send sum r, sum r (x - m) and sum r (x - m)(x - m)'
+    about the broadcast mean m. The new mean and covariance are those of the pooled rows: with everyone taking part this
+    is central EM.
 
     Parameters
     ----------
     weights, means, covariances
-        Where to begin: [S, K], [S, K, d] and [S, ...].
+        Initial values: [S, K], [S, K, d] and [S, ...].
     covariance
-        The form of the covariances.
+        The covariance structure.
     regularisation
-        Added to every variance, so that none can vanish.
+        Added to every variance, which keeps it above zero.
     shared_weights
-        Whether all clients have the same weights; otherwise each keeps its own, and begins with the common ones.
+        Whether all clients have the same weights; otherwise each keeps its own, initialised with the common ones.
     scatter
         "all": about the common mean. "within_clients": about each client's own mean, the paper's average of local
-        covariances, which loses how far clients' means lie apart.
+        covariances, which ignores the distance between clients' means.
     weighting
-        "rows": a client counts as many times as it has rows. "clients": all count the same.
+        "rows": a client counts by its number of rows. "clients": all count equally.
     bound
-        Rows longer than this are shortened to it; sums are then sent in units of it.
+        Longer rows are scaled to this norm; sums are then sent in units of it.
     noise
-        The standard deviations of the noise on `shares` and on `second`: what it could have made is taken for nothing.
+        Standard deviations of the noise on `shares` and on `second`; what noise alone could produce is ignored.
     """
 
     name = "gm-em"
@@ -97,7 +97,7 @@ class GaussianRounds(Computation):
         return {"weights": self.weights, "means": self.means, "covariances": self.covariances, "gain": gain}
 
     def prepare(self, state: Arrays) -> Arrays:
-        """The state with what makes rows white, and the constants of the densities."""
+        """Add the whitening factors and the constants of the densities to the state."""
         _, k, d = state["means"].shape
         factor = self.covariance.factor(state["covariances"])
         constant = -0.5 * (self.covariance.log_det(factor, k, d) + d * np.log(2 * np.pi))
@@ -128,14 +128,14 @@ class GaussianRounds(Computation):
         return {"shares": sums["shares"][0], "first": sums["first"][0] / unit, "second": sums["second"][0] / unit**2}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
-        """The log-likelihood of all rows of a client, for each start, and how many rows it has."""
+        """The log-likelihood of all rows of a client, for each start, and its number of rows."""
         out = np.zeros((clients.n_rows, len(state["weights"])))
         for part in expectations(self, state, clients, self._own_weights(state, clients)):
             out[part.begin : part.end] = part.log_likelihood.T
         return {"log_likelihood": segment_sum_twin(out, clients.offsets), "rows": clients.sizes}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        with one_library_thread():  # on matrices this small several threads of BLAS wait for one another
+        with one_library_thread():  # small matrices: BLAS threads wait for each other
             return self._updated(state, total)
 
     def _updated(self, state: Arrays, total: Arrays) -> Arrays:
@@ -158,7 +158,7 @@ class GaussianRounds(Computation):
         return {**new, "gain": self._gain(state, new, mass, second, about_new)}
 
     def _gain(self, state: Arrays, new: Arrays, mass: Array, before: Array, after: Array) -> Array:
-        """What Q, the expected log-likelihood given the shares, gained by this round, per row."""
+        """The gain of this round in Q, the expected log-likelihood given the responsibilities, per row."""
         _, k, d = new["means"].shape
         value = []
         for now, scatter in ((state, before), (new, after)):
@@ -169,7 +169,7 @@ class GaussianRounds(Computation):
         return np.asarray((value[1] - value[0]) / np.maximum(mass.sum(axis=-1), 1e-12))
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        # With weights of its own a client's next shares depend on all its rows: nothing bounds what one row changes.
+        # With client weights, the next responsibilities depend on all rows of a client: one row's effect has no bound.
         if self.bound is None or not self.shared_weights or self.scatter != "all" or self.weighting != "rows":
             return None
         starts, _, d = state["means"].shape
@@ -181,7 +181,7 @@ class GaussianRounds(Computation):
         return valid_numbers(clients[self.column])
 
     def _own_weights(self, state: Arrays, clients: Federation) -> Array | None:
-        """The weights of each client, [clients, S, K]; None where they are common."""
+        """The weights of each client, [clients, S, K]; None if they are shared."""
         return None if self.shared_weights else kept_rows(clients, "shares", state["weights"])
 
     def _bounded(self, means: Array) -> Array:
@@ -198,7 +198,7 @@ class GaussianRounds(Computation):
         return sums
 
     def no_sums(self, state: Arrays, n: int) -> Arrays:
-        """Sums of n clients without rows."""
+        """Zero sums for n clients without rows."""
         starts, k, d = state["means"].shape
         second = np.zeros((n, starts, *self.covariance.shape(k, d)))
         return {"shares": np.zeros((n, starts, k)), "first": np.zeros((n, starts, k, d)), "second": second}
@@ -230,7 +230,7 @@ class GaussianRounds(Computation):
 
 
 class GaussianScore(GaussianRounds):
-    """One round that says how likely the rows are under each start: `server.score` [S], the mean over rows.
+    """One round that scores each start: `server.score` [S], the mean log-likelihood over rows.
 
     With weighting="clients" it is the mean over clients of their means.
     """
@@ -257,11 +257,11 @@ class GaussianScore(GaussianRounds):
         return {**state, "server.score": total["log_likelihood"] / max(float(total["rows"]), 1.0)}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        return None  # a row may be as unlikely as it likes
+        return None  # the log-likelihood of a row is unbounded
 
 
 class Part(NamedTuple):
-    """Some rows that follow one another, and what the components make of them."""
+    """Consecutive rows with their responsibilities and log-likelihoods."""
 
     begin: int
     end: int
@@ -271,7 +271,7 @@ class Part(NamedTuple):
 
 
 def expectations(work: GaussianRounds, state: Arrays, clients: Federation, own: Array | None) -> Iterator[Part]:
-    """The E-step, (E) without labels, in parts that stay in the cache."""
+    """The E-step, (E) without labels, in parts that stay in cache."""
     log_weights = logs(state["weights"])[..., None]
     owner = None if own is None else clients.client_of_row
     log_own = None if own is None else logs(own)
@@ -307,7 +307,7 @@ def log_densities(state: Arrays, rows: Array) -> Array:
 
 
 def add_moments(covariance: Covariance, means: Array, sums: Arrays, offsets: Array, part: Part) -> None:
-    """Add the moments of a part about these means to those of the clients between these offsets."""
+    """Add the moments of a part about these means to the sums of the clients between these offsets."""
     one, last = np.searchsorted(offsets, (part.begin, part.end - 1), side="right") - 1
     bounds = np.clip(offsets[one : last + 2], part.begin, part.end) - part.begin
     block = Moments(*(sums[name][one : last + 1] for name in Moments._fields))
@@ -315,7 +315,7 @@ def add_moments(covariance: Covariance, means: Array, sums: Arrays, offsets: Arr
 
 
 def normalised(each: Array) -> tuple[Array, Array]:
-    """Shares that add to one over the components, and the log of their sum: from log joint densities [S, K, n]."""
+    """Responsibilities and log-likelihoods from log joint densities [S, K, n]."""
     top = each.max(axis=1, keepdims=True)
     shares = np.exp(np.subtract(each, top, out=each), out=each)
     added = shares.sum(axis=1, keepdims=True)
@@ -324,7 +324,7 @@ def normalised(each: Array) -> tuple[Array, Array]:
 
 
 def rows_of_block(values: Array, begin: int, end: int, column: str, bound: float | None) -> Array:
-    """These rows as float64, shortened to the bound; a value that is no number is refused by its place."""
+    """These rows as float64, scaled down to the bound; a non-finite value is refused, with its row."""
     x = values[begin:end].astype(np.float64, copy=False) if values.dtype.kind in "biuf" else values[begin:end]
     if x.dtype.kind != "f" or not all_finite(x):
         check_finite(values, column)
@@ -334,6 +334,6 @@ def rows_of_block(values: Array, begin: int, end: int, column: str, bound: float
 
 
 def logs(weights: Array) -> Array:
-    """Logarithms; of zero, minus infinity, quietly."""
+    """Logarithms; minus infinity at zero, without a warning."""
     with np.errstate(divide="ignore"):
         return np.log(weights)

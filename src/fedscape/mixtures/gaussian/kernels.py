@@ -1,8 +1,8 @@
-"""The two passes of EM over rows: how far rows are from the means, and the moments that a share of each row adds to.
+"""The two passes of EM over rows: squared distances to the means, and weighted moments.
 
-A pass is one call without the GIL over tiles that stay in the cache: many short calls of NumPy would hand the GIL to
-and fro, and two threads would be no faster than one. The plain twins agree to rounding. C counts the components of all
-starts; a factor or scatter is a matrix, or a vector where features are independent.
+A pass is one call without the GIL over tiles that stay in cache. Many short NumPy calls would pass the GIL back and
+forth, and two threads would be no faster than one. The plain twins agree to rounding. C counts the components of all
+starts; a factor or scatter is a matrix, or a vector if features are independent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedscape.core.kernel import compiles, kernel
 from fedscape.core.validate import read_only
 from fedscape.types import Array
 
-_LARGE = 2**14  # numbers from which a compiled loop is worth its import
-_TILE = 120  # rows at once; not a power of two, whose columns would fall on the same lines of the cache
+_LARGE = 2**14  # sizes from which a compiled loop is worth its import
+_TILE = 120  # rows per tile; not a power of two, where columns would collide in the cache
 
 
 @cache
 def _compiled() -> bool:
-    return find_spec("numba") is not None  # a machine for training has NumPy and torch alone
+    return find_spec("numba") is not None  # a training machine may have only NumPy and torch
 
 
 def squares(x: Array, means: Array, factor: Array) -> Array:
@@ -39,11 +39,11 @@ def squares(x: Array, means: Array, factor: Array) -> Array:
 def add_moments(
     x: Array, means: Array, shares: Array, bounds: Array, *, mass: Array, first: Array, second: Array
 ) -> None:
-    """Add to the sums of each client its sums of r, r (x - mean) and r (x - mean)(x - mean)'.
+    """Add to each client its sums of r, r (x - mean) and r (x - mean)(x - mean)'.
 
-    Client i has the rows from bounds[i] to bounds[i + 1] of x [n, d]; r are shares [C, n]; mass is [clients, C], first
-    [clients, C, d]. second is [clients, G, d, d] where C / G components that follow one another have one sum, or
-    [clients, C, d] for the diagonal alone.
+    Client i has the rows from bounds[i] to bounds[i + 1] of x [n, d]; r are responsibilities [C, n]; mass is
+    [clients, C], first [clients, C, d]. second is [clients, G, d, d] if C / G consecutive components share one sum, or
+    [clients, C, d] for the diagonal only.
     """
     if means.size * len(x) < _LARGE or not compiles() or not _compiled():
         add_moments_twin(x, means, shares, bounds, mass=mass, first=first, second=second)
@@ -53,7 +53,7 @@ def add_moments(
 
 
 def _plain(values: Array) -> Array:
-    """In one form, so that a kernel is compiled once."""
+    """One memory layout and dtype: a kernel is then compiled once."""
     return read_only(np.ascontiguousarray(values))
 
 
@@ -158,7 +158,7 @@ def _add_moments_alone(
 ) -> None:
     d = x.shape[1]
     for client in range(len(bounds) - 1):
-        for begin in range(bounds[client], bounds[client + 1], tile):  # rows stay in the cache for all components
+        for begin in range(bounds[client], bounds[client + 1], tile):  # rows stay in cache for all components
             for c in range(means.shape[0]):
                 mean, away, scatter = means[c], first[client, c], second[client, c]
                 for j in range(begin, min(begin + tile, bounds[client + 1])):

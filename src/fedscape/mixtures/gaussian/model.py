@@ -1,4 +1,4 @@
-"""The rows of all clients as a mixture of Gaussians: central EM by sums, no row leaves its client.
+"""Gaussian mixtures of the rows of all clients: central EM by sums, no row leaves its client.
 
 Wu et al., "Personalized Federated Learning under Mixture of Distributions" (FedGMM); algorithm and equation numbers are
 theirs.
@@ -35,19 +35,19 @@ _FULL = Full()
 
 
 class GaussianMixture(Estimator):
-    """A law of rows: p(x) = sum_k pi(k) N(x; mu_k, Sigma_k), Algorithm 2.
+    """A density of rows: p(x) = sum_k pi(k) N(x; mu_k, Sigma_k), Algorithm 2.
 
-    Clients send, for each component, the sums of its shares, and of the first and second moments about the broadcast
-    mean. That is as many numbers as the local means and covariances of the paper, and nothing is lost: with everyone
-    taking part, `shared_weights=True` is EM on the pooled rows, and with shares kept by each client EM with weights of
-    its own for each client. `scatter="within_clients"` is the paper's average of local covariances, for comparison.
+    For each component, clients send the sums of its responsibilities and of the first and second moments about the
+    broadcast mean. That is as many numbers as the paper's local means and covariances, and lossless. With everyone
+    taking part, `shared_weights=True` is EM on the pooled rows; otherwise it is EM with separate weights per client.
+    `scatter="within_clients"` is the paper's average of local covariances, for comparison.
 
-    A fit has two rounds (a private one has one) with one component, which are the moments of all rows; starts are drawn
-    from these. All starts run in the same rounds, one more round measures them, and the most likely is kept.
+    A fit begins with two rounds (one if private) with a single component, which compute the moments of all rows; starts
+    are drawn from these. All starts run in the same rounds, one more round measures them, and the most likely is kept.
 
-    Under privacy give `bound`, which bounds what a row can change, and for unit="client" also weighting="clients": all
-    a client sends in a round is within sqrt(1 + 4 + 16) for each start whatever the data, so that a clip of 4.6 clips
-    nothing. There is one start unless `n_init` says more, which are compared with `measure_privacy`.
+    Under privacy pass `bound`, which bounds the effect of a row, and for unit="client" also weighting="clients". Then
+    the contribution of a client has at most the norm sqrt(1 + 4 + 16) per start, and a clip of 4.6 clips nothing. There
+    is one start unless `n_init` is set; several are compared with `measure_privacy`.
 
     Parameters
     ----------
@@ -56,32 +56,32 @@ class GaussianMixture(Estimator):
     covariance
         Full(), Diagonal(), Spherical() or Tied() of `fedscape.mixtures`.
     means_init, weights_init, covariances_init
-        Where to begin, [K, d], [K] and in the form of the covariance; what is not given is drawn. With means there is
+        Initial values, [K, d], [K] and in the structure of the covariance; missing ones are drawn. With means there is
         one start, and components keep their order.
     regularisation
-        Added to every variance: no component can shrink to a point.
+        Added to every variance: no component can collapse to a point.
     shared_weights
         Whether all clients have the same weights pi; otherwise each keeps its own.
     n_init
-        How many starts run side by side; by default 4, and 1 under privacy (`history_.notes` says so).
+        Number of parallel starts; by default 4, and 1 under privacy (recorded in `history_.notes`).
     rounds
-        At most this many rounds after the two of the moments.
+        Maximum number of rounds after the two of the moments.
     tol
-        Stop when a round gained no more than this, in nats per row, in any start (not where a sampler is given).
+        Stop when no start gains more than this in a round, in nats per row (not with a sampler).
     scatter
         "all", or "within_clients": the covariances of the paper, without the scatter between clients' means.
     weighting
-        "rows": clients count by their rows. "clients": all count the same.
+        "rows": clients count by their rows. "clients": all count equally.
     bound
-        Rows longer than this are shortened to it.
+        Longer rows are scaled to this norm.
     n_features
-        d, where the clients' data cannot be looked at and no means are given.
+        d, needed if the clients' data are remote and no means are given.
     column
         Numbers of any trailing shape; they are flattened to d features. May be memory-mapped.
 
-    Learns `means_` [K, d], `covariances_`, `weights_` [K] (falling; where clients keep their own, those of all rows
-    pooled), `log_likelihood_` (mean over rows; NaN where it was not measured, or a sampler drew nobody to measure it:
-    then the first start is kept), `n_rounds_` and `history_`.
+    Learns `means_` [K, d], `covariances_`, `weights_` [K] (in descending order; the pooled ones if clients keep their
+    own), `log_likelihood_` (mean over rows; NaN if not measured, or if a sampler drew nobody to measure it: then the
+    first start is kept), `n_rounds_` and `history_`.
 
     >>> fed = Federation({"x": [[0.0], [0.2], [9.0], [9.2], [9.1]]}, [0, 2, 5])
     >>> GaussianMixture(2).fit(fed).means_.round(2).tolist()
@@ -160,7 +160,7 @@ class GaussianMixture(Estimator):
             judge = GaussianScore(**work.get_params())
             judging = replace(how.phase(".final"), privacy=how.measure_privacy, measure_privacy=None)
             judging = replace(judging, ledger=None) if judging.privacy is None else judging
-            unknown = {**state, "server.score": np.full(starts, np.nan)}  # where no client is drawn to judge
+            unknown = {**state, "server.score": np.full(starts, np.nan)}  # if no client is drawn to score
             judged = self._run(
                 judge, engine, judging, n_rounds=1, seed=self.seed, state=unknown, carry=True, needed=False
             )
@@ -175,7 +175,7 @@ class GaussianMixture(Estimator):
         self.covariances_ = covariances if isinstance(self.covariance, Tied) else covariances[order]
 
     def n_releases(self) -> int:
-        """How many releases a private fit makes, without comparing starts: what `calibrate` needs as `rounds`.
+        """The number of releases of a private fit, without comparing starts: `rounds` of `calibrate`.
 
         >>> GaussianMixture(3, rounds=10).n_releases()
         11
@@ -184,7 +184,7 @@ class GaussianMixture(Estimator):
         return self.rounds + (0 if has_start else 1)
 
     def _first(self, engine: Engine, column: str, how: Fit, starts: int) -> GaussianRounds:
-        """The rounds of EM from their first state; what is not given is drawn from the moments of all rows."""
+        """The EM rounds with their initial state; missing values are drawn from the moments of all rows."""
         k, d = self.n_components, self._features(engine, column, how)
         weights = np.full((starts, k), 1 / k) if self.weights_init is None else self._given_weights()[None]
         means = None if self.means_init is None else self._given_means(d)[None]
@@ -261,7 +261,7 @@ class GaussianMixture(Estimator):
         if self.n_components < 1 or self.rounds < 1:
             raise DataError(f"n_components and rounds must be at least 1, got {self.n_components} and {self.rounds}")
         if not 0 < self.regularisation < np.inf:
-            raise DataError(f"regularisation must be positive, so that no variance vanishes, not {self.regularisation}")
+            raise DataError(f"regularisation must be positive to keep variances above zero, not {self.regularisation}")
         if self.scatter not in ("all", "within_clients") or self.weighting not in ("rows", "clients"):
             raise DataError(
                 "scatter must be 'all' or 'within_clients' and weighting 'rows' or 'clients', "
@@ -291,7 +291,7 @@ class GaussianMixture(Estimator):
         data
             Rows [n, d], or a Federation; read in blocks.
         weights
-            Instead of `weights_`: [K], or for a Federation one row for each client.
+            Instead of `weights_`: [K], or one row per client of a Federation.
 
         >>> gmm = GaussianMixture().fit(Federation({"x": [[-1.0], [1.0]]}, [0, 1, 2]))
         >>> gmm.score_samples([[0.0]]).round(3).tolist()
@@ -310,7 +310,7 @@ class GaussianMixture(Estimator):
         return float(self.score_samples(data, weights=weights).mean())
 
     def predict_proba(self, data: Rows, *, weights: npt.ArrayLike | None = None) -> Array:
-        """The share of each component in each row: [rows, K].
+        """The responsibility of each component for each row: [rows, K].
 
         >>> gmm = GaussianMixture().fit(Federation({"x": [[-1.0], [1.0]]}, [0, 1, 2]))
         >>> gmm.predict_proba([[0.0]])
@@ -320,7 +320,7 @@ class GaussianMixture(Estimator):
         return np.concatenate(responsibilities) if responsibilities else np.empty((0, self.n_components))
 
     def predict(self, data: Rows, *, weights: npt.ArrayLike | None = None) -> Array:
-        """The component with the largest share in each row.
+        """The component with the largest responsibility for each row.
 
         >>> gmm = GaussianMixture().fit(Federation({"x": [[-1.0], [1.0]]}, [0, 1, 2]))
         >>> gmm.predict([[0.0]])
@@ -329,9 +329,9 @@ class GaussianMixture(Estimator):
         return np.asarray(self.predict_proba(data, weights=weights).argmax(axis=1))
 
     def client_weights(self, data: Federation, *, rounds: int = 50) -> Array:
-        """The weights pi_c of each client, from its own rows with the components as they are: [clients, K].
+        """Estimate the weights pi_c of each client from its own rows, with fixed components: [clients, K].
 
-        A client without rows has `weights_`.
+        A client without rows gets `weights_`.
 
         >>> fed = Federation({"x": [[0.0], [0.2], [9.0], [9.2], [9.1]]}, [0, 2, 5])
         >>> GaussianMixture(2).fit(fed).client_weights(fed).round(3).tolist()
@@ -346,7 +346,7 @@ class GaussianMixture(Estimator):
         return weights
 
     def sample(self, n: int, *, seed: int = 0) -> Array:
-        """New rows [n, d] from the pooled law.
+        """Draw new rows [n, d] from the pooled law.
 
         >>> gmm = GaussianMixture().fit(Federation({"x": [[-1.0], [1.0]]}, [0, 1, 2]))
         >>> gmm.sample(3).shape
@@ -364,12 +364,12 @@ class GaussianMixture(Estimator):
 
     @property
     def n_parameters_(self) -> int:
-        """How many numbers were learned, with common weights: K - 1, K d, and those of the covariances."""
+        """The number of free parameters, with shared weights: K - 1, K d, and those of the covariances."""
         self._check_fitted("means_")
         return int(self.n_components - 1 + self.means_.size + self.covariance.n_parameters(*self.means_.shape))
 
     def aic(self, data: Rows) -> float:
-        """Akaike's criterion under the common weights: the smaller the better.
+        """Akaike's criterion under the shared weights: smaller is better.
 
         >>> gmm = GaussianMixture().fit(Federation({"x": [[-1.0], [1.0]]}, [0, 1, 2]))
         >>> round(gmm.aic([[0.0]]), 3)
@@ -378,7 +378,7 @@ class GaussianMixture(Estimator):
         return float(2 * self.n_parameters_ - 2 * self.score_samples(data).sum())
 
     def bic(self, data: Rows) -> float:
-        """The Bayesian information criterion under the common weights: the smaller the better.
+        """The Bayesian information criterion under the shared weights: smaller is better.
 
         >>> gmm = GaussianMixture().fit(Federation({"x": [[-1.0], [1.0]]}, [0, 1, 2]))
         >>> round(gmm.bic([[0.0]]), 3)

@@ -1,4 +1,4 @@
-"""Where a Gaussian mixture begins: components drawn from the law of all rows, so that no row leaves its client."""
+"""Initial components of a Gaussian mixture, drawn from the law of all rows: no row leaves its client."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _CANDIDATES = 16  # per component
 
 
 def draw_means(mean: Array, matrix: Array, k: int, starts: int, seed: int) -> Array:
-    """Means [S, K, d] spread over the normal law with this mean and covariance matrix.
+    """Draw means [S, K, d] spread over the normal law with this mean and covariance matrix.
 
-    Of 16 K candidates K are chosen, each with a probability proportional to its squared distance from those chosen
-    before (the rule of k-means++). Every second start draws them in the K - 1 leading directions alone: for components
-    of one spherical covariance the means lie there.
+    K of 16 K candidates are chosen, each with a probability proportional to its squared distance from those chosen
+    before (the k-means++ rule). Every second start draws candidates only in the K - 1 leading directions: components of
+    one spherical covariance have their means there.
     """
     values, vectors = np.linalg.eigh(matrix)
     spread = np.sqrt(np.maximum(values, 0.0))
@@ -25,7 +25,7 @@ def draw_means(mean: Array, matrix: Array, k: int, starts: int, seed: int) -> Ar
     for s in range(starts):
         scale = spread.copy()
         if s % 2 == 0 and k > 1:
-            scale[: max(len(mean) - (k - 1), 0)] = 0.0  # eigenvalues rise
+            scale[: max(len(mean) - (k - 1), 0)] = 0.0  # eigenvalues ascend
         candidates = rng.standard_normal((_CANDIDATES * k, len(mean))) * scale @ vectors.T
         out[s] = mean + candidates[_far_apart(candidates, k, rng)]
     return out
@@ -42,9 +42,9 @@ def _far_apart(candidates: Array, k: int, rng: np.random.Generator) -> list[int]
 
 
 def spread_of(covariance: Covariance, matrix: Array, means: Array, floor: float) -> Array:
-    """First covariances [S, ...]: what the law of all rows has left when the spread of the means is taken out.
+    """Initial covariances [S, ...]: the covariance of all rows minus the spread of the means.
 
-    At least a twentieth of the whole stays in every direction.
+    At least a twentieth of the total remains in every direction.
     """
     values, vectors = np.linalg.eigh(matrix)
     spreads = []

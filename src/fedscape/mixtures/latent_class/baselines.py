@@ -1,4 +1,4 @@
-"""What a latent class regression says about a federation, in plain numbers."""
+"""Fit and describe a latent class regression of a federation, in plain numbers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def regression(
     progress: bool | None = None,
     place: Callable[[Federation], Engine] = Local,
 ) -> tuple[LatentClassRegression, dict[str, Any]]:
-    """Fit to four fifths of each agent's events, test on the rest, and say what the classes are, the commonest first.
+    """Fit to four fifths of each agent's events, test on the rest, and describe the classes, the most common first.
 
-    `fill` says what becomes of missing features: "drop" leaves the row out, "mean" and "median" are those of the
-    training rows, kept with the model as `fills_`. Rows without a target are left out in any case; rows left out are
-    counted. `place` says where the agents live.
+    `fill` handles missing features: "drop" drops the row; "mean" and "median" are those of the training rows, kept with
+    the model as `fills_`. Rows without a target are always dropped; dropped rows are counted. `place` builds the engine
+    of the agents.
 
     >>> from fedscape import datasets
     >>> _, about = regression(datasets.load("flights-mini"), target="arr_delay", features=["dep_delay", "distance"],
@@ -84,7 +84,7 @@ def regression(
     }
     if hasattr(model, "r_hat_"):
         about["r_hat"] = float(model.r_hat_.max())
-        about["late_draws"] = rounds - rounds // 2  # of each chain, which R-hat compares
+        about["late_draws"] = rounds - rounds // 2  # per chain, for R-hat
     return model, about
 
 
@@ -104,16 +104,16 @@ def _class(model: LatentClassRegression, k: int) -> dict[str, Any]:
 
 
 def predictions(model: LatentClassRegression, federation: Federation) -> tuple[dict[str, Array], dict[str, Any]]:
-    """What a regression says of each event: `prediction` and `deviation`, and a summary.
+    """Predict each event: `prediction` and `deviation`, and a summary.
 
-    An event that lacks a number has no prediction (NaN). Where the target is there, the summary says how well.
+    An event with a missing number has no prediction (NaN). If the target is present, the summary has the error.
 
     Parameters
     ----------
     model
         A fitted regression.
     federation
-        Events with the features, and the entity column where the regression has one.
+        Events with the features, and the entity column if the regression has one.
     """
     names = column_names(model.features, target=model.target)
     federation = _filled(_as_numbers(federation, [*names, model.target]), getattr(model, "fills_", {}))
@@ -136,7 +136,7 @@ def predictions(model: LatentClassRegression, federation: Federation) -> tuple[d
 
 
 def _as_numbers(federation: Federation, names: Sequence[str]) -> Federation:
-    """Texts that are nearly all numbers as those numbers, the others missing; findings name the rows."""
+    """Parse texts that are nearly all numbers, with the others missing; findings name the rows."""
     for name in names:
         values, texts = federation.columns.get(name), federation.names.get(name)
         if values is None or values.ndim != 1 or texts is None:
@@ -147,7 +147,7 @@ def _as_numbers(federation: Federation, names: Sequence[str]) -> Federation:
 
 
 def _fills(train: Federation, names: Sequence[str], fill: Fill) -> dict[str, list[float]]:
-    """What stands in for the missing numbers of each feature that misses some, learned from the training rows."""
+    """Fill values for each feature with missing numbers, learned from the training rows."""
     fills: dict[str, list[float]] = {}
     for name in names if fill != "drop" else ():
         values = numbers_of(train, name)
@@ -163,7 +163,7 @@ def _fills(train: Federation, names: Sequence[str], fill: Fill) -> dict[str, lis
 
 
 def _filled(federation: Federation, fills: Mapping[str, Sequence[float]]) -> Federation:
-    """The rows with their missing features filled in; a fill is one number for each of a row's cells."""
+    """Fill in missing features; a fill has one number for each of a row's cells."""
     for name, fill in fills.items():
         if name not in federation:
             continue

@@ -1,13 +1,13 @@
-"""Nonlinear classes that stay linear in their parameters: a few functions of the features take the features' place.
+"""Nonlinear classes that stay linear in their parameters: basis functions replace the features.
 
-Every client computes the same functions, so agents send the same sums as before, of more columns. A basis is a text:
+Every client computes the same functions, and agents send the same sums of more columns. A basis is a text:
 
 - "hinges" or "hinges:-1,0,1": each feature and max(0, feature - knot), a broken line;
 - "polynomials:3": each feature and its powers up to that one, Hermite's, which are orthogonal for normal features;
-- "layer:16" or "layer:16,seed=1": the features and 16 hidden units tanh(w . x + b) with random weights that are not
-  learned: a network with one hidden layer of which every class has its own output weights.
+- "layer:16" or "layer:16,seed=1": the features and 16 hidden units tanh(w . x + b) with fixed random weights: a network
+  with one hidden layer, with output weights per class.
 
-Features are standardised first by the mean and deviation of all events, so knots are in standard deviations.
+Features are first standardised by the mean and deviation of all events: knots are in standard deviations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fedscape.types import Array
 
 KINDS = ("hinges", "polynomials", "layer")
 _KNOTS = (-1.0, 0.0, 1.0)
-_REACH = 6.0  # standard deviations: beyond, powers go on as straight lines and do not explode
+_REACH = 6.0  # standard deviations: outside, powers continue as straight lines and do not explode
 
 
 class Basis(NamedTuple):
-    """A parsed text: its kind, knots, and the degree or the number of hidden units."""
+    """A parsed basis: its kind, knots, and the degree or the number of hidden units."""
 
     kind: str
     knots: tuple[float, ...] = ()
@@ -48,7 +48,7 @@ class Basis(NamedTuple):
         return np.concatenate([z, np.tanh(z @ weights + offsets)], axis=1)
 
     def names(self, features: Sequence[str]) -> tuple[str, ...]:
-        """What the functions are called, in their order."""
+        """The names of the functions, in order."""
         if self.kind == "hinges":
             more = [f"{name} above {knot:g} sd" for knot in self.knots for name in features]
         elif self.kind == "polynomials":
@@ -67,7 +67,7 @@ def _hidden(units: int, features: int, seed: int) -> tuple[Array, Array]:
 
 @lru_cache(maxsize=32)
 def parse_basis(text: str) -> Basis:
-    """A basis from its text.
+    """Parse a basis from its text.
 
     >>> parse_basis("hinges:-1,1").expand(np.array([[2.0]])).tolist()
     [[2.0, 3.0, 1.0]]

@@ -1,4 +1,4 @@
-"""Hierarchical latent class regression where all data lie in one place: collapsed Gibbs sampling (Algorithm 2)."""
+"""Hierarchical latent class regression with all data in one place: collapsed Gibbs sampling (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Chain:
     work
         The model: table, alpha, beta, sigma and delta; its gamma does not matter.
     state
-        The first state of `work`, which says how features are standardised.
+        The initial state of `work`, which holds the standardisation of the features.
     federation
         All agents.
     exact
-        False: eq. (2). True: psi is drawn too, from Dir(alpha / K + table counts), which makes the chain that of the
-        model itself; eq. (2) is an approximation to it.
+        False: eq. (2). True: psi is drawn too, from Dir(alpha / K + table counts), which samples the model itself;
+        eq. (2) is an approximation.
     number
-        Which of several chains of the same seed this is.
+        The number of this chain among several of the same seed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Chain:
         return {**state, "sums": total[0], "held": np.asarray(1.0)}
 
     def sweep(self, index: int) -> Arrays:
-        """Draw every label once, then psi, sigma and delta where they are not given."""
+        """Draw every label once, then psi, sigma and delta unless given."""
         work, state = self.work, self.state
         rng = self.key.at(index).generator()
         ready, total = for_agents(state, work.n_features), np.array(state["sums"])
@@ -79,7 +79,7 @@ class Chain:
         )
         if self.exact:
             self.psi = self._law(rng)
-        fresh = self._counted(state)["sums"]  # added up anew: what comes and goes within a sweep leaves rounding errors
+        fresh = self._counted(state)["sums"]  # summed afresh: updates within a sweep leave rounding errors
         sums = {"sums": fresh / work.in_units(state), "clients": np.asarray(1)}
         if work.learns_prior:
             psi = self.psi if self.exact else prior_shares({**state, "sums": fresh})

@@ -1,4 +1,4 @@
-"""Several chains of labels side by side: whether they agree, and intervals that know how labels vary."""
+"""Several chains of labels in parallel: convergence, and intervals that include the variation of labels."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LEVEL = 0.95  # of the intervals
 
 
 class Chains(Computation):
-    """Several chains of the same rounds in the same rounds, each with draws and labels of its own.
+    """Several chains in the same rounds, each with its own draws and labels.
 
-    State: that of chain i under `i.`, and under `server.` what each round left: `mean` and `variance` of the
+    State: that of chain i under `i.`, and the trace of each round under `server.`: `mean` and `variance` of the
     coefficients in the columns' own units [rounds, chains, K, F], and `evidence` [rounds, chains].
 
     Parameters
@@ -32,9 +32,9 @@ class Chains(Computation):
     work
         The rounds.
     n_chains
-        How many chains.
+        Number of chains.
     n_rounds
-        How many rounds leave a trace.
+        Number of traced rounds.
     """
 
     name = "lcr-chains"
@@ -53,7 +53,7 @@ class Chains(Computation):
         return self.begin(self.work.start(seed))
 
     def begin(self, state: Arrays) -> Arrays:
-        """All chains from this state."""
+        """Start all chains from this state."""
         shape = (self.n_rounds, self.n_chains, self.work.n_components, self.work.n_features)
         trace = {"mean": np.zeros(shape), "variance": np.zeros(shape), "evidence": np.zeros(shape[:2])}
         return {**joined([state] * self.n_chains), **{f"server.{name}": v for name, v in trace.items()}}
@@ -94,7 +94,7 @@ class Chains(Computation):
 
 
 class Trace(NamedTuple):
-    """What chains left, [chains, ...] of one round or [rounds, chains, ...] of several."""
+    """The trace of chains, [chains, ...] of one round or [rounds, chains, ...] of several."""
 
     mean: Array  # [..., K, F]: coefficients in the columns' own units, the intercept last
     variance: Array  # [..., K, F]
@@ -102,16 +102,16 @@ class Trace(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """Where a chain ended."""
+    """The end of a chain."""
 
     state: Arrays
     labels: Ragged | None
 
 
 class Agreement(NamedTuple):
-    """Whether chains agree, and what they say together."""
+    """Convergence of the chains, and their joint estimates."""
 
-    best: int  # the chain whose targets are likeliest; with a link, the one nearest the others
+    best: int  # the chain with the most likely targets; with a link, the one nearest the others
     r_hat: Array  # [K, F]
     intervals: Array  # [K, F, 2]
 
@@ -119,7 +119,7 @@ class Agreement(NamedTuple):
 def sample(
     work: ClassAssignment, state: Arrays, federation: Federation, *, exact: bool, seed: int, chains: int, n: int
 ) -> tuple[list[Learned], Trace]:
-    """n sweeps of central chains: where each ended, and what all left."""
+    """Run n sweeps of central chains; return the end of each, and the trace of all."""
     ends, traces = [], []
     for number in range(chains):
         chain = Chain(work, state, federation, exact=exact, seed=seed, number=number)
@@ -131,18 +131,18 @@ def sample(
 
 
 def joined(parts: Sequence[Mapping[str, T]]) -> dict[str, T]:
-    """Arrays of several under names of their own."""
+    """Merge the arrays of several chains under prefixed names."""
     return {f"{i}.{name}": values for i, one in enumerate(parts) for name, values in one.items()}
 
 
 def part(arrays: Mapping[str, T], i: int) -> dict[str, T]:
-    """The arrays of one of them."""
+    """The arrays of one chain."""
     mark = f"{i}."
     return {name[len(mark) :]: values for name, values in arrays.items() if name.startswith(mark)}
 
 
 def units(work: ClassAssignment, state: Arrays) -> tuple[Array, Array]:
-    """From coefficients of standardised features to the columns' own units: w -> A w + b, the intercept last."""
+    """Convert coefficients of standardised features to the columns' own units: w -> A w + b, the intercept last."""
     scale, centre = state["scale"], state["centre"]
     turn = np.diag(np.append(1 / scale, 1.0) if work.table.intercept else 1 / scale)
     shift = np.zeros(len(turn))
@@ -153,7 +153,7 @@ def units(work: ClassAssignment, state: Arrays) -> tuple[Array, Array]:
 
 
 def traced(work: ClassAssignment, states: Sequence[Arrays]) -> Trace:
-    """What one round of several chains leaves."""
+    """The trace of one round of several chains."""
     rows = []
     for state in states:
         law = classes_of(opened(state["sums"], work.n_features), float(state["noise"]), state["spread"])
@@ -164,7 +164,7 @@ def traced(work: ClassAssignment, states: Sequence[Arrays]) -> Trace:
 
 
 def log_evidence(work: ClassAssignment, state: Arrays) -> float:
-    """log p(targets | labels), coefficients integrated out; 0 with a link, where sums do not tell it."""
+    """log p(targets | labels), with coefficients integrated out; 0 with a link, where sums do not determine it."""
     if work.binary:
         return 0.0
     sums, noise, spread = opened(state["sums"], work.n_features), float(state["noise"]), state["spread"]
@@ -176,10 +176,10 @@ def log_evidence(work: ClassAssignment, state: Arrays) -> float:
 
 
 def agreement(work: ClassAssignment, state: Arrays, trace: Trace, seed: int) -> Agreement:
-    """Match the classes of all chains, then compare draws of their coefficients after the first half of the rounds."""
+    """Match the classes of all chains, then compare coefficient draws after the first half of the rounds."""
     late = Trace(*(values[len(values) // 2 :] for values in trace))
     turn, shift = units(work, state)
-    back = np.linalg.solve(turn, (late.mean - shift)[..., None])[..., 0]  # standardised again: to be compared
+    back = np.linalg.solve(turn, (late.mean - shift)[..., None])[..., 0]  # standardised again, for comparison
     best = nearest_others(back[-1]) if work.binary else int(np.argmax(late.evidence.mean(axis=0)))
     noise = Key(seed, purpose="hlcr draws").generator().standard_normal(late.mean.shape)
     draws = late.mean + np.sqrt(late.variance) * noise
@@ -190,14 +190,14 @@ def agreement(work: ClassAssignment, state: Arrays, trace: Trace, seed: int) -> 
 
 
 def matched(one: Array, other: Array) -> tuple[Array, float]:
-    """Which classes of `other` [K, F] are those of `one`, and the squared distance that is left between the two."""
+    """Match the classes of `other` [K, F] to those of `one`, and return the remaining squared distance."""
     far = ((one[:, None] - other[None]) ** 2).sum(axis=-1)  # [K of one, K of the other]
     rows, columns = linear_sum_assignment(far)
     return columns, float(far[rows, columns].sum())
 
 
 def nearest_others(chains: Array) -> int:
-    """Which of some chains' coefficients [chains, K, F] lie nearest those of all others, classes matched.
+    """The chain with coefficients [chains, K, F] nearest to all others, classes matched.
 
     >>> nearest_others(np.array([[[5.0], [0.0]], [[1.0], [0.0]], [[0.0], [1.5]]]))
     2
@@ -206,7 +206,7 @@ def nearest_others(chains: Array) -> int:
 
 
 def split_r_hat(draws: Array) -> Array:
-    """Gelman and Rubin's R-hat of chains cut in halves, from draws [chains, n, ...]; near 1 where chains agree."""
+    """Gelman and Rubin's split R-hat from draws [chains, n, ...]; near 1 if chains agree."""
     half = draws.shape[1] // 2
     if half < 2:
         return np.full(draws.shape[2:], np.nan)

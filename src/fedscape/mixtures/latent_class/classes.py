@@ -1,4 +1,4 @@
-"""What the sums of the classes say: coefficients with their uncertainty, noise, and what agents need of it."""
+"""Estimates from the sums of the classes: coefficients with their uncertainty, and noise."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from fedscape.mixtures.latent_class.kernels import packed, triangle, unpacked
 from fedscape.types import Array, Arrays
 
-FLOOR = 1e-10  # of the target's variance: noise and coefficients' variances stay above
+FLOOR = 1e-10  # of the target's variance: lower limit of noise and coefficient variances
 
 
 class Classes(NamedTuple):
-    """The law of each class's coefficients given its sums: normal with this mean, precision and covariance."""
+    """The posterior of each class's coefficients given its sums: normal with this mean, precision and covariance."""
 
     mean: Array  # [K, F]
     precision: Array  # [K, F, F]: D
@@ -21,7 +21,7 @@ class Classes(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The sums of each class's events, and how many entities it has."""
+    """The sums of each class's events, and its number of entities."""
 
     second: Array  # [K, F, F]: X'X
     first: Array  # [K, F]: X'y
@@ -31,16 +31,16 @@ class Sums(NamedTuple):
 
 
 def opened(sums: Array, f: int) -> Sums:
-    """The rows [K, P + F + 3] that agents send, with names."""
+    """Unpack the rows [K, P + F + 3] that agents send."""
     p = triangle(f)
     return Sums(unpacked(sums[:, :p], f), sums[:, p : p + f], sums[:, p + f], sums[:, p + f + 1], sums[:, p + f + 2])
 
 
 def classes_of(sums: Sums, noise: float, spread: Array) -> Classes:
-    """D = diag(1 / delta^2) + X'X / sigma^2, H = D^-1, mean = H X'y / sigma^2 (Theorem 2): ridge in each class."""
+    """D = diag(1 / delta^2) + X'X / sigma^2, H = D^-1, mean = H X'y / sigma^2 (Theorem 2): ridge per class."""
     precision = np.diag(1 / spread) + sums.second / noise
     each = np.arange(precision.shape[-1])
-    precision[:, each, each] *= 1 + 1e-13  # keeps a factorisation of collinear features possible
+    precision[:, each, each] *= 1 + 1e-13  # keeps collinear features factorisable
     covariance = np.linalg.inv(precision)
     covariance = (covariance + covariance.transpose(0, 2, 1)) / 2
     mean = np.linalg.solve(precision, sums.first[..., None] / noise)[..., 0]
@@ -48,7 +48,7 @@ def classes_of(sums: Sums, noise: float, spread: Array) -> Classes:
 
 
 def for_agents(state: Arrays, f: int) -> Arrays:
-    """What agents make of the broadcast before they look at an event: the classes, and their factors."""
+    """The classes and their factors, which agents compute from the broadcast before reading events."""
     classes = classes_of(opened(state["sums"], f), float(state["noise"]), state["spread"])
     factor = np.linalg.cholesky(classes.precision)
     return {
@@ -73,12 +73,11 @@ def learned(
     certain: bool = False,
     part: float = 1.0,
 ) -> tuple[float, Array]:
-    """Noise sigma^2 and the coefficients' variances delta^2 [F] that make the labelled data likelier, by EM.
+    """Update the noise sigma^2 and the coefficients' variances delta^2 [F] by a few EM steps, given the labels.
 
     sigma^2 is the expected squared residual, delta^2 the expected squared coefficient, over the coefficients' law;
-    intercepts have a variance of their own. `certain` takes the coefficients at their mean. With a `part` below 1
-    sigma^2 is that of the purest classes, as many as hold so large a part of the events. Only what is asked for is
-    learned.
+    intercepts have their own variance. `certain` takes the coefficients at their mean. With a `part` below 1, sigma^2
+    is that of the purest classes that together hold this part of the events. Only the requested parameters are learned.
     """
     if not (sigma or delta) or sums.events.sum() <= 0:
         return noise, spread
@@ -104,7 +103,7 @@ def learned(
 
 
 def _mean_of_purest(left: Array, events: Array, part: float) -> float:
-    """The mean squared residual of an event in the classes where it is least, which hold a part of all events."""
+    """The mean squared residual per event of the classes where it is smallest, which hold a part of all events."""
     if part >= 1:
         return float(left.sum() / events.sum())
     order = np.argsort(left / np.maximum(events, 1e-300), kind="stable")
@@ -114,9 +113,9 @@ def _mean_of_purest(left: Array, events: Array, part: float) -> float:
 
 
 def sound(sums: Array, f: int, least: float = 0.0) -> Array:
-    """Sums that events can have: noise may leave X'X with negative eigenvalues, and counts below zero.
+    """Project noisy sums to valid ones: noise may leave X'X with negative eigenvalues, and counts below zero.
 
-    Eigenvalues are raised to `least`, which noise alone could make: ridge in directions that data say little about.
+    Eigenvalues are raised to `least`, the noise level: ridge in directions with little data.
     """
     p, out = triangle(f), np.array(sums)
     values, vectors = np.linalg.eigh(unpacked(out[:, :p], f))

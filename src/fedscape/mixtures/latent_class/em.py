@@ -16,11 +16,11 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class Share(ClassAssignment):
-    """One round of EM for sum_k pi_k N(y; X w_k, sigma^2): agents weigh their entities and send weighted sums.
+    """One round of EM for sum_k pi_k N(y; X w_k, sigma^2): agents weight their entities and send weighted sums.
 
-    The E-step takes the coefficients at their ridge estimate; since sums of squared residuals are linear in an entity's
-    sums, it is one product of matrices. In the first round entities are in a class at random. Parameters and state are
-    those of `ClassAssignment`; nothing is kept.
+    The E-step takes the coefficients at their ridge estimate. Sums of squared residuals are linear in an entity's sums,
+    and the E-step is one matrix product. In the first round entities get random classes. Parameters and state are those
+    of `ClassAssignment`; nothing is kept.
     """
 
     name = "lcr-em"
@@ -57,12 +57,12 @@ class Share(ClassAssignment):
         return {"sums": out / self.in_units(state)}, {}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
-        """The log-likelihood of each agent's events; that of the coefficients' prior is not in it."""
+        """The log-likelihood of each agent's events, without the coefficients' prior."""
         groups, _, joint = self._joint(state, clients)
         high = joint.max(axis=1, initial=-np.inf)
         each = np.log(np.exp(joint - high[:, None]).sum(axis=1)) + high
         owner = np.repeat(np.arange(len(clients)), np.diff(groups.offsets))
-        sums = np.bincount(owner, each, minlength=len(clients))  # of no rows it makes whole numbers
+        sums = np.bincount(owner, each, minlength=len(clients))  # without rows bincount returns integers
         return {"mixture_log_likelihood": sums.astype(np.float64)}
 
     @classmethod

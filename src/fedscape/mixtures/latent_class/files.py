@@ -1,4 +1,4 @@
-"""A fitted latent class regression as files: JSON for people and tools, an .npz beside it for the arrays."""
+"""Save a fitted latent class regression: JSON for people and tools, and an .npz file beside it for the arrays."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ NUMBERS = (
     "feature_names_",
     "candidates_",
     "fills_",
-)  # what is learned, as JSON has it
+)  # learned values stored in JSON
 ARRAYS = ("coefficients_", "intercepts_", "errors_", "weights_", "entities_", "events_", "intervals_", "r_hat_")
 _SINGLE = ("noise", "least", "alpha", "beta", "unit", "rounds", "held")
 
 
 class Draw(NamedTuple):
-    """One chain's state, and the classes of the entities that were in this process."""
+    """One chain's state, and the classes of the entities of this process."""
 
     state: Arrays
     places: Places | None
 
 
 class Saved(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     parameters: dict[str, Any]
     learned: dict[str, Any]
@@ -50,7 +50,7 @@ class Saved(NamedTuple):
     work: ClassAssignment
     draws: list[Draw]
     history: list[dict[str, Any]]
-    spent: dict[str, Any] | None  # what the ledger of a private fit said
+    spent: dict[str, Any] | None  # the ledger summary of a private fit
 
 
 def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
@@ -77,7 +77,7 @@ def write_regression(path: str | os.PathLike[str], saved: Saved) -> None:
 
 
 def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -> Saved:
-    """Read both files of a regression with these parameters; foreign, damaged or mismatched ones are refused."""
+    """Read both files of a regression with these parameters; refuse foreign, damaged or mismatched ones."""
     header, arrays = read_population(path, what=WHAT)
     try:
         table = dict(header["work"]["table"])
@@ -98,7 +98,7 @@ def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -
 
 
 def _check(work: ClassAssignment, draws: Sequence[Draw], learned: Mapping[str, Array]) -> None:
-    """Refuse arrays of other sizes than the work has: kernels read them without looking."""
+    """Refuse arrays of wrong sizes: kernels read them without bounds checks."""
     k, each = work.n_components, work.n_features
     f = each - work.table.intercept
     state: dict[str, tuple[int, ...]] = dict.fromkeys(_SINGLE, ())

@@ -1,4 +1,4 @@
-"""The phases of a fit: columns surveyed, classes drawn in rounds or sweeps, their number chosen."""
+"""The phases of a fit: survey the columns, draw classes in rounds or sweeps, choose their number."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fedscape.types import Array
 if TYPE_CHECKING:
     from fedscape.mixtures.latent_class.model import LatentClassRegression
 
-GAMMA = 0.5  # chosen on cohorts of 15% and of all agents: with 1 some fits leave two kinds of entities in one class
-WARM = 2  # rounds in which a given sigma is approached; more than a few let rare classes merge
+GAMMA = 0.5  # tuned on cohorts of 15% and of all agents: 1 sometimes leaves two kinds of entities in one class
+WARM = 2  # rounds that approach a given sigma; more than a few let rare classes merge
 METHODS = ("federated", "central", "central-exact", "em")
 LINKS = ("identity", "logistic", "probit")
 
 
 class Fitted(NamedTuple):
-    """The computation, and for each chain its last state with the labels that agents keep, the likeliest first."""
+    """The computation, and each chain's last state with the labels that agents keep, the most likely first."""
 
     work: ClassAssignment
     chains: list[Learned]
@@ -41,13 +41,13 @@ class Fitted(NamedTuple):
 
 
 def candidates_of(model: LatentClassRegression) -> tuple[int, ...]:
-    """The numbers of components to choose among, rising."""
+    """The numbers of components to choose from, ascending."""
     number = model.n_components
     return (int(number),) if isinstance(number, int | np.integer) else tuple(sorted({int(k) for k in number}))
 
 
 def check(model: LatentClassRegression) -> None:
-    """Refuse settings that do not go together."""
+    """Refuse inconsistent settings."""
     if not candidates_of(model):
         raise DataError("n_components must be a number, or several to choose among; got none")
     check_parameters(candidates_of(model)[0], alpha=model.alpha, beta=model.beta, delta=model.delta, sigma=model.sigma)
@@ -67,7 +67,7 @@ def check(model: LatentClassRegression) -> None:
 
 
 def with_basis(model: LatentClassRegression, engine: Engine, how: Fit, table: Table) -> Table:
-    """The table with the functions of the basis, once it is known by what to standardise the columns."""
+    """Add the basis functions to the table, after the survey for standardisation."""
     if model.basis is None:
         return table
     parse_basis(model.basis)
@@ -82,7 +82,7 @@ def with_basis(model: LatentClassRegression, engine: Engine, how: Fit, table: Ta
 
 
 def learn(model: LatentClassRegression, engine: Engine, how: Fit, table: Table, k: int, *, chains: int = 1) -> Fitted:
-    """Fit k components to one table."""
+    """Fit k components to a table."""
     centre, scale, deviation = _columns(model, engine, how, table)
     work = model._work(table, k, len(scale) + table.intercept, len(engine.clients.keys), how)
     state = work.begin(np.append(centre[:-1], 0.0) if work.binary else centre, scale, deviation=deviation)
@@ -106,7 +106,7 @@ def learn(model: LatentClassRegression, engine: Engine, how: Fit, table: Table, 
 
 
 def _agreed(model: LatentClassRegression, work: ClassAssignment, each: list[Learned], trace: Trace) -> Fitted:
-    """The chains, the likeliest first; with a link, the one nearest the others."""
+    """The chains, the most likely first; with a link, the one nearest the others first."""
     if len(each) == 1:
         return Fitted(work, each, None)
     matched = agreement(work, each[0].state, trace, model.seed)
@@ -115,7 +115,7 @@ def _agreed(model: LatentClassRegression, work: ClassAssignment, each: list[Lear
 
 
 def choose(model: LatentClassRegression, engine: Engine, how: Fit, table: Table) -> list[dict[str, Any]]:
-    """All candidates, compared by the likelihood of agents' held-out events."""
+    """Compare all candidates by the likelihood of agents' held-out events."""
     candidates = candidates_of(model)
     fitted = [learn(model, engine, how.phase(f".{k}"), table, k) for k in candidates]
     judge = HeldOutLikelihood([placing(one.work) for one in fitted])
@@ -127,7 +127,7 @@ def choose(model: LatentClassRegression, engine: Engine, how: Fit, table: Table)
 
 
 def _smoothing(model: LatentClassRegression, k: int, how: Fit) -> float | None:
-    """The gamma of the rounds, None for the latest contributions."""
+    """The gamma of the rounds; None for the latest contributions."""
     if model.gamma == "latest":
         return None
     if model.gamma is not None:
@@ -161,7 +161,7 @@ def assignment(
 
 
 def _columns(model: LatentClassRegression, engine: Engine, how: Fit, table: Table) -> tuple[Array, Array, float]:
-    """Centre of features and target, scale of the features, and the target's deviation: by sums, or the ranges."""
+    """Centre of features and target, scale of the features, and the target's deviation: by sums, or from the ranges."""
     if table.ranges:
         clients = engine.clients
         centre, half = table.units(clients if isinstance(clients, Federation) else None)
@@ -179,6 +179,6 @@ def _columns(model: LatentClassRegression, engine: Engine, how: Fit, table: Tabl
 
 
 def _check_share(name: str, value: Any) -> None:
-    """Refuse what is no number above 0 and at most 1."""
+    """Refuse a value that is not a number above 0 and at most 1."""
     if not isinstance(value, int | float) or not 0 < value <= 1:
         raise DataError(f"{name} must be above 0 and at most 1, 'latest', or None, not {value!r}")

@@ -1,6 +1,6 @@
 """Loops over the entities of many agents, each a serial Numba kernel beside its plain NumPy twin.
 
-An entity is known by the sums of its events: the lower triangle of X'X (row by row), X'y, y'y and n, one row of
+An entity is represented by the sums of its events: the lower triangle of X'X (row by row), X'y, y'y and n, one row of
 P + F + 2 numbers with P = F (F + 1) / 2.
 """
 
@@ -13,12 +13,12 @@ from fedscape.types import Array
 
 
 def triangle(f: int) -> int:
-    """How many numbers the lower triangle of an f x f matrix has."""
+    """The number of entries in the lower triangle of an f x f matrix."""
     return f * (f + 1) // 2
 
 
 def width(f: int) -> int:
-    """How many numbers describe the events of an entity."""
+    """The number of sums per entity."""
     return triangle(f) + f + 2
 
 
@@ -39,13 +39,13 @@ def packed(matrices: Array) -> Array:
 
 @kernel
 def add_events(x: Array, y: Array, order: Array, starts: Array, centre: Array, scale: Array, out: Array) -> None:
-    """The sums of each entity's events, features and target centred and features divided by their scale.
+    """Sum each entity's events, with features and target centred and features divided by their scale.
 
-    `order` brings the rows of an entity together, `starts` says where they begin; `out` is [entities, P + F + 2], where
-    F is one more than the features if there is an intercept.
+    `order` sorts the rows by entity, `starts` marks where each begins; `out` is [entities, P + F + 2], where F is one
+    more than the features with an intercept.
     """
     f = x.shape[1]
-    n = int((np.sqrt(8.0 * out.shape[1] - 7.0) - 3.0) / 2.0 + 0.5)  # of the P + F + 2 numbers
+    n = int((np.sqrt(8.0 * out.shape[1] - 7.0) - 3.0) / 2.0 + 0.5)  # solves P + F + 2 for F
     p = n * (n + 1) // 2
     row = np.ones(n)
     for e in range(len(starts) - 1):
@@ -82,19 +82,19 @@ def add_events_twin(x: Array, y: Array, order: Array, starts: Array, centre: Arr
 def add_log_densities(
     sums: Array, own: Array, precision: Array, mean: Array, pivot: Array, weight: float, floor: Array, out: Array
 ) -> None:
-    """log p(y_ij | class k) of every entity and class, the block form of Theorem 1, added to `out` [entities, K].
+    """Add log p(y_ij | class k) of every entity and class, the block form of Theorem 1, to `out` [entities, K].
 
     With D the precision of class k's coefficients, m their mean and r = y - X m the residuals, D' = D + X'X / sigma^2,
     log p = -n/2 log(2 pi sigma^2) - log(|D'| / |D|) / 2 - (r'r / sigma^2 - b' D'^-1 b) / 2 with b = X'r / sigma^2. For
-    the class that holds the entity's own events already (`own`, -1 for none) the same holds with every sign but that of
-    r'r turned: D' = D - X'X / sigma^2 is then the precision without them. Residuals leave nothing large to cancel.
+    the class that already holds the entity's own events (`own`, -1 for none) the same holds with every sign but that of
+    r'r flipped: D' = D - X'X / sigma^2 is then the precision without them. Residuals avoid large cancellations.
 
     `precision` is [K, P], `mean` and `pivot` (the inverse pivots of D's factorisation) [K, F], `weight` 1 / sigma^2;
-    `floor` [F] is the prior's precision, below which no pivot can truly lie.
+    `floor` [F] is the prior's precision, a lower limit of every pivot.
     """
     f = mean.shape[1]
     p = f * (f + 1) // 2
-    side = 64 if f < 16 else 16  # entities side by side in the processor's vectors, as many as its cache holds
+    side = 64 if f < 16 else 16  # entities per SIMD batch, as many as fit the cache
     block = np.zeros((sums.shape[1], side))
     low, b, inverse = np.empty((p, side)), np.empty((f, side)), np.empty((f, side))
     sign, square, logs, ratio = np.ones(side), np.empty(side), np.empty(side), np.empty(side)
@@ -205,11 +205,11 @@ def draw_labels(
     labels: Array,
     shares: Array,
 ) -> None:
-    """A label for each entity, agent by agent and entity by entity: eq. (2) times the density, in logarithms.
+    """Draw a label for each entity in turn, agent by agent: eq. (2) times the density, in logarithms.
 
-    An agent knows its own labels: those of its entities drawn already in this pass, the old ones of the others (-1 for
-    none). `counts` [K] are those of all agents; `held` says whether an entity's own old label is among them. `shares`
-    takes the probabilities that the label is drawn from.
+    An agent uses its own labels: those drawn already in this pass, and the old ones of the others (-1 for none).
+    `counts` [K] are those of all agents; `held` marks whether an entity's old label is among them. `shares` receives
+    the probabilities of the draw.
     """
     k_all = len(counts)
     total = 0.0
@@ -251,7 +251,7 @@ def draw_labels(
 
 @kernel
 def add_by_class(sums: Array, offsets: Array, shares: Array, out: Array) -> None:
-    """The sums of each agent's entities by class, weighted by shares: out [agents, K, P + F + 3], entities last."""
+    """Sum each agent's entities by class, weighted by shares: out [agents, K, P + F + 3], entities last."""
     for i in range(len(offsets) - 1):
         for e in range(offsets[i], offsets[i + 1]):
             for k in range(shares.shape[1]):
@@ -282,10 +282,10 @@ def settle_shares(
     passes: int,
     shares: Array,
 ) -> None:
-    """The probabilities of each entity's class, without a draw: eq. (1) with expected labels in place of drawn ones.
+    """The probabilities of each entity's class, without a draw: eq. (1) with expected instead of drawn labels.
 
-    Shares begin at the old labels, or at all classes' counts and the density where there is none, and each pass renews
-    them entity by entity given the expected labels of the agent's other entities.
+    Shares start at the old labels, or at all classes' counts and the density if there is none. Each pass updates them
+    entity by entity, given the expected labels of the agent's other entities.
     """
     k_all = len(counts)
     total = counts.sum()
@@ -333,10 +333,10 @@ def sweep_labels(
     beta: float,
     uniform: Array,
 ) -> None:
-    """One sweep of collapsed Gibbs sampling (Algorithm 2): every entity's label in turn, classes kept up to date.
+    """One sweep of collapsed Gibbs sampling (Algorithm 2): draws every label in turn and updates the classes.
 
     `total` [K, P + F + 3] are the classes' sums; `precision` [K, P], `mean` and `pivot` (inverse) [K, F] follow from
-    them. `psi` [K] is the agents' common law of labels; where its first number is negative eq. (2) stands in for it.
+    them. `psi` [K] is the agents' common law of labels; if its first number is negative, eq. (2) is used instead.
     """
     k_all, f = mean.shape
     p = f * (f + 1) // 2
@@ -442,9 +442,9 @@ def sweep_labels(
 
 @kernel
 def count_tables(labels: Array, offsets: Array, psi: Array, beta: float, uniform: Array, tables: Array) -> None:
-    """How many labels of each class came from psi rather than from the agent's own: table counts, added to `tables`.
+    """Count the labels of each class drawn from psi and not from the agent's own labels, and add them to `tables`.
 
-    The n-th label k of an agent does with probability beta psi_k / (beta psi_k + n - 1) (Antoniak).
+    The n-th label k of an agent is, with probability beta psi_k / (beta psi_k + n - 1) (Antoniak).
     """
     mine = np.zeros(len(psi))
     for i in range(len(offsets) - 1):

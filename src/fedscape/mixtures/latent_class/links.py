@@ -1,7 +1,7 @@
-"""Latent class regression of targets that are yes or no: a logistic or probit regression in each class.
+"""Latent class regression of binary targets: a logistic or probit regression per class.
 
-The density of an entity's events has no closed form then. Coefficients are taken at their normal law about the mode
-(Laplace), each event's probability is averaged over that law, and agents send the sums of a step of Fisher scoring.
+The density of an entity's events then has no closed form. Coefficients have a normal law about the mode (Laplace),
+each event's probability is averaged over that law, and agents send the sums of a Fisher scoring step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedscape.mixtures.latent_class.rounds import ClassAssignment, Labelled, exa
 from fedscape.mixtures.latent_class.table import Table, groups_of
 from fedscape.types import Array, Arrays
 
-LEAST = 1e-3  # weight of an event: any weight has the same end, and near zero steps would run away
+LEAST = 1e-3  # weight of an event: any weight has the same fixed point, and near zero steps would diverge
 
 
 class Logistic(ClassAssignment):
@@ -30,8 +30,8 @@ class Logistic(ClassAssignment):
 
     An event's probability in class k is expit(w . x / sqrt(1 + pi v / 8)), where v = x' H x is the variance of w . x
     (MacKay). For the events of class k agents send X' W X, X' (W X w + y - p), with p = expit(w . x) and W = p (1 - p):
-    D and c of a ridge regression whose solution is the next w. Parameters and state are those of `ClassAssignment`,
-    sigma being 1 and gamma a number.
+    D and c of a ridge regression with the next w as its solution. Parameters and state are those of `ClassAssignment`,
+    with sigma 1 and gamma a number.
     """
 
     name = "lcr-logistic"
@@ -79,11 +79,11 @@ class Logistic(ClassAssignment):
         return y > 0
 
     def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
-        """The log probability of each event's answer in each class, [events, K], w . x being normal."""
+        """The log probability of each event's target in each class, [events, K], for normal w . x."""
         return np.asarray(log_expit(np.where(yes[:, None], 1, -1) * mean / np.sqrt(1 + np.pi * variance / 8)))
 
     def scoring(self, at: Array, yes: Array) -> tuple[Array, Array]:
-        """The information of each event about w . x, and the derivative of its log probability, there."""
+        """The information of each event about w . x at this point, and the derivative of its log probability."""
         p = expit(at)
         return p * (1 - p), yes - p
 
@@ -98,7 +98,7 @@ class Logistic(ClassAssignment):
 
 
 class Probit(Logistic):
-    """The same with probability Phi(w . x), whose average over the law of w is exact: Phi(w . x / sqrt(1 + v))."""
+    """The same with probability Phi(w . x); its average over the law of w is exact: Phi(w . x / sqrt(1 + v))."""
 
     name = "lcr-probit"
 
@@ -106,7 +106,7 @@ class Probit(Logistic):
         return np.asarray(log_ndtr(np.where(yes[:, None], 1, -1) * mean / np.sqrt(1 + variance)))
 
     def scoring(self, at: Array, yes: Array) -> tuple[Array, Array]:
-        at = np.clip(at, -1e4, 1e4)  # farther out density and tail differ by less than the rounding of either
+        at = np.clip(at, -1e4, 1e4)  # further out, density and tail agree to rounding
         turned = np.where(yes, at, -at)
         log_density = -0.5 * at**2 - 0.5 * np.log(2 * np.pi)
         gradient = np.where(yes, 1, -1) * np.exp(log_density - log_ndtr(turned))
@@ -119,5 +119,5 @@ def projected(z: Array, mean: Array, covariance: Array) -> tuple[Array, Array]:
 
 
 def answered(fed: Federation) -> Federation:
-    """Whether the target is above its middle."""
+    """Binarise the target at its middle."""
     return fed.with_column("y", (fed["y"] > np.median(fed["y"])).astype(float))

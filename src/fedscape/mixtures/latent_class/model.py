@@ -1,4 +1,4 @@
-"""Regression on nested data: which kinds of entities there are, and a line for each kind.
+"""Regression on nested data: the kinds of entities, and a line for each kind.
 
 Yang, Carette, Jimbo and Maruyama, "Federated Latent Class Regression for Hierarchical Data"; equation, theorem and
 algorithm numbers are theirs. Agents are clients, entities their groups, events their rows.
@@ -52,7 +52,7 @@ _UNCERTAIN = ("errors_", "intervals_")
 
 
 class LatentClassRegression(Estimator):
-    """Entities fall into K classes, each with a linear regression; agents differ in how common classes are with them.
+    """Entities in K classes, each with a linear regression; class frequencies differ between agents.
 
     w_k ~ N(0, delta^2 I), psi ~ Dir(alpha / K), theta_i ~ Dir(beta psi) for agent i, z_ij ~ theta_i for its entity j,
     y_ijn ~ N(w_{z_ij} . x_ijn, sigma^2) for each event. Labels z are drawn with all else integrated out: eq. (1), the
@@ -61,54 +61,54 @@ class LatentClassRegression(Estimator):
     Parameters
     ----------
     n_components
-        K; 1 is ridge regression with penalty sigma^2 / delta^2. Of several numbers the smallest within one standard
-        error of the best is taken, by the likelihood of a fifth of the events held out, and fitted to all.
+        K; 1 is ridge regression with penalty sigma^2 / delta^2. Of several numbers, a fifth of the events is held out,
+        and the smallest K within one standard error of the best held-out likelihood is fitted to all events.
     alpha, beta
-        How even the classes are over all agents, and how close agents are to that; None learns them from the sums of
+        How even the classes are over all agents, and how close agents are to that. None learns them from the sums of
         expected table counts, which agents then send too.
     delta, sigma
-        Standard deviations of coefficients (of standardised features, in units of the target) and of noise; None learns
-        them from the sums (intercepts then have a variance of their own). A given sigma holds from the third round on;
-        before, noise is learned and sigma its least, so that labels do not freeze early.
+        Standard deviations of coefficients (of standardised features, in units of the target) and of noise. None learns
+        them from the sums (intercepts then have their own variance). A given sigma holds from the third round on;
+        before, noise is learned with sigma as its minimum, which keeps labels from freezing early.
     intercept
-        Whether each class has one. Features and target are centred then, by sums.
+        Whether each class has an intercept. Features and target are then centred, by sums.
     standardise
         Whether features are divided by their standard deviation, by sums.
     method
-        "federated": Algorithm 3. "central": Algorithm 2, collapsed Gibbs sampling of all data in one place.
-        "central-exact": the same with psi drawn by table counts, where eq. (2) only approximates. "em": the classical
-        mixture without agents' own laws, beta infinite, by EM.
+        "federated": Algorithm 3. "central": Algorithm 2, collapsed Gibbs sampling with all data in one place.
+        "central-exact": the same with psi drawn by table counts, which eq. (2) only approximates. "em": the classical
+        mixture without agents' own laws (infinite beta), by EM.
     link
         "identity": targets are numbers (the paper regresses 0 and 1 so as well). "logistic", "probit": targets are 0 or
         1, predictions probabilities, by method "federated"; sigma has no meaning then.
     gamma
-        Weight of a round's sums against those before (line 16), sums of cohorts scaled up to all agents. "latest" keeps
-        the sum of every agent's latest contribution, which is gamma = 1 where everyone takes part. None is 0.5, but
-        "latest" for a single component and 1 for EM over all agents.
+        Weight of a round's sums against those before (line 16), with sums of cohorts scaled up to all agents. "latest"
+        keeps the sum of every agent's latest contribution, which equals gamma = 1 if everyone takes part. None is 0.5,
+        but "latest" for a single component and 1 for EM over all agents.
     basis
         Nonlinear classes: "hinges", "hinges:-1,0,1" (knots in standard deviations), "polynomials:3" or "layer:16" (a
-        layer of random hidden units) has each class be linear in these functions of the features; agents send the same
-        sums, of more columns. Two more rounds survey the columns first.
+        layer of random hidden units) make each class linear in these functions of the features. Agents send the same
+        sums, of more columns. Two more rounds first survey the columns.
     rounds
-        How many rounds, or sweeps.
+        Number of rounds, or sweeps.
     chains
-        How many chains of labels, side by side in the same rounds. Their predictions are averaged, and `r_hat_` tells
+        Number of parallel chains of labels in the same rounds. Their predictions are averaged, and `r_hat_` measures
         whether they agree.
     ranges
-        The least and greatest value of each feature column and of the target, to which values are cut. Centres and
-        scales follow from them and no survey is made. A private fit needs them; an agent's sums, whose norm is about
-        twice the number of its events, are then clipped and noised in every round.
+        The smallest and largest value of each feature column and of the target; values are clipped to them. Centres and
+        scales follow from them, without a survey. A private fit needs them; an agent's sums, with a norm of about twice
+        its number of events, are then clipped and noised in every round.
     features, target, entity
         Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
 
     Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
     standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `alpha_`, `beta_`,
-    `feature_names_`, `history_`, `labels_` where agents are in this process, and `candidates_` where K was chosen.
-    `intervals_` [K, F, 2] hold coefficients (the intercept last) with probability 0.95: given the labels of one chain,
-    or over the later half of the rounds of several, which also give `r_hat_` [K, F] (classes matched to the likeliest
-    chain, with a link to the one nearest the others; all other numbers are that chain's). A private fit has neither
-    errors nor intervals: the law of the coefficients, and with it the deviations of `predict`, knows nothing of
-    privacy's noise.
+    `feature_names_`, `history_`, `labels_` if agents are in this process, and `candidates_` if K was chosen.
+    `intervals_` [K, F, 2] are 95% intervals of the coefficients (the intercept last): given the labels of one chain, or
+    over the later half of the rounds of several. Several chains also give `r_hat_` [K, F]; classes are matched to the
+    most likely chain (with a link to the one nearest the others), and all other numbers are that chain's. A private fit
+    has neither errors nor intervals: the law of the coefficients, and the deviations of `predict`, ignore privacy's
+    noise.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)
@@ -160,7 +160,7 @@ class LatentClassRegression(Estimator):
         self.entity = entity
         self.seed = seed
 
-    fills_: dict[str, list[float]]  # what stands in for missing features, where a table was filled
+    fills_: dict[str, list[float]]  # fill values of missing features, if a table was filled
     _private = False  # whether the fit added noise
     _spent: dict[str, Any] | None = None  # of a loaded private fit
 
@@ -183,9 +183,9 @@ class LatentClassRegression(Estimator):
         ledger: Ledger | None = None,
         measure_privacy: Privacy | None = None,
     ) -> Self:
-        """Learn the classes; `features`, `target` and `entity` stand in for the constructor's.
+        """Fit the classes; `features`, `target` and `entity` override the constructor's.
 
-        The other parameters are those of every `fit`; `column` is another word for `target`.
+        The other parameters are those of every `fit`; `column` is an alias of `target`.
 
         >>> fed = Federation({"a": [0.0, 1.0, 2.0], "b": [1.0, 3.0, 5.0]}, [0, 2, 3])
         >>> ridge = LatentClassRegression(1, sigma=0.01, delta=100.0, entity=None)
@@ -229,7 +229,7 @@ class LatentClassRegression(Estimator):
         clients = engine.clients
         if isinstance(clients, Federation):
             valid = work.valid_rows(chains[0].state, clients) if self._private else None
-            clients = clients if valid is None else clients.where(valid)  # others were left out of the rounds as well
+            clients = clients if valid is None else clients.where(valid)  # the others were left out of the rounds too
             held = [clients if one.labels is None else clients.with_kept({"labels": one.labels}) for one in chains]
             self._draws = [
                 Draw(one.state, place(self._placing, one.state, h)) for one, h in zip(chains, held, strict=True)
@@ -237,7 +237,7 @@ class LatentClassRegression(Estimator):
             self.feature_names_ = table.names(clients)
 
     def n_releases(self) -> int:
-        """How many releases a private fit makes: what `calibrate` needs as `rounds`.
+        """The number of releases of a private fit: `rounds` of `calibrate`.
 
         >>> LatentClassRegression(2, rounds=10).n_releases()
         10
@@ -245,7 +245,7 @@ class LatentClassRegression(Estimator):
         return self.rounds
 
     def _take(self, work: ClassAssignment, state: Arrays) -> None:
-        """Keep what was learned, in the columns' own units."""
+        """Keep the learned parameters, in the columns' own units."""
         self._placing = placing(work)
         sums = opened(state["sums"], work.n_features)
         classes = classes_of(sums, float(state["noise"]), state["spread"])
@@ -285,17 +285,18 @@ class LatentClassRegression(Estimator):
         classes: Literal["shares", "drawn"] = "shares",
         return_std: bool = False,
     ) -> Any:
-        """The target of each event (Theorem 2), and with `return_std` its standard deviation, [events] both.
+        """Predict the target of each event (Theorem 2), and with `return_std` its standard deviation, both [events].
 
         With a link it is the probability that the target is 1.
 
         Parameters
         ----------
         data
-            Events with features; targets are not looked at. Entities that the fit saw are in the classes found there; a
-            new entity of a known agent has the agent's classes, a new agent's has psi.
+            Events with features; targets are ignored. Entities of the fit keep their classes; a new entity of a known
+            agent has the agent's classes, and one of a new agent has psi.
         history
-            Events with targets by which entities are placed, instead of those of the fit: new agents, later events.
+            Events with targets that determine the classes of entities, instead of those of the fit: new agents, later
+            events.
         classes
             "shares": all classes, each with its probability. "drawn": the class last drawn in the fit, as in the paper.
 
@@ -338,7 +339,7 @@ class LatentClassRegression(Estimator):
 
     @property
     def spent_(self) -> dict[str, Any] | None:
-        """What the ledger of a private fit says, also after `save` and `load`; None where no noise was added.
+        """The ledger summary of a private fit, also after `save` and `load`; None if no noise was added.
 
         >>> fed = Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2])
         >>> LatentClassRegression(1, entity=None).fit(fed).spent_ is None
@@ -348,16 +349,16 @@ class LatentClassRegression(Estimator):
         return self._spent if ledger is None or not self._private else summary_of(ledger)
 
     def save(self, path: str | os.PathLike[str], *, entities: bool | None = None) -> None:
-        """Write what was learned: a JSON file that can be read by eye, and its arrays in an .npz file beside it.
+        """Write the fitted regression: a readable JSON file, and its arrays in an .npz file beside it.
 
         Parameters
         ----------
         path
             The .json file.
         entities
-            Whether the classes of agents' entities are written too, with the agents' names: without them every
-            entity is a new one. They follow from agents' own events, to which no noise is added: None writes them
-            unless the fit was private, and then leaves how many agents took part out of the history too.
+            Whether to write the classes of agents' entities too, with the agents' names; without them every entity is
+            new. They depend on agents' own events, without noise. None writes them unless the fit was private, and then
+            also drops the number of agents from the history.
 
         >>> import tempfile
         >>> ridge = LatentClassRegression(1, entity=None).fit(Federation({"x": [0.0, 1.0], "y": [1.0, 3.0]}, [0, 1, 2]))
@@ -378,7 +379,7 @@ class LatentClassRegression(Estimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatentClassRegression:
-        """Read what `save` wrote; anything else, or files that do not belong together, are refused."""
+        """Read files written by `save`; refuse others, and pairs that do not match."""
         saved = read_regression(path, cls().get_params())
         model = cls(**saved.parameters)
         for name, value in {**saved.learned, **saved.arrays}.items():

@@ -1,4 +1,4 @@
-"""Which class an entity belongs to, and what its next events will be (Theorem 2)."""
+"""Classes of entities, and predictions of their next events (Theorem 2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedscape.mixtures.latent_class.files import Draw
     from fedscape.mixtures.latent_class.model import LatentClassRegression
 
-PASSES = 10  # of expected labels; they settle in fewer
+PASSES = 10  # of expected labels; they converge in fewer
 
 
 class Places(NamedTuple):
@@ -48,7 +48,7 @@ class Places(NamedTuple):
 
 
 def place(work: ClassAssignment, state: Arrays, clients: Federation) -> Places:
-    """The probabilities of each entity's class given its events, eq. (1), with expected labels for drawn ones."""
+    """The probabilities of each entity's class given its events, eq. (1), with expected instead of drawn labels."""
     ready, parts = work.prepare(state), []
     for some in clients.batches(256):
         labelled = work.label(ready, some)
@@ -81,7 +81,7 @@ def shares_of(places: Places | None, clients: Federation, groups: Groups, entity
         fresh = np.eye(k)[fresh.argmax(axis=1)]
     owner = np.repeat(np.arange(len(clients)), np.diff(groups.offsets))
     out: Array = fresh[owner]
-    if entity is None:  # every event is an entity of its own, and so a new one
+    if entity is None:  # every event is its own entity, and so a new one
         return out
     entity_rows = _found(places, agent[owner], _codes(places, clients, groups, entity))
     out[entity_rows >= 0] = by[entity_rows[entity_rows >= 0]]
@@ -89,7 +89,7 @@ def shares_of(places: Places | None, clients: Federation, groups: Groups, entity
 
 
 def _codes(places: Places, clients: Federation, groups: Groups, entity: str) -> Array:
-    """The entities' codes as the places have them; -1 for a text that is not known there."""
+    """Translate the entities' codes to those of the places; -1 for an unknown text."""
     names = clients.names.get(entity)
     if (names is None) != (places.names is None):
         raise DataError(f"the entity column {entity!r} holds texts in one Federation and numbers in the other")
@@ -100,14 +100,14 @@ def _codes(places: Places, clients: Federation, groups: Groups, entity: str) -> 
 
 
 def _found(places: Places, agent: Array, codes: Array) -> Array:
-    """The position of each (agent, code) among the places, -1 where it is not there."""
+    """The position of each (agent, code) among the places, -1 if absent."""
     values = np.unique(places.codes)
     if not len(values):
         return np.full(len(codes), -1, dtype=np.int64)
     rank = np.searchsorted(values, codes).clip(max=len(values) - 1)
     matched = (agent >= 0) & (values[rank] == codes)
     owner = np.repeat(np.arange(len(places.ids)), np.diff(places.offsets))
-    have = owner * len(values) + np.searchsorted(values, places.codes)  # rising: agents in order, codes within
+    have = owner * len(values) + np.searchsorted(values, places.codes)  # ascending: agents in order, codes within
     want = np.where(matched, agent * len(values) + rank, -1)
     at = np.searchsorted(have, want).clip(max=len(have) - 1)
     return np.where(matched & (have[at] == want), at, -1)
@@ -152,10 +152,10 @@ def log_density(law: Forecast, shares: Array, y: Array) -> Array:
 
 
 class HeldOutLikelihood(Computation):
-    """The log-likelihood of held-out events under several fitted models, and how far apart models are by agent.
+    """The log-likelihood of held-out events under several fitted models, and the differences between models by agent.
 
-    Agents place their entities by the events of the part "train" and score those of the part "test". One round; clients
-    send sums only: scores [models], events, products of the scores of models [models, models].
+    Agents classify their entities by the events of the part "train" and score those of the part "test". One round;
+    clients send only sums: scores [models], events, products of the scores of models [models, models].
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ class HeldOutLikelihood(Computation):
         return {**joined, "scores": np.zeros(m), "products": np.zeros((m, m)), "events": np.zeros(())}
 
     def scores(self, state: Arrays, clients: Federation) -> tuple[Array, Array]:
-        """The log-likelihood of each agent's held-out events under each model, and how many there are."""
+        """The log-likelihood of each agent's held-out events under each model, and their number."""
         columns = []
         for i, work in enumerate(self.works):
             mine = {name[len(f"{i}.") :]: values for name, values in state.items() if name.startswith(f"{i}.")}
@@ -214,7 +214,7 @@ class HeldOutLikelihood(Computation):
 
 
 def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
-    """Mean held-out log-likelihood of an event by candidate, how far behind the best, and the error of that."""
+    """Mean held-out log-likelihood per event of each candidate, its gap to the best, and the error of the gap."""
     scores, products, n = done["scores"], done["products"], float(done["events"])
     best, agents = int(np.argmax(scores)), float(done["agents"])
     rows = []
@@ -229,7 +229,7 @@ def compared(candidates: Sequence[int], done: Arrays) -> list[dict[str, float]]:
 def forecast_of(
     model: LatentClassRegression, data: Federation, history: Federation | None, classes: str
 ) -> tuple[Forecast, Array]:
-    """The law of each event under the classes of all chains side by side, and the classes' probabilities."""
+    """The law of each event under the classes of all chains together, and the classes' probabilities."""
     model._check_fitted("coefficients_")
     draws = model._draws[:1] if classes == "drawn" else model._draws
     shares = [shares_of_events(model, draw, data, history, classes) / len(draws) for draw in draws]
@@ -260,10 +260,10 @@ def shares_of_events(
 
 
 def placing(work: ClassAssignment) -> ClassAssignment:
-    """The rounds by whose densities entities are placed: those of EM have the same classes, integrated over."""
+    """The computation that classifies entities: for EM, the one with the same classes and integrated coefficients."""
     return ClassAssignment(**work.get_params()) if isinstance(work, Share) else work
 
 
 def _all(work: ClassAssignment) -> ClassAssignment:
-    """The same reading all events, whatever part the fit read."""
+    """The same computation on all events, whatever part the fit read."""
     return type(work)(**{**work.get_params(), "table": replace(work.table, part="all")})

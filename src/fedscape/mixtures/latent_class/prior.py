@@ -1,4 +1,4 @@
-"""The law of the labels: psi as eq. (2) has it, and what labels say about alpha and beta."""
+"""The prior of the labels: psi of eq. (2), and estimates of alpha and beta from labels."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from scipy.special import digamma
 
 from fedscape.types import Array, Arrays
 
-RATE = 0.01  # of the exponential priors on alpha and beta: labels that agents share evenly would make beta infinite
+RATE = 0.01  # of the exponential priors on alpha and beta: evenly shared labels would make beta infinite
 STEPS = 200
 
 
 def prior_shares(state: Arrays) -> Array:
-    """psi as eq. (2) has it: (N^(k) + alpha / K) / (sum N + alpha)."""
+    """psi of eq. (2): (N^(k) + alpha / K) / (sum N + alpha)."""
     counts, alpha = state["sums"][:, -1], float(state["alpha"])
     return np.asarray((counts + alpha / len(counts)) / (counts.sum() + alpha))
 
 
 def tables_of(labels: Array, offsets: Array, psi: Array, beta: float) -> Array:
-    """What an agent's labels say about alpha and beta: [agents, K + 1].
+    """An agent's statistics for alpha and beta: [agents, K + 1].
 
-    The first K numbers are the expected table counts, how many labels came from psi rather than from the agent's own
-    (Antoniak): beta psi_k (digamma(beta psi_k + n_k) - digamma(beta psi_k)); the last is digamma(beta + n) -
+    The first K numbers are the expected table counts, the labels drawn from psi and not from the agent's own labels
+    (Antoniak): beta psi_k (digamma(beta psi_k + n_k) - digamma(beta psi_k)). The last is digamma(beta + n) -
     digamma(beta).
     """
     counts = np.zeros((len(offsets) - 1, len(psi)))
@@ -33,10 +33,11 @@ def tables_of(labels: Array, offsets: Array, psi: Array, beta: float) -> Array:
 
 
 def learned_prior(total: Array, scale: float, alpha: float, beta: float) -> tuple[float, float]:
-    """alpha and beta that make labels likelier, given the sum of `tables_of` over a cohort, 1 / `scale` of all agents.
+    """Update alpha and beta, given the sum of `tables_of` over a cohort, 1 / `scale` of all agents.
 
-    beta takes one step of Minka's fixed point, tables over what was expected of beta = 1; alpha is where the fixed
-    point of the table counts of all agents ends, which are one draw of a Dirichlet-multinomial with alpha / K.
+    beta takes one step of Minka's fixed point: the table counts over the sum of digamma(beta + n) - digamma(beta).
+    alpha is the fixed point for the table counts of all agents, which are one draw of a Dirichlet-multinomial with
+    alpha / K.
     """
     tables = np.maximum(total[:-1], 0.0)
     if tables.sum() <= 0:

@@ -1,4 +1,4 @@
-"""What a private latent class regression needs: declared ranges, and what is known of noise and cohorts beforehand."""
+"""Private latent class regression: declared ranges, and the noise and cohort size known in advance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedscape.privacy.mechanisms import AdaptiveClip, Privacy
 def ranges_of(
     ranges: Mapping[str, tuple[float, float]] | None, names: Sequence[str]
 ) -> tuple[tuple[float, float], ...]:
-    """The ends of these columns' ranges; none where no ranges are given."""
+    """The limits of these columns' ranges; none if no ranges are given."""
     if ranges is None:
         return ()
     missing = [name for name in names if name not in ranges]
@@ -33,7 +33,7 @@ def check_private(params: Mapping[str, Any], candidates: int, privacy: Privacy) 
     if params["ranges"] is None:
         raise PrivacyError(
             "a private regression needs ranges={column: (low, high)} of features and target, known beforehand: "
-            "values are cut to them, so that no event weighs more than another"
+            "values are clipped to them, which bounds the effect of an event"
         )
     if candidates > 1 or params["chains"] > 1:
         raise PrivacyError("a private regression has one n_components and one chain: each more would be released too")
@@ -48,9 +48,9 @@ def check_private(params: Mapping[str, Any], candidates: int, privacy: Privacy) 
 
 
 def share_of(sampler: Sampler | None, n_agents: int) -> float:
-    """The share of agents in a round, as far as it is known before anyone reports.
+    """The share of agents in a round, as far as it is known in advance.
 
-    Of a sampler that wraps another it is that of the one inside, whomever the outer one leaves out.
+    A sampler that wraps another has the share of the inner one, whomever the outer one leaves out.
 
     >>> share_of(Poisson(0.1), 50), share_of(FixedSize(5), 50), share_of(None, 50)
     (0.1, 0.1, 1.0)

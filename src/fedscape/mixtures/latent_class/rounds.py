@@ -1,4 +1,4 @@
-"""The rounds of federated latent class regression: survey the columns, then draw labels and add up (Algorithm 3)."""
+"""The rounds of federated latent class regression: survey the columns, then draw labels and sum (Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedscape.mixtures.latent_class.prior import learned_prior, prior_shares, ta
 from fedscape.mixtures.latent_class.table import Groups, Table, groups_of, sums_of
 from fedscape.types import Array, Arrays, Kept
 
-NO_HIERARCHY = 1e9  # a beta beside which an agent's own labels do not count
-PURE = 0.3  # of the events: the classes by which noise is learned in early rounds
+NO_HIERARCHY = 1e9  # a beta so large that an agent's own labels do not count
+PURE = 0.3  # of the events: the classes that determine the noise in early rounds
 
 
 class Survey(Computation):
-    """Means and standard deviations of features and target, in two rounds as in `Moments`; how many events there are.
+    """Means and standard deviations of features and target, in two rounds as in `Moments`, and the number of events.
 
     State: `centre` and `deviation` [f + 1] (target last), `events`.
     """
@@ -59,60 +59,60 @@ class Survey(Computation):
 
 
 class Labelled(NamedTuple):
-    """What a step makes of a block of agents before it draws: entities, their sums, old labels, densities."""
+    """A block of agents before the draw: entities, their sums, old labels, densities."""
 
     groups: Groups
     sums: Array  # [entities, P + F + 2]
-    old: Array  # [entities], -1 where there is no label
+    old: Array  # [entities], -1 without a label
     log_density: Array  # [entities, K]
 
 
 class ClassAssignment(Computation):
     """One round of FedHLCR: agents draw labels for all their entities, keep them, and send the sums of each class.
 
-    Agents are sent the classes' sums, from which follow H and c (Theorem 2) and the counts N^(k) that eq. (2) needs.
-    They draw z_ij by eq. (1), with all entities' densities from the block form of Theorem 1.
+    Agents receive the classes' sums, which determine H and c (Theorem 2) and the counts N^(k) of eq. (2). They draw
+    z_ij by eq. (1), with all entities' densities from the block form of Theorem 1.
 
     Parameters
     ----------
     table
-        Which columns to read.
+        The columns to read.
     n_features
-        F, the intercept included.
+        F, including the intercept.
     n_components
         K.
     gamma
-        The weight of a round's sums against those before (line 16). None keeps the sum of every agent's latest
-        contribution: agents send by how much theirs changed.
+        Weight of a round's sums against those before (line 16). None keeps the sum of every agent's latest
+        contribution: agents send the change of theirs.
     n_agents
-        With gamma: sums of a cohort are scaled up to this number of agents; None leaves them.
+        With gamma: sums of a cohort are scaled up to this number of agents; None does not scale.
     alpha, beta
-        Of the labels' prior; None has the server learn them, from the expected table counts that agents then send.
+        Of the labels' prior. None lets the server learn them, from the expected table counts that agents then send.
     share
-        With gamma: instead, sums are divided by this share of the agents, known before anyone reports.
+        With gamma: instead, sums are divided by this share of the agents, known in advance.
     noise
-        Standard deviation of privacy's noise in each number of the sums: what it could have made is taken for nothing.
+        Standard deviation of privacy's noise in each number of the sums; what noise alone could produce is ignored.
     sigma, delta
-        Standard deviations of noise and coefficients; None has the server learn them from the sums.
+        Standard deviations of noise and coefficients; None lets the server learn them from the sums.
     warm
-        For this many rounds a given sigma is only the least that the noise can be, which is learned: labels drawn with
-        less noise than the classes leave as yet would freeze where they are.
+        For this many rounds a given sigma is only the minimum of the learned noise: labels drawn with less noise than
+        the classes still have would freeze.
     early
-        Up to this round, the first apart, a noise that is learned is that of the purest classes, which hold a third
-        of the events: classes in which two kinds of entities still are would have it so large that they stay together.
+        Up to this round, except in the first, learned noise is that of the purest classes, which hold a third of the
+        events. Classes that still mix two kinds of entities would inflate it and stay mixed.
 
-    An entity's own events are taken out of its class before its label is drawn where they are in there whole: without
-    gamma, and with gamma = 1 after rounds in which all agents took part.
+    An entity's own events are removed from its class before its label is drawn if they are fully in it: without gamma,
+    and with gamma = 1 after rounds in which all agents took part.
 
     State: `sums` [K, P + F + 3] (X'X, X'y, y'y, events, entities), `noise` (sigma^2), `spread` [F] (delta^2), `centre`
-    [f + 1], `scale` [f], `alpha`, `beta`, `rounds`, `held` (1 where own events can be taken out).
+    [f + 1], `scale` [f], `alpha`, `beta`, `rounds`, `held` (1 if own events can be removed).
     """
 
     name = "lcr-assign"
 
     block_clients = 32  # an agent sends K x (P + F + 3) numbers
     certain: ClassVar[bool] = False  # whether coefficients are taken at their mean
-    uniform_first: bool = True  # whether labels of the first round are uniform, whatever beta is
+    uniform_first: bool = True  # whether the first labels are uniform, for any beta
     binary: ClassVar[bool] = False  # whether targets are 0 and 1, and forecasts their probabilities
 
     def __init__(
@@ -151,7 +151,7 @@ class ClassAssignment(Computation):
         return self.begin(np.zeros(f + 1), np.ones(f), deviation=1.0)
 
     def begin(self, centre: Array, scale: Array, *, deviation: float) -> Arrays:
-        """The first state, where the target has this standard deviation: classes without data."""
+        """The initial state for a target with this standard deviation: classes without data."""
         sigma = self.sigma if self.sigma is not None and not self.warm else deviation / 2
         delta = deviation if self.delta is None else self.delta
         return {
@@ -172,7 +172,7 @@ class ClassAssignment(Computation):
         return for_agents(state, self.n_features)
 
     def label(self, state: Arrays, clients: Federation) -> Labelled:
-        """Group the events, add them up, and weigh each entity against each class."""
+        """Group the events, sum them, and score each entity under each class."""
         events = self.table.rows(clients)
         groups = groups_of(events, self.table.entity)
         sums = sums_of(self.table, events, groups, state)
@@ -186,7 +186,7 @@ class ClassAssignment(Computation):
         uniform = key.uniform_rows(Keyed(clients.keys, groups.offsets))
         held, alpha, beta = (float(state[name]) for name in ("held", "alpha", "beta"))
         if self.uniform_first and state["rounds"] == 0:
-            # as in Algorithm 2, all classes alike: agents' own laws would lump entities together
+            # as in Algorithm 2, classes are equally likely: agents' own laws would lump entities together
             beta = NO_HIERARCHY
         counts = state["sums"][:, -1]
         draw_labels(labelled.log_density, groups.offsets, old, counts, held, alpha, beta, uniform, labels, shares)
@@ -201,15 +201,15 @@ class ClassAssignment(Computation):
         return sent, {"labels": Ragged(labels.astype(np.int32), groups.offsets)}
 
     def in_units(self, state: Arrays) -> Array:
-        """The units in which sums are sent: targets count in half their range, so that no event is above 1."""
+        """The units of the sums that are sent: targets count in half their range, which keeps events within 1."""
         p, f, unit = width(self.n_features) - self.n_features - 2, self.n_features, float(state["unit"])
         return np.concatenate([np.ones(p), np.full(f, unit), [unit**2, 1.0, 1.0]])
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """With one class an event adds its own products, of which the ranges bound each; its entity may be new.
+        """With one class an event adds its own products, each bounded by the ranges; its entity may be new.
 
-        With several, one event may change all labels of its agent, and all it sends. Where some events are held out,
-        one more may change which of the others are.
+        With several, one event may change all labels of its agent, and all it sends. With held-out events, one more may
+        change which of the others are held out.
         """
         bounded = self.table.ranges and self.table.part == "all" and not (self.binary or self.learns_prior)
         if not bounded or self.n_components > 1 or self.gamma is None:
@@ -230,11 +230,11 @@ class ClassAssignment(Computation):
         return self.alpha is None or self.beta is None
 
     def weighed(self, state: Arrays, clients: Federation, labelled: Labelled, labels: Array) -> Array:
-        """The sums of each entity's events as the class of its label takes them: [entities, P + F + 2]."""
+        """The sums of each entity's events, as needed by the class of its label: [entities, P + F + 2]."""
         return labelled.sums
 
     def log_chances(self, mean: Array, variance: Array, yes: Array) -> Array:
-        """For targets of 0 and 1: the log probability of each event's answer in each class."""
+        """For targets of 0 and 1: the log probability of each event's target in each class."""
         raise TypeError(f"{type(self).__name__} is for targets that are numbers")
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
@@ -243,7 +243,7 @@ class ClassAssignment(Computation):
         everyone = self.n_agents is None or bool(total["clients"] == self.n_agents)
         scale = 1.0 if everyone or self.n_agents is None else self.n_agents / max(float(total["clients"]), 1.0)
         if self.share is not None:
-            everyone, scale = False, 1 / self.share  # clipped and noised, nobody's own events are in there whole
+            everyone, scale = False, 1 / self.share  # clipped and noised sums hold no agent's own events in full
         if self.gamma is None:
             new = state["sums"] + new
         else:
@@ -251,7 +251,7 @@ class ClassAssignment(Computation):
             new = (1 - rate) * state["sums"] + rate * scale * new
             held = float(rate == 1 and everyone)
         blur = scale * self.noise
-        new = sound(new, self.n_features, 2 * np.sqrt(self.n_features) * blur)  # no eigenvalue of such noise is larger
+        new = sound(new, self.n_features, 2 * np.sqrt(self.n_features) * blur)  # limit of its eigenvalues
         least = float(state["least"])
         if blur:  # noise can hide residuals altogether
             events = max(float(new[:, -2].sum()), 1.0)
@@ -294,14 +294,14 @@ class ClassAssignment(Computation):
 
 
 class Keyed(NamedTuple):
-    """What `Key.uniform_rows` needs to give each entity its own number."""
+    """The input of `Key.uniform_rows` that gives each entity its own number."""
 
     keys: Array
     offsets: Array
 
 
 def densities(state: Arrays, sums: Array, own: Array) -> Array:
-    """log p(y_ij | class) [entities, K], own events taken out of the class `own`."""
+    """log p(y_ij | class) [entities, K], with own events removed from the class `own`."""
     out = np.zeros((len(sums), len(state["mean"])))
     weight = 1 / float(state["noise"])
     add_log_densities(sums, own, state["precision"], state["mean"], state["pivot"], weight, state["floor"], out)
@@ -309,7 +309,7 @@ def densities(state: Arrays, sums: Array, own: Array) -> Array:
 
 
 def old_labels(clients: Federation, groups: Groups) -> Array:
-    """The labels that agents kept, -1 where an agent has none or its entities are others than then."""
+    """The labels that agents kept, -1 if an agent has none or its entities have changed."""
     n, kept = len(groups.codes), clients.kept.get("labels")
     old = np.full(n, -1, dtype=np.int64)
     if kept is None or not len(kept.flat):
@@ -323,14 +323,14 @@ def old_labels(clients: Federation, groups: Groups) -> Array:
 
 
 def one_hot(labels: Array, n: int) -> Array:
-    """[entities, n] with a one at the label; nothing for -1."""
+    """[entities, n] with a one at the label; zeros for -1."""
     out = np.zeros((len(labels), n))
     out[np.arange(len(labels))[labels >= 0], labels[labels >= 0]] = 1.0
     return out
 
 
 def check_parameters(n_components: int, **positive: float | None) -> None:
-    """Refuse numbers that no such model has."""
+    """Refuse invalid parameters."""
     if n_components < 1:
         raise DataError(f"n_components must be at least 1, not {n_components}")
     for name, value in positive.items():

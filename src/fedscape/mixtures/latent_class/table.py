@@ -19,13 +19,13 @@ from fedscape.types import Array, Arrays
 
 @dataclass(frozen=True)
 class Table:
-    """Which columns are features, target and entity, and how features are made of them.
+    """The feature, target and entity columns, and how to compute features from them.
 
-    `entity` None makes every event an entity of its own. `ranges` are the least and greatest value of each column of
-    features, then of the target, to which values are cut; none if empty. `held_out` is a share of the events, a
-    function of `split_seed` and the event's place alone; `part` says whether the others ("train"), these ("test") or
-    all are read. With a `basis` the features are its functions of the columns, which are first standardised by
-    `basis_centre` and `basis_scale`.
+    `entity` None makes every event its own entity. `ranges` are the smallest and largest value of each feature column,
+    then of the target, to which values are clipped; none if empty. `held_out` is a share of the events, a function of
+    `split_seed` and the event's position only; `part` selects the others ("train"), these ("test") or all. With a
+    `basis` the features are its functions of the columns, which are first standardised by `basis_centre` and
+    `basis_scale`.
     """
 
     features: tuple[str, ...] = ("x",)
@@ -48,7 +48,7 @@ class Table:
         return clients.where(test if self.part == "test" else ~test)
 
     def x(self, clients: Federation) -> Array:
-        """The features [events, f]: the columns as they are, or the functions of a basis."""
+        """The features [events, f]: the columns, or the functions of a basis."""
         parts = []
         for i, name in enumerate(self.features):
             values = check_finite(numbers_of(clients, name), name)
@@ -77,7 +77,7 @@ class Table:
         return all_valid(*masks, clients[str(self.entity)] >= 0 if entity else None)
 
     def ends(self, clients: Federation | None, numbers: int | None = None) -> tuple[Array, Array]:
-        """The least and the greatest value of each feature and of the target, [f + 1] both.
+        """The smallest and largest value of each feature and of the target, both [f + 1].
 
         Without clients a column is taken for one number, or a single one for all numbers but the target's.
         """
@@ -88,14 +88,14 @@ class Table:
         return np.repeat(low, [*sizes, 1]), np.repeat(high, [*sizes, 1])
 
     def units(self, clients: Federation | None) -> tuple[Array, Array]:
-        """Centre and half width of the ranges, [f + 1] both: standardised features are within -1 and 1."""
+        """Centre and half width of the ranges, both [f + 1]: standardised features are within -1 and 1."""
         low, high = self.ends(clients)
         if self.intercept:
             return (low + high) / 2, (high - low) / 2
         return np.zeros_like(low), np.maximum(np.abs(low), np.abs(high))
 
     def standardised(self, clients: Federation, state: Arrays) -> Array:
-        """The features about the state's centre, divided by its scale, with a column of ones for an intercept."""
+        """The features minus the state's centre, divided by its scale, with a column of ones for an intercept."""
         x, scale = self.x(clients), state["scale"]
         if x.shape[1] != len(scale):
             raise DataError(f"the features have {x.shape[1]} numbers an event, the model has {len(scale)}")
@@ -115,9 +115,9 @@ class Groups(NamedTuple):
     """The entities of some agents: agent i owns `offsets[i]:offsets[i + 1]` of them."""
 
     offsets: Array  # [agents + 1]
-    codes: Array  # [entities], rising within an agent
-    order: Array  # [events]: brings the events of an entity together
-    starts: Array  # [entities + 1]: where they begin in that order
+    codes: Array  # [entities], ascending within an agent
+    order: Array  # [events]: sorts the events by entity
+    starts: Array  # [entities + 1]: where each entity begins in that order
 
     @property
     def of_event(self) -> Array:
@@ -128,7 +128,7 @@ class Groups(NamedTuple):
 
 
 def groups_of(clients: Federation, entity: str | None) -> Groups:
-    """Bring the events of each agent's entities together."""
+    """Group the events of each agent by entity."""
     n = clients.n_rows
     if entity is None:
         position = np.arange(n) - np.repeat(clients.offsets[:-1], clients.sizes)
@@ -147,7 +147,7 @@ def groups_of(clients: Federation, entity: str | None) -> Groups:
     change = agent[1:] != agent[:-1]
     if not np.all(change | (codes[1:] >= codes[:-1])):
         order = np.lexsort((codes, agent))
-        codes = codes[order]  # agents' rows lie together already, and so keep their places
+        codes = codes[order]  # rows of an agent are contiguous already, and stay so
     first = np.concatenate(([True], change | (codes[1:] != codes[:-1])))[:n]
     starts = np.append(np.flatnonzero(first), n)
     offsets = np.searchsorted(starts[:-1], clients.offsets)
