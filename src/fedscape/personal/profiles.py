@@ -1,4 +1,4 @@
-"""Groups of clients found from descriptions of their data, a model for each, and new clients served without labels."""
+"""Groups of clients by descriptions of their data, a model for each group, and new clients served without labels."""
 
 from __future__ import annotations
 
@@ -39,46 +39,46 @@ from fedscape.statistics.kmeans import FederatedKMeans
 from fedscape.statistics.moments import Moments
 from fedscape.types import Array, Arrays, Kept
 
-_BINS = 128  # of squared distances, by powers of two from 2^-8 to 2^8
-_UNMEASURED = 0.05  # variance within groups where privacy lets nobody measure it: that of 20 rows
-_SURE = 4.0  # times what chance makes of the centres' spread: below it a number does not tell groups apart
-_JOINT = 4  # directions whose moments are taken class by class
+_BINS = 128  # bins of squared distances, by powers of two from 2^-8 to 2^8
+_UNMEASURED = 0.05  # variance within groups if privacy rules out measuring it: that of 20 rows
+_SURE = 4.0  # times the spread of centres by chance: below it a number does not separate groups
+_JOINT = 4  # directions whose moments are taken per class
 
 
 class Profiles:
-    """What clients' data look like in a few numbers, groups of clients by them, and who belongs to none.
+    """Short descriptions of clients' data, groups of clients by description, and clients outside all groups.
 
-    The idea of FLUX (2025) and FEROMA (2026): clients are described, grouped by their descriptions, and every group has
-    a model. Here descriptions are moments: of the leading principal components of the features, scaled to variance 1
-    inside clients, a client's means and variances; where labels are named also its class shares and the components'
-    means class by class. Each number then has a sampling variance near 1 / rows. They stay with the client: components
-    come from summed moments (`Moments`), groups from k-means by sums (`FederatedKMeans`), their number from the least
-    BIC of spherical Gaussians among 1 to `most`.
+    The idea of FLUX (2025) and FEROMA (2026): describe clients, group them by description, and train a model per group.
+    Here descriptions are moments: a client's means and variances of the leading principal components of the features,
+    scaled to variance 1 inside clients. If a label column is named, its class shares and the components' means per
+    class are added. Each number then has a sampling variance near 1 / rows. Descriptions stay with the client:
+    components come from summed moments (`Moments`), and groups from k-means by sums (`FederatedKMeans`). The number of
+    groups minimises the BIC of spherical Gaussians among 1 to `most`.
 
     A client without labels is compared by the part of its description that needs none. It gets weights of the groups,
-    w_g in proportion to share_g exp(-|p - c_g|^2 / 2 s^2), s^2 being the variance within groups, over the numbers in
-    which centres differ by more than chance: where groups differ in their labels only, the weights are their shares.
-    It abstains, and has the shares too, where it is farther from every group than all but a share `alpha` of clients
-    that were kept out of the grouping: for a client like those, that happens with probability about alpha.
+    w_g proportional to share_g exp(-|p - c_g|^2 / 2 s^2). s^2 is the variance within groups, over the numbers in which
+    centres differ by more than chance. If groups differ only in their labels, the weights are their shares. A client
+    abstains, and gets the shares too, if it is farther from every group than all but a share `alpha` of the clients
+    kept out of the grouping. For a client like those, that happens with probability about alpha.
 
     Parameters
     ----------
     n_groups
-        How many groups; None finds it.
+        Number of groups; None chooses it.
     most
         The largest number tried.
     directions
-        How many principal components.
+        Number of principal components.
     column, target
         The features, and the labels if descriptions are to use them.
     alpha
-        How often a client that belongs may abstain; 0 never does.
+        How often a client that belongs may abstain; 0 never abstains.
     kept_out
-        The share of the clients that the distance is calibrated on, by a keyed draw.
+        The share of clients on which the distance is calibrated, by a keyed draw.
     bound
-        Under privacy: rows of features, and descriptions, longer than this are shortened to it.
+        Under privacy: rows of features, and descriptions, longer than this are clipped to it.
     seed
-        Of k-means and the draw.
+        Seed of k-means and the draw.
 
     Learns `n_groups_`, `centres_` [groups, p], `shares_` [groups], `variance_`, `threshold_` and `bic_` by number.
 
@@ -127,10 +127,11 @@ class Profiles:
         Parameters
         ----------
         data
-            The clients, here.
+            The clients, with local data.
         privacy, ledger
-            How sums are clipped and noised, and where every release is written first: those of moments and k-means
-            and one of distances. Needs `bound` and `n_groups`: numbers of groups are compared by measuring them.
+            How sums are clipped and noised, and the ledger to which every release is written first: those of moments
+            and k-means and one of distances. Needs `bound` and `n_groups`: choosing a number of groups needs exact
+            measurements.
         """
         clients = as_engine(data).clients
         if not isinstance(clients, Federation):
@@ -148,15 +149,15 @@ class Profiles:
         spread = np.diag(inside.covariance_)
         self.mean_, self.vectors_ = mean, vectors / np.sqrt(np.maximum(spread, 1e-6 * max(spread.max(), 1e-12)))
         self.n_classes_ = 0 if self.target is None else clients.categories(self.target)
-        there = clients.take(np.flatnonzero(clients.sizes))
-        out = Key(self.seed, purpose="clients kept out").uniform(there) < self.kept_out * (self.alpha > 0)
-        rows = _each_one_row(self.describe(there))
+        nonempty = clients.take(np.flatnonzero(clients.sizes))
+        out = Key(self.seed, purpose="clients kept out").uniform(nonempty) < self.kept_out * (self.alpha > 0)
+        rows = _each_one_row(self.describe(nonempty))
         self._group(rows.take(np.flatnonzero(~out)), how)
-        self._calibrate(there.take(np.flatnonzero(out)), how)
+        self._calibrate(nonempty.take(np.flatnonzero(out)), how)
         return self
 
     def describe(self, clients: Federation, *, labelled: bool = True) -> Array:
-        """Each client's own description, [clients, p]; zeros without rows. Without labels only the first 2k numbers."""
+        """Description of each client, [clients, p]; zeros without rows. Without labels only the first 2k numbers."""
         z, own = self._centred(clients, self.mean_, self.vectors_)
         n, away = np.maximum(clients.sizes, 1)[:, None], z - own
         squares = (sums_over_rows(away**2, clients) / n - (clients.sizes > 0)[:, None]) / np.sqrt(2)
@@ -168,7 +169,7 @@ class Profiles:
         return np.concatenate(parts, axis=1)
 
     def _centred(self, clients: Federation, mean: Array, vectors: Array) -> tuple[Array, Array]:
-        """Rows along these directions, and for each row the mean of its client's: [rows, k]."""
+        """Rows along these directions, and for each row the mean of its client: [rows, k]."""
         z = projected(clients[self.column], mean, vectors)
         means = sums_over_rows(z, clients) / np.maximum(clients.sizes, 1)[:, None]
         return z, np.repeat(means, clients.sizes, axis=0)
@@ -178,23 +179,23 @@ class Profiles:
         if n < 2:
             raise DataError(f"there must be two clients to group at least, there are {n}: lower kept_out")
         tried = [self.n_groups] if self.n_groups is not None else range(1, min(self.most, n - 1) + 1)
-        found, self.bic_ = {}, {}
+        fits, self.bic_ = {}, {}
         for k in tried:
             means = FederatedKMeans(k, column="profile", bound=self.bound, seed=self.seed, **_lengths(how))
             means.fit(rows, **how)
             within = n * means.inertia_ if np.isfinite(means.inertia_) else n * p * _UNMEASURED
             sizes = np.maximum(means.sizes_, 1e-3)
-            mixed = -2 * float(sizes @ np.log(sizes / sizes.sum()))  # which group each client is in
+            mixed = -2 * float(sizes @ np.log(sizes / sizes.sum()))  # codes the group of each client
             self.bic_[k] = n * p * np.log(max(within, 1e-12) / (n * p)) + mixed + k * (p + 1) * np.log(n)
-            found[k] = (means, within)
+            fits[k] = (means, within)
         self.n_groups_ = min(self.bic_, key=self.bic_.__getitem__)
-        means, within = found[self.n_groups_]
+        means, within = fits[self.n_groups_]
         self.centres_, self.variance_ = means.centres_, max(within / (n * p), 1e-6)
         sizes = np.maximum(means.sizes_, 0.0) + 1e-3
         self.shares_, self.n_clients_ = sizes / sizes.sum(), n
 
     def _calibrate(self, clients: Federation, how: dict[str, Any]) -> None:
-        """The distance beyond which a client abstains: a quantile of those of clients kept out, by a histogram."""
+        """Set the distance above which a client abstains: a quantile over the kept-out clients, by a histogram."""
         self.threshold_ = np.inf
         if not len(clients) or self.alpha == 0:
             return
@@ -204,16 +205,16 @@ class Profiles:
         counts = np.maximum(Histogram(_BINS).fit(bins, **how).counts_, 0.0)
         total = counts.sum()
         enough = np.flatnonzero(np.cumsum(counts) >= (1 - self.alpha) * (total + 1))
-        self.threshold_ = float(edges[enough[0]]) if len(enough) else np.inf  # the upper end of its bin
+        self.threshold_ = float(edges[enough[0]]) if len(enough) else np.inf  # upper edge of the bin
 
     def _squares(self, described: Array) -> Array:
-        """Squared distance to each group over the numbers that need no labels, a mean over them: [clients, groups]."""
+        """Mean squared distance to each group over the numbers that need no labels: [clients, groups]."""
         width = 2 * self.vectors_.shape[1]
         away = described[:, None, :width] - self.centres_[None, :, :width]
         return np.asarray(np.mean(away**2, axis=2))
 
     def weights(self, clients: Federation) -> Array:
-        """Weights of the groups for clients without labels: [clients, groups]; the shares where one abstains."""
+        """Weights of the groups for clients without labels: [clients, groups]; the shares for one that abstains."""
         self._check_fitted()
         width = 2 * self.vectors_.shape[1]
         away = self.describe(clients, labelled=False)[:, None, :] - self.centres_[None, :, :width]
@@ -222,7 +223,7 @@ class Profiles:
         return np.asarray(np.where(self.abstains(clients)[:, None], self.shares_[None, :], soft))
 
     def _telling(self) -> Array:
-        """How much each number without labels tells of the group, from 0 to 1: 0 where centres differ by chance."""
+        """How well each label-free number separates groups, from 0 to 1: 0 where centres differ by chance."""
         width = 2 * self.vectors_.shape[1]
         centres = self.centres_[:, :width]
         between = self.shares_ @ (centres - self.shares_ @ centres) ** 2
@@ -230,13 +231,13 @@ class Profiles:
         return np.asarray(np.maximum(0.0, 1 - _SURE * chance / np.maximum(between, 1e-300)))
 
     def abstains(self, clients: Federation) -> Array:
-        """Which clients are farther from every group than clients usually are, or have no rows."""
+        """Mask of the clients that are unusually far from every group, or have no rows."""
         self._check_fitted()
         squares = self._squares(self.describe(clients, labelled=False)).min(axis=1)
         return np.asarray((squares > self.threshold_) | (clients.sizes == 0))
 
     def groups(self, clients: Federation) -> Array:
-        """The nearest group of each client, by its labels too where descriptions use them."""
+        """The nearest group of each client, also by its labels if descriptions use them."""
         self._check_fitted()
         away = self.describe(clients)[:, None] - self.centres_[None]
         return np.asarray(np.argmin((away**2).sum(axis=2), axis=1))
@@ -247,18 +248,18 @@ class Profiles:
 
 
 class ProfiledFL(Computation):
-    """A model for each group of fitted Profiles: a client trains the one of the group that its description is in.
+    """A model for each group of fitted Profiles: a client trains the model of its group.
 
-    A client looks at its description in every round, so one whose data drift changes its group by itself; the server
-    sees the sums of the moves of each group and their rows, never who is where. New clients without labels get the
-    groups' models mixed by the weights that their description gives.
+    A client computes its description in every round: if its data drift, it changes its group on its own. The server
+    sees the sums of the moves of each group and their rows, never the group of a client. New clients without labels
+    get a mixture of the groups' models, weighted by their description.
 
     Parameters
     ----------
     local
         How a client trains.
     profiles
-        Fitted.
+        Fitted Profiles.
     initial
         "given" or "seed": the first weights, the same for all groups.
 
@@ -285,7 +286,7 @@ class ProfiledFL(Computation):
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side."""
+        """Number of clients trained side by side."""
         return max(1, trainer_of(self.local).chunk // self.profiles.n_groups_)
 
     def start(self, seed: int) -> Arrays:
@@ -301,7 +302,7 @@ class ProfiledFL(Computation):
         return {**weighted_sums(moves, weight), "weight": weight.sum(axis=0)}, kept
 
     def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
-        """Each client's move, what it counts in each group, and its group."""
+        """Each client's move, its weight in each group, and its group."""
         group = self.profiles.groups(clients)
         begin = {n: p[group] for n, p in model_arrays(state).items()}
         moves = trained_alone(self.local, begin, clients, key)
@@ -316,18 +317,18 @@ class ProfiledFL(Computation):
         return measured(self, state, clients)
 
     def log_probs(self, state: Arrays, clients: Federation) -> Array:
-        """log p(class | x) of each row: its client's group, or for a new client the groups mixed: [rows, classes]."""
+        """log p(class | x) of each row: its client's group, or for a new client the mixture: [rows, classes]."""
         weight = np.array(self.profiles.weights(clients))
         group = kept_rows(clients, "group", np.asarray(-1))
         weight[group >= 0] = np.eye(self.profiles.n_groups_)[group[group >= 0]]
-        made = forward(
+        log_p = forward(
             self.local, each_model(stacked(self.local, state)), clients, slice(0, clients.n_rows), loss=False
         )
         mix = np.repeat(logs(weight), clients.sizes, axis=0)  # [rows, groups]
-        return log_sum(mix[:, :, None] + made, axis=1)
+        return log_sum(mix[:, :, None] + log_p, axis=1)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """The group of each client by all that its description has."""
+        """The group of each client, by its full description."""
         return {"group": self.profiles.groups(clients)}
 
     def coded_columns(self) -> Sequence[str]:
