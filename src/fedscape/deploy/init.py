@@ -179,16 +179,16 @@ def _about(path: Path) -> dict[str, Any]:
             raise DataError(f"plain_text must be true or false, not {about['plain_text']!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{path} is damaged ({reason}): make the deployment anew with fedscape deploy init") from None
+        raise DataError(f"{path} is damaged ({reason}): recreate the deployment with fedscape deploy init") from None
     return dict(about)
 
 
 def _files(target: Path) -> Iterator[Finding]:
     for name in (*_SCRIPTS, *_TABLES):
         if not (target / name).is_file():
-            yield Finding("error", f"{name} is missing", "make the deployment anew with fedscape deploy init")
+            yield Finding("error", f"{name} is missing", "recreate the deployment with fedscape deploy init")
         elif (read.shell if name in _SCRIPTS else read.toml)(target / name) is None:
-            yield Finding("error", f"{name} cannot be read", "a quotation without an end? deploy init shows how it was")
+            yield Finding("error", f"{name} cannot be read", "an unclosed quote? deploy init shows the original")
 
 
 def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
@@ -202,7 +202,7 @@ def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
             yield Finding("error", f"{name} does not read environment.sh", "put '. \"$here/environment.sh\"' into it")
     for name, program, started in (("superlink.sh", "superlink", links), ("supernode.sh", "supernode", nodes)):
         if not started:
-            yield Finding("error", f"{name} starts no flower-{program}", "deploy init shows how it was")
+            yield Finding("error", f"{name} starts no flower-{program}", "deploy init shows the original")
     for switch in _SWITCHES:
         if switch not in exported:
             yield Finding("error", "telemetry or update checks are on", f"put 'export {switch}' into environment.sh")
@@ -253,10 +253,10 @@ def _readable(target: Path) -> Iterator[Finding]:
             remedy = f"chmod {'700' if path == target else '600'} {path}"
             yield Finding("error", f"{where} can be read by others (mode {mode:o})", remedy)
     for problem in node.damaged_terms(target):
-        yield Finding("error", problem, "the node refuses everything: mend it, or use fedscape deploy terms")
+        yield Finding("error", problem, "the node refuses everything: fix it, or use fedscape deploy terms")
     masks = [c[-1] for c in read.shell(target / "environment.sh") or [] if c[0] == "umask"]
     if masks[-1:] not in (["077"], ["0077"]):
-        problem = "what Flower writes, its database among it, could be read by others"
+        problem = "others could read what Flower writes, including its database"
         yield Finding("error", problem, "put 'umask 077' into environment.sh")
 
 
@@ -266,7 +266,9 @@ def _secrets(target: Path) -> Iterator[Finding]:
         if not ignored.is_file() or "*" not in ignored.read_text().split():
             yield Finding("error", f"{name}/ could end up in a repository", f"put '*' into {name}/.gitignore")
     if (target / "certificates" / "ca.key").exists():
-        yield Finding("warning", "certificates/ca.key is here", "take it off this machine: running needs it no more")
+        yield Finding(
+            "warning", "certificates/ca.key is here", "take it off this machine: a running deployment does not need it"
+        )
 
 
 def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
@@ -279,7 +281,7 @@ def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
         try:
             certificates[name] = x509.load_pem_x509_certificate((target / "certificates" / name).read_bytes())
         except (OSError, ValueError):
-            yield Finding("error", f"certificates/{name} cannot be read", "make the deployment anew")
+            yield Finding("error", f"certificates/{name} cannot be read", "recreate the deployment")
     for name, certificate in certificates.items():
         left = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
         if left < _SOON:
@@ -290,7 +292,9 @@ def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     try:
         certificates["server.pem"].verify_directly_issued_by(certificates["ca.crt"])
     except (InvalidSignature, ValueError, TypeError):
-        yield Finding("error", "certificates/server.pem is not of this CA", "nodes would refuse it: make both anew")
+        yield Finding(
+            "error", "certificates/server.pem is not signed by this CA", "nodes would refuse it: recreate both"
+        )
     host = read.host_of(about["address"])
     try:
         names = list(certificates["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
@@ -326,13 +330,13 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("warning", "the SuperLink listens to the network", remedy)
     yield Finding(
         "note",
-        "node authentication covers the Fleet calls only: who reaches the port can register keys and start runs",
+        "node authentication covers the Fleet calls only: anyone who reaches the port can register keys and start runs",
         "a firewall is part of the deployment",
     )
     yield Finding(
         "note",
-        "a run carries its app with it: who starts a run chooses the code that nodes execute; terms.toml binds an app "
-        "that asks client_app, and no other",
+        "a run brings its own app: whoever starts a run chooses the code that nodes execute; terms.toml binds an app "
+        "that uses client_app, and no other",
         "let only the operator reach the port, and read app/deployed/client.py before a run",
     )
     if about.get("secure"):

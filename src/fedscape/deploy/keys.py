@@ -153,7 +153,7 @@ def renew(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
 def _drop_keys(deployment: Path, number: int) -> None:
     names = [deployment / "keys" / f"node-{number}{end}" for end in ("", ".pub", ".id")]
     if not names[1].exists():
-        raise DataError(f"{deployment} has no keys/node-{number}.pub: fedscape deploy check lists what is there")
+        raise DataError(f"{deployment} has no keys/node-{number}.pub: fedscape deploy check lists the nodes")
     if names[2].exists():  # the SuperLink still serves it under this id, until register.sh has run
         names[2].rename(names[2].with_suffix(".old-id"))
     for path in names[:2]:

@@ -42,7 +42,9 @@ def check_node(folder: str | os.PathLike[str], data: str | None, client: str | N
     path = _node_folder(folder)
     terms = read_terms(path)
     if terms is None:
-        raise DataError(f"{path} has no {FILE}, so that the node refuses everything: fedscape deploy terms {path}")
+        raise DataError(
+            f"{path} has no {FILE}, and the node refuses everything: write it with fedscape deploy terms {path}"
+        )
     about: dict[str, Any] = {"folder": str(path), "terms": FILE, "secure": terms.secure}
     if terms.secure:
         about["peers"] = _peers(path)

@@ -31,7 +31,7 @@ _ALL = (
     Method(
         name="fedadam", title="FedAdam", takes=("server_lr",),
         make=a_class("learning.fedavg:FedAvg", lambda how: makers.plain(how, rule="Adam")),
-        sentence="FedAvg whose server moves by Adam; what it remembers stays with it.",
+        sentence="FedAvg whose server rule is Adam; its moments stay on the server.",
     ),
     Method(
         name="qfedavg", title="q-FedAvg", takes=("server_lr", "q"), make=a_class("learning.fair:QFedAvg", makers.fair),

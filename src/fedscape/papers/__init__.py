@@ -1,4 +1,4 @@
-"""Parts needed only to reproduce papers: printed forms of what the toolkit corrects, and what only a paper uses."""
+"""Parts needed only to reproduce papers: printed forms that the toolkit corrects, and formulas of single papers."""
 
 from __future__ import annotations
 

@@ -117,21 +117,21 @@ class ClusteredFL(Computation):
         own = {"of_client.ids": whole, "of_client.cluster": whole}
         return {**models, "open": np.asarray(1), "server.since": np.asarray(0), **own}
 
-    def _told(self, state: Arrays, clients: Federation) -> Array:
+    def _assigned(self, state: Arrays, clients: Federation) -> Array:
         """The cluster of each client as the server knows it, -1 where unknown."""
         if "of_client.known" in state:
             return np.where(state["of_client.known"], state["of_client.cluster"], -1)
         if "of_client.ids" not in state:
             return np.full(len(clients), -1)
-        place = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
-        return np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+        cluster_of = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
+        return np.array([cluster_of.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
 
     def _cluster(self, state: Arrays, clients: Federation) -> Array:
         """The cluster of each client: the server's, else the one it kept, else the first."""
         kept, cluster = clients.kept.get("cluster"), np.zeros(len(clients), dtype=np.int64)
         if kept is not None:
             cluster[kept.lengths > 0] = kept.flat
-        server_cluster = self._told(state, clients)
+        server_cluster = self._assigned(state, clients)
         return np.minimum(np.where(server_cluster < 0, cluster, server_cluster), int(state["open"]) - 1)
 
     def _to_train(self, state: Arrays, clients: Federation) -> Array:
@@ -143,7 +143,7 @@ class ClusteredFL(Computation):
 
     def undecided(self, state: Arrays, clients: Federation) -> Array:
         """Mask of the clients that were absent when their cluster was split, or joined later."""
-        return (self._told(state, clients) < 0) & (int(state["open"]) > 1) & (clients.sizes > 0)
+        return (self._assigned(state, clients) < 0) & (int(state["open"]) > 1) & (clients.sizes > 0)
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._trained(state, clients, key)
@@ -170,9 +170,9 @@ class ClusteredFL(Computation):
         if self.projection is None or self.projection >= width:
             return np.concatenate(rows, axis=1, dtype=np.float64)
         rng = Key(0, purpose="projection").generator()
-        place, sign = rng.integers(self.projection, size=width), rng.choice([-1.0, 1.0], size=width)
+        bucket, sign = rng.integers(self.projection, size=width), rng.choice([-1.0, 1.0], size=width)
         each = (sign * np.concatenate([r[i] for r in rows]) for i in range(len(rows[0])))
-        return np.stack([np.bincount(place, row, minlength=self.projection) for row in each])
+        return np.stack([np.bincount(bucket, row, minlength=self.projection) for row in each])
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         weight = total["weight"]
@@ -182,7 +182,7 @@ class ClusteredFL(Computation):
             move = np.where(over > 0, total[f"delta.{name}"] / np.maximum(over, 1e-12), 0.0)
             new[f"model.{name}"] = (params + move).astype(params.dtype)
         since, opened = int(state["server.since"]) + 1, int(state["open"])
-        ids, cluster = self._known(state, total["ids"])
+        ids, cluster = self._all_clients(state, total["ids"])
         if since >= self.wait and opened < self.n_clusters:
             positions = np.flatnonzero(np.isin(ids, total["ids"]))
             rows = total["update"][np.argsort(total["ids"], kind="stable")]
@@ -199,7 +199,7 @@ class ClusteredFL(Computation):
         own = {"of_client.ids": ids, "of_client.cluster": cluster}
         return {**new, "open": np.asarray(opened), "server.since": np.asarray(since), **own}
 
-    def _known(self, state: Arrays, cohort_ids: Array) -> tuple[Array, Array]:
+    def _all_clients(self, state: Arrays, cohort_ids: Array) -> tuple[Array, Array]:
         """All clients so far, in order, and their clusters; unknown for clients that join after a split."""
         ids, cluster = state["of_client.ids"], state["of_client.cluster"]
         new = cohort_ids if len(ids) == 0 else cohort_ids[~np.isin(cohort_ids, ids)]

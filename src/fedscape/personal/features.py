@@ -57,8 +57,8 @@ def with_projection(
     >>> with_projection(fed, Moments().fit(fed), 1)["z"].shape
     (3, 1)
     """
-    place = principal_directions(moments, n)
-    return fed.with_column(name, projected(fed[moments.column], *place, residual=residual))
+    basis = principal_directions(moments, n)
+    return fed.with_column(name, projected(fed[moments.column], *basis, residual=residual))
 
 
 def projected(values: Array, mean: Array, directions: Array, *, residual: bool = False) -> Array:

@@ -98,15 +98,15 @@ class FedALA(FedAvg):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted(moves, weight), **self._known(weight)}, kept
+        return {**weighted(moves, weight), **self._sent_weight(weight)}, kept
 
     def total(  # type: ignore[override]  # it keeps something
         self, state: Arrays, clients: Federation, key: Key
     ) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted_sums(moves, weight), **self._known(weight.sum())}, kept
+        return {**weighted_sums(moves, weight), **self._sent_weight(weight.sum())}, kept
 
-    def _known(self, weight: Array) -> Arrays:
+    def _sent_weight(self, weight: Array) -> Arrays:
         return {"weight": weight} if self.weighting == "samples" else {}
 
     def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
@@ -145,11 +145,11 @@ class FedALA(FedAvg):
         sampled = _sample(clients, self.sample, key)
         learned = {n: mix[n][where] for n in self.upper}
         for group in groups_of(local, sampled, key):
-            sent, place = group.trainer.sent, where[group.positions]
-            now = {n: sent(p[place]) for n, p in begin.items()}
+            sent, rows_of_group = group.trainer.sent, where[group.positions]
+            now = {n: sent(p[rows_of_group]) for n, p in begin.items()}
             own = {n: now[n] for n in self.upper}
-            away = {n: sent(common[n] - begin[n][place]) for n in self.upper}
-            w = {n: sent(mix[n][place]) for n in self.upper}
+            away = {n: sent(common[n] - begin[n][rows_of_group]) for n in self.upper}
+            w = {n: sent(mix[n][rows_of_group]) for n in self.upper}
             now |= {n: own[n] + away[n] * w[n] for n in self.upper}
             gradient = by_client(local, group.module)
             for _, end, batch in group.steps():

@@ -144,11 +144,11 @@ class FedGMM(FedEM):
         """Log densities of each row under every Gaussian and every learner."""
         work, ready = self.rounds_of_gaussians, self._ready(state)
         x = np.empty((clients.n_rows, self.mixture.n_components))
-        for begin, end, rows in parts(work, ready, self._seen(state, clients)):
+        for begin, end, rows in parts(work, ready, self._gaussian_rows(state, clients)):
             x[begin:end] = log_densities(ready, rows)[0].T
         return Densities(x, self._fits(state, clients) if labels else None)
 
-    def _seen(self, state: Arrays, clients: Federation) -> Federation:
+    def _gaussian_rows(self, state: Arrays, clients: Federation) -> Federation:
         """The rows as input of the Gaussians: the clients' own, or their projection."""
         if _PROJECTION[0] not in state:
             return clients
@@ -174,7 +174,7 @@ class FedGMM(FedEM):
         work, ready = self.rounds_of_gaussians, self._ready(state)
         sums = work.no_sums(ready, len(clients))
         of_gaussians = np.ascontiguousarray(q.sum(axis=2).T)[None]  # [1, M1, rows]
-        for begin, end, rows_here in parts(work, ready, self._seen(state, clients)):
+        for begin, end, rows_here in parts(work, ready, self._gaussian_rows(state, clients)):
             part = Part(begin, end, rows_here, of_gaussians[..., begin:end], np.empty(0))
             add_moments(work.covariance, ready["means"], sums, clients.offsets, part)
         unit = self.mixture.bound or 1.0  # the Gaussian rounds take sums in this unit
@@ -246,11 +246,11 @@ class FedGMM(FedEM):
         fed, one, two = small_example()
         mixture = GaussianMixture(2, covariance=Full(), regularisation=0.05, rounds=3).fit(fed)
         bounded = GaussianMixture(2, regularisation=0.05, rounds=3, bound=2.5).fit(fed)
-        place = (fed["x"].mean(axis=0), np.linalg.qr(np.arange(8.0).reshape(4, 2) % 3)[0])
-        projection = Federation({"z": projected(fed["x"], *place, residual=True)}, fed.offsets, fed.ids)
+        basis = (fed["x"].mean(axis=0), np.linalg.qr(np.arange(8.0).reshape(4, 2) % 3)[0])
+        projection = Federation({"z": projected(fed["x"], *basis, residual=True)}, fed.offsets, fed.ids)
         along = GaussianMixture(2, column="z", regularisation=0.05, rounds=3).fit(projection)
         return [
-            (cls(one, along, 2, warm=0, projection=place), fed),
+            (cls(one, along, 2, warm=0, projection=basis), fed),
             (cls(one, mixture, 2, warm=1), fed),
             (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed),
             (cls(one, bounded, 2, warm=0), fed),

@@ -212,7 +212,7 @@ def _make_fedgmm(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[st
     gaussian = own.pop("gaussian")
     form = gaussian["covariance"]
     if form not in ("Full", "Diagonal", "Spherical", "Tied"):
-        raise DataError(f"it names the covariance {form!r}, which there is not")
+        raise DataError(f"it names the covariance {form!r}, which is unknown")
     means = state["means"]
     mixture = GaussianMixture(
         len(means),
@@ -270,7 +270,7 @@ def _rebuilt(
     have = {n: (v.shape[1:] if stacked else v.shape, v.dtype.name) for n, v in model_arrays(state).items()}
     for name in [*have, *built]:
         if built.get(name) != have.get(name):
-            one, other = (_said(side.get(name)) for side in (built, have))
+            one, other = (_described(side.get(name)) for side in (built, have))
             raise DataError(
                 f"arguments must make the model that was trained: {architecture} of {dict(arguments)} has {one} as "
                 f"parameter {name!r}, the model has {other}"
@@ -278,5 +278,5 @@ def _rebuilt(
     return network
 
 
-def _said(parameter: tuple[tuple[int, ...], str] | None) -> str:
+def _described(parameter: tuple[tuple[int, ...], str] | None) -> str:
     return "nothing" if parameter is None else f"{parameter[1]}{list(parameter[0])}"

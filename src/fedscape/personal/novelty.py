@@ -96,12 +96,12 @@ class Alarm:
             raise DataError(f"rate must be between 0 and 1, not {rate}")
         if not np.isfinite(scores).all():
             raise DataError("known scores must be finite: leave out clients without rows")
-        place = int(np.ceil((len(scores) + 1) * (1 - rate)))
-        if place > len(scores):
+        rank = int(np.ceil((len(scores) + 1) * (1 - rate)))
+        if rank > len(scores):
             raise DataError(
                 f"{len(scores)} known scores cannot promise a rate of {rate}: at least {int(np.ceil(1 / rate)) - 1} can"
             )
-        return cls(float(scores[place - 1]), rate, len(scores))
+        return cls(float(scores[rank - 1]), rate, len(scores))
 
     def raised(self, scores: npt.ArrayLike) -> Array:
         """Mask of the scores above the threshold."""
@@ -115,8 +115,8 @@ def auroc(scores: npt.ArrayLike, new: npt.ArrayLike) -> float:
     0.875
     """
     values, positive = _checked(scores, new)
-    _, place, number = np.unique(values, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(number) - (number - 1) / 2)[place]  # mean rank of ties
+    _, group, number = np.unique(values, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(number) - (number - 1) / 2)[group]  # mean rank of ties
     p, n = positive.sum(), (~positive).sum()
     return float((rank[positive].sum() - p * (p + 1) / 2) / (p * n))
 

@@ -239,13 +239,13 @@ class PFedMe(FedAvg):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted(moves, weight), **self._known(weight)}, kept
+        return {**weighted(moves, weight), **self._sent_weight(weight)}, kept
 
     def total(  # type: ignore[override]  # it keeps something
         self, state: Arrays, clients: Federation, key: Key
     ) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted_sums(moves, weight), **self._known(weight.sum())}, kept
+        return {**weighted_sums(moves, weight), **self._sent_weight(weight.sum())}, kept
 
     def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
         """Each client's move of its copy of the common model, the weight of the move, and its own model."""
@@ -255,7 +255,7 @@ class PFedMe(FedAvg):
         weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         return moves, weight, {f"model.{n}": v for n, v in theta.items()}
 
-    def _known(self, weight: Array) -> Arrays:
+    def _sent_weight(self, weight: Array) -> Arrays:
         return {"weight": weight} if self.weighting == "samples" else {}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:

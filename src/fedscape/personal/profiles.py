@@ -200,8 +200,8 @@ class Profiles:
         if not len(clients) or self.alpha == 0:
             return
         edges = 2.0 ** np.linspace(-8, 8, _BINS)
-        place = np.searchsorted(edges, self._squares(self.describe(clients, labelled=False)).min(axis=1))
-        bins = Federation({"y": np.minimum(place, _BINS - 1)}, np.arange(len(clients) + 1), clients.ids)
+        nearest_bin = np.searchsorted(edges, self._squares(self.describe(clients, labelled=False)).min(axis=1))
+        bins = Federation({"y": np.minimum(nearest_bin, _BINS - 1)}, np.arange(len(clients) + 1), clients.ids)
         counts = np.maximum(Histogram(_BINS).fit(bins, **how).counts_, 0.0)
         total = counts.sum()
         enough = np.flatnonzero(np.cumsum(counts) >= (1 - self.alpha) * (total + 1))

@@ -217,8 +217,8 @@ def measured(method: Any, state: Arrays, clients: Federation) -> Arrays:
 
 def with_kept_of(clients: Federation, ids: Array, kept: Mapping[str, Ragged]) -> Federation:
     """Attach the kept arrays of clients with the same ids; other clients have none."""
-    place = {v: i for i, v in enumerate(ids.tolist())}
-    where = np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+    index_of = {v: i for i, v in enumerate(ids.tolist())}
+    where = np.array([index_of.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
     matched = np.flatnonzero(where >= 0)
     held = {}
     for name, ragged in kept.items():

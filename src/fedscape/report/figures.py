@@ -218,8 +218,8 @@ def _interval(about: About, low: float, high: float, kind: str, *, hollow: bool 
     if about["low"] is not None and about["high"] is not None:
         begin, end = _at(about["low"], low, high), _at(about["high"], low, high)
         bar = f'<i class="span {kind}" style="left:{begin};right:calc(100% - {end}){top}"></i>'
-    place = _at(about["value"], low, high)
-    return f'{bar}<i class="dot {kind}{" hollow" if hollow else ""}" style="left:{place}{top}"></i>'
+    position = _at(about["value"], low, high)
+    return f'{bar}<i class="dot {kind}{" hollow" if hollow else ""}" style="left:{position}{top}"></i>'
 
 
 def bars(rows: Sequence[tuple[str, float, float]], *, kind: int, called: str) -> str:

@@ -124,11 +124,11 @@ def _advice(result: Result) -> str:
     order = list(_EVIDENCE)
     for item in sorted(result["advise"], key=lambda item: order.index(item["question"])):
         first = " first" if item["question"] == "Which method?" else ""
-        place = _EVIDENCE[item["question"]]
+        anchor = _EVIDENCE[item["question"]]
         cards.append(
             f'<article class="answer{first}"><p class="q">{safe(item["question"])}</p>'
             f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])} '
-            f'<a href="#{place}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
+            f'<a href="#{anchor}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
         )
     notes = "".join(f"<li>{safe(note)}</li>" for note in result["notes"])
     remarks = (
@@ -167,15 +167,15 @@ def _computed(result: Result) -> str:
         for e in spent
     )
     sees = (
-        "In a federation: of every method sums over clients only, and client by client nothing but what the table of "
-        "costs names. Without secure= the server sees each node's sum. This study itself was computed in one "
+        "In a federation: sums over clients, and of single clients only the arrays named in the table of "
+        "costs. Without secure= the server sees each node's sum. This study itself was computed in one "
         "place with all the data at hand."
     )
     intervals = (
         "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). "
         "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
         "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
-        "Worst tenth: posterior of a beta law fitted to clients drawn anew. Gini: bootstrap of clients. "
+        "Worst tenth: posterior of a beta law fitted to resampled clients. Gini: bootstrap of clients. "
         "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
         "rows), not with another model or longer training."
     )

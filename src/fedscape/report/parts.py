@@ -11,12 +11,12 @@ from fedscape.report.words import About, between, number, safe
 def card(title: str, content: str, reading: str, *, wide: bool = False, table: str = "", anchor: str = "") -> str:
     """A card of the page: a title, its content, and how to read it.
 
-    `table` is what its CSV button saves, `anchor` what links to it are called.
+    `table` is the table that its CSV button saves, `anchor` the target of links to it.
     """
-    place = f' id="{anchor}"' if anchor else ""
+    target = f' id="{anchor}"' if anchor else ""
     button = f'<button class="csv" data-table="{table}">CSV</button>' if table else ""
     return (
-        f'<figure class="card{" wide" if wide else ""}"{place}><div class="head"><h3>{safe(title)}</h3>{button}</div>'
+        f'<figure class="card{" wide" if wide else ""}"{target}><div class="head"><h3>{safe(title)}</h3>{button}</div>'
         f"{content}"
         f"<figcaption>{safe(reading)}</figcaption></figure>"
     )

@@ -64,7 +64,7 @@ def describe(result: Result) -> tuple[str, str, str]:
     # below the shorter one: the histogram is about as tall as six rows
     stacks[len(rows) < 6] += card("Columns", table_of_columns, f"{missing:,} values are missing.")
     content = (
-        "<h2>Describe</h2><p>What there is, before anything is modelled.</p><div class='grid'>"
+        "<h2>Describe</h2><p>The data, before anything is modelled.</p><div class='grid'>"
         + "".join(f"<div class='stack'>{stack}</div>" for stack in stacks)
         + "</div>"
     )

@@ -283,7 +283,7 @@ def _costs_card(learn: Learn) -> str:
     reading = (
         "A round of a median client on a device of 1 GFLOP/s, 1 MB/s up, 4 MB/s down (assumed); "
         f"{dear['called']} sends "
-        "the most. Revealed is what the server sees client by client; all else that is sent it sees as a sum only."
+        "the most. Revealed: the arrays that the server sees for single clients; it sees all others as sums."
     )
     return card("Cost of a round, and what the server sees", table, reading, table="costs", anchor="costs")
 

@@ -315,11 +315,11 @@ def _all_at_once(
     all_features = torch.zeros(int(sizes.sum()), local.model.n_features, dtype=torch.float64, device=local.device)
     for begin in range(0, int(sizes.max()), _WIDE):
         going = int((sizes > begin).sum())
-        place = begin + np.arange(min(_WIDE, int(sizes[0]) - begin))
-        real = place < sizes[:going, None]
-        rows = torch.from_numpy(np.where(real, first[:going, None] + place, first[:going, None])).to(local.device)
+        position = begin + np.arange(min(_WIDE, int(sizes[0]) - begin))
+        real = position < sizes[:going, None]
+        rows = torch.from_numpy(np.where(real, first[:going, None] + position, first[:going, None])).to(local.device)
         batch_features = vmap(features)({n: p[:going] for n, p in params.items()}, x[rows])
-        target = torch.from_numpy((begin_of[:going, None] + place)[real]).to(local.device)
+        target = torch.from_numpy((begin_of[:going, None] + position)[real]).to(local.device)
         all_features[target] = batch_features[torch.from_numpy(real).to(local.device)].to(torch.float64)
     return all_features
 

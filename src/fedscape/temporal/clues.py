@@ -57,9 +57,9 @@ def spaced(clients: Federation, most: int | None) -> Federation:
     """
     if most is None or clients.sizes.max(initial=0) <= most:
         return clients
-    place = np.arange(clients.n_rows) - clients.offsets[:-1][clients.client_of_row]
+    position = np.arange(clients.n_rows) - clients.offsets[:-1][clients.client_of_row]
     size = np.maximum(clients.sizes, most)[clients.client_of_row]
-    return clients.where((place + 1) * most // size > place * most // size)
+    return clients.where((position + 1) * most // size > position * most // size)
 
 
 @lru_cache(maxsize=8)

@@ -323,7 +323,7 @@ class FedClock(Branched):
             "clue_weights": weights,
             "clue_offsets": -0.5 * (weights * means).sum(axis=1),
             "trusted": np.asarray(float(trusted)),
-            "branching": np.asarray(float(trusted and self._found(state["agreement"]))),
+            "branching": np.asarray(float(trusted and self._features_suffice(state["agreement"]))),
             "p_value": np.asarray(test.p_value),
             "rounds": np.asarray(test.rounds),
             "server.clue_count": np.asarray(n),
@@ -335,7 +335,7 @@ class FedClock(Branched):
         """The ridge for d statistics of n clients: larger for few clients."""
         return self.ridge * (1 + _FEW * d / max(n, 1.0))
 
-    def _found(self, agreement: Array) -> bool:
+    def _features_suffice(self, agreement: Array) -> bool:
         """Whether features predict the mode of enough clients."""
         return bool(agreement.mean() > (1 + _ABOVE * (len(agreement) - 1)) / len(agreement))
 

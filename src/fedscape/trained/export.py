@@ -197,9 +197,7 @@ def _example(trained: Trained) -> torch.Tensor:
     if not inputs.as_stored:
         return torch.zeros(3, sum(1 if f.kind == "category" else f.width for f in inputs.features))
     if not inputs.features[0].shape:
-        raise DataError(
-            "what the inputs of this model look like is not saved: train it with 'fedscape train' to export"
-        )
+        raise DataError("the inputs of this model were not saved: train it with 'fedscape train' to export")
     codes = np.dtype(inputs.features[0].dtype).kind in "iu" and inputs.features[0].dtype != "uint8"
     return torch.zeros(3, *inputs.features[0].shape, dtype=torch.int64 if codes else torch.float32)
 
@@ -288,13 +286,13 @@ def _preprocessing(inputs: Inputs) -> Any:
     return transformer
 
 
-def _known(each: Feature) -> list[Any]:
+def _categories(each: Feature) -> list[Any]:
     """The categories with the types of the table: numbers if it had numbers."""
     return [float(text) for text in each.categories] if each.dtype != "str" else list(each.categories)
 
 
 def _made_up(each: Feature) -> list[Any]:
-    return [_known(each)[0]] * 2 if each.kind == "category" else [0.0, 1.0]
+    return [_categories(each)[0]] * 2 if each.kind == "category" else [0.0, 1.0]
 
 
 def _step(each: Feature) -> Any:
@@ -304,7 +302,7 @@ def _step(each: Feature) -> Any:
     from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
     if each.kind == "category":
-        return OneHotEncoder(categories=[_known(each)], handle_unknown="ignore", sparse_output=False)
+        return OneHotEncoder(categories=[_categories(each)], handle_unknown="ignore", sparse_output=False)
     steps: list[tuple[str, Any]] = []
     if each.fill is not None:
         steps.append(("fill", SimpleImputer(strategy="constant", fill_value=each.fill[0])))

@@ -137,7 +137,7 @@ class Trained:
         """Predict class probabilities for each row, by its client's own model or the model for new clients."""
         applied = self.inputs.apply(table)
         rows = self._aligned(applied.rows)
-        valid = self._known(rows)
+        valid = self._own_mask(rows)
         served = np.ones(len(rows), dtype=bool) if valid is None or self.newcomers is not None else valid
         state = self.model.ready()
         probabilities = np.full((rows.n_rows, self._n_classes(state, rows)), np.nan)
@@ -158,7 +158,7 @@ class Trained:
         first = rows.where(np.arange(rows.n_rows) == 0)
         return int(self.model.method.log_probs(state, self.model.with_kept(first)).shape[1])
 
-    def _known(self, rows: Federation) -> Array | None:
+    def _own_mask(self, rows: Federation) -> Array | None:
         """Mask of the clients that have a model of their own; None if the method has one model for all."""
         if isinstance(self.model.method, Common | Branched):
             return None
@@ -189,9 +189,7 @@ class Trained:
     def adapt(self, table: Federation, *, seed: int = 0) -> tuple[Trained, dict[str, Any]]:
         """Adapt to new clients: return the model with them, and the cost and gain on the rows adapted to."""
         if isinstance(self.model.method, Common | Branched):
-            raise DataError(
-                f"{self.method} serves all clients alike: there is nothing to adapt, predict with it as it is"
-            )
+            raise DataError(f"{self.method} has one model for all clients: there is nothing to adapt, use predict")
         rows, applied = self.labelled(table)
         adapted = self.model.adapt(rows, seed=seed)
         target = self.inputs.target

@@ -48,7 +48,7 @@ def written(
     return packed({**total, **measured}, digest, **about)
 
 
-def told(reply: Reply, release: Release | None, *, masked: bool) -> str:
+def log_line(reply: Reply, release: Release | None, *, masked: bool) -> str:
     """The line of the owner's log for an answer; it does not depend on rows."""
     numbers = sum(int(np.prod(np.shape(v))) for v in (*reply.total.values(), *reply.metrics.values())) - 1
     noise = "none" if release is None else release.privacy.place

@@ -20,7 +20,7 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared
 from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower import terms as owner_terms
-from fedscape.engines.flower.answers import packed, told, written
+from fedscape.engines.flower.answers import log_line, packed, written
 from fedscape.engines.flower.booking import Book
 from fedscape.engines.flower.library import ClientApp, Context, Message
 from fedscape.engines.flower.node_store import Folder
@@ -170,7 +170,7 @@ class _Owner:
         try:
             owners = owner_terms.read_terms(visit.folder.path)
         except DataError as error:
-            visit.about["terms"] = f"nothing is answered until this is mended: {error}"
+            visit.about["terms"] = f"nothing is answered until this is fixed: {error}"
             raise Unreadable("for a node whose terms cannot be read") from None
         visit.about["terms"] = "app" if owners is None else owner_terms.FILE
         if owners is None and context.node_config.get("terms") == "required":
@@ -189,7 +189,7 @@ class _Owner:
         folder = visit.folder
         order = wire.order_of(content)
         if folder.blocked(request.run):
-            raise Away("the run failed before, or too many runs did: failed.json lists them, remove it to go on")
+            raise Away("the run failed before, or too many runs did: failed.json lists them, remove it to continue")
         earlier = folder.replied(request.run, request.number, request.digest)
         if earlier is not None:
             visit.log("repeated")
@@ -240,7 +240,7 @@ class _Owner:
                 order=order,
                 past_servers=past_servers,
             )
-            visit.about["answer"] = told(reply, release, masked=envelope is not None)
+            visit.about["answer"] = log_line(reply, release, masked=envelope is not None)
             visit.log("answered")
         return answer
 

@@ -158,7 +158,7 @@ def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation
             raise Unreadable(f"a computation with other settings than the owner's: {differing}")
         if theirs:
             raise Unreadable("a computation whose owner has not supplied it")
-        built = _known(KNOWN, str(name))(**{key: _decode(value) for key, value in wanted.items()})
+        built = _looked_up(KNOWN, str(name))(**{key: _decode(value) for key, value in wanted.items()})
     except (KeyError, TypeError, AttributeError):
         raise Unreadable("not a computation") from None
     if not isinstance(built, Computation) or built.version != version:
@@ -199,7 +199,7 @@ def _shown(side: Mapping[str, str], name: str) -> str:
     return side.get(name, "not there")[:60]
 
 
-def _known(listed: Mapping[str, str], name: str) -> Any:
+def _looked_up(listed: Mapping[str, str], name: str) -> Any:
     if name not in listed:
         raise Unreadable("a computation that is not on the list")
     module, _, kind = listed[name].partition(":")
@@ -236,7 +236,7 @@ def _decode(value: Any, depth: int = 0) -> Any:
 
 def _decode_other(value: Mapping[str, Any], depth: int) -> Any:
     if "part" in value:
-        return _known(_PARTS, str(value["part"]))(**{n: _decode(v, depth + 1) for n, v in value["fields"].items()})
+        return _looked_up(_PARTS, str(value["part"]))(**{n: _decode(v, depth + 1) for n, v in value["fields"].items()})
     if "computation" in value and not value["computation"]["theirs"]:
         return rebuilt(value["computation"], ())
     raise Unreadable("an argument that is neither a number nor a text nor an array")

@@ -15,19 +15,19 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
-def _found(module: str, *names: str) -> list[Any]:
+def _imported(module: str, *names: str) -> list[Any]:
     library = require(module, extra="flower")
     missing = [name for name in names if not hasattr(library, name)]
     if missing:
-        raise EngineError(f"this Flower has no {module}.{missing[0]}: install flwr 1.41 or a later one")
+        raise EngineError(f"this Flower has no {module}.{missing[0]}: install flwr 1.41 or later")
     return [getattr(library, name) for name in names]
 
 
-Array, ArrayRecord, Context, Message, RecordDict = _found(
+Array, ArrayRecord, Context, Message, RecordDict = _imported(
     "flwr.app", "Array", "ArrayRecord", "Context", "Message", "RecordDict"
 )
-(ClientApp,) = _found("flwr.clientapp", "ClientApp")
-(Grid,) = _found("flwr.serverapp", "Grid")
+(ClientApp,) = _imported("flwr.clientapp", "ClientApp")
+(Grid,) = _imported("flwr.serverapp", "Grid")
 
 
 def pretend_task() -> None:

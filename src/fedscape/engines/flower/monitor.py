@@ -15,12 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _TYPES = {
-    "fedscape_rounds_total": ("counter", "Rounds that ended, abandoned ones among them."),
+    "fedscape_rounds_total": ("counter", "Rounds that ended, including abandoned ones."),
     "fedscape_rounds_abandoned_total": ("counter", "Rounds in which too few clients reported."),
-    "fedscape_faults_total": ("counter", "What went wrong with nodes, by kind."),
+    "fedscape_faults_total": ("counter", "Faults of nodes, by kind."),
     "fedscape_round_seconds_total": ("counter", "Seconds that rounds took."),
-    "fedscape_clients": ("gauge", "Clients of the last round; noisy where their number is secret."),
-    "fedscape_bytes_up": ("gauge", "Bytes that a client sent in the last round, at most."),
+    "fedscape_clients": ("gauge", "Clients of the last round; noisy if their number is secret."),
+    "fedscape_bytes_up": ("gauge", "Largest number of bytes sent by a client in the last round."),
 }
 
 

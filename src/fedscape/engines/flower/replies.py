@@ -49,7 +49,7 @@ class Roster:
         twice = ids[rank][1:] == ids[rank][:-1]
         if twice.any():
             whom = one_line(ids[rank][1:][twice][0])
-            raise EngineError(f"two nodes say that they hold the client {whom}: ids must differ")
+            raise EngineError(f"two nodes claim the client {whom}: ids must differ")
         return cls(ids[rank], nodes[rank], tuple(order), client_keys(ids[rank]))
 
 
@@ -62,7 +62,7 @@ class Asked:
     blob: bytes
     answer: Answer | None = None
     fault: str = "missing"
-    said: str = ""
+    reason: str = ""
     away: bool = False  # the node reported it: do not ask again in this round
 
 
@@ -155,13 +155,13 @@ def agree(requests: Iterable[Asked], reveals: frozenset[str]) -> None:
     most, second = sorted(forms.values(), key=len, reverse=True)[:2]
     if len(most) == len(second):
         raise EngineError(
-            f"{len(most)} nodes answer in one form and {len(second)} in another: which is right cannot be told; "
+            f"{len(most)} nodes answer in one form and {len(second)} in another: there is no majority; "
             "do their data have the same columns and categories?"
         )
     for others in forms.values():
         if others is not most:
             for one in others:
-                one.answer, one.fault, one.said = None, "corrupt", "its answer has other arrays than the other nodes'"
+                one.answer, one.fault, one.reason = None, "corrupt", "its answer has other arrays than the other nodes'"
 
 
 def _form(answer: Answer, reveals: frozenset[str]) -> Any:

@@ -138,7 +138,7 @@ class Flower:
 
     def restore(self, kept: Mapping[str, Ragged]) -> None:
         if set(kept) != {"flower.run", "flower.versions"}:
-            raise CheckpointError("this checkpoint was not made over Flower: what clients keep is in it, not on nodes")
+            raise CheckpointError("this checkpoint was not made over Flower: it holds kept arrays itself")
         versions = kept["flower.versions"].flat
         if len(versions) != 2 + len(self.roster.node_ids):
             raise CheckpointError(
@@ -281,7 +281,7 @@ class Flower:
             if one.answer is None:
                 self._tell(0, one)
         if not who:  # nodes that do not answer are left out, as in any round
-            raise EngineError(f"no node said whom it holds: {'; '.join(self.troubles[-3:])}")
+            raise EngineError(f"no node reported its clients: {'; '.join(self.troubles[-3:])}")
         return Roster.of(who)
 
     def _request(self, header: Mapping[str, Any], state: Arrays, place: int, cohort: Array) -> Asked:
@@ -302,7 +302,7 @@ class Flower:
             if not retries:
                 break
             for one in retries:  # wait for the retry as if nothing had arrived
-                one.fault, one.said = "missing", ""
+                one.fault, one.reason = "missing", ""
             open_ |= self._push(retries, index)
             self._pull(open_, retries, check, faults)
         self._late = dict([*self._late.items(), *dict.fromkeys(open_, index).items()][-_LATE:])
@@ -315,7 +315,7 @@ class Flower:
             if self.roster.node_ids[one.place] in online:
                 able.append(one)
             else:
-                one.fault, one.said = "failed", "the node is offline"
+                one.fault, one.reason = "failed", "the node is offline"
         life = 60.0 + 2 * self.attempts * self.timeout
         order = wire.Order(self._life, self._name, self._requests)
         messages = [
@@ -334,7 +334,7 @@ class Flower:
             if number:
                 pushed[number] = one
             else:
-                one.fault, one.said = "failed", "Flower did not take the message"
+                one.fault, one.reason = "failed", "Flower did not take the message"
         return pushed
 
     def _pull(
@@ -367,18 +367,18 @@ class Flower:
 
     def _take(self, one: Asked, message: Any, check: Callable[[Asked, bytes], Answer]) -> None:
         if message.has_error():
-            one.fault, one.said = "failed", f"Flower says code {message.error.code}"
+            one.fault, one.reason = "failed", f"Flower says code {message.error.code}"
             return
         try:
             one.answer = check(one, wire.disclose(message.content, self.largest))
         except Refused as refused:
-            one.fault, one.said = "refused", str(refused)
+            one.fault, one.reason = "refused", str(refused)
         except Away as away:
-            one.fault, one.said, one.away = "missing", str(away), True
+            one.fault, one.reason, one.away = "missing", str(away), True
         except (Unreadable, PrivacyError) as error:
-            one.fault, one.said = "corrupt", f"its answer is {error}"[:300]
+            one.fault, one.reason = "corrupt", f"its answer is {error}"[:300]
         except Exception as error:  # no answer of a node may end the run
-            one.fault, one.said = "corrupt", f"its answer cannot be read ({type(error).__name__})"
+            one.fault, one.reason = "corrupt", f"its answer cannot be read ({type(error).__name__})"
 
     def _enough(self, number: int, least: int, index: int, faults: Mapping[str, int]) -> None:
         if number < least:
@@ -389,8 +389,8 @@ class Flower:
 
     def _tell(self, index: int, one: Asked) -> None:
         node = self.roster.node_ids[one.place]
-        self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.said if one.said else ''}")
-        about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.said}
+        self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.reason if one.reason else ''}")
+        about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.reason}
         logging.getLogger("fedscape.flower").warning(json.dumps(about))
 
 

@@ -36,23 +36,23 @@ _COMMENTS = {
     "epsilon": "The budget of each (unit, relation, place) over all runs.",
     "delta": "The delta at which budgets are stated.",
     "total_epsilon": "One budget over all groups and runs: the sum of the groups' epsilons, delta shared among them.",
-    "unnoised": "How many answers may leave to which nobody promises any noise.",
+    "unnoised": "Number of answers that may leave without any promised noise.",
     "places": 'Where noise may be added. ["local"] with unnoised = 0 needs no trust in the server.',
     "units": "What a release must protect: a client with all its rows, or a row.",
-    "relations": "Which two data sets must look alike. A local release of clients is replace-one.",
-    "parts": "Over how many clients distributed noise may be split at most.",
-    "columns": "The columns that may be read; computations see no other.",
-    "computations": "The computations that may be asked for, by name: fedscape deploy log shows names.",
+    "relations": "Which data sets count as neighbours. A local release of clients is replace-one.",
+    "parts": "The largest number of clients over which distributed noise may be split.",
+    "columns": "The only columns that computations may read.",
+    "computations": "The computations that may be requested, by name: fedscape deploy log shows names.",
     "reveals": "The arrays that the server may see client by client.",
-    "numbers": "The most numbers that a request may bring or an answer take.",
-    "largest": "The largest number, in size, that a request may bring.",
+    "numbers": "The largest number of values in a request or an answer.",
+    "largest": "The largest absolute value in a request.",
     "secure": "Whether sums leave only masked (secure=), among the nodes of roster.txt.",
-    "smallest": "How many honest nodes any masked sum that can be opened must hold at least.",
-    "colluders": "The share of nodes that masked sums must hold against if they collude with the server.",
+    "smallest": "Any masked sum that can be opened must hold at least this many honest nodes.",
+    "colluders": "The share of nodes colluding with the server that masked sums must withstand.",
 }
 _HEAD = """\
-# On which terms this node answers. This file is its owner's: where it exists it counts, and an app can only be
-# stricter. A term that is left out has its default. `fedscape deploy terms FOLDER` shows all of them.
+# The terms under which this node answers. Its owner writes this file. An app can only be stricter.
+# A missing term has its default. `fedscape deploy terms FOLDER` shows all of them.
 """
 
 
@@ -94,9 +94,9 @@ class Terms:
     secure
         Whether sums leave only masked, among nodes that the node's `roster.txt` names.
     smallest
-        The smallest number of honest nodes in any masked sum that can be opened.
+        Any masked sum that can be opened must hold at least this many honest nodes.
     colluders
-        The share of nodes that may collude with the server without breaking masked sums.
+        The share of nodes colluding with the server that masked sums must withstand.
 
     >>> Terms(epsilon=2.0).delta
     1e-06

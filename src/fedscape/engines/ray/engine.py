@@ -264,7 +264,7 @@ class _Files:
         self.own: str | None = None
         if isinstance(data, Federation):
             if data.kept:
-                raise DataError("a Federation that holds what clients kept cannot be sharded: use restore() for that")
+                raise DataError("a Federation with kept arrays cannot be sharded: pass them to restore()")
             self.federation = data
             self.source = self._written(data, folder)
             return

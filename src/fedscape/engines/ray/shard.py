@@ -233,5 +233,5 @@ def _bound_memory(more: int) -> None:
 
     now = allocated()
     if now is None:
-        raise EngineError("memory= needs Linux: it bounds what a worker may take through the kernel")
+        raise EngineError("memory= needs Linux: the kernel enforces the bound on a worker")
     resource.setrlimit(resource.RLIMIT_DATA, (now + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -153,8 +153,8 @@ class Crew:
         """Refuse to continue if a broken round updated the kept arrays of some clients and not of others."""
         if self._torn:
             raise EngineError(
-                "a round was broken off while its clients took over what they keep, so that some may have taken it and "
-                "others not: restore from the checkpoint, or begin anew"
+                "a round broke off while it updated the kept arrays, and only some clients may have new ones: "
+                "restore from the checkpoint, or start over"
             )
 
     @contextmanager
@@ -226,7 +226,7 @@ class Crew:
             raise EngineError(f"{self.names[shard]}: {self._cause(error)}") from error
         except errors.ObjectLostError as error:
             raise EngineError(
-                f"{self.names[shard]}: what its clients kept was lost with a machine; go on from the last checkpoint"
+                f"{self.names[shard]}: its kept arrays were lost with a machine; resume from the last checkpoint"
             ) from error
         if isinstance(value, FedscapeError):
             raise type(value)(f"{value}, in {self.names[shard]}")
