@@ -99,7 +99,7 @@ def test_a_folder_of_any_name_gives_readable_settings(tmp_path):
 def test_a_damaged_description_is_said_in_one_line(text, tmp_path):
     deploy.init(tmp_path / "d", nodes=1)
     (tmp_path / "d" / "deployment.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(DataError, match=r"deployment.json is damaged \(.*\): make the deployment anew") as error:
+    with pytest.raises(DataError, match=r"deployment.json is damaged \(.*\): recreate the deployment") as error:
         deploy.check(tmp_path / "d")
     assert "\n" not in str(error.value)
 
@@ -132,7 +132,9 @@ def _replace(name, old, new):
 GAPS = {
     "the folder can be read by others (mode 755)": lambda folder: folder.chmod(0o755),
     "superlink.db can be read by others (mode 640)": lambda folder: _touch(folder / "superlink.db", 0o640),
-    "its database among it, could be read by others": _replace("environment.sh", "umask 077", "umask 022"),
+    "others could read what Flower writes, including its database": _replace(
+        "environment.sh", "umask 077", "umask 022"
+    ),
     "can be read by others (mode 644)": lambda folder: (folder / "keys" / "node-0").chmod(0o644),
     "could end up in a repository": lambda folder: (folder / "keys" / ".gitignore").unlink(),
     "telemetry or update checks are on": _replace("environment.sh", "TELEMETRY_ENABLED=0", "TELEMETRY_ENABLED=1"),
@@ -140,7 +142,7 @@ GAPS = {
     "any node is served": _replace("superlink.sh", "--enable-supernode-auth", ""),
     "supernode.sh asks for plain text": _replace("supernode.sh", "--root-certificates", "--insecure"),
     "has expired": _expired,
-    "is not of this CA": lambda folder: _other_ca(folder),
+    "is not signed by this CA": lambda folder: _other_ca(folder),
     "the certificate is not for": _replace("deployment.json", "127.0.0.1", "10.0.0.7"),
     "is not an EC key in OpenSSH form": lambda folder: (folder / "keys" / "node-1").write_text("no key"),
     "superlink.sh is missing": lambda folder: (folder / "superlink.sh").unlink(),

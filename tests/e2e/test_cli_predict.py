@@ -159,7 +159,7 @@ def test_an_export_is_written_once(runs, tmp_path):
 @pytest.mark.parametrize("method", ["fedavg", "fedclock", "fedtkm"])
 def test_a_model_for_all_has_nothing_to_adapt(method, runs, tables):
     said = refused(2, "adapt", runs(method), tables[1])
-    assert f"{method} serves all clients alike: there is nothing to adapt" in said
+    assert f"{method} has one model for all clients: there is nothing to adapt" in said
     assert said.count("\n") == 1
 
 

@@ -159,7 +159,7 @@ def test_a_round_broken_off_while_it_is_kept_cannot_be_taken_twice(
         with pytest.raises(error, match="stop"):
             next(loop)
     for go_on in (lambda: next(loop), engine.kept):
-        with pytest.raises(EngineError, match=r"broken off .*: restore from the checkpoint"):
+        with pytest.raises(EngineError, match=r"broke off .*: restore from the checkpoint"):
             go_on()
     again = rounds(Diary(), engine, n_rounds=5, sampler=FixedSize(60), resume=tmp_path / "run.ckpt")
     for _ in again:

@@ -1,1 +1,1 @@
-"""Write a deployment over Flower, check it, and look after its nodes."""
+"""Deployments over Flower: write one, check it, and administer its nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 ENVIRONMENT = """\
 # Read by every script here. Nothing calls home, and nothing is installed while a run starts.
-umask 077 # what Flower writes here, its database among it, is for its owner alone
+umask 077 # only the owner can read what Flower writes here, its database included
 export FLWR_HOME="$here/flower/home"
 if [ -f "$here/flower/locate.py" ]; then python3 "$here/flower/locate.py"; fi
 export FLWR_TELEMETRY_ENABLED=0
@@ -34,7 +34,7 @@ SUPERLINK_TLS = """--ssl-ca-certfile certificates/ca.crt --ssl-certfile certific
 REGISTER = (
     _HEAD
     + """\
-# Tell the SuperLink which nodes it may serve, before they start. Run it again after fedscape deploy add, revoke, renew.
+# Register the nodes' keys with the SuperLink before they start. Run it again after fedscape deploy add, revoke, renew.
 cd "$here"
 shopt -s nullglob
 for gone in keys/*.old-id; do
@@ -67,11 +67,11 @@ if [ $# -lt 2 ] || [ $# -gt 3 ] || ! [[ "$1" =~ ^[0-9]+$ ]]; then
   exit 2
 fi
 number="$1"
-# What is missing or unsafe, and whether the data can be read: before a run arrives.
+# Report missing or unsafe settings and unreadable data before a run arrives.
 fedscape deploy check "$here/nodes/$number" --data "$2" --client "${3:-}"
 # The owner's terms must be in nodes/NUMBER/terms.toml: without them this node refuses every request.
 config="folder=\\"$here/nodes/$number\\" data=\\"$2\\" client=\\"${3:-}\\" terms=\\"required\\""
-# After a crash Flower takes the same key back only when a minute has passed: try again until then.
+# After a crash Flower accepts the same key again only after a minute: retry until then.
 until flower-supernode --superlink "@ADDRESS@" @SECURITY@ --host 127.0.0.1 --port "$((9100 + number))" \\
   --node-config "$config"; do
   sleep 5
@@ -85,8 +85,8 @@ SUPERNODE_TLS = """--root-certificates "$here/certificates/ca.crt" \\
 RUN = (
     _HEAD
     + """\
-# run.sh OUT [SETTINGS]: start a run and wait for its end; exit 0 only if it was completed. With the OUT of an earlier
-# run that was stopped it goes on there.
+# run.sh OUT [SETTINGS]: start a run and wait for its end; exit 0 only if it completed. With the OUT of a run that was
+# stopped, resume it.
 mkdir -p "$1"
 out="$(cd "$1" && pwd)"
 field() { python3 -c 'import json, sys; d = json.load(sys.stdin); print(d.get("run-id") or d["runs"][0]["status"])'; }
@@ -103,7 +103,7 @@ done
 )
 
 LOCATE = '''\
-"""Write flower/home/config.toml for the place where this folder is now: Flower takes only a whole path to the CA."""
+"""Write flower/home/config.toml for the current location of this folder: Flower needs an absolute path to the CA."""
 
 import json
 from pathlib import Path
@@ -176,11 +176,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    os.umask(0o077)  # what a private run leaves is for its owner alone
+    os.umask(0o077)  # only the owner may read the results of a private run
     how = context.run_config
     out = Path(str(how["out"]))
     out.mkdir(parents=True, exist_ok=True)
-    watch(metrics_port=how.get("metrics-port", 0))  # JSON lines; /metrics and /health where there is a port
+    watch(metrics_port=how.get("metrics-port", 0))  # JSON lines; /metrics and /health if there is a port
     masks = fs.SecureSum(dropouts=how["dropouts"], colluders=how["colluders"]) if how["secure"] else None
     engine = fs.Flower(
         grid, nodes=how["nodes"], min_clients=how["min-clients"], timeout=how["timeout"], secure=masks
@@ -207,7 +207,7 @@ def main(grid: Grid, context: Context) -> None:
 '''
 
 CLIENT = '''\
-"""A node: whose data it holds."""
+"""A node and its data."""
 
 from flwr.app import Context
 
@@ -220,7 +220,7 @@ def load(context: Context) -> Federation:
     return datasets.read(str(config["data"]), client=str(config["client"]) or None)
 
 
-# Terms are the owner's: nodes/NUMBER/terms.toml on the node, which `fedscape deploy terms` shows and writes. An app
+# The owner sets the terms: nodes/NUMBER/terms.toml on the node; `fedscape deploy terms` shows and writes them. An app
 # can only be stricter: client_app(load, terms=Terms(...)).
 app = client_app(load)
 '''
@@ -228,7 +228,7 @@ app = client_app(load)
 README = """\
 # A deployment of fedscape over Flower
 
-`fedscape deploy check .` says what is missing or unsafe. Every host needs `pip install 'fedscape[flower]'`.
+`fedscape deploy check .` reports what is missing or unsafe. Every host needs `pip install 'fedscape[flower]'`.
 
 | where | what | needs |
 | --- | --- | --- |
@@ -237,13 +237,13 @@ README = """\
 | node N | `./supernode.sh N DATA` | `environment.sh`, `supernode.sh`, `certificates/ca.crt`, `keys/node-N`, `nodes/N` |
 | server | `./run.sh OUT` | `app/`, `flower/` |
 
-On a node its owner decides: `fedscape deploy terms nodes/N` shows on which terms it answers and what is spent, and with
-options such as `--total-epsilon 4 --column y` writes them; `fedscape deploy log nodes/N` shows what was asked.
+The owner of a node decides: `fedscape deploy terms nodes/N` shows the terms under which it answers and what is spent.
+Options such as `--total-epsilon 4 --column y` change them. `fedscape deploy log nodes/N` shows the requests.
 
-Results are in OUT: `population.json`, `clients.parquet`, `result.json`, `ledger.jsonl`. A run that was stopped goes on
-when it is started with the same OUT.
+Results are in OUT: `population.json`, `clients.parquet`, `result.json`, `ledger.jsonl`. Start a stopped run with the
+same OUT to resume it.
 
-Who reaches the SuperLink's port can register keys and start runs, which is to run code on every node: Flower's node
+Anyone who reaches the SuperLink's port can register keys and start runs, and so run code on every node: Flower's node
 authentication does not cover that. Let only the nodes and the operator through the firewall. `certificates/ca.key` is
 needed only to make new certificates: take it off this machine.
 """
@@ -324,7 +324,7 @@ ReadWritePaths=/opt/fedscape
 WantedBy=multi-user.target
 """
 
-#: For hosts that run containers or services.
+#: Files for hosts that run containers or services.
 HOSTS = {
     "docker/Dockerfile": DOCKERFILE,
     "docker/compose.yaml": COMPOSE,

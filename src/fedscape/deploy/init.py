@@ -1,4 +1,4 @@
-"""A deployment over Flower that works on the first try: its files, and a look for known gaps."""
+"""Write a ready deployment over Flower, and check it for known gaps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Options = dict[str, str]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that `check` found: an error, a warning, or a note of what no file can change."""
+    """A result of `check`: an error, a warning, or a note on a gap that no file can close."""
 
     level: str
     what: str
@@ -46,26 +46,26 @@ def init(
     strict: bool = False,
     secure: bool = False,
 ) -> dict[str, Any]:
-    """Write a ready Flower app with certificates, node keys, nodes' terms and scripts into a new folder.
+    """Write a ready Flower app with certificates, node keys, the nodes' terms and scripts into a new folder.
 
     Parameters
     ----------
     folder
-        The folder, which must not exist or be empty.
+        The folder; it must be empty or not exist.
     nodes
-        How many node keys to make.
+        Number of node keys to create.
     hosts
-        Names and addresses under which nodes reach the server, the one they use first.
+        Names and addresses under which nodes reach the server; nodes use the first one.
     port
         The SuperLink's port.
     days
-        How long the certificates hold.
+        How long the certificates are valid.
     plain
-        Plain text instead of TLS, and so no node authentication: only where the first host is this machine.
+        Plain text instead of TLS, and so no node authentication: only if the first host is this machine.
     strict
-        Terms that believe no server: nodes answer only where they add all of the noise themselves.
+        Terms that trust no server: nodes answer only if they add all of the noise themselves.
     secure
-        Sums leave nodes only masked (`SecureSum`): a signing key for every node, and the roster of all.
+        Sums leave nodes only masked (`SecureSum`): a signing key for every node, and a roster of all.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def init(
     if secure:
         require("cryptography", extra="flower")
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target.chmod(0o700)  # it may have been there
+    target.chmod(0o700)  # it may have existed
     for name in ("certificates", "keys", "nodes"):
         (target / name).mkdir(mode=0o700)
         (target / name / ".gitignore").write_text(files.GITIGNORE)
@@ -109,10 +109,10 @@ def init(
 
 
 def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool, secure: bool) -> None:
-    here, everywhere = ("::1", "::") if ":" in host else ("127.0.0.1", "0.0.0.0")
-    known = {
+    loopback, everywhere = ("::1", "::") if ":" in host else ("127.0.0.1", "0.0.0.0")
+    values = {
         "ADDRESS": read.address_of(host, port),
-        "BIND": here if read.is_loopback(host) else everywhere,
+        "BIND": loopback if read.is_loopback(host) else everywhere,
         "PORT": str(port),
         "NODES": str(nodes),
         "MASKED": str(secure).lower(),
@@ -139,7 +139,7 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool,
     }
     for name, text in texts.items():
         text = text.replace("@SECURITY@", security.get(name, ""))
-        for word, value in known.items():
+        for word, value in values.items():
             text = text.replace(f"@{word}@", value)
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,11 +148,11 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool,
             path.chmod(0o755)
 
 
-# -- checking ----------------------------------------------------------------------------------------------------------
+# -- check -------------------------------------------------------------------------------------------------------------
 
 
 def check(folder: str | os.PathLike[str]) -> list[Finding]:
-    """Look a deployment over for known gaps: errors first, then warnings, then what no file can change.
+    """Check a deployment for known gaps: errors first, then warnings, then gaps that no file can close.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -164,11 +164,11 @@ def check(folder: str | os.PathLike[str]) -> list[Finding]:
     if not (target / "deployment.json").is_file():
         raise DataError(f"{target} is not a deployment: fedscape deploy init {target} makes one")
     about = _about(target / "deployment.json")
-    found = [*_files(target), *_switches(target, about), *_readable(target)]
+    findings = [*_files(target), *_switches(target, about), *_readable(target)]
     if not about["plain_text"]:
-        found += [*_secrets(target), *_certificates(target, about), *_keys(target)]
-    found += _gaps(target, about)
-    return sorted(found, key=lambda finding: ("error", "warning", "note").index(finding.level))
+        findings += [*_secrets(target), *_certificates(target, about), *_keys(target)]
+    findings += _gaps(target, about)
+    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.level))
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -178,17 +178,17 @@ def _about(path: Path) -> dict[str, Any]:
         if not isinstance(about["plain_text"], bool):
             raise DataError(f"plain_text must be true or false, not {about['plain_text']!r}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"{path} is damaged ({said}): make the deployment anew with fedscape deploy init") from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{path} is damaged ({reason}): recreate the deployment with fedscape deploy init") from None
     return dict(about)
 
 
 def _files(target: Path) -> Iterator[Finding]:
     for name in (*_SCRIPTS, *_TABLES):
         if not (target / name).is_file():
-            yield Finding("error", f"{name} is missing", "make the deployment anew with fedscape deploy init")
+            yield Finding("error", f"{name} is missing", "recreate the deployment with fedscape deploy init")
         elif (read.shell if name in _SCRIPTS else read.toml)(target / name) is None:
-            yield Finding("error", f"{name} cannot be read", "a quotation without an end? deploy init shows how it was")
+            yield Finding("error", f"{name} cannot be read", "an unclosed quote? deploy init shows the original")
 
 
 def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
@@ -196,17 +196,17 @@ def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     app, config = (read.toml(target / name) or {} for name in _TABLES)
     links = list(read.calls(scripts["superlink.sh"], "flower-superlink"))
     nodes = list(read.calls(scripts["supernode.sh"], "flower-supernode"))
-    found = {f"{name}={value}" for name, value in read.exports(scripts["environment.sh"]).items()}
+    exported = {f"{name}={value}" for name, value in read.exports(scripts["environment.sh"]).items()}
     for name in _SCRIPTS[1:]:
         if not any(c[0] in (".", "source") and c[-1].endswith("environment.sh") for c in scripts[name]):
             yield Finding("error", f"{name} does not read environment.sh", "put '. \"$here/environment.sh\"' into it")
     for name, program, started in (("superlink.sh", "superlink", links), ("supernode.sh", "supernode", nodes)):
         if not started:
-            yield Finding("error", f"{name} starts no flower-{program}", "deploy init shows how it was")
+            yield Finding("error", f"{name} starts no flower-{program}", "deploy init shows the original")
     for switch in _SWITCHES:
-        if switch not in found:
+        if switch not in exported:
             yield Finding("error", "telemetry or update checks are on", f"put 'export {switch}' into environment.sh")
-    if _NO_INSTALLS not in found or not all("--disable-runtime-dependency-installation" in link for link in links):
+    if _NO_INSTALLS not in exported or not all("--disable-runtime-dependency-installation" in link for link in links):
         remedy = f"'export {_NO_INSTALLS}' and flower-superlink --disable-runtime-dependency-installation"
         yield Finding("error", "packages would be installed whenever a run starts", remedy)
     if read.setting(app, "project", "dependencies") != []:
@@ -225,7 +225,7 @@ def _switches(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: Sequence[Options]) -> Iterator[Finding]:
-    """Where plain text would leave this machine."""
+    """Report hosts to which plain text would leave this machine."""
     configured = read.setting(config, "superlink", "deployment", "address")
     hosts = [("the address in deployment.json", read.host_of(about["address"]))]
     hosts += [("the address in flower/config.toml", read.host_of(str(configured)))]
@@ -233,12 +233,12 @@ def _leaks(about: dict[str, Any], config: Any, links: Sequence[Options], nodes: 
     hosts += [("--superlink in supernode.sh", read.host_of(node.get("--superlink", ""))) for node in nodes]
     for where, host in hosts:
         if not read.is_loopback(host):
-            said = f"plain text, and {where} is {host or 'not given'}, which is not this machine alone"
-            yield Finding("error", said, "use 127.0.0.1, or TLS: deploy init without --plain-text-on-loopback")
+            problem = f"plain text, and {where} is {host or 'not given'}, which is not this machine alone"
+            yield Finding("error", problem, "use 127.0.0.1, or TLS: deploy init without --plain-text-on-loopback")
 
 
 def _readable(target: Path) -> Iterator[Finding]:
-    """What others on this machine could read, now or once it is written; and what nodes cannot."""
+    """Report files that others on this machine could read, now or later, and terms that nodes cannot read."""
     secret = [*target.glob("certificates/*.key"), *(p for p in target.glob("keys/node-*") if not p.suffix)]
     for path in [
         target,
@@ -252,12 +252,12 @@ def _readable(target: Path) -> Iterator[Finding]:
             where = "the folder" if path == target else path.relative_to(target)
             remedy = f"chmod {'700' if path == target else '600'} {path}"
             yield Finding("error", f"{where} can be read by others (mode {mode:o})", remedy)
-    for said in node.damaged_terms(target):
-        yield Finding("error", said, "the node refuses everything: mend it, or use fedscape deploy terms")
+    for problem in node.damaged_terms(target):
+        yield Finding("error", problem, "the node refuses everything: fix it, or use fedscape deploy terms")
     masks = [c[-1] for c in read.shell(target / "environment.sh") or [] if c[0] == "umask"]
     if masks[-1:] not in (["077"], ["0077"]):
-        said = "what Flower writes, its database among it, could be read by others"
-        yield Finding("error", said, "put 'umask 077' into environment.sh")
+        problem = "others could read what Flower writes, including its database"
+        yield Finding("error", problem, "put 'umask 077' into environment.sh")
 
 
 def _secrets(target: Path) -> Iterator[Finding]:
@@ -266,7 +266,9 @@ def _secrets(target: Path) -> Iterator[Finding]:
         if not ignored.is_file() or "*" not in ignored.read_text().split():
             yield Finding("error", f"{name}/ could end up in a repository", f"put '*' into {name}/.gitignore")
     if (target / "certificates" / "ca.key").exists():
-        yield Finding("warning", "certificates/ca.key is here", "take it off this machine: running needs it no more")
+        yield Finding(
+            "warning", "certificates/ca.key is here", "take it off this machine: a running deployment does not need it"
+        )
 
 
 def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
@@ -274,26 +276,28 @@ def _certificates(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
-    found = {}
+    certificates = {}
     for name in ("ca.crt", "server.pem"):
         try:
-            found[name] = x509.load_pem_x509_certificate((target / "certificates" / name).read_bytes())
+            certificates[name] = x509.load_pem_x509_certificate((target / "certificates" / name).read_bytes())
         except (OSError, ValueError):
-            yield Finding("error", f"certificates/{name} cannot be read", "make the deployment anew")
-    for name, certificate in found.items():
+            yield Finding("error", f"certificates/{name} cannot be read", "recreate the deployment")
+    for name, certificate in certificates.items():
         left = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
         if left < _SOON:
             level, what = ("error", "has expired") if left < 0 else ("warning", f"expires in {left} days")
             yield Finding(level, f"certificates/{name} {what}", "make new certificates and restart the SuperLink")
-    if len(found) < 2:
+    if len(certificates) < 2:
         return
     try:
-        found["server.pem"].verify_directly_issued_by(found["ca.crt"])
+        certificates["server.pem"].verify_directly_issued_by(certificates["ca.crt"])
     except (InvalidSignature, ValueError, TypeError):
-        yield Finding("error", "certificates/server.pem is not of this CA", "nodes would refuse it: make both anew")
+        yield Finding(
+            "error", "certificates/server.pem is not signed by this CA", "nodes would refuse it: recreate both"
+        )
     host = read.host_of(about["address"])
     try:
-        names = list(found["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+        names = list(certificates["server.pem"].extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     except (x509.ExtensionNotFound, ValueError):
         names = []
     if keys.alternative(host) not in names:
@@ -326,13 +330,13 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("warning", "the SuperLink listens to the network", remedy)
     yield Finding(
         "note",
-        "node authentication covers the Fleet calls only: who reaches the port can register keys and start runs",
+        "node authentication covers the Fleet calls only: anyone who reaches the port can register keys and start runs",
         "a firewall is part of the deployment",
     )
     yield Finding(
         "note",
-        "a run carries its app with it: who starts a run chooses the code that nodes execute; terms.toml binds an app "
-        "that asks client_app, and no other",
+        "a run brings its own app: whoever starts a run chooses the code that nodes execute; terms.toml binds an app "
+        "that uses client_app, and no other",
         "let only the operator reach the port, and read app/deployed/client.py before a run",
     )
     if about.get("secure"):
@@ -346,7 +350,7 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _rosters(target: Path) -> Iterator[Finding]:
-    """Whether all nodes that are here know the same peers, and themselves among them."""
+    """Check that all nodes here have the same peers, and are among them."""
     folders = [path for path in (target / "nodes").glob("*") if path.is_dir()]
     texts = {path.name: (path / PEERS).read_text() if (path / PEERS).is_file() else "" for path in folders}
     if len(set(texts.values())) > 1 or "" in texts.values():

@@ -1,4 +1,4 @@
-"""Certificates, the keys of nodes, and who is in the roster of a deployment."""
+"""Certificates, the keys of nodes, and the roster of a deployment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedscape.errors import DataError, require
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """A certificate authority, and the server's certificate for these hosts."""
+    """Write a certificate authority, and the server's certificate for these hosts."""
     require("cryptography", extra="flower")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
@@ -28,7 +28,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
     now = datetime.datetime.now(datetime.UTC)
-    span = now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=days)  # clocks differ a little
+    span = now - datetime.timedelta(minutes=5), now + datetime.timedelta(days=days)  # allows for clock skew
 
     def begun(subject: Any, key: Any, issuer: Any) -> Any:
         builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), *span)
@@ -57,7 +57,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def alternative(host: str) -> Any:
-    """A host as certificates name it."""
+    """A host as a subject alternative name."""
     from cryptography import x509
 
     try:
@@ -73,7 +73,7 @@ def _write_certificate(path: Path, certificate: Any) -> None:
 
 
 def write_keys(folder: Path, numbers: Iterable[int]) -> None:
-    """A key for each of these nodes, by which the SuperLink knows it."""
+    """Write a key for each of these nodes; the SuperLink identifies it by the key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -99,28 +99,28 @@ def _write_secret(path: Path, key: Any, *, openssh: bool) -> None:
 def write_rosters(deployment: Path) -> None:
     """Give every node here a signing key, and the list of all nodes' verifying keys."""
     (deployment / PEERS).touch(mode=0o644)
-    known = dict(line.split()[:2][::-1] for line in (deployment / PEERS).read_text().splitlines() if line.strip())
+    verifying = dict(line.split()[:2][::-1] for line in (deployment / PEERS).read_text().splitlines() if line.strip())
     folders = {path.name: path for path in (deployment / "nodes").iterdir() if path.is_dir()}
-    known |= {number: verifying_key(path).hex() for number, path in folders.items()}
-    text = "".join(f"{known[number]} {number}\n" for number in sorted(known, key=int))
+    verifying |= {number: verifying_key(path).hex() for number, path in folders.items()}
+    text = "".join(f"{verifying[number]} {number}\n" for number in sorted(verifying, key=int))
     (deployment / PEERS).write_text(text)
     for path in folders.values():
         (path / PEERS).write_text(text)
 
 
 def _strike_off(deployment: Path, number: int) -> None:
-    """Take a node off the roster."""
+    """Remove a node from the roster."""
     for path in (deployment / PEERS, *deployment.glob(f"nodes/*/{PEERS}")):
         if path.is_file():
             lines = [line for line in path.read_text().splitlines() if line.split()[1:2] != [str(number)]]
             path.write_text("".join(f"{line}\n" for line in lines))
 
 
-# -- one node more, or less --------------------------------------------------------------------------------------------
+# -- add and remove nodes ----------------------------------------------------------------------------------------------
 
 
 def add(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Make keys, terms and a place on the roster for one node more."""
+    """Add a node: its keys, terms and roster entry."""
     deployment, about = _read(folder)
     numbers = [int(path.stem.removeprefix("node-")) for path in (deployment / "keys").glob("node-*.pub")]
     numbers += [int(path.name) for path in (deployment / "nodes").iterdir() if path.is_dir()]
@@ -131,7 +131,7 @@ def add(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def revoke(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
-    """Take a node's keys away, and its place on the roster; `register.sh` then tells the SuperLink."""
+    """Remove a node's keys and its roster entry; `register.sh` then unregisters it from the SuperLink."""
     deployment, about = _read(folder)
     _drop_keys(deployment, number)
     if about.get("secure"):
@@ -142,7 +142,7 @@ def revoke(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
 
 
 def renew(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
-    """Give a node new keys; its terms, its ledger and what its clients keep stay as they are."""
+    """Give a node new keys; its terms, its ledger and its clients' kept arrays stay the same."""
     deployment, about = _read(folder)
     _drop_keys(deployment, number)
     (deployment / "nodes" / str(number) / KEY).unlink(missing_ok=True)
@@ -153,8 +153,8 @@ def renew(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
 def _drop_keys(deployment: Path, number: int) -> None:
     names = [deployment / "keys" / f"node-{number}{end}" for end in ("", ".pub", ".id")]
     if not names[1].exists():
-        raise DataError(f"{deployment} has no keys/node-{number}.pub: fedscape deploy check lists what is there")
-    if names[2].exists():  # the SuperLink still serves it under this id, until register.sh has told it
+        raise DataError(f"{deployment} has no keys/node-{number}.pub: fedscape deploy check lists the nodes")
+    if names[2].exists():  # the SuperLink still serves it under this id, until register.sh has run
         names[2].rename(names[2].with_suffix(".old-id"))
     for path in names[:2]:
         path.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def _write_node(deployment: Path, number: int, about: dict[str, Any]) -> None:
 
 
 def _copies(deployment: Path, number: int, about: dict[str, Any]) -> dict[str, Any]:
-    """What must be copied to which host, and what to run."""
+    """The files to copy to each host, and the command to run."""
     others = [str(path.relative_to(deployment)) for path in sorted(deployment.glob(f"nodes/*/{PEERS}"))]
     copy = [f"keys/node-{number}", f"nodes/{number}", *(others if about.get("secure") else [])]
     return {"node": number, "then": "./register.sh", "copy": copy}
@@ -203,7 +203,7 @@ def helper_server(
     roster: str | os.PathLike[str] | None,
     least: int,
 ) -> tuple[ThreadingHTTPServer, str]:
-    """A server of the helper whose key is in this folder, made where there is none, and its public key."""
+    """The helper's server and its public key; the key is in this folder, and is created if missing."""
     from fedscape.secure.remote_helper import serve
     from fedscape.secure.two_servers import SecondServer
 

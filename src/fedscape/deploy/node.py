@@ -1,4 +1,4 @@
-"""What the owner of a node does with its folder: read and write its terms, read its log."""
+"""The owner's tools for a node's folder: read and write its terms, read its log."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from fedscape.engines.flower.terms import FILE, Terms, read_terms, write_terms
 from fedscape.errors import DataError
 from fedscape.privacy.ledger import Ledger
 
-# What `init` writes for each node: two budgets, and nothing leaves to which no noise is promised.
+# The terms that `init` writes for each node: two budgets, and no answer without promised noise.
 _FIRST_TERMS = Terms(epsilon=8.0, total_epsilon=8.0, unnoised=0)
-# The same for an owner who does not believe that the server adds noise.
+# The same for an owner who does not trust the server to add noise.
 _STRICT_TERMS = replace(_FIRST_TERMS, places=("local",), units=("client",))
 
 
 def write_first_terms(deployment: Path, numbers: Iterable[int], *, strict: bool, secure: bool = False) -> None:
-    """Terms for each of these nodes of a deployment."""
+    """Write terms for each of these nodes of a deployment."""
     terms = replace(_STRICT_TERMS if strict else _FIRST_TERMS, secure=secure)
     for number in numbers:
         write_terms(deployment / "nodes" / str(number), terms)
 
 
 def check_node(folder: str | os.PathLike[str], data: str | None, client: str | None) -> dict[str, Any]:
-    """Whether a node can answer: its terms, its keys, and that its data can be read; a DataError says what is wrong.
+    """Check that a node can answer: its terms, its keys, and readable data; a DataError says what is wrong.
 
     Parameters
     ----------
     folder
         The folder of the node.
     data
-        What it will be started with; None leaves it out.
+        The data it will be started with; None skips the check.
     client
-        The column that names clients, where the data have one.
+        The column with the client ids, if the data have one.
     """
     path = _node_folder(folder)
     terms = read_terms(path)
     if terms is None:
-        raise DataError(f"{path} has no {FILE}, so that the node refuses everything: fedscape deploy terms {path}")
+        raise DataError(
+            f"{path} has no {FILE}, and the node refuses everything: write it with fedscape deploy terms {path}"
+        )
     about: dict[str, Any] = {"folder": str(path), "terms": FILE, "secure": terms.secure}
     if terms.secure:
         about["peers"] = _peers(path)
@@ -57,32 +59,32 @@ def check_node(folder: str | os.PathLike[str], data: str | None, client: str | N
 
 
 def _peers(path: Path) -> int:
-    """How many nodes this one knows, itself among them."""
+    """Number of nodes on this node's roster, including itself."""
     from fedscape.engines.flower.secure_node import KEY, PEERS, Keys, verifying_key
 
-    known = Keys(path).peers() if (path / PEERS).is_file() else None
-    if known is None or not (path / KEY).is_file():
+    peers = Keys(path).peers() if (path / PEERS).is_file() else None
+    if peers is None or not (path / KEY).is_file():
         raise DataError(
             f"{path} has no {PEERS} or no {KEY}, which secure sums need: copy nodes/NUMBER of the deployment"
         )
-    if verifying_key(path) not in known:
+    if verifying_key(path) not in peers:
         raise DataError(f"{path / PEERS} does not name this node's own key: copy the roster of the deployment again")
-    return len(known)
+    return len(peers)
 
 
 def damaged_terms(deployment: Path) -> list[str]:
-    """What is wrong with the terms of nodes, as far as they are here."""
-    said = []
+    """Errors in the terms of the nodes whose folders are here."""
+    problems = []
     for path in sorted(deployment.glob(f"nodes/*/{FILE}")):
         try:
             read_terms(path.parent)
         except DataError as error:
-            said.append(str(error))
-    return said
+            problems.append(str(error))
+    return problems
 
 
 def terms_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The terms in force on a node, and what is spent of them.
+    """The terms in force on a node, and how much of them is spent.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -114,27 +116,27 @@ def terms_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def change_terms(folder: str | os.PathLike[str], changes: Mapping[str, Any], *, clear: Sequence[str] = ()) -> None:
-    """Write a node's terms with these changed, and those to clear as they are by default; others stay.
+    """Write a node's terms with these changes; cleared terms get their default, others stay the same.
 
     Parameters
     ----------
     folder
-        The folder of the node, made where it does not exist.
+        The folder of the node, created if missing.
     changes
         New values by name.
     clear
-        Names of terms that get their default, which for most is no limit.
+        Names of terms to reset to their default, which for most is no limit.
     """
-    known = [field.name for field in fields(Terms)]
-    if unknown := [name for name in (*changes, *clear) if name not in known]:
-        raise DataError(f"there is no term {unknown[0]!r}; terms are {', '.join(known)}")
+    names = [field.name for field in fields(Terms)]
+    if unknown := [name for name in (*changes, *clear) if name not in names]:
+        raise DataError(f"there is no term {unknown[0]!r}; terms are {', '.join(names)}")
     defaults = asdict(Terms())
     now = read_terms(folder) or Terms()
     write_terms(folder, replace(now, **{**{name: defaults[name] for name in clear}, **changes}))
 
 
 def log_of(folder: str | os.PathLike[str], *, last: int | None = None) -> list[dict[str, Any]]:
-    """What was asked of a node and what came of it, oldest first; the last so many."""
+    """Requests to a node and their outcomes, oldest first; with `last`, only the newest ones."""
     if last is not None and last < 1:
         raise DataError(f"last must be at least 1, not {last}")
     lines = log_entries(_node_folder(folder))

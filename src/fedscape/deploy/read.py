@@ -1,4 +1,4 @@
-"""What the files of a deployment do, and not what they say: commands and settings without comments."""
+"""Read the effect of a deployment's files: commands and settings without comments."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ _HOST = re.compile(rf"(?:{_LABEL}\.)*(?!\d+\Z){_LABEL}", re.ASCII)
 _ENDS = ";&|()\n"
 _COMMENT = re.compile(
     r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<![^\s;&|()])\#[^\n]*""", re.DOTALL
-)  # or quoted: no comment
+)  # or inside quotes: not a comment
 
 
 def commands(text: str) -> list[list[str]]:
-    r"""The commands of a shell script, word by word; ValueError where a quotation has no end.
+    r"""The commands of a shell script, as lists of words; ValueError for an unclosed quote.
 
     >>> commands("export A=1 # B=2\nexec program \\\n  --name 'a # b'; done")
     [['export', 'A=1'], ['exec', 'program', '--name', 'a # b'], ['done']]
     """
-    bare = _COMMENT.sub(lambda found: found[1] or "", text).replace("\\\n", " ")
+    bare = _COMMENT.sub(lambda match: match[1] or "", text).replace("\\\n", " ")
     words = shlex.shlex(bare, posix=True, punctuation_chars=_ENDS)
     words.whitespace, words.whitespace_split, words.commenters = " \t\r", True, ""
-    made: list[list[str]] = [[]]
+    parts: list[list[str]] = [[]]
     for word in words:
         if word and set(word) <= set(_ENDS):
-            made.append([])
+            parts.append([])
         else:
-            made[-1].append(word)
-    return [command for command in made if command]
+            parts[-1].append(word)
+    return [command for command in parts if command]
 
 
 def exports(script: list[list[str]]) -> dict[str, str]:
-    """What a script exports, the last word counting.
+    """The variables that a script exports; the last value counts.
 
     >>> exports(commands("export A=1 B=2; export A=3; unset B"))
     {'A': '3'}
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for first, *words in script:
         if first == "export":
-            found |= {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
+            variables |= {name: value for name, equals, value in (word.partition("=") for word in words) if equals}
         if first == "unset":
-            found = {name: value for name, value in found.items() if name not in words}
-    return found
+            variables = {name: value for name, value in variables.items() if name not in words}
+    return variables
 
 
 def calls(script: list[list[str]], program: str) -> Iterator[dict[str, str]]:
-    """The options of each call of a program, "" where one has no value.
+    """The options of each call of a program, "" for an option without a value.
 
     >>> list(calls(commands("exec /bin/serve --host ::1 --safe"), "serve"))
     [{'--host': '::1', '--safe': ''}]
@@ -72,7 +72,7 @@ def calls(script: list[list[str]], program: str) -> Iterator[dict[str, str]]:
 
 
 def shell(path: Path) -> list[list[str]] | None:
-    """The commands of a script file; None where it cannot be read."""
+    """The commands of a script file; None if it cannot be read."""
     try:
         return commands(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ def shell(path: Path) -> list[list[str]] | None:
 
 
 def toml(path: Path) -> dict[str, Any] | None:
-    """The settings of a TOML file; None where it cannot be read."""
+    """The settings of a TOML file; None if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def toml(path: Path) -> dict[str, Any] | None:
 
 
 def setting(tree: Any, *names: str) -> Any:
-    """What is at a place in nested tables, None where nothing is.
+    """The value at a path in nested tables, None if there is none.
 
     >>> setting({"a": {"b": 1}}, "a", "b"), setting({"a": 1}, "a", "b")
     (1, None)
@@ -99,12 +99,12 @@ def setting(tree: Any, *names: str) -> Any:
 
 
 def check_host(host: str) -> None:
-    """Refuse what is not a host name or an address: hosts go into scripts and certificates.
+    """Refuse anything but a host name or an address: hosts go into scripts and certificates.
 
     >>> check_host("fl.example.org")
     """
     try:
-        if "%" not in host:  # an address of one interface means nothing to other machines
+        if "%" not in host:  # an address with a zone index is meaningless on other machines
             ipaddress.ip_address(host)
             return
     except ValueError:
@@ -135,7 +135,7 @@ def host_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and nobody else's.
+    """Whether a host is this machine only.
 
     >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
     (True, False)

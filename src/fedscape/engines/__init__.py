@@ -1,4 +1,4 @@
-"""Engines for clients that live elsewhere, each behind an optional dependency of its own.
+"""Engines for remote clients, each behind its own optional dependency.
 
 | engine                    | where the clients live      | extra              |
 | ------------------------- | --------------------------- | ------------------ |

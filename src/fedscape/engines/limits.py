@@ -1,4 +1,4 @@
-"""A bound on what this process may allocate for a while."""
+"""A temporary bound on the memory of this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def allocated() -> int | None:
-    """Bytes that this process has allocated, mapped files not among them; None where the system does not say."""
+    """Bytes allocated by this process, without mapped files; None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -18,7 +18,7 @@ def allocated() -> int | None:
 
 @contextlib.contextmanager
 def bounded(more: int) -> Iterator[None]:
-    """Within it this process can allocate so many bytes more than it has now; then MemoryError. Only Linux can."""
+    """Limit this process to `more` additional bytes in this context, then raise MemoryError. Linux only."""
     import resource
 
     now = allocated()

@@ -1,4 +1,4 @@
-"""FedAvg and its kin: clients train, the server moves by the mean of their moves."""
+"""FedAvg and its variants: clients train, the server applies the mean of their moves."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _MEAN = Mean()
 
 
 class FedAvg(Computation):
-    """Every client trains from the broadcast weights; the server moves by the mean of their moves.
+    """Every client trains from the broadcast weights; the server applies the mean of their moves.
 
-    The state holds `model.<parameter>` and what the server rule remembers as `server.<name>`. Clients send
-    `delta.<parameter>`, and with weighting="samples" their number of rows as `weight`, which the delta is multiplied by
-    (McMahan et al. 2017, algorithm 1). With weighting="equal" the sum is divided by the number of clients that reported
-    and nothing but the delta is sent: the one to use with privacy, where a clip bounds all that is sent.
+    The state holds `model.<parameter>` and the memory of the server rule as `server.<name>`. Clients send
+    `delta.<parameter>`. With weighting="samples" they also send their number of rows as `weight`, and the delta is
+    multiplied by it (McMahan et al. 2017, algorithm 1). With weighting="equal" the sum is divided by the number of
+    clients that reported, and only the delta is sent. Use it with privacy, where a clip bounds all that is sent.
 
-    Metrics: `loss` and `accuracy`, means over a client's rows, 0 for a client without rows; `with_rows` is the share of
-    clients that have some, to divide by.
+    Metrics: `loss` and `accuracy`, means over a client's rows, 0 for a client without rows. Divide them by `with_rows`,
+    the share of clients that have rows.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class FedAvg(Computation):
     weighting
         "samples" or "equal".
     initial
-        "given": the first weights are the model's own. "seed": they are drawn anew from the run's seed.
+        "given": start from the model's own weights. "seed": draw the first weights from the seed of the run.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
@@ -76,12 +76,12 @@ class FedAvg(Computation):
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side: a block holds every client's parameters."""
+        """Number of clients trained side by side: a block holds every client's parameters."""
         return trainer_of(self.local).chunk
 
     @property
     def trainer(self) -> Trainer | None:
-        """The device's trainer, for a run to ask; None for a subclass that sums in another way."""
+        """The trainer of the device, which a run may use; None for a subclass that sums in another way."""
         return trainer_of(self.local) if type(self).total is FedAvg.total else None
 
     def start(self, seed: int) -> Arrays:
@@ -100,25 +100,25 @@ class FedAvg(Computation):
         return sum_of_sums(sums, self.local, model_arrays(state), clients, self.weighting)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        made, numbers = self.moved(state, total)
-        return {**state, **trainer_of(self.local).arrays(made), **numbers}
+        arrays, numbers = self.moved(state, total)
+        return {**state, **trainer_of(self.local).arrays(arrays), **numbers}
 
     def moved(self, state: Arrays, total: Arrays) -> tuple[Tensors, Arrays]:
-        """What a round makes of the state: its arrays, where clients train, and its numbers; nothing of no client."""
+        """The arrays of the new state, on the training device, and its numbers; both empty if nobody had a row."""
         weight = float(total["weight" if self.weighting == "samples" else "clients"])
-        if weight < 1:  # nobody had a row, or noise says so
+        if weight < 1:  # nobody had a row, or noise makes it look so
             return {}, {}
         device = trainer_of(self.local)
         params = {n: device.tensor(f"model.{n}", p) for n, p in model_arrays(state).items()}
-        known = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
-        held = {n: device.tensor(f"server.{n}", v) for n, v in known.items() if v.ndim}
-        memory = {**known, **{n: v.to(torch.float64) for n, v in held.items()}}
+        remembered = {n.removeprefix("server."): v for n, v in state.items() if n.startswith("server.")}
+        held = {n: device.tensor(f"server.{n}", v) for n, v in remembered.items() if v.ndim}
+        memory = {**remembered, **{n: v.to(torch.float64) for n, v in held.items()}}
         mean = {n: torch.as_tensor(total[f"delta.{n}"], device=self.local.device) / weight for n in params}
         moves, after = self.server.move(memory, mean)
-        made = {f"model.{n}": (p + moves[n]).to(p.dtype) for n, p in params.items()}
-        made |= {f"server.{n}": torch.as_tensor(v).to(held[n].dtype) for n, v in after.items() if n in held}
-        numbers = {f"server.{n}": _number(v, known[n]) for n, v in after.items() if n not in held}
-        return made, numbers
+        arrays = {f"model.{n}": (p + moves[n]).to(p.dtype) for n, p in params.items()}
+        arrays |= {f"server.{n}": torch.as_tensor(v).to(held[n].dtype) for n, v in after.items() if n in held}
+        numbers = {f"server.{n}": _number(v, remembered[n]) for n, v in after.items() if n not in held}
+        return arrays, numbers
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right, rows = sums_of_clients(self.local, state, clients)
@@ -155,14 +155,16 @@ class FedAvg(Computation):
 def rows_of_moves(
     moves: Iterator[tuple[Array, Tensors]], params: Arrays, clients: Federation, weighting: str
 ) -> Arrays:
-    """What each client sends: its moves, times its rows where they are the weight."""
+    """Rows that clients send: their moves, times their number of rows if that is the weight."""
     sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
     for positions, moved in moves:
         weight = clients.sizes[positions] if weighting == "samples" else None
         for name, rows in moved.items():
-            made = rows.cpu().numpy()
+            rows_sent = rows.cpu().numpy()
             sent[f"delta.{name}"][positions] = (
-                made if weight is None else made * weight.astype(made.dtype).reshape(-1, *[1] * (made.ndim - 1))
+                rows_sent
+                if weight is None
+                else rows_sent * weight.astype(rows_sent.dtype).reshape(-1, *[1] * (rows_sent.ndim - 1))
             )
     return {**sent, **({"weight": clients.sizes} if weighting == "samples" else {})}
 
@@ -170,7 +172,7 @@ def rows_of_moves(
 def sum_of_moves(
     moves: Iterator[tuple[Array, Tensors]], local: LocalSGD, params: Arrays, clients: Federation, weighting: str
 ) -> Arrays:
-    """The sum of what clients send, in float64, made where they trained: no client's row need cross."""
+    """The sum of what clients send, in float64, added on the training device: single rows stay there."""
     sums: Tensors = {}
     for positions, moved in moves:
         weights = clients.sizes[positions] if weighting == "samples" else np.ones(len(positions))
@@ -190,11 +192,11 @@ def sum_of_sums(
 
 
 def _sent(sums: Tensors, local: LocalSGD, params: Arrays, clients: Federation, weighting: str) -> Arrays:
-    """Sums of moves under the names that clients send them by; zeros of no client."""
+    """Sums of moves under the names that clients send; zeros if there is no client."""
     if not sums:
         sums = {n: torch.zeros(p.shape, dtype=torch.float64, device=local.device) for n, p in params.items()}
-    made = {f"delta.{n}": s if local.on_gpu else s.numpy() for n, s in sums.items()}  # an engine only adds
-    return {**made, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
+    deltas = {f"delta.{n}": s if local.on_gpu else s.numpy() for n, s in sums.items()}  # an engine only adds
+    return {**deltas, **({"weight": np.asarray(clients.sizes.sum())} if weighting == "samples" else {})}
 
 
 def _number(value: Array | Tensor, like: Array) -> Array:
@@ -202,7 +204,7 @@ def _number(value: Array | Tensor, like: Array) -> Array:
 
 
 def FedProx(local: LocalSGD, *, proximal: float, server: Rule = _MEAN, weighting: str = "samples") -> FedAvg:
-    """FedAvg whose clients are held near the broadcast weights: (proximal / 2) |w - w_broadcast|^2 joins their loss.
+    """FedAvg with a proximal term: (proximal / 2) |w - w_broadcast|^2 is added to the clients' loss.
 
     Li et al. 2020, equation 2; the same as FedAvg(LocalSGD(..., proximal=...)).
 

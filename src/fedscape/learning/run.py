@@ -1,4 +1,4 @@
-"""From a federation to a trained model, step by step as the command line does it."""
+"""From a federation to a trained model: the steps of the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = ("linear", "mlp", "cnn", "lenet5", "resnet18", "mobilenet_v2", "char_ls
 
 
 def with_features(federation: Federation, names: Sequence[str]) -> Federation:
-    """One column of features: the only one named, or several columns of numbers side by side as "x".
+    """Features as one column: the only one named, or several numeric columns joined as "x".
 
     >>> fed = Federation({"a": [1.0, 3.0], "b": [0, 4], "y": [0, 1]}, [0, 1, 2])
     >>> with_features(fed, ["a", "b"])["x"].tolist()
@@ -47,12 +47,12 @@ def with_features(federation: Federation, names: Sequence[str]) -> Federation:
                 f"{list(values.shape[1:])} and {int((~np.isfinite(values)).sum()):,} missing values"
             )
         columns.append(values)
-    made = np.stack(columns, axis=1).astype(np.float32)
-    return federation.with_column("x" if len(names) > 1 else names[0], made)
+    table = np.stack(columns, axis=1).astype(np.float32)
+    return federation.with_column("x" if len(names) > 1 else names[0], table)
 
 
 def held_out(federation: Federation, *, test: float, seed: int = 0) -> tuple[Federation, Federation]:
-    """Rows to train on and rows to test on, inside each client; there must be some to test on.
+    """Split the rows of each client into training and test rows; refuse a split without test rows.
 
     >>> [part.n_rows for part in held_out(Federation({"y": range(10)}, [0, 9, 10]), test=0.2)]
     [8, 2]
@@ -68,11 +68,11 @@ def held_out(federation: Federation, *, test: float, seed: int = 0) -> tuple[Fed
 
 
 def standardising(model: Module, federation: Federation, column: str = "x") -> Module:
-    """The model behind a layer that takes the mean off its inputs and divides by their deviation, number by number.
+    """Put a layer in front of the model that standardises each input: subtract its mean, divide by its deviation.
 
-    Images with a white ground, or columns on other scales, need it: without it plain SGD on a linear model barely moves
-    or diverges. Mean and deviation are those of these rows, exactly, which no privacy budget covers; they are buffers
-    of the layer, so a saved model has them. Numbers that are the same in all rows become 0.
+    Images with a white background, or columns on different scales, need it: without it plain SGD on a linear model
+    barely moves or diverges. Mean and deviation are exact values of these rows; no privacy budget covers them. They are
+    buffers of the layer and are saved with the model. Constant inputs become 0.
 
     >>> fed = Federation({"x": [[1.0, 7.0], [3.0, 7.0]]}, [0, 1, 2])
     >>> standardising(torch.nn.Identity(), fed)(torch.tensor([[3.0, 7.0]])).tolist()
@@ -81,7 +81,7 @@ def standardising(model: Module, federation: Federation, column: str = "x") -> M
     values = federation[column]
     if len(values) == 0:
         raise DataError(f"the column {column!r} has no rows to take a mean of")
-    unit = 255.0 if values.dtype == np.uint8 else 1.0  # bytes reach a model as numbers from 0 to 1
+    unit = 255.0 if values.dtype == np.uint8 else 1.0  # models get bytes scaled to 0..1
     mean, spread = (np.asarray(f(values, axis=0, dtype=np.float64)) / unit for f in (np.mean, np.std))
     scale = np.where(spread > 1e-9 * (np.abs(mean) + 1), spread, np.inf)
     return torch.nn.Sequential(Standardise(mean, scale), model)
@@ -94,8 +94,8 @@ def model_for(name: str, federation: Federation, *, features: str = "x", target:
     >>> sum(p.numel() for p in model_for("lenet5", fed).parameters())
     61706
     """
-    given = arguments_for(name, federation, features=features, target=target)
-    return getattr(models, name)(**given, seed=seed)
+    arguments = arguments_for(name, federation, features=features, target=target)
+    return getattr(models, name)(**arguments, seed=seed)
 
 
 def arguments_for(name: str, federation: Federation, *, features: str = "x", target: str = "y") -> dict[str, Any]:
@@ -144,31 +144,31 @@ def training(
     judge: Callable[[Arrays, Federation], Evaluation] | None = None,
     progress: bool | None = False,
 ) -> Iterator[tuple[Round, Evaluation, list[dict[str, Any]]]]:
-    """Train, and every so many rounds evaluate every client: the round, the evaluation, and the table so far.
+    """Train, and evaluate all clients every few rounds. Yield the round, the evaluation and the table so far.
 
-    The one training loop, of every method: `fedscape.methods` makes methods by name, and what judges them. A run that
-    finds its checkpoint goes on from there to the same bytes; leaving the loop is stopping.
+    The one training loop of all methods: `fedscape.methods` builds methods by name, and their judges. A run with a
+    checkpoint resumes from it and ends with the same bytes. Leaving the loop stops the run.
 
     Parameters
     ----------
     method
-        What to run.
+        The method to run.
     engine
-        Who trains.
+        The engine that trains.
     test
-        The clients' rows to evaluate on; None evaluates nobody.
+        The clients' test rows; None skips evaluation.
     n_rounds
-        How many rounds.
+        Number of rounds.
     sampler, seed, privacy, ledger, allow
         As for `rounds`.
     every
-        Evaluate, and save, after so many rounds and after the last.
+        Evaluate, and save, every `every` rounds and after the last.
     checkpoint
-        A file to save to, and to go on from.
+        A file to save to and to resume from.
     judge
         Evaluates a state on the test rows; by default `evaluate` with the method's model and loss.
     progress
-        True shows a bar, None one on a terminal and a line a minute elsewhere.
+        True shows a bar; None shows one on a terminal and prints a line a minute elsewhere.
 
     >>> from fedscape.learning import FedAvg, LocalSGD, cross_entropy
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 1, 4])
@@ -195,12 +195,12 @@ def training(
         seconds += r.seconds
         if (r.index + 1) % every and r.index + 1 < n_rounds:
             continue
-        found = _nobody() if test is None else (judge or _judge(method))(r.state, test)
-        table.append({"round": r.index + 1, "cohort": r.clients, "seconds": seconds, **found.summary()})
+        evaluation = _nobody() if test is None else (judge or _judge(method))(r.state, test)
+        table.append({"round": r.index + 1, "cohort": r.clients, "seconds": seconds, **evaluation.summary()})
         if checkpoint is not None:
             r.save(checkpoint, notes={"table": table})
         seconds = 0.0
-        yield r, found, table
+        yield r, evaluation, table
 
 
 def _judge(method: Any) -> Callable[[Arrays, Federation], Evaluation]:

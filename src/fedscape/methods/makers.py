@@ -1,4 +1,4 @@
-"""How methods are made of their options; a class is imported, and torch with it, when it is made."""
+"""Build methods from their options. Importing a class, and torch, waits until it is built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def a_class(path: str, arguments: Callable[[Options], dict[str, Any]], *, branches: bool = False) -> Maker:
-    """Make the class at "module:Class" of fedscape with these arguments, of a network with branches if so."""
+    """A maker for the class at "module:Class" of fedscape; with `branches` it gets a network with branches."""
 
     def make(local: LocalSGD, how: Options) -> Any:
         module, _, name = path.partition(":")
@@ -26,7 +26,7 @@ def a_class(path: str, arguments: Callable[[Options], dict[str, Any]], *, branch
 
 
 def _branched(local: LocalSGD, how: Options) -> LocalSGD:
-    """The same training of a network with a branch for each mode."""
+    """The same training for a network with one branch per mode."""
     from fedscape.temporal.branches import MultiBranch
 
     if isinstance(local.model, MultiBranch):
@@ -41,7 +41,7 @@ def _server(how: Options, rule: str = "Mean") -> Any:
 
 
 def plain(how: Options, *, rule: str = "Mean", initial: str = "given") -> dict[str, Any]:
-    """What FedAvg takes, and all that is built on it."""
+    """Arguments of FedAvg and of all methods built on it."""
     return {"server": _server(how, rule), "weighting": how.weighting, "initial": how.initial or initial}
 
 
@@ -50,7 +50,7 @@ def fair(how: Options) -> dict[str, Any]:
 
 
 def drifting(how: Options) -> dict[str, Any]:
-    """What SCAFFOLD takes: also the share of the clients that a round has, where the sampler says it."""
+    """Arguments of SCAFFOLD: also the share of clients in a round, if the sampler fixes it."""
     from fedscape.core.sampling import FixedSize, Poisson
 
     share = 1.0
@@ -62,7 +62,7 @@ def drifting(how: Options) -> dict[str, Any]:
 
 
 def drawn(how: Options) -> dict[str, Any]:
-    """First weights from the seed of the run."""
+    """First weights drawn from the seed of the run."""
     return {"initial": how.initial or "seed"}
 
 
@@ -71,7 +71,7 @@ def drawn_plain(how: Options) -> dict[str, Any]:
 
 
 def on_a_day(how: Options) -> dict[str, Any]:
-    """What FedAvg takes; a rate of the server's own is that of Adam."""
+    """Arguments of FedAvg; with a server learning rate the server rule is Adam."""
     return plain(how, rule="Mean" if how.server_lr is None else "Adam")
 
 
@@ -113,30 +113,30 @@ def vanilla(local: LocalSGD, how: Options) -> Any:
     from fedscape.learning.fedavg import FedAvg
     from fedscape.temporal.branches import MeanOfBranches
 
-    made = _branched(local, how)
-    return FedAvg(replace(made, model=MeanOfBranches(made.model)), **on_a_day(how))
+    branched = _branched(local, how)
+    return FedAvg(replace(branched, model=MeanOfBranches(branched.model)), **on_a_day(how))
 
 
 def single(local: LocalSGD, how: Options) -> Any:
     from fedscape.learning.fedavg import FedAvg
 
-    made = _branched(local, how)
-    return FedAvg(replace(made, model=made.model.first()), **on_a_day(how))
+    branched = _branched(local, how)
+    return FedAvg(replace(branched, model=branched.model.first()), **on_a_day(how))
 
 
 def t_shot(local: LocalSGD, how: Options) -> Any:
     from fedscape.temporal.baselines import NearestCentre
     from fedscape.temporal.methods import collect_centres
 
-    made, centres = _branched(local, how), how.centres
+    branched, centres = _branched(local, how), how.centres
     if centres is None:
         if how.engine is None:
             raise DataError("t-shot needs centres: run collect_centres() over a period, or give the clients as engine=")
-        given: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "n_rounds": int(how.period),
             "sampler": how.sampler,
             "seed": how.seed,
             "column": local.features,
         }
-        centres = collect_centres(how.engine, made.model.n_branches, **given)
-    return NearestCentre(made, centres, **on_a_day(how))
+        centres = collect_centres(how.engine, branched.model.n_branches, **settings)
+    return NearestCentre(branched, centres, **on_a_day(how))

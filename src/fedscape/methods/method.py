@@ -1,4 +1,4 @@
-"""What a method is: a line of the table, and what it may be told."""
+"""A training method: a line of the table, and its options."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ FAMILIES = ("global", "personal", "temporal")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a method may be told beside how a client trains; one that a method does not take is refused or unused.
+    """Options of a method beside local training. An option that the method does not take is refused or ignored.
 
     Parameters
     ----------
     server, server_lr
-        The server's rule, or the learning rate of the one that the method has by default.
+        The server's rule, or the learning rate of the method's default rule.
     weighting
-        "samples" or "equal", where the method has a choice; a private training weighs clients equally.
+        "samples" or "equal", where the method has a choice; private training weighs clients equally.
     initial
-        "given" or "seed"; None is the method's own: "seed" for personalised methods, "given" for others.
+        "given" or "seed"; None is the method's default: "seed" for personalised methods, "given" for others.
     q
-        Of qfedavg.
+        The exponent q of qfedavg.
     prior, period, modes
-        What methods on a schedule believe of it, how many rounds it repeats after, and how many branches there are.
+        For methods on a schedule: the prior of the server, the period in rounds, and the number of branches.
     strength, smoothing, hours, inertia, scatter
         As for FedTEM.
     centres
-        Of t-shot; None collects them from the clients of `engine`.
+        Centres for t-shot; None collects them from the clients of `engine`.
     column
-        What fedgmm fits its Gaussians to; None is the features.
+        The column to which fedgmm fits its Gaussians; None is the features.
     engine, sampler, seed, progress
-        The clients, who takes part, the seed, and whether a bar is shown: for methods that collect something first.
+        The clients, the sampler, the seed, and whether a bar is shown: for methods with a first phase.
 
     >>> Options(q=2.0).q
     2.0
@@ -78,22 +78,22 @@ class Method:
     Parameters
     ----------
     name, title, sentence
-        What commands call it, what people call it, and what it does.
+        Its name in commands, its title, and one sentence on what it does.
     family
-        "global": one model for all. "personal": clients keep something of their own. "temporal": branches on a
+        "global": one model for all. "personal": clients keep a part of their own. "temporal": branches on a
         schedule.
     make
-        Makes the computation from how a client trains and the options.
+        Builds the computation from the local training and the options.
     takes
-        Options that it takes and others do not: "proximal", "server_lr", "q", "prior".
+        Options that only some methods take: "proximal", "server_lr", "q", "prior".
     reveals
-        What the server sees client by client, all phases together.
+        What the server sees of single clients, in all phases.
     exact
-        Why it cannot be private: what noise on its sums does not cover, or what is lost in it; empty where it can.
+        Why it cannot be private: what noise on its sums does not cover or would destroy; empty if it can.
     tunes
-        Whether every client trains the common model on its own rows at the end, and keeps it.
+        Whether every client fine-tunes the common model on its own rows at the end, and keeps it.
     command
-        Whether `fedscape train` has it; why not is said in its sentence.
+        Whether `fedscape train` offers it; if not, its sentence says why.
 
     >>> from fedscape.methods import METHODS
     >>> METHODS["fedem"].title, METHODS["fedem"].family

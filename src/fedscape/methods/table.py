@@ -1,7 +1,7 @@
 """The one table of training methods. Commands, studies and explanations read it; it imports no torch.
 
-A new method is one line here: what it is called, what it does in a sentence, how it is made, what the server sees of
-it, and what of it noise on sums would not cover.
+A new method is one line here: its name and title, one sentence on what it does, how it is built, what the server sees
+of single clients, and what noise on sums would not cover.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALL = (
     Method(
         name="fedadam", title="FedAdam", takes=("server_lr",),
         make=a_class("learning.fedavg:FedAvg", lambda how: makers.plain(how, rule="Adam")),
-        sentence="FedAvg whose server moves by Adam; what it remembers stays with it.",
+        sentence="FedAvg whose server rule is Adam; its moments stay on the server.",
     ),
     Method(
         name="qfedavg", title="q-FedAvg", takes=("server_lr", "q"), make=a_class("learning.fair:QFedAvg", makers.fair),
@@ -193,12 +193,12 @@ _ALL = (
     ),
 )  # fmt: skip
 
-#: Every training method by its name, the simplest first.
+#: All training methods by name, the simplest first.
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 
 
 def names(family: str | None = None, *, command: bool | None = None) -> tuple[str, ...]:
-    """Names of methods: of a family, or (with command=True) of those that `fedscape train` has.
+    """Names of methods: all, those of a family, or (with command=True) those that `fedscape train` offers.
 
     >>> names("global")[:3]
     ('fedavg', 'fedprox', 'fedadam')
@@ -208,7 +208,7 @@ def names(family: str | None = None, *, command: bool | None = None) -> tuple[st
 
 
 def find(name: str, *, command: bool | None = None) -> Method:
-    """The method of this name; another is refused with the names that there are.
+    """Look a method up by name; refuse an unknown name and list the known ones.
 
     >>> find("fedprox").takes
     ('server_lr', 'proximal')
@@ -219,7 +219,7 @@ def find(name: str, *, command: bool | None = None) -> Method:
 
 
 def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
-    """The computation of a method for `rounds` and `training`; an option that it does not take is refused.
+    """Build the computation of a method for `rounds` and `training`; refuse an option that it does not take.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
     local
         How a client trains; methods on a schedule make branches of its model unless it is a MultiBranch.
     options
-        What else the method is told.
+        Other options of the method.
 
     >>> from fedscape.learning import LocalSGD, cross_entropy, models
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
@@ -241,7 +241,7 @@ def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
 
 
 def check_options(method: Method, *, proximal: float = 0.0, q: float | None = None, server_lr: float | None) -> None:
-    """Refuse an option that the method does not take, and the lack of one that it needs.
+    """Refuse an option that the method does not take, and a missing one that it needs.
 
     >>> check_options(METHODS["fedprox"], proximal=0.1, server_lr=None)
     """
@@ -254,7 +254,7 @@ def check_options(method: Method, *, proximal: float = 0.0, q: float | None = No
 
 
 def check_private(method: Method) -> None:
-    """Refuse a private training of a method that noise on its sums does not cover.
+    """Refuse private training for a method that noise on its sums does not cover.
 
     >>> check_private(METHODS["fedavg"])
     """

@@ -1,4 +1,4 @@
-"""The way from a method to a trained model: on its clients, judged as it goes on, with all its phases."""
+"""From a method to a trained model: run all its phases on its clients, and evaluate on the way."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Course:
-    """A method on its clients: what runs, how a state of it is judged, and the model that a state leaves.
+    """A method on its clients: the computation, the evaluation of a state, and the model of a state.
 
-    `computation` goes to `training`, with `judge` and the names that `reveals` has; `model` is that of the state that
-    was judged last. What a state leaves includes what follows the rounds: fine-tuning, and models of clients that no
-    round has drawn. So the row of round r is that of a training of r rounds.
+    Pass `computation`, `judge` and the names in `reveals` to `training`. `model` belongs to the state judged last. The
+    model of a state includes the phases after the rounds: fine-tuning, and models of clients that no round has drawn.
+    The row of round r is therefore that of a training with r rounds.
 
     Parameters
     ----------
@@ -40,11 +40,11 @@ class Course:
     data
         The clients.
     options
-        As for `make`; its engine is made of `data`.
+        As for `make`; its engine is built from `data`.
     tune
         Rounds of fine-tuning, for methods that end with it.
     private
-        Whether the training is: a method that cannot be is refused.
+        Whether the training is private; a method that cannot be private is refused.
 
     >>> from fedscape.learning import LocalSGD, cross_entropy, models
     >>> fed = Federation({"x": [[0.0], [1.0]], "y": [0, 1]}, [0, 2])
@@ -79,14 +79,14 @@ class Course:
         elif not isinstance(method, Computation):
             raise DataError(f"method must be a name or a computation, not of type {type(method).__name__}")
         trains = check_local(local if isinstance(method, str) else getattr(method, "local", None))
-        class_column(trains, cast(Federation, self.engine.clients))  # what is trained here is judged as a classifier
+        class_column(trains, cast(Federation, self.engine.clients))  # training here is evaluated as classification
         self.computation: Any = make(method, local, how) if isinstance(method, str) else method
         self.seed, self.private = how.seed, private
         self.tune = tune if named is not None and named.tunes else None
         self.model: Personalised | None = None
 
     def judge(self, state: Arrays, test: Federation) -> Evaluation:
-        """Loss and accuracy of every client under what a training that ended with this state would leave."""
+        """Loss and accuracy of every client under the model of a training that ended with this state."""
         from fedscape.learning.evaluation import evaluate as evaluate_model
         from fedscape.temporal.branched import Branched
         from fedscape.temporal.methods import evaluate
@@ -100,14 +100,14 @@ class Course:
 
     @property
     def personal(self) -> bool:
-        """Whether clients come to have something of their own."""
+        """Whether clients end up with parts of their own."""
         from fedscape.temporal.branched import Branched
 
         shared = isinstance(self.computation, Branched) or not hasattr(self.computation, "log_probs")
         return self.tune is not None or not shared
 
     def end(self, state: Arrays) -> Personalised:
-        """What a training that ended with this state would leave; the run can go on."""
+        """The model of a training that ends with this state; the run can continue."""
         from fedscape.personal.methods import Common, finished
         from fedscape.temporal.branched import Branched
 
@@ -133,9 +133,9 @@ def train(
     ledger: Ledger | None = None,
     progress: bool | None = False,
 ) -> Personalised:
-    """Train a method by name (or as made by hand) to the end, all its phases.
+    """Train a method, given by name or as a computation, through all its phases.
 
-    Where clients keep models of their own, one that no round has drawn trains its own once at the end.
+    If clients keep models of their own, a client that no round has drawn trains its model once at the end.
 
     Parameters
     ----------
@@ -150,15 +150,15 @@ def train(
     sampler, seed
         As for `rounds`.
     finish_rounds
-        Rounds of what follows (fine-tuning in "fedavg+").
+        Rounds of the phase that follows (fine-tuning in "fedavg+").
     options
-        What else the method is told; first weights are drawn from the seed unless it says otherwise.
+        Other options of the method; first weights are drawn from the seed by default.
     checkpoint, every
-        A file to save to every so many rounds, and to go on from to the same bytes.
+        A file to save to every `every` rounds and to resume from; a resumed run ends with the same bytes.
     privacy, ledger
         As for `rounds`; a method that noise on its sums does not cover is refused.
     progress
-        True shows a bar, None one on a terminal and a line a minute elsewhere.
+        True shows a bar; None shows one on a terminal and prints a line a minute elsewhere.
 
     >>> from fedscape.learning import LocalSGD, cross_entropy, models
     >>> fed = Federation({"x": [[0.0], [1.0], [0.0], [1.0]], "y": [0, 1, 1, 0]}, [0, 2, 4])
@@ -174,15 +174,15 @@ def train(
     how = replace(options or Options(), sampler=sampler, seed=seed, progress=progress)
     how = how if how.initial is not None else replace(how, initial="seed")
     course = Course(method, local, data, how, tune=finish_rounds, private=privacy is not None)
-    given: dict[str, Any] = {"sampler": sampler, "seed": seed, "privacy": privacy, "ledger": ledger}
+    settings: dict[str, Any] = {"sampler": sampler, "seed": seed, "privacy": privacy, "ledger": ledger}
     work, allow, state = course.computation, course.computation.reveals, None
     if n_rounds:
         for r, _, _ in training(
             work, course.engine, test=None, n_rounds=n_rounds, every=every or n_rounds, checkpoint=checkpoint,
-            allow=allow, progress=progress, **given,
+            allow=allow, progress=progress, **settings,
         ):  # fmt: skip
             state = r.state
     if state is not None:
         return course.end(state)
-    with rounds(work, course.engine, n_rounds=n_rounds, measure=0, resume=checkpoint, allow=allow, **given) as done:
-        return course.end(done.state)  # there were no rounds left to make
+    with rounds(work, course.engine, n_rounds=n_rounds, measure=0, resume=checkpoint, allow=allow, **settings) as done:
+        return course.end(done.state)  # no rounds were left

@@ -1,4 +1,4 @@
-"""What exists to repeat a paper: printed forms where the toolkit has mended ones, and what only a paper needs."""
+"""Parts needed only to reproduce papers: printed forms that the toolkit corrects, and formulas of single papers."""
 
 from __future__ import annotations
 

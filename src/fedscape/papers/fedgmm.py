@@ -1,4 +1,4 @@
-"""What only the FedGMM paper needs (Wu et al.): covariances fixed to the identity, and half of all rows transformed."""
+"""Parts of the FedGMM paper (Wu et al.): covariances fixed to the identity, and half of all rows transformed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedscape.types import Array
 
 @dataclass(frozen=True)
 class Identity(Spherical):
-    """Sigma = I in every component, as Theorem 1 and Appendix B have it: nothing of the covariance is learned.
+    """Sigma = I in every component, as in Theorem 1 and Appendix B: the covariance is not learned.
 
     >>> from fedscape import GaussianMixture
     >>> GaussianMixture(1, covariance=Identity()).fit(Federation({"x": [[0.0], [9.0]]}, [0, 2])).covariances_
@@ -36,21 +36,21 @@ class Identity(Spherical):
 def half_transformed(
     federation: Federation, *, share: float = 0.5, column: str = "y", features: str = "x", seed: int = 0
 ) -> Federation:
-    """Section 4.1: T(x) and P_A(y) on a random half of all rows, whoever has them; the clients stay as they are.
+    """Section 4.1: T(x) and P_A(y) on a random half of all rows, whichever client has them; clients stay the same.
 
-    The benchmark's images draw a share for each client from Beta(0.4, 0.4) instead, so that clients differ in how much
-    is transformed. `simulate.Shifted` deals the transformed rows to new clients.
+    The benchmark's images draw a share for each client from Beta(0.4, 0.4) instead: clients then differ in how much is
+    transformed. `simulate.Shifted` deals the transformed rows to new clients.
 
     Parameters
     ----------
     federation
         Clients with square images and labels.
     share
-        Of all rows.
+        The share of all rows to transform.
     column, features
         The columns of labels and of images.
     seed
-        Draws the rows and the permutation.
+        Seed of the rows and the permutation.
 
     >>> fed = Federation({"x": np.zeros((8, 2, 2), np.uint8), "y": [0, 1] * 4}, [0, 3, 8])
     >>> half_transformed(fed)["shift"].sum()
@@ -65,5 +65,5 @@ def half_transformed(
     x[chosen] = turned(x[chosen])
     y = np.where(chosen, rng.permutation(number)[labels], labels).astype(federation[column].dtype)
     names = federation.names.get(column)
-    made = federation.with_column(features, x).with_column(column, y, names=names)
-    return made.with_column("shift", moved)
+    shifted = federation.with_column(features, x).with_column(column, y, names=names)
+    return shifted.with_column("shift", moved)

@@ -1,4 +1,4 @@
-"""FedTEM, FedTKM and semi-cyclic SGD as printed in Zhu et al. 2022, where the toolkit's own defaults differ."""
+"""FedTEM, FedTKM and semi-cyclic SGD as printed in Zhu et al. 2022, where they differ from the toolkit's defaults."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedscape.temporal.fedtkm import FedTKM
 from fedscape.temporal.priors import Prior
 from fedscape.types import Array
 
-#: What `temporal_as_printed` builds.
+#: Names for `temporal_as_printed`.
 PRINTED = ("fedtem", "fedtkm", "fedtkm-constant", "scsgd")
 
 
 class ConstantFedTKM(FedTKM):
-    """FedTKM with the constant eta of Section 3.2; `FedTKM` has the eta of (27), which rests between the modes.
+    """FedTKM with the constant eta of Section 3.2; `FedTKM` has the eta of (27), which is zero between the modes.
 
     The parameters are those of FedTKM; `rate` is eta itself.
 
@@ -35,7 +35,7 @@ class ConstantFedTKM(FedTKM):
     name = "fedtkm-constant"
 
     def eta(self, shares: Array) -> float:
-        """The same in every round."""
+        """The same step size in every round."""
         return self.rate
 
     @classmethod
@@ -45,18 +45,18 @@ class ConstantFedTKM(FedTKM):
 
 
 def temporal_as_printed(name: str, local: LocalSGD, prior: Prior, **how: Any) -> FedAvg:
-    """A method of the paper as its text has it, as a computation for `rounds`.
+    """A method as printed in the paper, as a computation for `rounds`.
 
     Parameters
     ----------
     name
         "fedtem": (10) averages the clients' variances and leaves out the scatter of their means; modes learn in all
-        hours from one round's clients. "fedtkm": eta by (27). "fedtkm-constant": eta constant, as in Section 3.2.
+        hours from the clients of one round. "fedtkm": eta by (27). "fedtkm-constant": constant eta, as in Section 3.2.
         "scsgd": one branch in the first half of each period, the other in the second.
     local
         How a client trains; its model is a MultiBranch.
     prior
-        What the server believes; semi-cyclic SGD takes its period alone.
+        The prior of the server; semi-cyclic SGD uses only its period.
     how
         As for the method's class: `strength`, `smoothing`, `server`, `weighting`, `initial`.
 
@@ -76,5 +76,5 @@ def temporal_as_printed(name: str, local: LocalSGD, prior: Prior, **how: Any) ->
 
 
 def _plain(how: dict[str, Any]) -> dict[str, Any]:
-    """Settings without those of equation (4): semi-cyclic SGD leaves the other branch alone."""
+    """Settings without those of equation (4): semi-cyclic SGD does not train the other branch."""
     return {key: value for key, value in how.items() if key not in ("strength", "smoothing")}

@@ -1,4 +1,4 @@
-"""Algorithm 3 of FedHLCR as printed (Yang et al.), each mend a choice."""
+"""Algorithm 3 of FedHLCR as printed (Yang et al.), with each correction optional."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedscape.mixtures.latent_class.rounds import ClassAssignment, Survey, examp
 from fedscape.mixtures.latent_class.table import Table
 from fedscape.types import Arrays, Kept
 
-#: What the toolkit mends, in the order of Algorithm 3.
+#: The toolkit's corrections, in the order of Algorithm 3.
 MENDS = ("first round", "own events", "counts", "cohorts")
 
 
 class PrintedAssignment(ClassAssignment):
     """A round of Algorithm 3 as printed.
 
-    Labels of the first round follow agents' own laws, eq. (2); an entity's own events stay in its class; agents do not
-    hear N^(k), which line 11 does not send: eq. (2) has their own counts alone; sums of a cohort are not scaled.
+    Labels of the first round follow the agents' own laws, eq. (2). An entity's own events stay in its class. Line 11
+    does not send N^(k), so eq. (2) uses an agent's own counts only. Sums of a cohort are not scaled.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ class PrintedAssignment(ClassAssignment):
     uniform_first
         Whether labels of the first round are uniform.
     remove_own
-        Whether own events are taken out where they can be.
+        Whether own events are removed where possible.
     share_counts
-        Whether agents hear N^(k).
+        Whether agents get N^(k).
     """
 
     name = "lcr-assign-printed"
@@ -82,9 +82,9 @@ class PrintedAssignment(ClassAssignment):
 
 
 class PrintedRegression(LatentClassRegression):
-    """`LatentClassRegression` by Algorithm 3 as printed; `mended` names what is mended after all.
+    """`LatentClassRegression` by Algorithm 3 as printed; `mended` names the corrections to apply.
 
-    sigma and delta are given and hold from the first round on.
+    sigma and delta are fixed from the first round on.
 
     Parameters
     ----------
@@ -93,8 +93,8 @@ class PrintedRegression(LatentClassRegression):
     gamma
         The learning rate of line 16.
     mended
-        Names of MENDS. "first round": uniform labels. "own events": taken out where the server's sums hold them whole.
-        "counts": agents hear N^(k). "cohorts": sums of a cohort are scaled up to all agents.
+        Names of MENDS. "first round": uniform labels. "own events": removed if the server's sums contain all of them.
+        "counts": agents get N^(k). "cohorts": sums of a cohort are scaled up to all agents.
 
     >>> from fedscape import datasets
     >>> fed, truth = datasets.generators.hlcr_synthetic(20, entities=4, events=12, features=2, components=2, seed=1)

@@ -26,14 +26,14 @@ _SENT = ("square", "sizes")
 
 
 class PrintedStart(StartingPoints):
-    """Algorithm 1 with all that it sends: beside the moments, Q of the first category and the histograms E of sizes.
+    """Algorithm 1 with all its messages: beside the moments, Q of the first category and the histograms E of sizes.
 
     Parameters
     ----------
     models, n_categories, column, count
-        As for StartingPoints; components are joined at random.
+        As for StartingPoints; components are assigned at random.
     edges
-        The edges of the bins of sizes, [bins + 1].
+        The bin edges of the sizes, [bins + 1].
     """
 
     name = "dm-start-printed"
@@ -69,8 +69,8 @@ class PrintedStart(StartingPoints):
 def moments_of_the_first_category(state: Arrays) -> tuple[Array, Array]:
     """Means [G, C] and dispersions [G] by eq. (9), from the first category: alpha_0 = (P_1 - Q_1) / (Q_1 - P_1^2).
 
-    Where that is no positive number (nobody joined, or members do not differ in that category), the paper has no case;
-    the dispersion is 1 there.
+    Where that is not a positive number (no members, or members that do not differ in that category), the paper has no
+    case; the dispersion is 1 there.
 
     >>> state = {"members": np.array([4.0]), "first": np.array([[2.0, 2.0]]), "square": np.array([1.25])}
     >>> mean, dispersion = moments_of_the_first_category(state)  # P = 1/2, Q = 5/16: alpha_0 = 3
@@ -86,26 +86,26 @@ def moments_of_the_first_category(state: Arrays) -> tuple[Array, Array]:
     return floored(mean.T).T, np.where(sound, np.clip(dispersion, 1e-4, 1e3), 1.0)
 
 
-def nmse(found: npt.ArrayLike, truth: npt.ArrayLike) -> float:
+def nmse(estimate: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     """Eq. (50), which the paper calls a normalised mean squared error: the root of the sum of squared relative errors.
 
-    It is no mean, and grows with the number of entries. Components must be in the same order in both.
+    Despite its name it is not a mean, and grows with the number of entries. Both need the same order of components.
 
     >>> nmse([1.1, 2.0], [1.0, 2.0])
     0.1
     """
-    a, b = np.asarray(found, dtype=float), np.asarray(truth, dtype=float)
+    a, b = np.asarray(estimate, dtype=float), np.asarray(truth, dtype=float)
     if a.shape != b.shape:
         raise DataError(f"found and truth must have one shape, not {list(a.shape)} and {list(b.shape)}")
     return float(round(np.sqrt((((a - b) / b) ** 2).sum()), 15))
 
 
 class PrintedMixture(MixtureOfDirichletMultinomials):
-    """`MixtureOfDirichletMultinomials` fitted by Algorithms 1 and 2 as printed, each mend a choice.
+    """`MixtureOfDirichletMultinomials` fitted by Algorithms 1 and 2 as printed, with each correction optional.
 
-    One random start; the laws of sizes of eq. (6); eq. (9) on the first category; eq. (49) in each of exactly `rounds`
-    rounds; on cohorts the sums of a round alone. Two things the paper has no case for stay as in the toolkit: sizes and
-    categories that nobody has keep a tiny share, without which one round ends in NaN.
+    One random start; the size distributions of eq. (6); eq. (9) on the first category; eq. (49) in each of exactly
+    `rounds` rounds; on cohorts the sums of one round only. Two cases that the paper does not cover stay as in the
+    toolkit: sizes and categories that nobody has keep a tiny share. Without it one round ends in NaN.
 
     Parameters
     ----------
@@ -114,13 +114,13 @@ class PrintedMixture(MixtureOfDirichletMultinomials):
     rounds
         T.
     moments
-        "printed": eq. (9). "pooled": summed over categories and without the multinomial's own noise, as the toolkit.
+        "printed": eq. (9). "pooled": summed over categories, without the multinomial noise, as in the toolkit.
     first_sizes
-        "joined": eq. (6). "common": one law of sizes for all components, as the toolkit begins.
+        "joined": eq. (6). "common": one size distribution for all components, as the toolkit starts.
     average
-        None: cohorts as printed. A number: averages over rounds from the sixth on, as the toolkit.
+        None: cohorts as printed. A number: averages over rounds from the sixth on, as in the toolkit.
     sizes
-        "histogram" is the paper's; None leaves the law of sizes out.
+        "histogram" is the paper's; None leaves out the size distribution.
     column, count, n_categories, seed
         As for MixtureOfDirichletMultinomials.
 
@@ -160,14 +160,14 @@ class PrintedMixture(MixtureOfDirichletMultinomials):
                 f"{self.moments!r}, {self.first_sizes!r}"
             )
 
-    def _first_state(self, work: TailCountEM, found: Arrays, source: Source, how: Fit) -> Arrays:
+    def _first_state(self, work: TailCountEM, starts: Arrays, source: Source, how: Fit) -> Arrays:
         edges = work.size_edges
         bins = np.array([0, 2**31]) if edges is None else edges
         start = PrintedStart(work.models, source.n_categories, bins, column=source.column, count=source.times)
-        begin = {"anchors": found["anchors"]}
+        begin = {"anchors": starts["anchors"]}
         joined = self._run(start, source.engine, how.phase(".start"), n_rounds=1, seed=self.seed, state=begin)
         pooled = self.moments == "pooled"
-        mean, dispersion = matched(joined, found["mean"]) if pooled else moments_of_the_first_category(joined)
+        mean, dispersion = matched(joined, starts["mean"]) if pooled else moments_of_the_first_category(joined)
         if edges is None or self.first_sizes == "common":
             return work.begin(mean, dispersion)
         return work.begin(mean, dispersion, sizes=most_likely(joined["sizes"] * 1.0, FLOOR * background(edges)))

@@ -1,7 +1,7 @@
 """Section 3.2.2 and Appendix C.1 of the sketch paper (Liu et al.): the total variation distance through cells.
 
-The paper writes TVD = 1/2 sum over cells A of |S_p(x) - S_q(x)| lambda(A), x any point of A, then replaces the cells by
-all B^R paths through the sketch, and the sum over paths by a bound. `sketches.tvd` is what the toolkit uses.
+The paper writes TVD = 1/2 sum over cells A of |S_p(x) - S_q(x)| lambda(A), x any point of A. It then replaces the cells
+by all B^R paths through the sketch, and the sum over paths by a bound. The toolkit uses `sketches.tvd`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MOST_PATHS = 10**6
 def collision_volume(bits: int, dimension: int, *, radius: float = 1.0, rows: int = 1) -> float:
     """lambda(A) of Appendix C.1: the collision probability of sign projections integrated over the d-ball.
 
-    The expected volume of the cell of a point, cells being cut by `rows` hash functions of so many bits: with theta the
-    angle to the point, the integral of (1 - theta / pi)^(bits rows) over a ball about the origin.
+    This is the expected volume of the cell of a point, with cells cut by `rows` hash functions of `bits` bits. With
+    theta the angle to the point, it is the integral of (1 - theta / pi)^(bits rows) over a ball about the origin.
 
     Parameters
     ----------
     bits
-        Of a code.
+        Bits of a code.
     dimension
         d, at least 2.
     radius
-        Of the ball.
+        Radius of the ball.
     rows
-        How many rows of the sketch cut the cells: the more, the smaller they are.
+        Number of sketch rows that cut the cells: the more rows, the smaller the cells.
 
     >>> round(collision_volume(1, 2) / np.pi, 6)  # one bit halves the disc
     0.5
@@ -57,20 +57,20 @@ def cell_tvd(
 ) -> float:
     """1/2 sum over the cells that rows x visit of |S_p - S_q| lambda(A), every cell of the same volume (Section 3.2.2).
 
-    A cell is a path of codes through all rows of the sketch; S is the mean over the rows. As printed S is the share of
-    rows in a bucket, no density: the result has the unit of `volume`, and is no distance between 0 and 1. With
-    `volume` = 1 and one row it is half the L1 distance of the two histograms, over the buckets visited.
+    A cell is a path of codes through all rows of the sketch; S is the mean over the rows. As printed, S is the share of
+    rows in a bucket and not a density: the result has the unit of `volume`, and is not a distance between 0 and 1. With
+    `volume` = 1 and one row it is half the L1 distance of the two histograms over the visited buckets.
 
     Parameters
     ----------
     model
-        Whose hash functions made the sketches.
+        The model whose hash functions built the sketches.
     a, b
         The two sketches, normalised.
     x
-        Rows, [n, d]; cells without one of them are left out.
+        Rows, [n, d]; cells without any of them are left out.
     volume
-        lambda(A), such as `collision_volume` has it.
+        lambda(A), for example from `collision_volume`.
 
     >>> model = DistributionSketch(rows=1, bits=2)
     >>> x, y = np.array([[1.0, 0.2]]), np.array([[-1.0, 0.3]])
@@ -82,19 +82,19 @@ def cell_tvd(
     change = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     if change.ndim != 2 or change.shape[0] != paths.shape[1]:
         raise DataError(f"the sketches must have {paths.shape[1]} rows as the model makes them, not {change.shape}")
-    seen = change[np.arange(change.shape[0]), paths].mean(axis=1)
-    return float(np.abs(seen).sum() * volume / 2)
+    differences = change[np.arange(change.shape[0]), paths].mean(axis=1)
+    return float(np.abs(differences).sum() * volume / 2)
 
 
 def path_tvd(a: npt.ArrayLike, b: npt.ArrayLike, *, mended: bool = False) -> float:
-    """B^-R times the sum over all paths of |Delta_1 + ... + Delta_R| (Section 3.2.2), by going through every path.
+    """B^-R times the sum over all paths of |Delta_1 + ... + Delta_R| (Section 3.2.2), by enumeration of all paths.
 
     Parameters
     ----------
     a, b
         The two sketches, normalised, [R, B] with B^R at most a million.
     mended
-        Times B / (2 R): for R = 1 that is the TVD of the two histograms; printed it is their L1 distance over B.
+        Multiply by B / (2 R): for R = 1 that is the TVD of the two histograms; as printed, their L1 distance over B.
 
     >>> path_tvd([[1.0, 0.0]], [[0.0, 1.0]]), path_tvd([[1.0, 0.0]], [[0.0, 1.0]], mended=True)
     (1.0, 1.0)
@@ -111,7 +111,7 @@ def path_tvd(a: npt.ArrayLike, b: npt.ArrayLike, *, mended: bool = False) -> flo
 
 
 def path_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """What the paper takes for the Frobenius norm: the sum over paths with absolute values inside, (1 / B) |Delta|_1.
+    """The paper's Frobenius norm: the sum over paths with absolute values inside, (1 / B) |Delta|_1.
 
     >>> path_bound([[1.0, 0.0]], [[0.0, 1.0]])
     1.0

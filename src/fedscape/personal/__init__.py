@@ -1,4 +1,4 @@
-"""A model of its own for every client: FedGMM and the field's personalised methods, new clients, novelty."""
+"""Personalised models, one per client: FedGMM and the field's other methods, new clients, novelty."""
 
 from __future__ import annotations
 

@@ -34,32 +34,34 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class ClusteredFL(Computation):
-    """Clients begin as one cluster; one whose mean update is small while its clients' are not is cut in two.
+    """Clients begin as one cluster. A cluster is split when its mean update is small but its clients' updates are not.
 
-    Sattler et al. 2020. The halves come from the cosines of updates by complete linkage, as public implementations have
-    it (the paper's algorithm 1 asks for the least largest cosine across); at least four clients must move, and a half
-    has at least two. For that the server must see, client by client, `update`: the whole move with projection=None, or
-    by default only a seeded random projection of it to 256 numbers (a count sketch: each weight's move is added, with a
-    random sign, to one of them), whose cosines are the same to about 0.06. The moves themselves are summed cluster by
-    cluster. Clients keep the number of their cluster. One that was not there when its cluster was cut, or came later,
-    takes in every round the cluster whose model fits its labelled rows best: from a sum over several clients the server
-    does not see which.
+    Sattler et al. 2020. The halves come from the cosines of updates by complete linkage, as in public implementations
+    (the paper's algorithm 1 minimises the largest cosine across). At least four clients must move, and a half has at
+    least two. For that the server must see the `update` of each client: the whole move with projection=None, or by
+    default only a seeded random projection of it to 256 numbers. The projection is a count sketch: each weight's move
+    is added, with a random sign, to one of the numbers. Its cosines agree to about 0.06. The moves themselves are
+    summed cluster by cluster.
 
-    The state holds `model.<parameter>` [clusters, ...], `open` (how many are in use) and each client's own cluster.
+    Clients keep the number of their cluster. A client that was absent when its cluster was split, or joined later,
+    takes in every round the cluster whose model fits its labelled rows best. The server does not see its choice in a
+    sum over several clients.
+
+    The state holds `model.<parameter>` [clusters, ...], `open` (the number in use) and each client's own cluster.
 
     Parameters
     ----------
     local
         How a client trains.
     n_clusters
-        At most so many.
+        The largest number of clusters.
     projection
-        How many numbers of the projected update the server sees; None shows it the whole.
+        Size of the projected update that the server sees; None shows it the whole update.
     small, large
-        A cluster is cut when the length of its mean update is below `small` times, and its longest update above `large`
-        times, the mean length of its updates.
+        A cluster is split when the norm of its mean update is below `small` times, and its largest update norm above
+        `large` times, the mean norm of its updates.
     wait
-        Rounds before the first cut and between cuts.
+        Rounds before the first split and between splits.
     initial
         As for FedAvg.
 
@@ -105,7 +107,7 @@ class ClusteredFL(Computation):
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side."""
+        """Number of clients trained side by side."""
         return max(1, trainer_of(self.local).chunk // self.n_clusters)
 
     def start(self, seed: int) -> Arrays:
@@ -115,33 +117,33 @@ class ClusteredFL(Computation):
         own = {"of_client.ids": whole, "of_client.cluster": whole}
         return {**models, "open": np.asarray(1), "server.since": np.asarray(0), **own}
 
-    def _told(self, state: Arrays, clients: Federation) -> Array:
-        """The cluster that the server knows each client to be in, -1 where it knows none."""
+    def _assigned(self, state: Arrays, clients: Federation) -> Array:
+        """The cluster of each client as the server knows it, -1 where unknown."""
         if "of_client.known" in state:
             return np.where(state["of_client.known"], state["of_client.cluster"], -1)
         if "of_client.ids" not in state:
             return np.full(len(clients), -1)
-        place = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
-        return np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+        cluster_of = dict(zip(state["of_client.ids"].tolist(), state["of_client.cluster"].tolist(), strict=True))
+        return np.array([cluster_of.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
 
     def _cluster(self, state: Arrays, clients: Federation) -> Array:
-        """Each client's cluster: what the server says, else what it kept, else the first."""
+        """The cluster of each client: the server's, else the one it kept, else the first."""
         kept, cluster = clients.kept.get("cluster"), np.zeros(len(clients), dtype=np.int64)
         if kept is not None:
             cluster[kept.lengths > 0] = kept.flat
-        told = self._told(state, clients)
-        return np.minimum(np.where(told < 0, cluster, told), int(state["open"]) - 1)
+        server_cluster = self._assigned(state, clients)
+        return np.minimum(np.where(server_cluster < 0, cluster, server_cluster), int(state["open"]) - 1)
 
     def _to_train(self, state: Arrays, clients: Federation) -> Array:
-        """The same, but a client of which the server knows no cluster takes the one that fits its rows best now."""
+        """The same, but a client whose cluster is unknown to the server takes the one that fits its rows best."""
         cluster, free = self._cluster(state, clients), np.flatnonzero(self.undecided(state, clients))
         if len(free):
             cluster[free] = self._best(state, clients.take(free))
         return cluster
 
     def undecided(self, state: Arrays, clients: Federation) -> Array:
-        """Which clients were not there when their cluster was cut, or came later."""
-        return (self._told(state, clients) < 0) & (int(state["open"]) > 1) & (clients.sizes > 0)
+        """Mask of the clients that were absent when their cluster was split, or joined later."""
+        return (self._assigned(state, clients) < 0) & (int(state["open"]) > 1) & (clients.sizes > 0)
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._trained(state, clients, key)
@@ -153,7 +155,7 @@ class ClusteredFL(Computation):
         return {**sums, "update": self._projected(moves)}, kept
 
     def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
-        """Each client's move, what it counts in each cluster [clients, clusters], and what it keeps."""
+        """The move of each client, its weight in each cluster [clients, clusters], and the arrays it keeps."""
         cluster, params = self._to_train(state, clients), model_arrays(state)
         begin = {n: p[cluster] for n, p in params.items()}
         moves = trained_alone(self.local, begin, clients, key)
@@ -162,15 +164,15 @@ class ClusteredFL(Computation):
         return moves, np.eye(self.n_clusters)[cluster] * clients.sizes[:, None], {"cluster": cluster}
 
     def _projected(self, moves: Arrays) -> Array:
-        """What the server sees: every move as one row, of which each number is added to or taken from one of a few."""
+        """Count sketch of each move, [clients, numbers]: each weight's move is added, with a sign, to one number."""
         rows = [m.reshape(len(m), -1) for m in moves.values()]
         width = sum(r.shape[1] for r in rows)
         if self.projection is None or self.projection >= width:
             return np.concatenate(rows, axis=1, dtype=np.float64)
         rng = Key(0, purpose="projection").generator()
-        place, sign = rng.integers(self.projection, size=width), rng.choice([-1.0, 1.0], size=width)
+        bucket, sign = rng.integers(self.projection, size=width), rng.choice([-1.0, 1.0], size=width)
         each = (sign * np.concatenate([r[i] for r in rows]) for i in range(len(rows[0])))
-        return np.stack([np.bincount(place, row, minlength=self.projection) for row in each])
+        return np.stack([np.bincount(bucket, row, minlength=self.projection) for row in each])
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         weight = total["weight"]
@@ -180,13 +182,13 @@ class ClusteredFL(Computation):
             move = np.where(over > 0, total[f"delta.{name}"] / np.maximum(over, 1e-12), 0.0)
             new[f"model.{name}"] = (params + move).astype(params.dtype)
         since, opened = int(state["server.since"]) + 1, int(state["open"])
-        ids, cluster = self._known(state, total["ids"])
+        ids, cluster = self._all_clients(state, total["ids"])
         if since >= self.wait and opened < self.n_clusters:
-            seen = np.flatnonzero(np.isin(ids, total["ids"]))
+            positions = np.flatnonzero(np.isin(ids, total["ids"]))
             rows = total["update"][np.argsort(total["ids"], kind="stable")]
             for c in range(opened):
-                members = seen[cluster[seen] == c]
-                away = self._cut(rows[cluster[seen] == c])
+                members = positions[cluster[positions] == c]
+                away = self._cut(rows[cluster[positions] == c])
                 if away is not None:
                     absent = np.setdiff1d(np.flatnonzero(cluster == c), members)
                     cluster[members[away]], cluster[absent] = opened, -1
@@ -197,17 +199,17 @@ class ClusteredFL(Computation):
         own = {"of_client.ids": ids, "of_client.cluster": cluster}
         return {**new, "open": np.asarray(opened), "server.since": np.asarray(since), **own}
 
-    def _known(self, state: Arrays, seen: Array) -> tuple[Array, Array]:
-        """All clients seen so far, in order, and their clusters; who comes after a cut has none that is known."""
+    def _all_clients(self, state: Arrays, cohort_ids: Array) -> tuple[Array, Array]:
+        """All clients so far, in order, and their clusters; unknown for clients that join after a split."""
         ids, cluster = state["of_client.ids"], state["of_client.cluster"]
-        new = seen if len(ids) == 0 else seen[~np.isin(seen, ids)]
+        new = cohort_ids if len(ids) == 0 else cohort_ids[~np.isin(cohort_ids, ids)]
         ids = new if len(ids) == 0 else np.concatenate([ids, new])
         cluster = np.concatenate([cluster, np.full(len(new), 0 if int(state["open"]) == 1 else -1)])
         order = np.argsort(ids, kind="stable")
         return ids[order], cluster[order]
 
     def _cut(self, rows: Array) -> Array | None:
-        """Which of the clients go to the new cluster; None where the cluster stays whole."""
+        """Mask of the clients that move to the new cluster; None if the cluster is not split."""
         length = np.linalg.norm(rows, axis=1)
         some = length > 0
         if some.sum() < 4:
@@ -253,7 +255,7 @@ class ClusteredFL(Computation):
 
 
 def halves(cosines: Array) -> Array:
-    """Two groups so that clients of one are alike: complete linkage from the cosines, 0 or 1 for each client.
+    """Split clients into two groups of similar ones: complete linkage on the cosines, 0 or 1 for each client.
 
     >>> halves(np.array([[1, 0.9, -1], [0.9, 1, -0.8], [-1, -0.8, 1]])).tolist()
     [0, 0, 1]
@@ -267,7 +269,7 @@ def halves(cosines: Array) -> Array:
         a, b = divmod(int(part.argmax()), len(alive))
         i, j = alive[min(a, b)], alive[max(a, b)]
         groups[i] += groups[j]
-        near[i] = near[:, i] = np.minimum(near[i], near[j])  # the farthest pair of the two groups
+        near[i] = near[:, i] = np.minimum(near[i], near[j])  # the least similar pair of the two groups
         near[i, i] = -np.inf
         alive.remove(j)
     label = np.zeros(len(cosines), dtype=np.int64)

@@ -23,11 +23,11 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Match:
-    """For each new client the warm client (or component) it is given, and how sure that is.
+    """The warm client (or component) matched to each new client, and how certain the match is.
 
-    `index` is -1 where nothing is near enough; `nearest` is what it would have been; `square` the squared distance to
-    it; `p_value` small where the new client is farther from everyone than warm clients are from one another. A client
-    of a single row, which tells nothing of that, has NaN; it is given the nearest, and its square is not debiased.
+    `index` is -1 if nothing is near enough, `nearest` is the match without that rule, and `square` its squared
+    distance. `p_value` is small if the new client is farther from everyone than warm clients are from one another. A
+    client with a single row has a `p_value` of NaN: it gets the nearest match, and its square is not debiased.
 
     >>> Match(np.array([1, -1]), np.array([1, 0]), np.zeros(2), np.ones(2)).models(["a", "b"], fallback="global")
     ['b', 'global']
@@ -39,31 +39,31 @@ class Match:
     p_value: Array
 
     def models(self, models: Sequence[M], *, fallback: M) -> list[M]:
-        """The model of each new client, of whatever kind models are; `fallback` where the match abstains."""
+        """The model of each new client, from models of any type; `fallback` where the match abstains."""
         if len(models) and self.index.max(initial=-1) >= len(models):
             raise DataError(f"client {self.index.max()} was matched, but there are only {len(models)} models")
         return [models[i] if i >= 0 else fallback for i in self.index]
 
 
 class ColdStart:
-    """The nearest warm client's personal model, by sketches of unlabelled data (sketch paper, Algorithm 2).
+    """The personal model of the nearest warm client, by sketches of unlabelled data (sketch paper, Algorithm 2).
 
-    The server sees every warm client's sketch. A new client sends its own, and is given the model of the warm client at
-    the smallest squared distance (debiased, so that small clients are not far because they are small). It abstains
-    where the conformal p-value is below `alpha`: the share of clients, the new one among them, that lie at least as far
-    from their nearest other client. For a new client like the warm ones, that happens with probability at most alpha.
-    A client of one row cannot be debiased and never abstains; one without rows always does.
+    The server sees every warm client's sketch. A new client sends its own, and gets the model of the warm client at
+    the smallest squared distance. Distances are debiased: small clients are not far because they are small. The match
+    abstains if the conformal p-value is below `alpha`. The p-value is the share of clients, including the new one, that
+    are at least as far from their nearest other client. For a new client like the warm ones, abstaining has probability
+    at most alpha. A client with one row cannot be debiased and never abstains; one without rows always does.
 
     Parameters
     ----------
     sketch
         The hash functions; fitted or ready to use.
     alpha
-        How often a client that belongs may be turned away; 0 never abstains.
+        How often a client that belongs may be rejected; 0 never abstains.
     debias
-        Whether small clients' sampling noise is subtracted. Off, this is the paper's distance.
+        Whether to subtract the sampling noise of small clients. Off, this is the paper's distance.
     noise
-        The variance of the noise in a count, where clients protect their counts.
+        The variance of the noise in a count, for clients that protect their counts.
 
     >>> rng = np.random.default_rng(0)
     >>> x = np.concatenate([rng.normal(m, 1.0, (50, 2)) for m in ([5, 0], [0, 5], [5, 0.0])])
@@ -84,30 +84,30 @@ class ColdStart:
         self.noise = noise
 
     def fit(self, warm: Federation | npt.ArrayLike) -> ColdStart:
-        """Take the warm clients, or their counts as `DistributionSketch.counts` gives them."""
+        """Fit to the warm clients, or to their counts from `DistributionSketch.counts`."""
         counts = self._counts(warm)
         self.sketches_, self.sizes_ = normalise(counts), sizes(counts)
         squares = self._squares(self.sketches_, self.sizes_)
         np.fill_diagonal(squares, np.nan)
         if (~np.isnan(squares)).sum() < 2:
-            found = int((self.sizes_ > (1 if self.debias else 0)).sum())
-            raise DataError(f"a cold start needs at least two warm clients with two or more rows, there are {found}")
-        self.apart_ = _least(squares)  # of each warm client to its nearest other
+            usable = int((self.sizes_ > (1 if self.debias else 0)).sum())
+            raise DataError(f"a cold start needs at least two warm clients with two or more rows, there are {usable}")
+        self.apart_ = _least(squares)  # distance of each warm client to its nearest other
         return self
 
     def match(self, new: Federation | npt.ArrayLike) -> Match:
-        """The nearest warm client of each new client; of the new ones, too, counts are enough."""
+        """The nearest warm client of each new client; counts are enough for the new clients too."""
         if not hasattr(self, "apart_"):
             raise NotFittedError("this ColdStart has no warm clients yet: call fit() first")
         counts = self._counts(new)
         sketches, n = normalise(counts), sizes(counts)
         squares = self._squares(sketches, n, others=True)  # [new, warm]
         own = _least(squares)
-        known = ~np.isnan(self.apart_)
-        others = np.fmin(self.apart_[known][None, :], squares[:, known])  # warm clients may be nearest to the new one
-        p = (1 + (others >= own[:, None]).sum(axis=1)) / (1 + known.sum())
-        single = np.isnan(own) & (n >= 0.5)  # noisy counts make a size that is not whole
-        # what cannot be subtracted is the same for every warm client: it does not change which is nearest
+        finite = ~np.isnan(self.apart_)
+        others = np.fmin(self.apart_[finite][None, :], squares[:, finite])  # the new one may be a warm client's nearest
+        p = (1 + (others >= own[:, None]).sum(axis=1)) / (1 + finite.sum())
+        single = np.isnan(own) & (n >= 0.5)  # noisy counts make fractional sizes
+        # the term that cannot be subtracted is the same for every warm client: the nearest stays the nearest
         squares[single] = pairwise(
             sketches[single], self.sketches_, other_sizes=self.sizes_, noise=self.noise, squared=True
         )
@@ -127,19 +127,19 @@ class ColdStart:
 
 
 class NearestComponent:
-    """The same by sums alone: components of clients by k-means of their sketches, one model for each component.
+    """The same from sums alone: components of clients by k-means of their sketches, one model for each component.
 
-    Each client turns its own sketch into a few numbers by a projection all share; `FederatedKMeans` clusters those by
-    sums. A client, warm or new, finds its component by itself: no sketch leaves it.
+    Each client projects its own sketch to a few numbers; the projection is shared. `FederatedKMeans` clusters these by
+    sums. A client, warm or new, finds its component on its own: no sketch leaves it.
 
     Parameters
     ----------
     sketch
         The hash functions; fitted or ready to use.
     n_components
-        How many components, each with a model of its own to be trained by its clients.
+        Number of components; each has its own model, trained by its clients.
     dimension
-        Numbers a sketch is projected to; distances are kept to about 1 / sqrt(dimension).
+        Size of the projected sketch; distances are kept to about 1 / sqrt(dimension).
     n_init, rounds, seed
         As in `FederatedKMeans`.
 
@@ -184,19 +184,19 @@ class NearestComponent:
         if not hasattr(self, "means_"):
             raise NotFittedError("this NearestComponent has no components yet: call fit() first")
         projected = self._projected(new)
-        found = np.full(len(new), -1)
+        component = np.full(len(new), -1)
         if projected.n_rows:
-            found[projected.sizes > 0] = self.means_.predict(projected["sketch"])
-        return found
+            component[projected.sizes > 0] = self.means_.predict(projected["sketch"])
+        return component
 
     def _projected(self, clients: Federation) -> Federation:
-        """Each client's sketch as one row of a few numbers; a client without rows has none."""
+        """Each client's projected sketch as one row; a client without rows has none."""
         counts = self.sketch.counts(clients)
         s = normalise(counts).reshape(len(clients), int(np.prod(counts.shape[1:])))
         key = Key(self.seed, purpose="sketch projection")
         directions = key.generator().standard_normal((s.shape[1], self.dimension)) / np.sqrt(self.dimension)
-        there = clients.sizes > 0
-        return Federation({"sketch": (s @ directions)[there]}, offsets_of(there), clients.ids)
+        nonempty = clients.sizes > 0
+        return Federation({"sketch": (s @ directions)[nonempty]}, offsets_of(nonempty), clients.ids)
 
 
 def _least(squares: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What the Gaussians of FedGMM may be fitted to instead of the features: a projection or an embedding of them."""
+"""Inputs for the Gaussians of FedGMM in place of the features: a projection or an embedding of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BATCH = 2048
 
 
 def principal_directions(moments: Moments, n: int) -> tuple[Array, Array]:
-    """Mean [d] and the n leading directions [d, n] of fitted Moments: PCA from two sums, no row pooled.
+    """Mean [d] and the n leading directions [d, n] of fitted Moments: PCA from two sums, without pooling rows.
 
     >>> moments = Moments().fit(Federation({"x": [[0.0, 0.0], [4.0, 0.1], [8.0, 0.0]]}, [0, 1, 3]))
     >>> np.abs(principal_directions(moments, 1)[1]).round(1).tolist()
@@ -31,14 +31,14 @@ def principal_directions(moments: Moments, n: int) -> tuple[Array, Array]:
     moments._check_fitted("mean_")
     if not 1 <= n <= len(moments.mean_):
         raise DataError(f"n must be from 1 to the {len(moments.mean_)} features, not {n}")
-    _, vectors = np.linalg.eigh(moments.covariance_)  # eigenvalues rise
+    _, vectors = np.linalg.eigh(moments.covariance_)  # in ascending order of the eigenvalues
     return moments.mean_, vectors[:, ::-1][:, :n]
 
 
 def with_projection(
     fed: Federation, moments: Moments, n: int, *, residual: bool = False, name: str = "z"
 ) -> Federation:
-    """The same rows with a column of their n principal components; every client works out its own.
+    """Add a column of the n principal components of the rows; every client computes its own.
 
     Parameters
     ----------
@@ -47,22 +47,22 @@ def with_projection(
     moments
         Fitted to the rows of the clients that train.
     n
-        How many components.
+        Number of components.
     residual
-        Whether one more feature says, on a log scale, how long the rest is that the components leave out.
+        Whether to add the norm of the part outside the components, on a log scale, as one more feature.
     name
-        Of the new column.
+        Name of the new column.
 
     >>> fed = Federation({"x": [[0.0, 0.0], [4.0, 0.1], [8.0, 0.0]]}, [0, 1, 3])
     >>> with_projection(fed, Moments().fit(fed), 1)["z"].shape
     (3, 1)
     """
-    place = principal_directions(moments, n)
-    return fed.with_column(name, projected(fed[moments.column], *place, residual=residual))
+    basis = principal_directions(moments, n)
+    return fed.with_column(name, projected(fed[moments.column], *basis, residual=residual))
 
 
 def projected(values: Array, mean: Array, directions: Array, *, residual: bool = False) -> Array:
-    """Rows [rows, ...] about a mean [d] along directions [d, n]: [rows, n], and one more column with `residual`.
+    """Project rows [rows, ...] about a mean [d] on directions [d, n]: [rows, n], plus one column with `residual`.
 
     >>> projected(np.array([[3.0, 4.0]]), np.zeros(2), np.eye(2)[:, :1]).tolist()
     [[3.0]]
@@ -80,18 +80,18 @@ def projected(values: Array, mean: Array, directions: Array, *, residual: bool =
 
 
 def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = "z") -> Federation:
-    """The same rows with a column of what the last linear layer of a trained network gets to see.
+    """Add a column with the input of the last linear layer of a trained network.
 
     Parameters
     ----------
     fed
-        The rows; every client works out its own.
+        The rows; every client computes its own.
     local
-        Says model and column.
+        Has the model and the column.
     state
         A state with `model.<parameter>` arrays, for instance FedAvg's last.
     name
-        Of the new column.
+        Name of the new column.
 
     >>> from fedscape.learning import cross_entropy, models
     >>> local = LocalSGD(models.mlp(4, 8, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
@@ -100,19 +100,19 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     (4, 8)
     """
     module = module_of(local.model, state).to(local.device)
-    seen: list[Any] = []
-    handle = last_linear(module).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    captured: list[Any] = []
+    handle = last_linear(module).register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0].detach()))
     parts = []
     with one_thread(), precise(local), torch.no_grad():
         for begin in range(0, max(fed.n_rows, 1), _BATCH):
             module(local.inputs(trainer_of(local).column(fed, local.features, slice(begin, begin + _BATCH))))
-            parts.append(seen.pop().reshape(len(fed[local.features][begin : begin + _BATCH]), -1).cpu().numpy())
+            parts.append(captured.pop().reshape(len(fed[local.features][begin : begin + _BATCH]), -1).cpu().numpy())
     handle.remove()
     return fed.with_column(name, np.concatenate(parts).astype(np.float64))
 
 
 def last_linear(module: Module) -> Module:
-    """The last linear layer of a model: what it takes are the features, what it gives the classes."""
+    """The last linear layer of a model: its inputs are the features, its outputs the classes."""
     layers = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
     if not layers:
         raise DataError("the model has no linear layer whose input could be an embedding")

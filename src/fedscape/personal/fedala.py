@@ -1,4 +1,4 @@
-"""FedALA: a client learns, number by number, how much of the common model it takes over before it trains."""
+"""FedALA: a client learns, weight by weight, how much of the common model it takes over before it trains."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _MEAN = Mean()
 
 
 class FedALA(FedAvg):
-    """FedAvg whose clients begin a round between their own model and the common one: Zhang et al. 2023, algorithm 1.
+    """FedAvg whose clients start a round between their own model and the common one: Zhang et al. 2023, algorithm 1.
 
-    With theta the broadcast model and theta_i the client's own of the round before, a client begins in the upper layers
-    with theta_i + (theta - theta_i) * W_i, and in the lower ones with theta. The weights W_i, one for each number and
-    kept within [0, 1], first take gradient steps of the loss on a part of the client's rows. Then it trains as ever,
-    sends how far it ended from theta, and keeps its model and W_i. W_i is 1 at first; when a client mixes for the first
-    time its weights take `warm_up` epochs, later one. (The paper goes on the first time until the loss stands still.)
+    With theta the broadcast model and theta_i the client's own from its last round, a client starts its upper layers at
+    theta_i + (theta - theta_i) * W_i, and its lower ones at theta. The weights W_i, one for each parameter and clipped
+    to [0, 1], first take gradient steps of the loss on a sample of the client's rows. Then the client trains as usual,
+    sends its distance from theta, and keeps its model and W_i. W_i starts at 1. The first time a client mixes, its
+    weights train for `warm_up` epochs, later for one. (The paper trains the first time until the loss converges.)
 
     Only the sum of the moves is sent, as in FedAvg. A new client has the common model.
 
@@ -50,11 +50,11 @@ class FedALA(FedAvg):
     local, server, weighting, initial
         As for FedAvg.
     layers
-        Names of the upper layers' parameters, or beginnings of them; by default the last layer.
+        Names or prefixes of the upper layers' parameters; by default the last layer.
     rate
         eta of the weights.
     sample
-        The part of a client's rows that the weights are learned on.
+        The share of a client's rows on which the weights are learned.
     warm_up
         Epochs of a client's first mixing.
 
@@ -98,15 +98,15 @@ class FedALA(FedAvg):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted(moves, weight), **self._known(weight)}, kept
+        return {**weighted(moves, weight), **self._sent_weight(weight)}, kept
 
     def total(  # type: ignore[override]  # it keeps something
         self, state: Arrays, clients: Federation, key: Key
     ) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted_sums(moves, weight), **self._known(weight.sum())}, kept
+        return {**weighted_sums(moves, weight), **self._sent_weight(weight.sum())}, kept
 
-    def _known(self, weight: Array) -> Arrays:
+    def _sent_weight(self, weight: Array) -> Arrays:
         return {"weight": weight} if self.weighting == "samples" else {}
 
     def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
@@ -114,14 +114,14 @@ class FedALA(FedAvg):
         after = trained_alone(self.local, begin, clients, key)
         moves = {n: after[n] - p for n, p in model_arrays(state).items()}
         for move in moves.values():
-            move[clients.sizes == 0] = 0.0  # who has no rows keeps its model and says nothing
+            move[clients.sizes == 0] = 0.0  # a client without rows keeps its model and sends zeros
         weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64)) + (clients.sizes > 0)
         kept = {f"model.{n}": v for n, v in after.items()} | {f"mix.{n}": v for n, v in mix.items()}
         return moves, weight, {**kept, "mixed": np.minimum(times, 2)}
 
     def _mixed(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
-        """Where each client begins, and its weights."""
+        """The starting point of each client, and its weights."""
         common, own = model_arrays(state), own_models(self.local, state, clients)
         begin = {n: own[n] if n in self.upper else np.repeat(p[None], len(clients), axis=0) for n, p in common.items()}
         mix = {n: kept_rows(clients, f"mix.{n}", np.ones_like(common[n])) for n in self.upper}
@@ -145,11 +145,11 @@ class FedALA(FedAvg):
         sampled = _sample(clients, self.sample, key)
         learned = {n: mix[n][where] for n in self.upper}
         for group in groups_of(local, sampled, key):
-            sent, place = group.trainer.sent, where[group.positions]
-            now = {n: sent(p[place]) for n, p in begin.items()}
+            sent, rows_of_group = group.trainer.sent, where[group.positions]
+            now = {n: sent(p[rows_of_group]) for n, p in begin.items()}
             own = {n: now[n] for n in self.upper}
-            away = {n: sent(common[n] - begin[n][place]) for n in self.upper}
-            w = {n: sent(mix[n][place]) for n in self.upper}
+            away = {n: sent(common[n] - begin[n][rows_of_group]) for n in self.upper}
+            w = {n: sent(mix[n][rows_of_group]) for n in self.upper}
             now |= {n: own[n] + away[n] * w[n] for n in self.upper}
             gradient = by_client(local, group.module)
             for _, end, batch in group.steps():
@@ -180,7 +180,7 @@ class FedALA(FedAvg):
 
 
 def _sample(clients: Federation, share: float, key: Key) -> Federation:
-    """A part of each client's rows, at least one, drawn by key."""
+    """A random share of each client's rows, at least one, drawn by key."""
     keep = np.zeros(clients.n_rows, dtype=bool)
     for i, rng in enumerate(key.of(clients)):
         size = int(clients.sizes[i])

@@ -1,4 +1,4 @@
-"""FedBABU: the body is trained together under a head that nobody trains; then clients fine-tune."""
+"""FedBABU: clients train the body together under a fixed head, then fine-tune."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedscape.types import Arrays, Kept
 
 
 class FedBABU(FedPer):
-    """FedAvg of the body with the head as it was drawn, the same for all: Oh, Kim and Yun 2022.
+    """FedAvg of the body; the head stays as initialised, the same for all: Oh, Kim and Yun 2022.
 
     After the rounds each client fine-tunes the whole network on its own rows and keeps it: `adapt`, or
-    `train("fedbabu", ...)`, which ends in rounds of LocalOnly. Until then all have one model, which is also what a new
-    client gets before it has labels.
+    `train("fedbabu", ...)`, which ends in rounds of LocalOnly. Until then all clients have one model. A new client
+    without labels gets it too.
 
     Parameters
     ----------
     local
         How a client trains.
     head
-        Names of the parameters that stay as they begin, or beginnings of them; by default those of the last layer.
+        Names or prefixes of the parameters that stay fixed; by default those of the last layer.
     initial
         "given" or "seed".
 

@@ -1,4 +1,4 @@
-"""FedBN: the normalisation layers are each client's own, everything else is common."""
+"""FedBN: each client has its own normalisation layers, everything else is common."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.modules.batchnorm._NormBase)
 class FedBN(FedPer):
     """Clients share all but the scales and shifts of the normalisation layers: Li et al. 2021.
 
-    For clients whose features differ (other scanners, other cameras). The paper's layers are BatchNorm, whose running
-    statistics are no mean of clients and are refused by LocalSGD; here GroupNorm, LayerNorm and InstanceNorm have the
-    clients' own scale and shift. A new client trains these few numbers on its rows.
+    For clients whose features differ (other scanners, other cameras). The paper uses BatchNorm. Its running statistics
+    are not a mean over clients, and LocalSGD refuses them. Here GroupNorm, LayerNorm and InstanceNorm have a scale and
+    shift per client. A new client trains these few numbers on its rows.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""FedDBE: what is a client's own in its features goes into a shift that it keeps, the rest is drawn to a consensus."""
+"""FedDBE: a shift that each client keeps absorbs its own part of the features; the rest is pulled to a consensus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tensors = dict[str, Tensor]
 
 
 class ShiftedLinear(nn.Linear):  # type: ignore[misc]
-    """A linear layer whose inputs are first moved by a vector; `seen` holds the inputs of the last call.
+    """A linear layer that adds a vector to its inputs; `seen` holds the inputs of the last call.
 
     >>> layer = ShiftedLinear(2, 1)
     >>> [n for n, _ in layer.named_parameters()]
@@ -47,7 +47,7 @@ class ShiftedLinear(nn.Linear):  # type: ignore[misc]
         self.seen: Tensor | None = None
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew; the shift is zero."""
+        """Draw the weights again; the shift is zero."""
         super().reset_parameters()
         if hasattr(self, "shift"):
             nn.init.zeros_(self.shift)
@@ -58,7 +58,7 @@ class ShiftedLinear(nn.Linear):  # type: ignore[misc]
 
 
 def with_shift(model: Module) -> Module:
-    """A copy of the model whose last linear layer is a ShiftedLinear; as it is where it has one.
+    """A copy of the model whose last linear layer is a ShiftedLinear; unchanged if it is one already.
 
     >>> [n for n, _ in with_shift(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))).named_parameters()][-1]
     '2.shift'
@@ -81,15 +81,15 @@ def with_shift(model: Module) -> Module:
 
 
 class FedDBE(FedPer):
-    """FedAvg with two things that keep a client's own bias out of the common features: Zhang et al. 2023 (NeurIPS).
+    """FedAvg with two terms that keep a client's own bias out of the common features: Zhang et al. 2023 (NeurIPS).
 
-    Each client adds a vector of its own to what the last linear layer takes, trains it and keeps it (the paper's
-    personalised representation bias memory). And its loss has kappa / 2 times the mean square of m - g, m being a
-    running mean of the batches' features and g the consensus: the mean over all rows of the features under the first
-    weights, which the first round collects by sums. Body and last layer are common.
+    Each client adds its own vector to the input of the last linear layer, trains it and keeps it (the paper's
+    personalised representation bias memory). Its loss has the extra term kappa / 2 times the mean square of m - g. m is
+    a running mean of the batches' features. g is the consensus: the mean over all rows of the features under the first
+    weights, collected by sums in the first round. Body and last layer are common.
 
     The server sees sums: the moves, the rows, and once the features. A new client has a shift of zero; with labelled
-    rows it trains its shift alone.
+    rows it trains only its shift.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class FedDBE(FedPer):
     kappa
         Weight of the pull to the consensus.
     momentum
-        mu: m = (1 - mu) m + mu (mean of the batch), from zero in each round; 1 is the batch alone.
+        mu: m = (1 - mu) m + mu (mean of the batch), from zero in each round; 1 uses the batch alone.
     initial
         "given" or "seed".
 
@@ -175,7 +175,7 @@ class FedDBE(FedPer):
         return moves, {f"model.{n}": v for n, v in kept.items()}
 
     def _gradient(self, module: Module) -> Tensor:
-        """Gradients of loss and pull for a batch of each client, and the running means of features then."""
+        """Gradients of loss and pull for a batch of each client, and the updated running means of features."""
         local, layer = self.local, last_linear(module)
 
         def loss(

@@ -1,4 +1,4 @@
-"""Several learners for all, and weights of them for each client: FedEM, and IFCA, where a client has one of them."""
+"""Several learners for all, and mixing weights per client: FedEM, and IFCA, where a client uses one learner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class Expectation(NamedTuple):
-    """What a client makes of its rows before it trains."""
+    """Result of a client's E-step, before it trains."""
 
     weights: Array  # of each row for each learner, [rows, M]
     sent: Arrays
@@ -44,14 +44,14 @@ class Expectation(NamedTuple):
 
 
 class FedEM(Computation):
-    """A client's law is a mixture of M learners: p_c(y | x) = sum_m pi_c(m) p_m(y | x), equation (2).
+    """The distribution of a client is a mixture of M learners: p_c(y | x) = sum_m pi_c(m) p_m(y | x), equation (2).
 
-    Marfoq et al. 2021. Each client works out how well each learner explains each of its rows, keeps the mean of these
-    shares as its pi_c, and trains every learner with the shares as sample weights; the server moves each learner by the
-    weighted mean of the clients' moves. Nobody but the client sees pi_c.
+    Marfoq et al. 2021. In the E-step each client computes the responsibilities of the learners for its rows. It keeps
+    their mean as its pi_c, and trains every learner with the responsibilities as sample weights. The server moves each
+    learner by the weighted mean of the clients' moves. Only the client sees pi_c.
 
-    The state holds `model.<parameter>` [M, ...] and `weights` [M], the shares of all rows of the last cohort, which
-    newcomers begin with. Metrics: `loss` and `accuracy` under each client's own mixture, and `with_rows`.
+    The state holds `model.<parameter>` [M, ...] and `weights` [M], the shares over all rows of the last cohort. New
+    clients start from them. Metrics: `loss` and `accuracy` under each client's own mixture, and `with_rows`.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ class FedEM(Computation):
     n_learners
         M.
     weighting
-        What a client's move counts: "samples" (its rows, as in the paper) or "shares" (its rows times pi_c(m)).
+        The weight of a client's move: "samples" (its rows, as in the paper) or "shares" (its rows times pi_c(m)).
     initial
-        "seed": every learner is drawn anew. "given": all begin as the model is; then they stay alike.
+        "seed": draw every learner. "given": all start as copies of the model, and then stay identical.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
@@ -91,17 +91,17 @@ class FedEM(Computation):
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side."""
+        """Number of clients trained side by side."""
         return max(1, trainer_of(self.local).chunk // self.n_learners)
 
     def start(self, seed: int) -> Arrays:
         models = start_models(self.local, self.n_learners, seed, initial=self.initial)
         return {**models, "weights": np.full(self.n_learners, 1 / self.n_learners)}
 
-    # -- what clients do -----------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------------------
 
     def expect(self, state: Arrays, clients: Federation) -> Expectation:
-        """Shares of the learners in each row: q(m) proportional to pi_c(m) p_m(y | x)."""
+        """E-step: responsibilities of the learners for each row, q(m) proportional to pi_c(m) p_m(y | x)."""
         own = kept_rows(clients, "shares", state["weights"])  # [clients, M]
         fits = self._fits(state, clients)
         shares = normalised(fits + logs(own)[clients.client_of_row])
@@ -116,35 +116,35 @@ class FedEM(Computation):
         return forward(self.local, models, clients, slice(0, clients.n_rows), loss=True)
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        found, starts = self.expect(state, clients), stacked(self.local, state)
-        weight = self._weight(found, clients)
+        e_step, starts = self.expect(state, clients), stacked(self.local, state)
+        weight = self._weight(e_step, clients)
         params = model_arrays(state)
         sent = {f"delta.{n}": np.zeros((len(clients), *p.shape), dtype=p.dtype) for n, p in params.items()}
-        for positions, moved in trained(self.local, starts, clients, found.weights, key):
+        for positions, moved in trained(self.local, starts, clients, e_step.weights, key):
             for name, rows in moved.items():
                 sent[f"delta.{name}"][positions] = rows.mul_(_like(weight[positions], rows)).cpu().numpy()
-        return {**sent, "weight": weight, **found.sent}, found.kept
+        return {**sent, "weight": weight, **e_step.sent}, e_step.kept
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
         return None if torch.device(self.local.device).type == "cpu" else self.sums(state, clients, key)
 
     def sums(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        """What these clients send, added in float64 where they trained, and what they keep."""
-        found, starts = self.expect(state, clients), stacked(self.local, state)
-        weight = self._weight(found, clients)
+        """Sums of what these clients send, in float64 on the training device, and the arrays they keep."""
+        e_step, starts = self.expect(state, clients), stacked(self.local, state)
+        weight = self._weight(e_step, clients)
         sums = {f"delta.{n}": torch.zeros(p.shape, dtype=torch.float64, device=p.device) for n, p in starts.items()}
-        for _, moved in trained(self.local, starts, clients, found.weights, key, counts=weight):
+        for _, moved in trained(self.local, starts, clients, e_step.weights, key, counts=weight):
             for name, total in moved.items():
                 sums[f"delta.{name}"] += total
         added = {n: v.cpu().numpy() for n, v in sums.items()}
-        others = {n: v.sum(axis=0) for n, v in {"weight": weight, **found.sent}.items()}
-        return {**added, **others}, found.kept
+        others = {n: v.sum(axis=0) for n, v in {"weight": weight, **e_step.sent}.items()}
+        return {**added, **others}, e_step.kept
 
-    def _weight(self, found: Expectation, clients: Federation) -> Array:
-        """What each client's move of each learner counts: [clients, M]."""
+    def _weight(self, e_step: Expectation, clients: Federation) -> Array:
+        """The weight of each client's move of each learner: [clients, M]."""
         if self.weighting == "samples":
             return np.repeat(clients.sizes[:, None].astype(float), self.n_learners, axis=1)
-        return sums_over_rows(found.weights, clients)
+        return sums_over_rows(e_step.weights, clients)
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {**moved_models(state, total, total["weight"]), "weights": proportions(total["mass"], state["weights"])}
@@ -152,7 +152,7 @@ class FedEM(Computation):
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         return measured(self, state, clients)
 
-    # -- what clients have of it ---------------------------------------------------------------------------------------
+    # -- prediction ----------------------------------------------------------------------------------------------------
 
     def log_probs(self, state: Arrays, clients: Federation) -> Array:
         """log p_c(class | x) of each row, equation (2): [rows, classes]."""
@@ -162,9 +162,9 @@ class FedEM(Computation):
         return log_sum(each + logs(own)[clients.client_of_row][..., None], axis=1)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 20) -> Kept:
-        """The shares of new clients, from their labelled rows with the learners as they are.
+        """The shares of new clients, from their labelled rows, with the learners fixed.
 
-        That takes `rounds` EM steps on the client, by default 20: few rows may not have settled by then.
+        The client runs `rounds` EM steps, by default 20; with few rows they may not have converged.
         """
         if self.local.target not in clients:
             raise DataError(
@@ -193,8 +193,8 @@ class FedEM(Computation):
 class IFCA(FedEM):
     """Every client belongs to one of M learners, the one that fits its rows best: Ghosh et al. 2020, algorithm 1.
 
-    A client moves that learner alone and sends zeros for the others: from a sum over several clients the server does
-    not learn which it was, from a sum over one it does.
+    A client moves that learner alone and sends zeros for the others. A sum over several clients hides its choice from
+    the server, a sum over one client does not.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class IFCA(FedEM):
         return Expectation(chosen[clients.client_of_row], {"mass": chosen * clients.sizes[:, None]}, kept)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 1) -> Kept:
-        """The learner that fits a new client's labelled rows best; found in one step, whatever `rounds` says."""
+        """The learner that fits a new client's labelled rows best; one step is enough, `rounds` is ignored."""
         return self.expect(state, clients).kept
 
     @classmethod
@@ -231,7 +231,7 @@ class IFCA(FedEM):
 
 
 def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
-    """Clients of a few rows, and two ways to train, for the contract tests."""
+    """Clients with a few rows, and two ways to train, for the contract tests."""
     rng = np.random.default_rng(5)
     offsets = offsets_of(rng.integers(0, 9, 12))
     x = rng.normal(size=(offsets[-1], 4)) + 2 * rng.integers(0, 2, (offsets[-1], 1))
@@ -244,7 +244,7 @@ def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
 
 
 def logs(weights: Array) -> Array:
-    """Logarithms; of zero, minus infinity, quietly."""
+    """Logarithms; minus infinity for zero, without a warning."""
     with np.errstate(divide="ignore"):
         return np.log(weights)
 
@@ -264,11 +264,11 @@ def normalised(values: Array) -> Array:
 
 
 def proportions(mass: Array, otherwise: Array) -> Array:
-    """Masses that add to one; where there is none, what was before."""
+    """Masses normalised to one; `otherwise` where there is no mass."""
     positive = np.maximum(mass, 0.0)
     return positive / positive.sum() if positive.sum() > 1e-9 else otherwise
 
 
 def _like(weight: Array, rows: torch.Tensor) -> torch.Tensor:
-    made = torch.from_numpy(weight).to(rows.device, rows.dtype)
-    return made.reshape(*made.shape, *[1] * (rows.ndim - 2))
+    tensor = torch.from_numpy(weight).to(rows.device, rows.dtype)
+    return tensor.reshape(*tensor.shape, *[1] * (rows.ndim - 2))

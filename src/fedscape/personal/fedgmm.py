@@ -1,4 +1,4 @@
-"""FedGMM: a client's law of features and labels together is a mixture, and only its weights are the client's own.
+"""FedGMM: the joint distribution of features and labels of a client is a mixture; only its weights are the client's.
 
 Wu et al., "Personalized Federated Learning under Mixture of Distributions"; algorithm and equation numbers are theirs.
 """
@@ -29,7 +29,7 @@ _PROJECTION = ("projection.mean", "projection.directions")
 
 
 class Densities(NamedTuple):
-    """What the components say of each row."""
+    """Log densities of each row under the components."""
 
     x: Array  # log N(x; mu_m1, Sigma_m1), [rows, M1]
     y: Array | None  # log p_m2(y | x), [rows, M2]; None without labels
@@ -41,15 +41,15 @@ _UNFITTED = "mixture must be a fitted GaussianMixture: GaussianMixture(3).fit(fe
 class FedGMM(FedEM):
     """p_c(x, y) = sum over m1, m2 of pi_c(m1, m2) N(x; mu_m1, Sigma_m1) p_m2(y | x): Algorithm 1.
 
-    Clients send sums of moments about the broadcast means (with which the Gaussians are those of all rows pooled, which
-    the paper's average of local covariances is not), and the moves of the M2 learners, each trained with its shares as
-    sample weights. Each keeps its pi_c [M1, M2].
+    Clients send sums of moments about the broadcast means, and the moves of the M2 learners, each trained with its
+    responsibilities as sample weights. With these sums the Gaussians are those of all rows pooled, unlike the paper's
+    average of local covariances. Each client keeps its pi_c [M1, M2].
 
-    The Gaussians begin as those of a fitted `GaussianMixture`, which also says which column they are of: features
-    themselves, a projection (`with_projection`), or an embedding (`with_embedding`). Weights begin with most of the
-    mass of Gaussian m1 at learner m1 modulo M2, so that learners specialise from the first round.
+    The Gaussians start from a fitted `GaussianMixture`, which also names their column: the features, a projection
+    (`with_projection`), or an embedding (`with_embedding`). The weights start with most of the mass of Gaussian m1 at
+    learner m1 modulo M2: learners specialise from the first round.
 
-    The state holds `model.<parameter>` [M2, ...], `means`, `covariances` and `weights` [M1, M2], the shares of all
+    The state holds `model.<parameter>` [M2, ...], `means`, `covariances` and `weights` [M1, M2], the shares over all
     rows of the last cohort, which is footnote 3 normalised.
 
     Parameters
@@ -58,19 +58,19 @@ class FedGMM(FedEM):
         How a client trains a learner.
     mixture
         A fitted GaussianMixture with scatter="all" and weighting="rows": M1 components. On a Flower node it need not be
-        fitted: the server sends where it begins. Its `bound` and `regularisation` hold here too.
+        fitted: the server sends its start. Its `bound` and `regularisation` apply here too.
     n_learners
         M2.
     coupling
-        The share of a Gaussian's weight that begins at its own learner; 1 / M2 begins with no preference.
+        The share of a Gaussian's weight that starts at its own learner; 1 / M2 starts without preference.
     warm
-        For so many rounds labels are left out of the shares: learners know nothing yet, and rows that they share out by
-        chance end in a poor optimum, where one learner says yes and another no to the same rows.
+        Number of rounds in which the E-step ignores labels. Untrained learners split rows at random, and then end in a
+        poor optimum in which they contradict each other on the same rows.
     initial
-        "seed": every learner is drawn anew. "given": all begin as the model is.
+        "seed": draw every learner. "given": all start as copies of the model.
     projection
-        Mean [d] and directions [d, n] of the features: the Gaussians are of the features along these, and of the log
-        length of the rest, as `with_projection` has them with residual=True. It is part of the state.
+        Mean [d] and directions [d, n] of the features. The Gaussians are then over the features along these directions
+        and the log norm of the rest, as in `with_projection` with residual=True. It is part of the state.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 1, 0]}, [0, 2, 4])
@@ -113,9 +113,9 @@ class FedGMM(FedEM):
 
     @property
     def rounds_of_gaussians(self) -> GaussianRounds:
-        """The Gaussian part as a computation of its own; its first state is the fitted mixture."""
+        """The Gaussian part as its own computation; its first state is the fitted mixture."""
         m = self.mixture
-        if not hasattr(m, "means_"):  # on a node: the server sends where they are
+        if not hasattr(m, "means_"):  # on a node: the server sends them
             return m._rounds(np.ones((1, m.n_components)), np.empty((1, 0)), np.empty((1, 0)), m.column)
         return m._rounds(m.weights_[None], m.means_[None], m.covariances_[None], m.column)
 
@@ -134,37 +134,37 @@ class FedGMM(FedEM):
         return {**models, **gaussians, "weights": weights / weights.sum(), "rounds": np.zeros((), dtype=np.int64)}
 
     def prepare(self, state: Arrays) -> Arrays:
-        """The state with what makes rows white, and the constants of the densities."""
-        made = self.rounds_of_gaussians.prepare({n: state[n][None] for n in _GAUSSIAN})
-        return {**state, "factor": made["factor"], "constant": made["constant"]}
+        """The state with whitening matrices and the constants of the densities."""
+        prepared = self.rounds_of_gaussians.prepare({n: state[n][None] for n in _GAUSSIAN})
+        return {**state, "factor": prepared["factor"], "constant": prepared["constant"]}
 
-    # -- what clients do -----------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------------------
 
     def densities(self, state: Arrays, clients: Federation, *, labels: bool = True) -> Densities:
         """Log densities of each row under every Gaussian and every learner."""
         work, ready = self.rounds_of_gaussians, self._ready(state)
         x = np.empty((clients.n_rows, self.mixture.n_components))
-        for begin, end, rows in parts(work, ready, self._seen(state, clients)):
+        for begin, end, rows in parts(work, ready, self._gaussian_rows(state, clients)):
             x[begin:end] = log_densities(ready, rows)[0].T
         return Densities(x, self._fits(state, clients) if labels else None)
 
-    def _seen(self, state: Arrays, clients: Federation) -> Federation:
-        """The rows as the Gaussians read them: the clients' own, or their projection."""
+    def _gaussian_rows(self, state: Arrays, clients: Federation) -> Federation:
+        """The rows as input of the Gaussians: the clients' own, or their projection."""
         if _PROJECTION[0] not in state:
             return clients
         mean, directions = (state[name] for name in _PROJECTION)
-        seen = projected(clients[self.local.features], mean, directions, residual=True)
-        return Federation({self.mixture.column: seen}, clients.offsets, clients.ids)
+        projection = projected(clients[self.local.features], mean, directions, residual=True)
+        return Federation({self.mixture.column: projection}, clients.offsets, clients.ids)
 
     def _ready(self, state: Arrays) -> Arrays:
         if "factor" not in state:
             state = self.prepare(state)
         return {"means": state["means"][None], "factor": state["factor"], "constant": state["constant"]}
 
-    def shares(self, found: Densities, own: Array, clients: Federation) -> Array:
-        """q(m1, m2) of each row, (E): [rows, M1, M2]; without labels, pi_c(m2 | m1) of what features say."""
-        each = logs(own)[clients.client_of_row] + found.x[:, :, None]
-        return normalised(each if found.y is None else each + found.y[:, None, :])
+    def shares(self, densities: Densities, own: Array, clients: Federation) -> Array:
+        """Responsibilities q(m1, m2) of each row, (E): [rows, M1, M2]; without labels, pi_c(m2 | m1) times q(m1)."""
+        each = logs(own)[clients.client_of_row] + densities.x[:, :, None]
+        return normalised(each if densities.y is None else each + densities.y[:, None, :])
 
     def expect(self, state: Arrays, clients: Federation) -> Expectation:
         own = kept_rows(clients, "shares", state["weights"])
@@ -174,10 +174,10 @@ class FedGMM(FedEM):
         work, ready = self.rounds_of_gaussians, self._ready(state)
         sums = work.no_sums(ready, len(clients))
         of_gaussians = np.ascontiguousarray(q.sum(axis=2).T)[None]  # [1, M1, rows]
-        for begin, end, rows_here in parts(work, ready, self._seen(state, clients)):
+        for begin, end, rows_here in parts(work, ready, self._gaussian_rows(state, clients)):
             part = Part(begin, end, rows_here, of_gaussians[..., begin:end], np.empty(0))
             add_moments(work.covariance, ready["means"], sums, clients.offsets, part)
-        unit = self.mixture.bound or 1.0  # the rounds of the Gaussians take sums in units of it
+        unit = self.mixture.bound or 1.0  # the Gaussian rounds take sums in this unit
         sent = {"mass": mass, "first": sums["first"][:, 0] / unit, "second": sums["second"][:, 0] / unit**2}
         return Expectation(q.sum(axis=1), sent, kept)
 
@@ -192,21 +192,21 @@ class FedGMM(FedEM):
         gaussians = {n: new[n][0] for n in _GAUSSIAN}
         return {**models, **gaussians, **same, "weights": weights, "rounds": state["rounds"] + 1}
 
-    # -- what clients have of it ---------------------------------------------------------------------------------------
+    # -- prediction ----------------------------------------------------------------------------------------------------
 
     def log_probs(self, state: Arrays, clients: Federation) -> Array:
         """log p_c(class | x) of each row, equation (3) with the logarithm of pi_c: [rows, classes]."""
         each = self._weighted(state, clients)
         learners = log_sum(each, axis=1) - log_sum(each, axis=(1, 2))[:, None]  # log p_c(m2 | x)
         models = each_model(stacked(self.local, state))
-        said = forward(self.local, models, clients, slice(0, clients.n_rows), loss=False)
-        return log_sum(said + learners[..., None], axis=1)
+        log_p = forward(self.local, models, clients, slice(0, clients.n_rows), loss=False)
+        return log_sum(log_p + learners[..., None], axis=1)
 
     def _weighted(self, state: Arrays, clients: Federation) -> Array:
         """log pi_c(m1, m2) N(x; mu_m1, Sigma_m1): [rows, M1, M2]."""
         own = kept_rows(clients, "shares", state["weights"])
-        found = self.densities(state, clients, labels=False)
-        return np.asarray(logs(own)[clients.client_of_row] + found.x[:, :, None])
+        densities = self.densities(state, clients, labels=False)
+        return np.asarray(logs(own)[clients.client_of_row] + densities.x[:, :, None])
 
     def log_prob_x(self, state: Arrays, clients: Federation) -> Array:
         """log p_c(x) of each row; under the common weights for clients that keep none."""
@@ -218,27 +218,27 @@ class FedGMM(FedEM):
 
     def log_prob_joint(self, state: Arrays, clients: Federation) -> Array:
         """log p_c(x, y) of each labelled row."""
-        said = self._fits(state, clients)
-        return log_sum(self._weighted(state, clients) + said[:, None, :], axis=(1, 2))
+        fits = self._fits(state, clients)
+        return log_sum(self._weighted(state, clients) + fits[:, None, :], axis=(1, 2))
 
     def adapt(self, state: Arrays, clients: Federation, key: Key, *, rounds: int = 20) -> Kept:
-        """The shares of new clients with all components as they are: from labelled rows, or from features alone.
+        """The shares of new clients with all components fixed: from labelled rows, or from features alone.
 
-        From features alone a client learns how much of each Gaussian it has; which learner goes with a Gaussian stays
-        as in the common weights. Either way the client makes `rounds` EM steps, by default 20.
+        From features alone a client learns its share of each Gaussian; the learner of a Gaussian stays as in the
+        common weights. Either way the client runs `rounds` EM steps, by default 20.
         """
-        found = self.densities(state, clients, labels=self.local.target in clients)
+        densities = self.densities(state, clients, labels=self.local.target in clients)
         own, rows = kept_rows(clients, "shares", state["weights"]), clients.sizes[:, None, None]
         common = state["weights"] / np.maximum(state["weights"].sum(axis=1, keepdims=True), 1e-300)
         for _ in range(rounds):
-            mass = sums_over_rows(self.shares(found, own, clients), clients)
-            if found.y is None:
+            mass = sums_over_rows(self.shares(densities, own, clients), clients)
+            if densities.y is None:
                 mass = mass.sum(axis=2, keepdims=True) * common
             own = np.where(rows > 0, mass / np.maximum(rows, 1), own)
         return {"shares": own}
 
     def digest(self) -> str:
-        """The digest of the parameters, and of where the Gaussians begin."""
+        """The digest of the parameters and of the first Gaussians."""
         return f"{super().digest()}.{self.rounds_of_gaussians.digest()}"
 
     @classmethod
@@ -246,11 +246,11 @@ class FedGMM(FedEM):
         fed, one, two = small_example()
         mixture = GaussianMixture(2, covariance=Full(), regularisation=0.05, rounds=3).fit(fed)
         bounded = GaussianMixture(2, regularisation=0.05, rounds=3, bound=2.5).fit(fed)
-        place = (fed["x"].mean(axis=0), np.linalg.qr(np.arange(8.0).reshape(4, 2) % 3)[0])
-        seen = Federation({"z": projected(fed["x"], *place, residual=True)}, fed.offsets, fed.ids)
-        along = GaussianMixture(2, column="z", regularisation=0.05, rounds=3).fit(seen)
+        basis = (fed["x"].mean(axis=0), np.linalg.qr(np.arange(8.0).reshape(4, 2) % 3)[0])
+        projection = Federation({"z": projected(fed["x"], *basis, residual=True)}, fed.offsets, fed.ids)
+        along = GaussianMixture(2, column="z", regularisation=0.05, rounds=3).fit(projection)
         return [
-            (cls(one, along, 2, warm=0, projection=place), fed),
+            (cls(one, along, 2, warm=0, projection=basis), fed),
             (cls(one, mixture, 2, warm=1), fed),
             (cls(two, mixture, 3, coupling=1 / 3, warm=0), fed),
             (cls(one, bounded, 2, warm=0), fed),

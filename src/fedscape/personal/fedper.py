@@ -1,4 +1,4 @@
-"""FedPer: common layers, and last layers of each client's own; also the shape of all methods that share a part."""
+"""FedPer: common layers and own last layers per client; also the base of all methods that share a part."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from fedscape.types import Array, Arrays, Kept
 class FedPer(Computation):
     """Clients train the whole network, send the move of its body and keep its head: Arivazhagan et al. 2019.
 
-    The shape of FedRep, FedBN, FedBABU and PFedFDA too: some parameters are common and move by the mean of clients'
-    moves, weighted by rows; the rest, `head_names`, is each client's own and never leaves it. They differ in which
-    parameters those are and in how a client trains (`_trained`). The server sees the sum of the moves and of the rows,
-    so a clip and noise make it private as they do FedAvg. A new client trains its own part alone on its rows (`adapt`);
-    until then it has the one of the first state.
+    Also the base of FedRep, FedBN, FedBABU and PFedFDA: some parameters are common and move by the mean of clients'
+    moves, weighted by rows. The rest, `head_names`, belongs to each client and never leaves it. The methods differ in
+    these parameters and in how a client trains (`_trained`). The server sees the sum of the moves and of the rows;
+    clipping and noise make it private as in FedAvg. A new client trains its own part alone on its rows (`adapt`); until
+    then it has the one of the first state.
 
     Parameters
     ----------
     local
         How a client trains.
     head
-        Names of the parameters that are each client's own, or beginnings of them; by default those of the last layer.
+        Names or prefixes of the parameters that each client keeps; by default those of the last layer.
     initial
         "given" or "seed".
 
@@ -67,13 +67,13 @@ class FedPer(Computation):
 
     @property
     def head_names(self) -> list[str]:
-        """The parameters that are each client's own."""
+        """The parameters that each client keeps."""
         last = self.local.names[-1].rpartition(".")[0]
         return [n for n in self.local.names if n.startswith(self.head or (f"{last}.",))]
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side."""
+        """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
 
     def start(self, seed: int) -> Arrays:
@@ -89,7 +89,7 @@ class FedPer(Computation):
         return {**weighted_sums(moves, clients.sizes), "weight": clients.sizes.sum()}, kept
 
     def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        """How far each client moves the body, and its own head."""
+        """Each client's move of the body, and its own head."""
         begin = own_models(self.local, state, clients)
         after = trained_alone(self.local, begin, clients, key)
         heads = self.head_names
@@ -110,10 +110,10 @@ class FedPer(Computation):
         return each_own_log_probs(self.local, own_models(self.local, state, clients), clients)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """The head of each client after one more round on its own rows, the body being fixed."""
+        """Train the head of each client for one round on its own rows, with the body fixed."""
         return {f"model.{n}": v for n, v in self._heads(state, clients, key).items()}
 
-    # -- one part trained, the other fixed -----------------------------------------------------------------------------
+    # -- train one part, fix the other ---------------------------------------------------------------------------------
 
     def _heads(self, state: Arrays, clients: Federation, key: Key) -> Arrays:
         """Each client's head, trained on the broadcast body."""
@@ -123,7 +123,7 @@ class FedPer(Computation):
         return trained_alone(half, heads, clients, key)
 
     def _body_moves(self, body: Arrays, heads: Arrays, clients: Federation, key: Key) -> Arrays:
-        """How far each client moves the body with its own head fixed: [clients, ...]."""
+        """Each client's move of the body with its own head fixed: [clients, ...]."""
         every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in body.items()}
         if trainer_of(self.local).strategy != "sequential":
             after = trained_alone(self.local, {**every, **heads}, clients, key, still=frozenset(heads))
@@ -137,7 +137,7 @@ class FedPer(Computation):
         return moves
 
     def _half(self, fixed: Arrays) -> LocalSGD:
-        """The same training with these parameters at these values, not trained; a program for them would serve once."""
+        """The same training with these parameters fixed; not compiled, as the program would be used once."""
         model = copy.deepcopy(self.local.model)
         for name, p in model.named_parameters():
             if name in fixed:

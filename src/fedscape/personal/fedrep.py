@@ -12,15 +12,15 @@ from fedscape.types import Arrays, Kept
 class FedRep(FedPer):
     """Clients share all but the last layer: Collins et al. 2021, algorithm 1.
 
-    In a round a client first trains its own head with the broadcast body fixed, then the body with its head fixed, and
-    sends the body's move; its head it keeps. FedPer trains both at once.
+    In a round a client first trains its own head with the broadcast body fixed, then the body with its head fixed. It
+    sends the body's move and keeps its head. FedPer trains both at once.
 
     Parameters
     ----------
     local
-        How a client trains; both halves train as it says.
+        How a client trains; it applies to both halves.
     head
-        Names of the parameters that are each client's own, or beginnings of them; by default those of the last layer.
+        Names or prefixes of the parameters that each client keeps; by default those of the last layer.
     initial
         "given" or "seed".
 

@@ -1,4 +1,4 @@
-"""A trained model in one file that says how it is made again: method, network, inputs, and what clients keep."""
+"""A trained model in one file, complete enough to rebuild it: method, network, inputs, and the clients' kept arrays."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from fedscape.personal.personalised import Personalised
 from fedscape.personal.pfedfda import PFedFDA
 from fedscape.types import Array
 
-#: How a method is made again: from how a client trains, its settings as a file has them, and the arrays of its state.
+#: Rebuilds a method from its local training, its settings as stored in a file, and the arrays of its state.
 Maker = Callable[[LocalSGD, Mapping[str, Any], Mapping[str, Array]], Any]
 
 LOSSES = ("cross_entropy", "logistic")
 TRAINING = ("lr", "epochs", "steps", "batch_size", "momentum", "weight_decay", "proximal", "optimiser")
-#: Arguments of a method, beside how a client trains, that matter once it is trained.
+#: Arguments of a method, beside local training, that matter once it is trained.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Common": (),
     "LocalOnly": ("initial",),
@@ -55,8 +55,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "FedDBE": ("kappa", "momentum"),
     "PFedFDA": ("ridge",),
 }
-_STACKED = ("ClusteredFL", "IFCA", "FedEM", "FedGMM")  # several models, one below the other
-#: What a method makes of the network that its file names.
+_STACKED = ("ClusteredFL", "IFCA", "FedEM", "FedGMM")  # several models, stacked
+#: How a method wraps the network that its file names.
 _WRAPS: dict[str, Callable[[Module], Module]] = {"FedDBE": with_shift}
 _WRITTEN = {"arguments", "features", "target", "training", "settings"}
 
@@ -70,21 +70,20 @@ def save_personal(
     inputs: Inputs | None = None,
     name: str | None = None,
 ) -> None:
-    """Write a model with what clients keep, so that `load_personal` needs nothing but the file.
+    """Write a model with the clients' kept arrays; `load_personal` needs only this file.
 
     Parameters
     ----------
     path
         The file; readable by its owner alone.
     model
-        What was trained.
+        The trained model.
     architecture, arguments
-        A name in `fedscape.learning.models` and its arguments, by name; they must give the parameters that the model
-        has.
+        A name in `fedscape.learning.models` and its arguments, by name; they must give the parameters of the model.
     inputs
-        What turns a table into the model's inputs; by default the column of features is taken as it is.
+        Turns a table into the model's inputs; by default the column of features is used unchanged.
     name
-        What the method is called, such as "fedavg+", where the class alone does not say it.
+        The name of the method, such as "fedavg+", if the class does not determine it.
 
     >>> import tempfile
     >>> import numpy as np
@@ -112,9 +111,9 @@ def about_model(
     settings: Mapping[str, tuple[str, ...]] = SETTINGS,
     wrap: Callable[[Module], Module] | None = None,
 ) -> dict[str, Any]:
-    """What a file says of a model beside its arrays; one that could not be made again from it is refused.
+    """The header of a model file; refuse a model that could not be rebuilt from it.
 
-    `wrap` is what the method makes of the network, branches for instance.
+    `wrap` is how the method wraps the network, for instance with branches.
     """
     method, local = model.method, model.method.local
     kind = type(method).__name__
@@ -129,11 +128,11 @@ def about_model(
             f"loss must be {' or '.join(LOSSES)} of fedscape.learning to be made again from a file, not {loss!r}: "
             "Personalised.save writes the arrays alone"
         )
-    given = _json_arguments(arguments)
-    _rebuilt(architecture, given, model.state, wrap or _WRAPS.get(kind), stacked=kind in _STACKED)
-    made = inputs or as_it_is(local.features, local.target, model.names or ())
-    about: dict[str, Any] = {"architecture": architecture, "arguments": given, "loss": local.loss.__name__}
-    about |= {"features": local.features, "target": local.target, "inputs": made.to_json(), "name": name}
+    plain = _json_arguments(arguments)
+    _rebuilt(architecture, plain, model.state, wrap or _WRAPS.get(kind), stacked=kind in _STACKED)
+    reader = inputs or as_it_is(local.features, local.target, model.names or ())
+    about: dict[str, Any] = {"architecture": architecture, "arguments": plain, "loss": local.loss.__name__}
+    about |= {"features": local.features, "target": local.target, "inputs": reader.to_json(), "name": name}
     about["training"] = {setting: getattr(local, setting) for setting in TRAINING}
     about["settings"] = {setting: codec.plain(getattr(method, setting)) for setting in settings[kind]}
     if isinstance(method, FedGMM):
@@ -152,7 +151,7 @@ def write_model(path: str | os.PathLike[str], model: Personalised, about: Mappin
 
 
 def load_personal(path: str | os.PathLike[str]) -> Personalised:
-    """Read what `save_personal` wrote; anything else is refused."""
+    """Read a file of `save_personal`; refuse any other."""
     return read_model(path)[0]
 
 
@@ -162,7 +161,7 @@ def read_model(
     makers: Mapping[str, Maker] | None = None,
     wraps: Callable[[Mapping[str, Any]], Callable[[Module], Module] | None] | None = None,
 ) -> tuple[Personalised, dict[str, Any]]:
-    """The model of a file and what the file says of it; torn, damaged and foreign ones are refused in one line."""
+    """The model of a file and its header; refuse torn, damaged and foreign files in one line."""
     try:
         return _loaded(path, MAKERS if makers is None else makers, wraps)
     except FedscapeError:
@@ -175,8 +174,8 @@ def read_model(
 def _loaded(path: str | os.PathLike[str], makers: Mapping[str, Maker], wraps: Any) -> tuple[Personalised, Any]:
     arrays, header = checkpoint.read(path)
     about = header.get("about", {})
-    known = about.get("architecture") in MODELS and about.get("loss") in LOSSES and set(about) >= _WRITTEN
-    if header.get("kind") != "personal" or not known or header["method"] not in makers:
+    complete = about.get("architecture") in MODELS and about.get("loss") in LOSSES and set(about) >= _WRITTEN
+    if header.get("kind") != "personal" or not complete or header["method"] not in makers:
         raise CheckpointError(f"{os.fspath(path)} is no personalised model that can be made again from its file alone")
     state = codec.prefixed(arrays, "state/")
     wrap = (None if wraps is None else wraps(about)) or _WRAPS.get(header["method"])
@@ -192,15 +191,15 @@ def _loaded(path: str | os.PathLike[str], makers: Mapping[str, Maker], wraps: An
         method = makers[header["method"]](local, about["settings"], state)
     except DataError as error:
         raise CheckpointError(f"{os.fspath(path)} cannot be made again: {error}") from None
-    made = Personalised.load(path, method)
-    for name, ragged in made.kept.items():
-        if len(ragged.offsets) != len(made.ids) + 1 or ragged.offsets[-1] != len(ragged.flat):
-            raise CheckpointError(f"{os.fspath(path)} is damaged: {name!r} is not for its {len(made.ids):,} clients")
-    return made, about
+    model = Personalised.load(path, method)
+    for name, ragged in model.kept.items():
+        if len(ragged.offsets) != len(model.ids) + 1 or ragged.offsets[-1] != len(ragged.flat):
+            raise CheckpointError(f"{os.fspath(path)} is damaged: {name!r} is not for its {len(model.ids):,} clients")
+    return model, about
 
 
 def with_settings(kind: Callable[..., Any]) -> Maker:
-    """Make a method from its settings alone."""
+    """A maker that needs only the settings."""
 
     def make(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str, Array]) -> Any:
         return kind(local, **{n: tuple(v) if isinstance(v, list) else v for n, v in settings.items()})
@@ -213,7 +212,7 @@ def _make_fedgmm(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[st
     gaussian = own.pop("gaussian")
     form = gaussian["covariance"]
     if form not in ("Full", "Diagonal", "Spherical", "Tied"):
-        raise DataError(f"it names the covariance {form!r}, which there is not")
+        raise DataError(f"it names the covariance {form!r}, which is unknown")
     means = state["means"]
     mixture = GaussianMixture(
         len(means),
@@ -229,7 +228,7 @@ def _make_fedgmm(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[st
 
 
 def _make_local(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str, Array]) -> LocalOnly:
-    return LocalOnly(local, **{"initial": "seed", **settings})  # older files do not say: nothing for newcomers, then
+    return LocalOnly(local, **{"initial": "seed", **settings})  # older files lack it: then newcomers get no model
 
 
 _KINDS = (Common, ClusteredFL, IFCA, PFedMe, FedEM, Ditto, FedRep, FedPer, FedBN, FedBABU, FedALA, FedDBE, PFedFDA)
@@ -241,14 +240,14 @@ MAKERS: dict[str, Maker] = {
 
 
 def _json_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as a file gives them back."""
+    """The arguments after a round trip through JSON."""
     if not isinstance(arguments, Mapping):
         raise DataError(f"arguments must be a mapping of names to values, not a {type(arguments).__name__}")
     try:
-        made: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
+        plain: dict[str, Any] = json.loads(json.dumps(dict(arguments)))
     except (TypeError, ValueError) as error:
         raise DataError(f"arguments must be what JSON can say: {error}; make it plain numbers") from None
-    return made
+    return plain
 
 
 def _rebuilt(
@@ -259,19 +258,19 @@ def _rebuilt(
     *,
     stacked: bool,
 ) -> Module:
-    """The network of this name and these arguments, whose parameters must be those of the state."""
-    given = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}
+    """Build the network of this name with these arguments; its parameters must match the state."""
+    plain = {n: tuple(v) if isinstance(v, list) else v for n, v in arguments.items()}
     try:
-        network = getattr(models, architecture)(**given)
+        network = getattr(models, architecture)(**plain)
         network = network if wrap is None else wrap(network)
     except (TypeError, ValueError, RuntimeError, LookupError, ArithmeticError, DataError) as error:
         why = str(error).split("\n", 1)[0]
         raise DataError(f"arguments must make a {architecture}, but {dict(arguments)} does not: {why}") from None
-    made = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in network.named_parameters()}
+    built = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in network.named_parameters()}
     have = {n: (v.shape[1:] if stacked else v.shape, v.dtype.name) for n, v in model_arrays(state).items()}
-    for name in [*have, *made]:
-        if made.get(name) != have.get(name):
-            one, other = (_said(found.get(name)) for found in (made, have))
+    for name in [*have, *built]:
+        if built.get(name) != have.get(name):
+            one, other = (_described(side.get(name)) for side in (built, have))
             raise DataError(
                 f"arguments must make the model that was trained: {architecture} of {dict(arguments)} has {one} as "
                 f"parameter {name!r}, the model has {other}"
@@ -279,5 +278,5 @@ def _rebuilt(
     return network
 
 
-def _said(found: tuple[tuple[int, ...], str] | None) -> str:
-    return "nothing" if found is None else f"{found[1]}{list(found[0])}"
+def _described(parameter: tuple[tuple[int, ...], str] | None) -> str:
+    return "nothing" if parameter is None else f"{parameter[1]}{list(parameter[0])}"

@@ -1,4 +1,4 @@
-"""What comes before and after the rounds of personalised methods: first Gaussians, fine-tuning, undrawn clients."""
+"""Before and after the rounds of personalised methods: first Gaussians, fine-tuning, undrawn clients."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from fedscape.personal.shared import COMMON_MODEL, forward, stacked, with_kept_o
 from fedscape.statistics.moments import Moments
 from fedscape.types import Array, Arrays
 
-WIDE = 128  # features, above which FedGMM's Gaussians are of their leading directions
+WIDE = 128  # with more features, FedGMM's Gaussians use their leading directions
 DIRECTIONS = 32
 
 
 class Common(FedAvg):
-    """FedAvg in this harness: every client has the common model, and there is nothing to keep.
+    """FedAvg among the personalised methods: every client has the common model and keeps nothing.
 
     >>> from fedscape.learning import cross_entropy, models
     >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
@@ -44,7 +44,7 @@ class Common(FedAvg):
     """
 
     name = "common-model"
-    #: What a client gets that the model does not know; None where there is nothing for it.
+    #: The model that an unknown client gets; None if it gets none.
     newcomers: ClassVar[str | None] = COMMON_MODEL
 
     def log_probs(self, state: dict[str, Array], clients: Federation) -> Array:
@@ -58,7 +58,7 @@ class Common(FedAvg):
 
 
 def is_wide(clients: object, column: str) -> bool:
-    """Whether rows of this column are too wide for Gaussians of them."""
+    """Whether rows of this column are too wide for Gaussians."""
     return isinstance(clients, Federation) and int(np.prod(clients[column].shape[1:])) > WIDE
 
 
@@ -74,51 +74,51 @@ def make_fedgmm(
     n_rounds: int = 30,
     progress: bool | None = False,
 ) -> FedGMM:
-    """FedGMM from scratch: its Gaussians are first fitted to this column (by default the features) in a few rounds.
+    """FedGMM from scratch: first fit its Gaussians to this column (by default the features) in a few rounds.
 
-    Gaussians of more than WIDE features would cost minutes a round: they are of DIRECTIONS leading ones instead.
+    Gaussians of more than WIDE features would cost minutes a round: they use DIRECTIONS leading directions instead.
     `progress` shows the rounds of that fit, as for `train`.
     """
     if column is None and is_wide(engine.clients, local.features):
         clients = cast(Federation, engine.clients)
         moments = Moments(column=local.features).fit(engine, sampler=sampler, progress=progress)
-        place = principal_directions(moments, DIRECTIONS)
-        seen = projected(clients[local.features], *place, residual=True)
+        basis = principal_directions(moments, DIRECTIONS)
+        projection = projected(clients[local.features], *basis, residual=True)
         mixture = GaussianMixture(gaussians, column="z", rounds=n_rounds, seed=seed)
-        mixture.fit(Federation({"z": seen}, clients.offsets, clients.ids), sampler=sampler, progress=progress)
-        return FedGMM(local, mixture, learners, projection=place)
+        mixture.fit(Federation({"z": projection}, clients.offsets, clients.ids), sampler=sampler, progress=progress)
+        return FedGMM(local, mixture, learners, projection=basis)
     mixture = GaussianMixture(gaussians, column=column or local.features, rounds=n_rounds, seed=seed)
     mixture.fit(engine, sampler=sampler, progress=progress)
     return FedGMM(local, mixture, learners)
 
 
-#: What these have for a client that never trained is no use to it.
+#: Methods whose model for a client that never trained is of no use to it.
 _POOR_FOR_NEWCOMERS = (LocalOnly, Ditto, PFedMe, FedPer, FedALA, ClusteredFL)
 
 
 def finished(
     method: Any, state: Arrays, engine: Engine, *, seed: int, tune: int | None = None, private: bool = False
 ) -> Personalised:
-    """What a training that ended with this state would leave: the model, and what each client keeps.
+    """The model of a training that ends with this state, with the arrays that each client keeps.
 
-    Where clients keep models of their own, one that no round has drawn trains its own now. Nothing of the run changes:
-    it can go on.
+    If clients keep models of their own, a client that no round has drawn trains its model now. The run is unchanged
+    and can continue.
 
     Parameters
     ----------
     method
-        What was trained.
+        The trained method.
     state
         Its last state.
     engine
-        The clients, with what they keep.
+        The clients, with the arrays they keep.
     seed
-        Of the run.
+        Seed of the run.
     tune
-        So many rounds every client then trains the common model on its own rows and keeps it, as FedAvg+ does; None
-        is no fine-tuning.
+        Rounds in which every client then trains the common model on its own rows and keeps it, as in FedAvg+; None
+        skips fine-tuning.
     private
-        Whether nothing may be sent while clients are fine-tuned: their number of rows is not, then.
+        Whether nothing may be sent during fine-tuning, not even the number of rows.
     """
     clients, kept = cast(Federation, engine.clients), dict(engine.kept())
     if tune is not None:
@@ -130,7 +130,7 @@ def finished(
 def _tuned(
     local: LocalSGD, state: Arrays, engine: Engine, seed: int, n_rounds: int, private: bool
 ) -> tuple[LocalOnly, Arrays, dict[str, Ragged]]:
-    """Fine-tune: rounds of training alone from the common model, after which the engine is as it was."""
+    """Fine-tune: rounds of local training from the common model; the engine is restored afterwards."""
     work, before = LocalOnly(local), dict(engine.kept())
     begin = {**{n: v for n, v in state.items() if n.startswith("model.")}, "rows": work.start(seed)["rows"]}
     if private:
@@ -147,7 +147,7 @@ def _tuned(
 
 
 def check_clients(data: Engine | Federation) -> Engine:
-    """The engine of clients whose data are here; others are refused."""
+    """The engine of clients with local data; others are refused."""
     if not isinstance(data, Federation) and not hasattr(data, "run"):
         raise DataError(f"data must be a Federation or an engine such as Local, not a {type(data).__name__}")
     engine = as_engine(data)
@@ -157,9 +157,9 @@ def check_clients(data: Engine | Federation) -> Engine:
 
 
 def _with_undrawn(trained: Personalised, clients: Federation, seed: int) -> Personalised:
-    """The same with models of the clients that no round has drawn, each from one training on its own rows.
+    """Add models for the clients that no round has drawn, each trained once on its own rows.
 
-    Clients of no known cluster take the one that fits them best at the end.
+    Clients without a known cluster take the one that fits them best at the end.
     """
     if isinstance(trained.method, ClusteredFL):
         drawn = ~trained.method.undecided(dict(trained.state), clients)

@@ -1,4 +1,4 @@
-"""How new is a row, or a client? Scores, how well they tell, and a threshold whose rate of false alarms is known."""
+"""Novelty of rows and clients: scores, their accuracy, and a threshold with a known rate of false alarms."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SCORES = ("log_prob_x", "log_prob_y_given_x", "log_prob_joint", "typicality", "c
 
 @dataclass(frozen=True)
 class Novelty:
-    """A novelty score of rows: high is new.
+    """A novelty score of rows; high means new.
 
     Parameters
     ----------
     model
-        What was trained. FedGMM has all scores; other methods have "confidence" and "log_prob_y_given_x".
+        The trained model. FedGMM has all scores; other methods have "confidence" and "log_prob_y_given_x".
     score
         "log_prob_x", "log_prob_joint": minus the log density. "log_prob_y_given_x": minus the log probability of the
-        label. "typicality": how far log p(x) lies from its median on known rows, either way; a density can be too high
-        as well as too low. "confidence": minus the largest class probability, the baseline for methods without a law
-        of x.
+        label. "typicality": the distance of log p(x) from its median on known rows, in either direction; a density can
+        be too high as well as too low. "confidence": minus the largest class probability, the baseline for methods
+        without a density of x.
     median
-        Of log p(x) on known rows, for "typicality"; `fitted` finds it.
+        The median of log p(x) on known rows, for "typicality"; `fitted` computes it.
 
     >>> auroc([0.1, 0.2, 0.9], [False, False, True])
     1.0
@@ -51,9 +51,9 @@ class Novelty:
         return Novelty(self.model, self.score, float(np.median(self.model.log_prob_x(known))))
 
     def rows(self, data: Federation) -> Array:
-        """The score of each row; a row of an unknown client is judged by the common weights.
+        """The score of each row; rows of an unknown client are scored with the common weights.
 
-        Scores of labels refuse a class that the model does not know: it is new beyond any score.
+        Scores that use labels refuse a class that the model does not know: no score applies to it.
         """
         if self.score == "confidence":
             return np.asarray(-self.model.predict_proba(data).max(axis=1))
@@ -61,8 +61,8 @@ class Novelty:
             return np.abs(self.model.log_prob_x(data) - self.median)
         if self.score == "log_prob_y_given_x":
             self.model.check_classes(data)
-        found: Array = getattr(self.model, self.score)(data)
-        return -found
+        log_density: Array = getattr(self.model, self.score)(data)
+        return -log_density
 
     def clients(self, data: Federation) -> Array:
         """The score of each client, the mean over its rows; NaN for a client without rows."""
@@ -72,12 +72,12 @@ class Novelty:
 
 @dataclass(frozen=True)
 class Alarm:
-    """A threshold on a novelty score, and the rate of false alarms it stands for.
+    """A threshold on a novelty score, with a guaranteed rate of false alarms.
 
-    Split conformal: with n known scores that were not used to train, and the rate a, the threshold is the
-    ceil((n + 1)(1 - a))-th smallest of them. A new row like the known ones is then above it with a probability of at
-    most a, whatever the law (Vovk et al. 2005). Rows of one client are alike, so the promise is for rows drawn at
-    random from the clients of the calibration; for clients give one score per client.
+    Split conformal: with n scores of known rows not used in training, and the rate a, the threshold is the
+    ceil((n + 1)(1 - a))-th smallest of them. A new row like the known ones is above it with probability at most a, for
+    any distribution (Vovk et al. 2005). Rows of one client are alike: the guarantee is for rows drawn at random from
+    the clients of the calibration. For clients, pass one score per client.
 
     >>> alarm = Alarm.calibrated(np.arange(99.0), rate=0.1)
     >>> alarm.threshold, alarm.raised([89.0, 89.5]).tolist()
@@ -90,39 +90,39 @@ class Alarm:
 
     @classmethod
     def calibrated(cls, known: npt.ArrayLike, *, rate: float = 0.05) -> Alarm:
-        """From scores of known rows that were not trained on."""
+        """Calibrate on scores of known rows that were not used in training."""
         scores = np.sort(np.asarray(known, dtype=float))
         if not 0 < rate < 1:
             raise DataError(f"rate must be between 0 and 1, not {rate}")
         if not np.isfinite(scores).all():
             raise DataError("known scores must be finite: leave out clients without rows")
-        place = int(np.ceil((len(scores) + 1) * (1 - rate)))
-        if place > len(scores):
+        rank = int(np.ceil((len(scores) + 1) * (1 - rate)))
+        if rank > len(scores):
             raise DataError(
                 f"{len(scores)} known scores cannot promise a rate of {rate}: at least {int(np.ceil(1 / rate)) - 1} can"
             )
-        return cls(float(scores[place - 1]), rate, len(scores))
+        return cls(float(scores[rank - 1]), rate, len(scores))
 
     def raised(self, scores: npt.ArrayLike) -> Array:
-        """Which scores are above the threshold."""
+        """Mask of the scores above the threshold."""
         return np.asarray(scores, dtype=float) > self.threshold
 
 
 def auroc(scores: npt.ArrayLike, new: npt.ArrayLike) -> float:
-    """The chance that a new row scores above a known one, ties counting half.
+    """The probability that a new row scores above a known one; ties count half.
 
     >>> auroc([1.0, 2.0, 2.0, 3.0], [False, True, False, True])
     0.875
     """
     values, positive = _checked(scores, new)
-    _, place, number = np.unique(values, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(number) - (number - 1) / 2)[place]  # mean rank of ties
+    _, group, number = np.unique(values, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(number) - (number - 1) / 2)[group]  # mean rank of ties
     p, n = positive.sum(), (~positive).sum()
     return float((rank[positive].sum() - p * (p + 1) / 2) / (p * n))
 
 
 def average_precision(scores: npt.ArrayLike, new: npt.ArrayLike) -> float:
-    """The mean precision over the new rows, as the threshold falls.
+    """The mean precision over the new rows, as the threshold decreases.
 
     >>> round(average_precision([1.0, 2.0, 3.0], [True, False, True]), 4)
     0.8333
@@ -132,7 +132,7 @@ def average_precision(scores: npt.ArrayLike, new: npt.ArrayLike) -> float:
 
 
 def max_f1(scores: npt.ArrayLike, new: npt.ArrayLike) -> float:
-    """The largest F1 over all thresholds: chosen on the rows themselves, so an upper bound.
+    """The largest F1 over all thresholds; the threshold is chosen on the same rows, so it is an upper bound.
 
     >>> max_f1([1.0, 2.0, 3.0], [False, True, True])
     1.0
@@ -153,8 +153,8 @@ def _checked(scores: npt.ArrayLike, new: npt.ArrayLike) -> tuple[Array, Array]:
 
 
 def _curve(scores: npt.ArrayLike, new: npt.ArrayLike) -> tuple[Array, Array]:
-    """New rows and all rows at or above each threshold, from the highest."""
+    """Numbers of new rows and of all rows at or above each threshold, from the highest."""
     values, positive = _checked(scores, new)
     order = np.argsort(-values, kind="stable")
-    last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # ties come together
+    last = np.flatnonzero(np.append(np.diff(values[order]) != 0, True))  # one entry per group of ties
     return np.cumsum(positive[order])[last].astype(float), last + 1.0

@@ -1,4 +1,4 @@
-"""A whole model of its own for every client: trained alone, tuned at the end, or held near a common one."""
+"""A whole model for every client: trained alone, fine-tuned at the end, or kept near a common one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MEAN = Mean()
 
 
 class LocalOnly(Computation):
-    """Every client trains a model of its own on its own rows, from the broadcast one; only its number of rows is sent.
+    """Every client trains its own model on its rows, from the broadcast one; it sends only its number of rows.
 
-    The baseline "Local". Begun from a trained model it is fine-tuning, the second half of FedAvg+ (Jiang et al. 2019):
+    The baseline "Local". From a trained model it is fine-tuning, the second half of FedAvg+ (Jiang et al. 2019):
     `rounds(LocalOnly(step), engine, state=last, n_rounds=1)`.
 
     Parameters
@@ -45,7 +45,7 @@ class LocalOnly(Computation):
     local
         How a client trains.
     initial
-        "given": models begin as the model is. "seed": they are drawn from the run's seed, all alike.
+        "given": start from the model's own weights. "seed": draw them from the run's seed, the same for all.
 
     >>> from fedscape import rounds
     >>> from fedscape.learning import cross_entropy, models
@@ -66,12 +66,12 @@ class LocalOnly(Computation):
 
     @property
     def block_clients(self) -> int:  # type: ignore[override]  # it depends on the model
-        """As many clients as are trained side by side."""
+        """Number of clients trained side by side."""
         return trainer_of(self.local).chunk
 
     @property
     def newcomers(self) -> str | None:
-        """What a client gets that keeps no model: where clients trained from scratch, nothing."""
+        """What a client without a kept model gets: nothing, if clients trained from scratch."""
         return None if self.initial == "seed" else f"{COMMON_MODEL} before it was tuned"
 
     def start(self, seed: int) -> Arrays:
@@ -92,7 +92,7 @@ class LocalOnly(Computation):
         return each_own_log_probs(self.local, own_models(self.local, state, clients), clients)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """The model of each client after one more round on its own rows."""
+        """Train the model of each client for one more round on its own rows."""
         new = trained_alone(self.local, own_models(self.local, state, clients), clients, key)
         return {f"model.{n}": p for n, p in new.items()}
 
@@ -109,18 +109,18 @@ class LocalOnly(Computation):
 
 
 class Ditto(FedAvg):
-    """FedAvg, and beside it a model of each client's own that is pulled to the common one: Li et al. 2021, algorithm 1.
+    """FedAvg, with an additional model per client that is pulled to the common one: Li et al. 2021, algorithm 1.
 
-    Every step of the client's own v takes the gradient of its loss F plus strength (v - w), w being the broadcast
-    model, so that with enough steps v goes to the least of F(v) + (strength / 2) |v - w|^2.
+    Every step of the client's own v uses the gradient of its loss F plus strength (v - w), w being the broadcast
+    model. With enough steps v approaches the minimum of F(v) + (strength / 2) |v - w|^2.
 
     Parameters
     ----------
     local, server, weighting, initial
-        As for FedAvg; the proximal weight of `local` is for the common model alone.
+        As for FedAvg; the proximal weight of `local` applies to the common model only.
     strength
-        lambda: 0 is training alone, large is near the common model. Plain SGD diverges where lr times strength is above
-        2; keep it at most 1.
+        lambda: 0 is local training alone, a large value stays near the common model. Plain SGD diverges if lr times
+        strength is above 2; keep it at most 1.
 
     >>> from fedscape import rounds
     >>> from fedscape.learning import cross_entropy, models
@@ -164,7 +164,7 @@ class Ditto(FedAvg):
         return each_own_log_probs(self.local, own_models(self.local, state, clients), clients)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """The model of each client after one more round on its own rows, pulled to the common one."""
+        """Train the model of each client for one more round on its own rows, pulled to the common one."""
         own, pull = own_models(self.local, state, clients), (self.strength, model_arrays(state))
         return {f"model.{n}": v for n, v in trained_alone(self.local, own, clients, key, pull=pull).items()}
 
@@ -175,11 +175,11 @@ class Ditto(FedAvg):
 
 
 class PFedMe(FedAvg):
-    """Every client solves for a model near the common one, and moves the common one towards it: T Dinh et al. 2020.
+    """Every client solves for a model near the common one, and moves the common one to it: T Dinh et al. 2020.
 
-    `repeats` times a client trains theta from its copy w of the common model with (strength / 2) |theta - w|^2 in the
-    loss (equation 3), and moves w to w + pull (theta - w), pull being the paper's eta lambda (algorithm 1, line 8). It
-    keeps the last theta as its own model.
+    `repeats` times, a client trains theta from its copy w of the common model with (strength / 2) |theta - w|^2 in the
+    loss (equation 3). It then moves w to w + pull (theta - w), pull being the paper's eta lambda (algorithm 1, line 8).
+    It keeps the last theta as its own model.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class PFedMe(FedAvg):
     strength
         lambda.
     pull
-        How far w moves to theta, above 0 and at most 1.
+        How far w moves towards theta, above 0 and at most 1.
     repeats
         R.
 
@@ -228,8 +228,8 @@ class PFedMe(FedAvg):
         theta = w
         for r in range(self.repeats):
             rate = self.local.rate(key.round)
-            again = key.at(key.round * self.repeats + r)
-            theta = trained_alone(self.local, w, clients, again, rate=rate, pull=(self.strength, None))
+            repeat_key = key.at(key.round * self.repeats + r)
+            theta = trained_alone(self.local, w, clients, repeat_key, rate=rate, pull=(self.strength, None))
             moves = {n: theta[n] - v for n, v in w.items()}
             for n, m in moves.items():  # in place: these are the largest arrays of a round
                 m *= self.pull
@@ -239,23 +239,23 @@ class PFedMe(FedAvg):
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted(moves, weight), **self._known(weight)}, kept
+        return {**weighted(moves, weight), **self._sent_weight(weight)}, kept
 
     def total(  # type: ignore[override]  # it keeps something
         self, state: Arrays, clients: Federation, key: Key
     ) -> tuple[Arrays, Kept]:
         moves, weight, kept = self._sent(state, clients, key)
-        return {**weighted_sums(moves, weight), **self._known(weight.sum())}, kept
+        return {**weighted_sums(moves, weight), **self._sent_weight(weight.sum())}, kept
 
     def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
-        """How far each client moves its copy of the common model, what that counts, and its own model."""
+        """Each client's move of its copy of the common model, the weight of the move, and its own model."""
         moves, theta = self._solve(state, clients, key)
         for n, p in model_arrays(state).items():
             moves[n] -= p
         weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         return moves, weight, {f"model.{n}": v for n, v in theta.items()}
 
-    def _known(self, weight: Array) -> Arrays:
+    def _sent_weight(self, weight: Array) -> Arrays:
         return {"weight": weight} if self.weighting == "samples" else {}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:

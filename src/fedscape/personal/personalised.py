@@ -1,4 +1,4 @@
-"""A trained method with what its clients keep: predictions, densities, new clients, files."""
+"""A trained method with the arrays that its clients keep: predictions, densities, new clients, files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Rows = Federation | npt.ArrayLike
 
 @dataclass(frozen=True)
 class Personalised:
-    """A method, its last state, and what each client keeps, by id.
+    """A method, its last state, and the arrays that each client keeps, by id.
 
-    A client that is not known is served by what the method has for newcomers: the common weights or the common model.
+    An unknown client gets the method's model for newcomers: the common weights or the common model.
 
     Parameters
     ----------
@@ -42,13 +42,13 @@ class Personalised:
     state
         Its last state.
     ids
-        The clients that keep something.
+        The clients that keep arrays.
     kept
-        What they keep, as `engine.kept()` gives it.
+        Their arrays, as returned by `engine.kept()`.
     cost
-        What `adapt` took.
+        Time that `adapt` took, and the number of values that a client keeps.
     names
-        What the classes are called, in the order of their numbers. Labels of data that have names are matched by them.
+        Names of the classes, in the order of their numbers. Labels of data with names are matched by name.
 
     >>> from fedscape import Local, rounds
     >>> from fedscape.learning import LocalSGD, cross_entropy, models
@@ -80,7 +80,7 @@ class Personalised:
         return with_kept_of(fed, self.ids, self.kept)
 
     def _labelled(self, data: Federation) -> Federation:
-        """These clients with what they keep, their classes numbered as the model does: by name where both have names.
+        """These clients with their kept arrays, and classes numbered as in the model: by name if both have names.
 
         Rows of a class that the model has no name for are refused.
         """
@@ -90,42 +90,42 @@ class Personalised:
             codes = codes_by_name(data[column], names, self.names)
             unknown = np.flatnonzero((codes < 0) & (data[column] >= 0) & (data[column] < len(names)))
             if len(unknown):
-                known = ", ".join(map(repr, self.names[:5])) + (", ..." if len(self.names) > 5 else "")
+                listed = ", ".join(map(repr, self.names[:5])) + (", ..." if len(self.names) > 5 else "")
                 raise DataError(
                     f"column {column!r} holds {names[int(data[column][unknown[0]])]!r} in row {unknown[0]:,}, but the "
-                    f"model knows {known}: drop such rows with where()"
+                    f"model knows {listed}: drop such rows with where()"
                 )
             data = data.with_column(column, codes, names=self.names)
         return self._clients(data, None, "")
 
     def _check_features(self, clients: Federation) -> None:
-        """Refuse features that are not finite: shares and classes made of them would mean nothing."""
+        """Refuse features that are not finite: shares and classes computed from them would be meaningless."""
         column = self.method.local.features
         if column in clients and not all_finite(clients[column]):
             check_finite(clients[column], column)
 
     def _check_kind(self, ids: Array) -> None:
-        """Refuse texts where clients are known by whole numbers, and the other way round: none would be found."""
+        """Refuse text ids if the model has whole numbers, and the reverse: no client would match."""
         if len(ids) and len(self.ids) and (ids.dtype.kind == "U") != (self.ids.dtype.kind == "U"):
-            said, known = ("text" if which.dtype.kind == "U" else "whole number" for which in (ids, self.ids))
+            kind, expected = ("text" if which.dtype.kind == "U" else "whole number" for which in (ids, self.ids))
             raise DataError(
-                f"the client {ids[0].item()!r} is a {said}, but clients are known by a {known} such as "
+                f"the client {ids[0].item()!r} is a {kind}, but clients are known by a {expected} such as "
                 f"{self.ids[0].item()!r}: name them in the same way"
             )
 
     def ready(self) -> Arrays:
-        """The state as clients compute with it."""
+        """The prepared state, as clients use it."""
         return dict(self.method.prepare(frozen(self.state)))
 
     def with_kept(self, clients: Federation) -> Federation:
-        """These clients with what they keep; one that is not known keeps nothing."""
+        """These clients with their kept arrays; an unknown client keeps nothing."""
         return with_kept_of(clients, self.ids, self.kept)
 
     def evaluate(self, data: Federation) -> Evaluation:
         """Loss and accuracy of every client under its own model.
 
-        A row of a class that the model does not know counts as wrong, with a loss of -log(1e-12) = 27.63; where model
-        and data have names of classes, such a name is refused.
+        A row of a class that the model does not know counts as wrong, with a loss of -log(1e-12) = 27.63. If model and
+        data both name their classes, an unknown name is refused.
         """
         return evaluation(self.method, self.ready(), self._labelled(data))
 
@@ -135,15 +135,15 @@ class Personalised:
         Parameters
         ----------
         data
-            A Federation, whose clients each get their own; or features, [rows, ...].
+            A Federation, each client with its own model; or features, [rows, ...].
         client
-            Whose model to use for features; by default what newcomers get.
+            The client whose model to use for features; by default the model for newcomers.
         """
         clients = self._clients(data, client, self.method.local.features)
         return np.asarray(np.exp(self.method.log_probs(self.ready(), clients)))
 
     def predict(self, data: Rows, *, client: Any = None) -> Array:
-        """The most likely class of each row, by its number: `names` says what that is called."""
+        """The number of the most likely class of each row; `names` has its name."""
         return np.asarray(self.predict_proba(data, client=client).argmax(axis=1))
 
     def log_prob_x(self, data: Rows, *, client: Any = None) -> Array:
@@ -154,7 +154,7 @@ class Personalised:
     def log_prob_y_given_x(self, data: Federation) -> Array:
         """log p(y | x) of each labelled row; minus infinity for a class that the model does not know.
 
-        Where model and data have names of classes, a name that is not known is refused.
+        If model and data both name their classes, an unknown name is refused.
         """
         clients = self._labelled(data)
         return log_probs_of(self.method.log_probs(self.ready(), clients), clients[self.method.local.target])
@@ -171,7 +171,7 @@ class Personalised:
         check_classes(self.method, self.ready(), self._labelled(data))
 
     def common(self) -> Personalised:
-        """The same without what clients keep: everyone is a newcomer (the global pi of footnote 3)."""
+        """The same without kept arrays: every client is a newcomer (the global pi of footnote 3)."""
         return replace(self, ids=self.ids[:0], kept={}, cost={})
 
     def _gaussian(self) -> FedGMM:
@@ -180,31 +180,31 @@ class Personalised:
         return self.method
 
     def adapt(self, data: Federation, *, seed: int = 0, rounds: int | None = None) -> Personalised:
-        """The same with these clients too, from their own rows; nothing of the method changes and nothing is sent.
+        """Add these clients, from their own rows; the method does not change and nothing is sent.
 
-        `cost` says how long it took and how many numbers a client came to keep.
+        `cost` has the time it took and the number of values that a client keeps.
 
         Parameters
         ----------
         data
             New clients; for FedGMM the labels may be missing.
         seed
-            For methods that train.
+            Seed for methods that train.
         rounds
-            How many EM steps FedEM and FedGMM make, by default 20; IFCA needs one, whatever this says. Other methods
-            have no such steps.
+            Number of EM steps of FedEM and FedGMM, by default 20; IFCA needs one and ignores it. Other methods have no
+            such steps.
         """
         self._check_kind(data.ids)
         clients, state, options = self._labelled(data), self.ready(), self._options(rounds)
         check_classes(self.method, state, clients)
         began = time.perf_counter()
-        made = as_ragged(self.method.adapt(state, clients, Key(seed), **options), len(data))
-        numbers = sum(int(np.prod(r.flat.shape[1:])) for r in made.values())
+        adapted = as_ragged(self.method.adapt(state, clients, Key(seed), **options), len(data))
+        numbers = sum(int(np.prod(r.flat.shape[1:])) for r in adapted.values())
         cost = {"seconds": time.perf_counter() - began, "numbers_per_client": numbers, "clients": len(data)}
         old = np.flatnonzero(~np.isin(self.ids, data.ids))
-        ids = np.concatenate([self.ids[old], data.ids]) if len(old) else data.ids  # nobody's ids have a kind too
+        ids = np.concatenate([self.ids[old], data.ids]) if len(old) else data.ids  # an empty id array has a dtype too
         kept = {}
-        for name, new in made.items():
+        for name, new in adapted.items():
             nothing = Ragged(new.flat[:0], np.zeros(len(old) + 1, dtype=np.int64))
             before = self.kept[name].take(old) if name in self.kept else nothing
             ends = np.concatenate([before.offsets, before.offsets[-1] + new.offsets[1:]])
@@ -226,7 +226,7 @@ class Personalised:
         path
             The file.
         about
-            Anything JSON can say, for instance how the method is made again.
+            Any JSON value, for instance how to rebuild the method.
         """
         arrays = {f"state/{n}": np.asarray(v) for n, v in self.state.items()}
         arrays |= codec.plain_of_ragged(self.kept, "kept/")
@@ -237,11 +237,11 @@ class Personalised:
             json.dumps(header)
         except (TypeError, ValueError) as error:
             raise DataError(f"about must be what JSON can say: {error}; make it numbers, texts and lists") from None
-        checkpoint.write(path, {**arrays, "ids": self.ids}, header, secret=True)  # what clients keep is theirs
+        checkpoint.write(path, {**arrays, "ids": self.ids}, header, secret=True)  # kept arrays are private
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], method: Any) -> Personalised:
-        """Read what `save` wrote for this method; a file of another is refused."""
+        """Read a file that `save` wrote for this method; refuse the file of another."""
         arrays, header = checkpoint.read(path)
         if header.get("kind") != "personal":
             raise CheckpointError(f"{os.fspath(path)} is a fedscape file, but not a personalised model")

@@ -1,4 +1,4 @@
-"""pFedFDA: features are Gaussian given the class; clients mix their own estimate of that law with the common one."""
+"""pFedFDA: features are Gaussian given the class; clients mix their own estimate of that with the common one."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from fedscape.personal.shared import class_column, weighted
 from fedscape.types import Array, Arrays, Kept
 
 BETAS = np.linspace(0.0, 1.0, 6)
-_PRIOR = 1e-4  # of a class that a client has no row of
+_PRIOR = 1e-4  # prior of a class of which a client has no row
 
 
 class Law(NamedTuple):
-    """Features given the class: means [classes, d], one covariance [d, d]."""
+    """Distribution of the features given the class: means [classes, d], one covariance [d, d]."""
 
     means: Array
     covariance: Array
 
     def head(self, prior: Array, ridge: float) -> tuple[Array, Array]:
-        """Weights and biases of the linear layer that is Bayes' rule under this law, the covariance plus a ridge."""
+        """Weights and biases of the linear layer that is Bayes' rule here, with a ridge on the covariance."""
         weight = np.linalg.solve(self.covariance + ridge * np.eye(len(self.covariance)), self.means.T).T
         return weight, np.log(prior) - 0.5 * np.einsum("cd,cd->c", self.means, weight)
 
     def mixed(self, own: Law, beta: float) -> Law:
-        """Between this law (0) and another (1)."""
+        """Interpolate between this distribution (0) and another (1)."""
         return Law(*(beta * mine + (1 - beta) * common for common, mine in zip(self, own, strict=True)))
 
 
@@ -46,16 +46,15 @@ class PFedFDA(FedPer):
 
     Given its class a row's features are Gaussian, with one covariance for all classes. Clients send, for each class,
     the number and the sum of their rows' features under the broadcast body, and the scatter, all about the broadcast
-    means; the server's new means and covariance are then those of the pooled rows, exactly. A client trains the body
-    with the head that these and its own class shares give, and sends the body's move. When the rounds are over
-    (`adapt`) its own head comes from a law between its own estimate and the common one, beta of the way, beta being the
-    best of six in twofold cross-validation on its rows. Nothing but sums is sent, so all of it can be clipped and
-    noised.
+    means. The server's new means and covariance are then exactly those of the pooled rows. A client derives a head from
+    these and its own class shares, trains the body under it, and sends the body's move. After the rounds (`adapt`) its
+    own head comes from a mixture of its own estimate, with weight beta, and the common one. beta is the best of six
+    values in twofold cross-validation on its rows. Only sums are sent, so all of it can be clipped and noised.
 
-    The paper takes features as its clients train, averages clients' estimates and seeks beta by L-BFGS; under one body
+    The paper takes features while clients train, averages clients' estimates and finds beta by L-BFGS; under one body
     the sums lose nothing.
 
-    A new client gets the common law at once, and with labelled rows its own mixture of laws without a gradient step.
+    A new client gets the common distribution at once, and with labelled rows its own mixture without a gradient step.
 
     Parameters
     ----------
@@ -64,7 +63,7 @@ class PFedFDA(FedPer):
     initial
         "given" or "seed". The first means are the rows of the last layer's weights, the first covariance is zero.
     ridge
-        Added to the diagonal of a covariance where a head is made of it, so that weights stay bounded however far the
+        Added to the diagonal of a covariance before a head is computed from it. It bounds the weights however far the
         features shrink. The authors' code adds 1.
 
     >>> from fedscape.learning import cross_entropy, models
@@ -91,7 +90,7 @@ class PFedFDA(FedPer):
         return self._with_head({**state, "means": means, "covariance": np.zeros((means.shape[1],) * 2)})
 
     def _with_head(self, state: Arrays) -> Arrays:
-        """The same whose last layer is that of the common law, for clients of which nothing is known."""
+        """The state with the last layer of the common distribution, for clients without kept arrays."""
         n_classes = len(state["means"])
         head = Law(state["means"], state["covariance"]).head(np.full(n_classes, 1 / n_classes), self.ridge)
         return {**state, **{f"model.{n}": v.astype(state[f"model.{n}"].dtype)
@@ -102,7 +101,7 @@ class PFedFDA(FedPer):
         moves = self._moves(state, clients, key, y)
         return {**weighted(moves, clients.sizes), "weight": clients.sizes, **self._sums(state, clients, z, y)}, {}
 
-    total = Computation.total  # that of FedPer knows no scatter
+    total = Computation.total  # FedPer's does not sum the scatter
 
     def _features(self, state: Arrays, clients: Federation) -> tuple[Array, Array]:
         y = class_column(self.local, clients).astype(np.int64)
@@ -116,14 +115,14 @@ class PFedFDA(FedPer):
         return with_embedding(clients, self.local, state)["z"], y
 
     def _moves(self, state: Arrays, clients: Federation, key: Key, y: Array) -> Arrays:
-        """How far each client moves the body under the head of the common law and its own class shares."""
+        """Each client's move of the body under the head of the common distribution and its own class shares."""
         names, law = self.head_names, Law(state["means"], state["covariance"])
         body = {n: p for n, p in model_arrays(state).items() if n not in names}
         each = [law.head(prior, self.ridge) for prior in _priors(clients, y, len(law.means))]
         return self._body_moves(body, self._stacked(state, each), clients, key) if each else {}
 
     def _stacked(self, state: Arrays, each: list[tuple[Array, Array]]) -> Arrays:
-        """Clients' heads under the names and in the type of the model: [clients, ...]."""
+        """Clients' heads under the names and in the dtype of the model: [clients, ...]."""
         parts = zip(self.head_names, zip(*each, strict=True), strict=True)
         return {n: np.stack(values).astype(state[f"model.{n}"].dtype) for n, values in parts}
 
@@ -146,12 +145,12 @@ class PFedFDA(FedPer):
         away = np.where(rows[:, None] >= 1, total["sums"] / np.maximum(rows, 1)[:, None], 0.0)
         within = total["scatter"] - np.einsum("c,cd,ce->de", rows, away, away)
         values, vectors = np.linalg.eigh((within + within.T) / 2 / max(rows.sum(), 1.0))
-        covariance = (vectors * np.maximum(values, 0.0)) @ vectors.T  # noise may have made it indefinite
+        covariance = (vectors * np.maximum(values, 0.0)) @ vectors.T  # noise can make it indefinite
         moved = super().update(state, total, key)
         return self._with_head({**moved, "means": state["means"] + away, "covariance": covariance})
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
-        """Each client's head from its own law and the common one, in closed form."""
+        """Each client's head from its own distribution and the common one, in closed form."""
         z, y = self._features(state, clients)
         law, each = Law(state["means"], state["covariance"]), []
         for i, (prior, rng) in enumerate(zip(_priors(clients, y, len(law.means)), key.of(clients), strict=True)):
@@ -167,7 +166,7 @@ class PFedFDA(FedPer):
 
 
 def _priors(clients: Federation, y: Array, n_classes: int) -> Array:
-    """Each client's class shares, never zero: [clients, classes]; even without rows."""
+    """Each client's class shares, never zero: [clients, classes]; equal without rows."""
     counts = np.zeros((len(clients), n_classes))
     np.add.at(counts, (np.repeat(np.arange(len(clients)), clients.sizes), y), 1.0)
     shares = np.where(clients.sizes[:, None] > 0, counts / np.maximum(clients.sizes, 1)[:, None], 1 / n_classes)
@@ -175,7 +174,7 @@ def _priors(clients: Federation, y: Array, n_classes: int) -> Array:
 
 
 def _estimate(common: Law, z: Array, y: Array) -> Law:
-    """A client's own law; the common mean for a class of fewer than two rows."""
+    """A client's own distribution; the common mean for a class with fewer than two rows."""
     counts = np.bincount(y, minlength=len(common.means)).astype(np.float64)
     sums = np.zeros_like(common.means)
     np.add.at(sums, y, z)
@@ -185,7 +184,7 @@ def _estimate(common: Law, z: Array, y: Array) -> Law:
 
 
 def _best_law(common: Law, z: Array, y: Array, prior: Array, ridge: float, rng: np.random.Generator) -> Law:
-    """The law beta of the way from the common one to the client's own, beta by twofold cross-validation."""
+    """Mix the common distribution with the client's own by beta, from twofold cross-validation."""
     if len(y) < 4:
         return common
     order = rng.permutation(len(y))

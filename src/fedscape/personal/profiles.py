@@ -158,11 +158,11 @@ class Profiles:
         spread = np.diag(inside.covariance_)
         self.mean_, self.vectors_ = mean, vectors / np.sqrt(np.maximum(spread, 1e-6 * max(spread.max(), 1e-12)))
         self.n_classes_ = 0 if self.target is None else clients.categories(self.target)
-        there = clients.take(np.flatnonzero(clients.sizes))
-        out = Key(self.seed, purpose="clients kept out").uniform(there) < self.kept_out * (self.alpha > 0)
-        rows = _each_one_row(self.describe(there))
+        present = clients.take(np.flatnonzero(clients.sizes))
+        out = Key(self.seed, purpose="clients kept out").uniform(present) < self.kept_out * (self.alpha > 0)
+        rows = _each_one_row(self.describe(present))
         self._group(rows.take(np.flatnonzero(~out)), how)
-        self._calibrate(there.take(np.flatnonzero(out)), how)
+        self._calibrate(present.take(np.flatnonzero(out)), how)
 
     def describe(self, clients: Federation, *, labelled: bool = True) -> Array:
         """Each client's own description, [clients, p]; zeros without rows. Without labels only the first 2k numbers.
@@ -191,7 +191,7 @@ class Profiles:
         if n < 2 and how["privacy"] is None:
             raise DataError(f"there must be two clients to group at least, there are {n:.0f}: lower kept_out")
         tried = [self.n_groups] if self.n_groups is not None else range(1, min(self.most, len(rows) - 1) + 1)
-        found, self.bic_ = {}, {}
+        fitted, self.bic_ = {}, {}
         for k in tried:
             means = FederatedKMeans(k, column="profile", bound=self.bound, seed=self.seed, **_lengths(how))
             means.fit(rows, **how)
@@ -201,9 +201,9 @@ class Profiles:
             sizes = np.maximum(means.sizes_, 1e-3)
             mixed = -2 * float(sizes @ np.log(sizes / sizes.sum()))  # which group each client is in
             self.bic_[k] = n * p * np.log(max(within, 1e-12) / (n * p)) + mixed + k * (p + 1) * np.log(n)
-            found[k] = (means, within)
+            fitted[k] = (means, within)
         self.n_groups_ = min(self.bic_, key=self.bic_.__getitem__)
-        means, within = found[self.n_groups_]
+        means, within = fitted[self.n_groups_]
         self.centres_, self.variance_ = means.centres_, max(within / (n * p), 1e-6)
         sizes = np.maximum(means.sizes_, 0.0) + 1e-3
         self.shares_, self.n_clients_ = sizes / sizes.sum(), n
@@ -214,8 +214,8 @@ class Profiles:
         if self.alpha == 0 or not (len(clients) or how["privacy"]):
             return
         edges = 2.0 ** np.linspace(-8, 8, _BINS)
-        place = np.searchsorted(edges, self._squares(self.describe(clients, labelled=False)).min(axis=1))
-        bins = Federation({"y": np.minimum(place, _BINS - 1)}, np.arange(len(clients) + 1), clients.ids)
+        cell = np.searchsorted(edges, self._squares(self.describe(clients, labelled=False)).min(axis=1))
+        bins = Federation({"y": np.minimum(cell, _BINS - 1)}, np.arange(len(clients) + 1), clients.ids)
         counts = np.maximum(Histogram(_BINS).fit(bins, **how).counts_, 0.0)
         total = counts.sum()
         enough = np.flatnonzero(np.cumsum(counts) >= (1 - self.alpha) * (total + 1))
@@ -335,11 +335,11 @@ class ProfiledFL(Computation):
         weight = np.array(self.profiles.weights(clients))
         group = kept_rows(clients, "group", np.asarray(-1))
         weight[group >= 0] = np.eye(self.profiles.n_groups_)[group[group >= 0]]
-        made = forward(
+        outputs = forward(
             self.local, each_model(stacked(self.local, state)), clients, slice(0, clients.n_rows), loss=False
         )
         mix = np.repeat(logs(weight), clients.sizes, axis=0)  # [rows, groups]
-        return log_sum(mix[:, :, None] + made, axis=1)
+        return log_sum(mix[:, :, None] + outputs, axis=1)
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The group of each client by all that its description has."""

@@ -1,4 +1,4 @@
-"""What personalised methods share: several models side by side, sample weights for each, and each client's own result.
+"""Shared parts of personalised methods: several models side by side, their sample weights, each client's own model.
 
 A state holds `model.<parameter>` [M, ...]: M models of one architecture, the learners.
 """
@@ -32,12 +32,12 @@ from fedscape.learning.plan import Plan, groups
 from fedscape.learning.trainer import train, trainer_of
 from fedscape.types import Array, Arrays, Tensor
 
-COMMON_MODEL = "the common model"  # what a client gets that keeps nothing
+COMMON_MODEL = "the common model"  # for a client that keeps nothing
 _BATCH = 2048  # rows of one forward pass
 
 
 def start_models(local: LocalSGD, n: int, seed: int, *, initial: str = "seed") -> Arrays:
-    """The first state of n learners: drawn anew, each from a seed of its own; or copies of the model given."""
+    """The first state of n learners: each drawn from its own seed, or copies of the model."""
     models = [local.model if initial == "given" else initialised(local.model, seed * n + m) for m in range(n)]
     each = [local.parameters(model) for model in models]
     return {f"model.{name}": np.stack([p[name] for p in each]) for name in local.names}
@@ -69,8 +69,8 @@ def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: s
             part = slice(begin, min(begin + _BATCH, rows.stop))
             x = local.inputs(trainer_of(local).column(clients, local.features, part))
             y = trainer_of(local).targets(clients, part) if loss else None
-            made = [functional_call(module, params, (x,)) for params in models]
-            each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in made]
+            outputs = [functional_call(module, params, (x,)) for params in models]
+            each = [-checked_loss(local.loss, o, y) if loss else log_softmax(o) for o in outputs]
             parts.append(torch.stack(each, dim=1).to("cpu", torch.float64).numpy())
         module.train()
     if parts:
@@ -79,7 +79,7 @@ def forward(local: LocalSGD, models: list[Tensors], clients: Federation, rows: s
 
 
 def each_model(params: Tensors) -> list[Tensors]:
-    """Stacked parameters, model by model."""
+    """Split stacked parameters into models."""
     return [{n: p[m] for n, p in params.items()} for m in range(len(next(iter(params.values()))))]
 
 
@@ -88,14 +88,14 @@ def trained(
 ) -> Iterator[tuple[Array, Tensors]]:
     """Train M learners on each client with the sample weights [rows, M]: positions, and moves [clients, M, ...].
 
-    `starts` are [M, ...]; all learners see the same batches in the same order. With `counts`, what each client's moves
-    count, [clients, M], the sums [M, ...] over clients in float64.
+    `starts` are [M, ...]; all learners get the same batches in the same order. `counts` are weights of the clients'
+    moves, [clients, M]: with them, return the sums [M, ...] over clients in float64.
     """
     number = weights.shape[1]
     rates, data = Rates(local.rate(key.round), local.proximal), trainer_of(local).data(clients)
     mine = torch.from_numpy(weights).to(local.device, local.dtype)
     together = trainer_of(local).strategy != "sequential"
-    if together:  # learners train side by side as clients do: on rows m * n + i with the weights of learner m
+    if together:  # train learners side by side, as clients are: rows m * n + i have the weights of learner m
         x, y = (torch.cat([column] * number) for column in data[:2])
         data = Data(x, y, mine.T.reshape(-1))
     for positions in groups(clients.sizes, local.timing, most=max(1, trainer_of(local).chunk // number)):
@@ -118,14 +118,14 @@ def _one(params: Tensors, m: int) -> Tensors:
 
 
 def _for_each(work: Work, number: int, n_rows: int) -> Work:
-    """Every client's work once for each learner, one after the other: those still training stay in front."""
+    """Repeat every client's work for each learner, one after the other; those still training stay in front."""
     rows = work.plan.rows[:, None] + np.arange(number)[:, None, None] * n_rows  # [clients, M, steps, width]
     plan = Plan(rows.reshape(-1, *work.plan.rows.shape[1:]), np.repeat(work.plan.counts, number, axis=0))
     return work._replace(plan=plan, dropout=lambda path, steps: np.repeat(work.dropout(path, steps), number, axis=1))
 
 
 def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
-    """The learners moved by the weighted mean of the clients' moves; one that nobody used stays as it is."""
+    """Move the learners by the weighted mean of the clients' moves; an unused learner stays the same."""
     new = {}
     for name, params in model_arrays(state).items():
         shape = (-1, *[1] * (params.ndim - 1))
@@ -136,7 +136,7 @@ def moved_models(state: Arrays, total: Arrays, weight: Array) -> Arrays:
 
 
 def weighted(moves: Arrays, weights: Array) -> Arrays:
-    """Each client's moves times its weights [clients] or [clients, M], as it sends them: `delta.<parameter>`."""
+    """Each client's moves times its weights [clients] or [clients, M], under the names sent: `delta.<parameter>`."""
     kinds = weights.shape[1:]
     return {
         f"delta.{n}": m.reshape(len(m), *[1 for _ in kinds], *m.shape[1:])
@@ -146,7 +146,7 @@ def weighted(moves: Arrays, weights: Array) -> Arrays:
 
 
 def weighted_sums(moves: Arrays, weights: Array) -> Arrays:
-    """The sums of the same over clients, in float64 and without a copy of the moves."""
+    """Sums of the same over clients, in float64, without a copy of the moves."""
     how = "c,c...->..." if weights.ndim == 1 else "ck,c...->k..."
     return {f"delta.{n}": np.einsum(how, weights, m, dtype=np.float64) for n, m in moves.items()}
 
@@ -157,9 +157,9 @@ def sums_over_rows(values: Array, clients: Federation) -> Array:
 
 
 def evaluation(method: Any, state: Arrays, clients: Federation) -> Evaluation:
-    """Loss and accuracy of every client under its own model; clients must carry what they keep.
+    """Loss and accuracy of every client under its own model; clients must carry their kept arrays.
 
-    A client that keeps nothing is served by what the method has for newcomers.
+    A client that keeps nothing gets the method's model for newcomers.
     """
     loss, right = losses_and_hits(method, state, clients)
     rows = clients.sizes
@@ -168,7 +168,7 @@ def evaluation(method: Any, state: Arrays, clients: Federation) -> Evaluation:
 
 
 def losses_and_hits(method: Any, state: Arrays, clients: Federation) -> tuple[Array, Array]:
-    """Summed -log p(y | x) and number of right predictions of each client."""
+    """Summed -log p(y | x) and number of correct predictions of each client."""
     target = class_column(method.local, clients)
     logs = method.log_probs(state, clients)
     chosen = log_probs_of(logs, target, otherwise=float(np.log(1e-12)))
@@ -178,7 +178,7 @@ def losses_and_hits(method: Any, state: Arrays, clients: Federation) -> tuple[Ar
 
 
 def class_column(local: LocalSGD, clients: Federation) -> Array:
-    """The target of each row; one that is no class is refused."""
+    """The target of each row; refuse a column that does not hold classes."""
     target = clients[local.target]
     if len(target) and (target.dtype.kind not in "biu" or target.ndim != 1):
         shape = f" of shape {list(target.shape[1:])} a row" if target.ndim > 1 else ""
@@ -187,13 +187,13 @@ def class_column(local: LocalSGD, clients: Federation) -> Array:
 
 
 def log_probs_of(logs: Array, target: Array, *, otherwise: float = -np.inf) -> Array:
-    """log p(y | x) of each row from those of all classes; a class that the model does not know gets `otherwise`."""
+    """log p(y | x) of each row from those of all classes; `otherwise` for a class that the model does not know."""
     inside = (target >= 0) & (target < logs.shape[1])
     return np.where(inside, logs[np.arange(len(target)), np.where(inside, target, 0).astype(np.int64)], otherwise)
 
 
 def check_classes(method: Any, state: Arrays, clients: Federation) -> None:
-    """Refuse a class that the model does not know, by its row; for losses of classes."""
+    """Refuse a class that the model does not know, and name its row; only for classification losses."""
     name = method.local.target
     if method.local.loss not in (cross_entropy, logistic) or name not in clients or not clients.n_rows:
         return
@@ -216,26 +216,26 @@ def measured(method: Any, state: Arrays, clients: Federation) -> Arrays:
 
 
 def with_kept_of(clients: Federation, ids: Array, kept: Mapping[str, Ragged]) -> Federation:
-    """These clients holding what clients of the same ids keep; others hold nothing."""
-    place = {v: i for i, v in enumerate(ids.tolist())}
-    where = np.array([place.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
-    known = np.flatnonzero(where >= 0)
+    """Attach the kept arrays of clients with the same ids; other clients have none."""
+    index_of = {v: i for i, v in enumerate(ids.tolist())}
+    where = np.array([index_of.get(v, -1) for v in clients.ids.tolist()], dtype=np.int64)
+    matched = np.flatnonzero(where >= 0)
     held = {}
     for name, ragged in kept.items():
-        mine = ragged.take(where[known])
+        mine = ragged.take(where[matched])
         lengths = np.zeros(len(clients), dtype=np.int64)
-        lengths[known] = mine.lengths
+        lengths[matched] = mine.lengths
         held[name] = Ragged(mine.flat, offsets_of(lengths))
     return clients.with_kept(held)
 
 
 def own_models(local: LocalSGD, state: Arrays, clients: Federation) -> Arrays:
-    """Each client's own parameters, [clients, ...]; those of the state for a client that keeps none."""
+    """Each client's own parameters, [clients, ...]; the common ones for a client that keeps none."""
     return {n: kept_rows(clients, f"model.{n}", np.asarray(p)) for n, p in checked_models(local, state).items()}
 
 
 def checked_models(local: LocalSGD, state: Mapping[str, Array]) -> Arrays:
-    """The parameters in a state; those of another model are refused."""
+    """The parameters in a state; refuse those of another model."""
     return checked_params(local, model_arrays(state))
 
 
@@ -259,10 +259,10 @@ def trained_alone(
     pull: tuple[float, Arrays | None] | None = None,
     still: Collection[str] = (),
 ) -> Arrays:
-    """Each client's own parameters after training on its rows, [clients, ...]; a client without rows keeps its own.
+    """Train each client's own parameters on its rows: [clients, ...]; a client without rows keeps its own.
 
-    `pull` is a proximal weight and the parameters it pulls to, the same for all; None are those a client begins with.
-    `still` are parameters that do not move, for clients side by side.
+    `pull` is a proximal weight and the parameters it pulls to, the same for all; None pulls to a client's start.
+    `still` names parameters that stay fixed, for clients trained side by side.
     """
     strength, common = (local.proximal, None) if pull is None else pull
     rates = Rates(local.rate(key.round) if rate is None else rate, strength)
@@ -283,7 +283,7 @@ def trained_alone(
 
 
 def _check_own(new: Arrays, clients: Federation, key: Key) -> None:
-    """Refuse models of clients' own that ran away: no sum would show it."""
+    """Refuse own models of clients that diverged: no sum would show it."""
     for name, values in new.items():
         if not all_finite(values):
             bad = int(np.argwhere(~np.isfinite(values))[0][0])

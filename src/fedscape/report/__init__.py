@@ -1,4 +1,4 @@
-"""From a plain result to something to read: one self-contained HTML file, and figures for notebooks."""
+"""Reports of a study: one self-contained HTML file, and figures for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as markup: drawn here, once, so that a page needs no script to be read."""
+"""Figures as static SVG and HTML: a page needs no script to be read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
 
 
 def shape(kind: int, x: float, y: float, size: float = 5.0) -> str:
-    """The mark of a kind of clients: told apart by form as well as by colour."""
+    """The mark of a kind of clients: kinds differ in shape as well as in colour."""
     form = _SHAPES[kind % len(_SHAPES)]
     s = size
     if form in ("circle", "ring"):
@@ -52,18 +52,18 @@ def mark(kind: int) -> str:
 
 
 def scatter(points: Sequence[Any], kinds: Sequence[int], tips: Sequence[str], *, label: str) -> str:
-    """A map: points of two coordinates, a mark each, a tip each; points without a place are left out."""
-    known = [i for i, p in enumerate(points) if p[0] is not None]
+    """A map: points with two coordinates, a mark and a tip each; points without coordinates are left out."""
+    placed = [i for i, p in enumerate(points) if p[0] is not None]
     width, height, pad = 460.0, 340.0, 14.0
-    if not known:
+    if not placed:
         return '<p class="reading">No client has a place on this map.</p>'
-    low = [min(points[i][a] for i in known) for a in (0, 1)]
-    high = [max(points[i][a] for i in known) for a in (0, 1)]
+    low = [min(points[i][a] for i in placed) for a in (0, 1)]
+    high = [max(points[i][a] for i in placed) for a in (0, 1)]
     unit = max((high[0] - low[0]) / (width - 2 * pad), (high[1] - low[1]) / (height - 2 * pad), 1e-12)
     middle = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
-    size = 5.5 if len(known) <= 150 else 3.8
+    size = 5.5 if len(placed) <= 150 else 3.8
     drawn = []
-    for i in known:
+    for i in placed:
         x = width / 2 + (points[i][0] - middle[0]) / unit
         y = height / 2 - (points[i][1] - middle[1]) / unit
         drawn.append(
@@ -77,7 +77,7 @@ def scatter(points: Sequence[Any], kinds: Sequence[int], tips: Sequence[str], *,
 
 
 def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> str:
-    """How many clients have how many rows."""
+    """Histogram of rows per client."""
     width, height, left, bottom = 460.0, 230.0, 34.0, 30.0
     top = max(*tally, 1)
     step = (width - left) / len(tally)
@@ -85,15 +85,15 @@ def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> st
     for i, n in enumerate(tally):
         tall = (height - bottom - 12) * n / top
         last = edges[i + 1] if i + 1 < len(edges) else edges[i]
-        said = f"{plural(n, 'client')}: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
+        tip = f"{plural(n, 'client')}: {edges[i]:,.0f} to {max(last - 1, edges[i]):,.0f} rows"
         bars.append(
             f'<rect class="bar" x="{left + i * step + 1:.1f}" y="{height - bottom - tall:.1f}" '
             f'width="{max(step - 2, 1):.1f}" '
-            f'height="{tall:.1f}" rx="2" data-tip="{safe(said)}"/>'
+            f'height="{tall:.1f}" rx="2" data-tip="{safe(tip)}"/>'
         )
     every = max(1, math.ceil(len(tally) / 6))
     for i in range(0, len(edges), every):
-        anchor = "end" if i == len(tally) else "middle"  # the last would stand out of the picture
+        anchor = "end" if i == len(tally) else "middle"  # the last one would leave the picture
         ticks.append(
             f'<text x="{left + i * step:.1f}" y="{height - 10:g}" text-anchor="{anchor}">{edges[i]:,.0f}</text>'
         )
@@ -110,7 +110,7 @@ def histogram(edges: Sequence[float], tally: Sequence[int], *, label: str) -> st
 
 
 def curves(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], *, label: str) -> str:
-    """Accuracy by round, a line each, its name at its end."""
+    """Accuracy by round, one line each, labelled at its end."""
     width, height, left, right, bottom, top = 460.0, 260.0, 44.0, 96.0, 30.0, 14.0
     values = [v for _, curve in rows for _, v in curve]
     low, high = min(values), max(values)
@@ -142,7 +142,7 @@ def curves(rows: Sequence[tuple[str, Sequence[Sequence[float]]]], *, label: str)
 
 
 def _apart(places: list[float], least: float) -> list[float]:
-    """Moved so that no two labels overlap."""
+    """Move labels apart until none overlap."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     out = list(places)
     for before, after in pairwise(order):
@@ -156,7 +156,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def span(rows: Sequence[About], *more: float) -> tuple[float, float]:
-    """Where an axis begins and ends that holds all intervals and these numbers."""
+    """Limits of an axis that covers all intervals and these numbers."""
     values = [float(v) for row in rows for v in (row["low"], row["value"], row["high"]) if v is not None] + list(more)
     low, high = min(values), max(values)
     room = 0.05 * max(high - low, 1e-9)
@@ -172,12 +172,12 @@ def forest(
     marks: Sequence[float] = (),
     scale: bool = True,
 ) -> str:
-    """Rows of a name, a number and its interval on one axis.
+    """Rows with a name, a number and its interval on one axis.
 
-    A row is {"name", "about" (value, low, high)} and may have "hollow", a second such number drawn beside it, "kind",
-    its colour, "tick", one more place, "tip", and "note", a smaller text.
+    A row is {"name", "about" (value, low, high)}. Optional: "hollow", a second such number drawn beside it; "kind", its
+    colour; "tick", one more position; "tip"; and "note", a smaller text.
     """
-    made = []
+    lines = []
     for row in rows:
         parts = [f'<i class="mark" style="left:{_at(m, low, high)}"></i>' for m in marks]
         if row.get("hollow"):
@@ -187,14 +187,14 @@ def forest(
         )
         if row.get("tick") is not None:
             parts.append(f'<i class="tick" style="left:{_at(row["tick"], low, high)}"></i>')
-        said = (
+        tip = (
             row.get("tip")
             or f"{row['name']}: {show(row['about']['value'])}, 95% interval {between(row['about'], show)}"
         )
         note = row.get("note") or between(row["about"], show)
-        made.append(
+        lines.append(
             f'<div class="row"><span class="name">{safe(row["name"])}</span>'
-            f'<span class="track" data-tip="{safe(said)}">{"".join(parts)}</span>'
+            f'<span class="track" data-tip="{safe(tip)}">{"".join(parts)}</span>'
             f'<span class="n">{safe(show(row["about"]["value"]))}<small>{safe(note)}</small></span></div>'
         )
     ends = [low + (high - low) * part / 2 for part in (0, 1, 2)] if scale else []
@@ -203,7 +203,7 @@ def forest(
         f'<div class="scalerow" aria-hidden="true"><span></span><span class="scale">{foot}</span><span '
         'class="n"></span></div>'
     )
-    return f'<div class="forest">{"".join(made)}{under if scale else ""}</div>'
+    return f'<div class="forest">{"".join(lines)}{under if scale else ""}</div>'
 
 
 def _at(value: float, low: float, high: float) -> str:
@@ -214,18 +214,18 @@ def _interval(about: About, low: float, high: float, kind: str, *, hollow: bool 
     if about["value"] is None:
         return ""
     top = "" if up is None else f";top:{'30%' if up else '70%'}"
-    made = ""
+    bar = ""
     if about["low"] is not None and about["high"] is not None:
         begin, end = _at(about["low"], low, high), _at(about["high"], low, high)
-        made = f'<i class="span {kind}" style="left:{begin};right:calc(100% - {end}){top}"></i>'
-    place = _at(about["value"], low, high)
-    return f'{made}<i class="dot {kind}{" hollow" if hollow else ""}" style="left:{place}{top}"></i>'
+        bar = f'<i class="span {kind}" style="left:{begin};right:calc(100% - {end}){top}"></i>'
+    position = _at(about["value"], low, high)
+    return f'{bar}<i class="dot {kind}{" hollow" if hollow else ""}" style="left:{position}{top}"></i>'
 
 
 def bars(rows: Sequence[tuple[str, float, float]], *, kind: int, called: str) -> str:
-    """A kind's share of each category as a bar, that of all clients as a tick."""
+    """A kind's share of each category as a bar, the share over all clients as a tick."""
     top = max(max(a, b) for _, a, b in rows)
-    made = [
+    lines = [
         f'<div class="row"><span class="name">{safe(name)}</span><span class="track" '
         f'data-tip="{safe(f"{name}: {100 * mine:.1f}% in {called}, {100 * all_:.1f}% of all rows")}">'
         f'<i class="fill k{kind % 6}" style="width:{_at(mine, 0, top)}"></i><i class="tick" '
@@ -233,4 +233,4 @@ def bars(rows: Sequence[tuple[str, float, float]], *, kind: int, called: str) ->
         f'</span><span class="n">{100 * mine:.1f}%<small>all {100 * all_:.1f}%</small></span></div>'
         for name, mine, all_ in rows
     ]
-    return f'<div class="forest bars">{"".join(made)}</div>'
+    return f'<div class="forest bars">{"".join(lines)}</div>'

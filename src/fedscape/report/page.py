@@ -1,4 +1,4 @@
-"""The page: from a plain result to one self-contained HTML text."""
+"""The page: from a study's result to one self-contained HTML text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _top(result: Result) -> str:
         if about["show_clients"]
         else ""
     )
-    odd = "".join(f"<li>{safe(found['text'])}</li>" for found in result.get("findings", []))
+    odd = "".join(f"<li>{safe(finding['text'])}</li>" for finding in result.get("findings", []))
     used = safe(", ".join(about["features"]) or "none")
     findings = (
         '<div class="card" id="findings"><h3>Findings in the data</h3><ul class="notes">'
@@ -99,12 +99,12 @@ def _lede(result: Result) -> str:
         else:
             what = "federation" if result["learn"]["advised"] == "local" else "personalisation"
             worth = first[f"Is {what} worth it?"]["answer"]
-            said = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
-            parts.append(f"Advice: {advice}; {said}.")
+            verdict = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
+            parts.append(f"Advice: {advice}; {verdict}.")
     return " ".join(parts)
 
 
-#: Where the evidence of an answer is, the most important question first.
+#: Anchor of the evidence for an answer, the most important question first.
 _EVIDENCE = {
     "Which method?": "accuracy",
     "Who gains by joining?": "sites",
@@ -124,11 +124,11 @@ def _advice(result: Result) -> str:
     order = list(_EVIDENCE)
     for item in sorted(result["advise"], key=lambda item: order.index(item["question"])):
         first = " first" if item["question"] == "Which method?" else ""
-        place = _EVIDENCE[item["question"]]
+        anchor = _EVIDENCE[item["question"]]
         cards.append(
             f'<article class="answer{first}"><p class="q">{safe(item["question"])}</p>'
             f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])} '
-            f'<a href="#{place}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
+            f'<a href="#{anchor}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
         )
     notes = "".join(f"<li>{safe(note)}</li>" for note in result["notes"])
     remarks = (
@@ -145,13 +145,16 @@ def _advice(result: Result) -> str:
 
 
 def _command(result: Result) -> str:
-    """What makes this study again: the command, ready for a shell in the folder of the data, or the call."""
-    about, asked = result["about"], result["about"]["asked"]
+    """How to repeat this study: the command, ready for a shell in the folder of the data, or the call."""
+    about, options = result["about"], result["about"]["asked"]
     if about.get("command"):
         return str(about["command"])
-    given = {"column": about["column"] if about["labels"] else None, **asked}  # no column holds cells of the features
-    given |= {"show_clients": about["show_clients"] or None, "seed": about["seed"]}
-    listed = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
+    arguments = {
+        "column": about["column"] if about["labels"] else None,
+        **options,
+    }  # no column holds cells of the features
+    arguments |= {"show_clients": about["show_clients"] or None, "seed": about["seed"]}
+    listed = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
     return f"fedscape.study(federation{listed})"
 
 
@@ -164,15 +167,15 @@ def _computed(result: Result) -> str:
         for e in spent
     )
     sees = (
-        "In a federation: of every method sums over clients only, and client by client nothing but what the table of "
-        "costs names. Without secure= the server sees each node's sum. This study itself was computed in one "
+        "In a federation: sums over clients, and of single clients only the arrays named in the table of "
+        "costs. Without secure= the server sees each node's sum. This study itself was computed in one "
         "place with all the data at hand."
     )
     intervals = (
         "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). "
         "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
         "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
-        "Worst tenth: posterior of a beta law fitted to clients drawn anew. Gini: bootstrap of clients. "
+        "Worst tenth: posterior of a beta law fitted to resampled clients. Gini: bootstrap of clients. "
         "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
         "rows), not with another model or longer training."
     )

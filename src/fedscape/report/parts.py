@@ -1,4 +1,4 @@
-"""Pieces that all sections are made of."""
+"""Parts shared by all sections."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fedscape.report.words import About, between, number, safe
 
 
 def card(title: str, content: str, reading: str, *, wide: bool = False, table: str = "", anchor: str = "") -> str:
-    """A framed piece of the page: a title, its content, and how to read it.
+    """A card of the page: a title, its content, and how to read it.
 
-    `table` is what its CSV button saves, `anchor` what links to it are called.
+    `table` is the table that its CSV button saves, `anchor` the target of links to it.
     """
-    place = f' id="{anchor}"' if anchor else ""
+    target = f' id="{anchor}"' if anchor else ""
     button = f'<button class="csv" data-table="{table}">CSV</button>' if table else ""
     return (
-        f'<figure class="card{" wide" if wide else ""}"{place}><div class="head"><h3>{safe(title)}</h3>{button}</div>'
+        f'<figure class="card{" wide" if wide else ""}"{target}><div class="head"><h3>{safe(title)}</h3>{button}</div>'
         f"{content}"
         f"<figcaption>{safe(reading)}</figcaption></figure>"
     )
@@ -58,18 +58,18 @@ def cells(about: About, show: Any = number) -> list[tuple[Any, str]]:
 
 
 def capital(text: str) -> str:
-    """The text with a capital first letter, the rest as it is."""
+    """Capitalise the first letter and leave the rest unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def dot(kind: int, hollow: bool) -> str:
-    """The mark of a number in a legend."""
+    """The legend mark of a number."""
     how = f'fill="none" stroke="var(--c{kind})" stroke-width="2.4"' if hollow else f'fill="var(--c{kind})"'
     return f'<svg viewBox="0 0 12 12" aria-hidden="true"><circle cx="6" cy="6" r="4.4" {how}/></svg>'
 
 
 def stick() -> str:
-    """The mark of a place on an axis in a legend."""
+    """The legend mark of a position on an axis."""
     return (
         '<svg viewBox="0 0 12 12" aria-hidden="true"><rect x="5" y="0" width="2" height="12" '
         'fill="currentColor"/></svg>'

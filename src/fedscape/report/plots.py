@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from fedscape.studies.schema import Result
 
 Rows = list[dict[str, Any]]
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B58900", "#3A8FC4")  # told apart by colour-blind readers too
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B58900", "#3A8FC4")  # safe for colour-blind readers
 WHICH: tuple[Literal["true"], Literal["simulated"]] = ("true", "simulated")
 MARKS = ("o", "s", "^", "D", "P", "X")
 
 
 def plot_methods(result: Result) -> tuple[Any, Rows]:
-    """The accuracy of every method with its interval, on the true clients and as simulated ones predict it."""
+    """The accuracy of every method with its interval, on the true clients and as predicted by simulated ones."""
     if "learn" not in result:
         raise DataError("this study has no tournament to plot: its notes say why")
     learn = result["learn"]
@@ -55,24 +55,24 @@ def plot_skew(result: Result) -> tuple[Any, Rows]:
 
 
 def plot_kinds(result: Result, kind: str = "A", *, most: int = 15) -> tuple[Any, Rows]:
-    """What a kind of clients has more and less of than all clients together.
+    """The categories that a kind of clients has more or less of than all clients together.
 
     Parameters
     ----------
     result
-        Of a study.
+        The result of a study.
     kind
         A letter.
     most
-        So many categories, those that differ most.
+        Number of categories to show, those that differ most.
     """
     model = result["model"]
-    found = next((c for c in model["components"] if c["kind"] == kind), None)
-    if found is None:
+    component = next((c for c in model["components"] if c["kind"] == kind), None)
+    if component is None:
         raise DataError(f"there is no kind {kind!r}: the kinds are {', '.join(c['kind'] for c in model['components'])}")
     rows: Rows = [
         {"category": name, "kind": mine, "all": pool}
-        for name, mine, pool in zip(model["names"], found["means"], model["pool"], strict=True)
+        for name, mine, pool in zip(model["names"], component["means"], model["pool"], strict=True)
     ]
     rows = sorted(sorted(rows, key=lambda r: -abs(r["kind"] - r["all"]))[:most], key=lambda r: r["kind"] - r["all"])
     figure, axes = _figure(len(rows))
@@ -86,7 +86,7 @@ def plot_kinds(result: Result, kind: str = "A", *, most: int = 15) -> tuple[Any,
 
 
 def plot_map(result: Result, by: str | None = None) -> tuple[Any, Rows]:
-    """The map of clients, by "features" or by "labels" (default: features where there are any)."""
+    """The map of clients, by "features" or by "labels" (default: features if there are any)."""
     about: About = result["measure"]["map"]
     way = by or ("features" if "features" in about else "labels")
     have = [name for name in ("labels", "features") if name in about]
@@ -111,7 +111,7 @@ def plot_map(result: Result, by: str | None = None) -> tuple[Any, Rows]:
 
 
 def plot_audit(about: About) -> tuple[Any, Rows]:
-    """The attack's scores with the canary in and out, and the bound beside the claim."""
+    """The attack's scores with and without the canary, and the bound next to the claim."""
     rows = [{"canary": which, "score": score} for which in ("out", "in") for score in about["scores"][which]]
     require("matplotlib", extra="report")
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What there is, how far apart clients are, and which kinds there are: each (anchor, title, markup)."""
+"""Sections on the data, the distances between clients and their kinds: each (anchor, title, markup)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def describe(result: Result) -> tuple[str, str, str]:
     ]
     table = table_of(["category", "rows", "share", "clients"], rows, sorts=True, numbers=(1, 2, 3))
     more = f" The first 12 of {len(order)}; all are in the CSV." if len(order) > 12 else ""
-    said = (
+    reading_of_top = (
         f"The most frequent, {categories['names'][top]}, has {percent(categories['rows'][top] / total)} of the "
         f"rows.{more}"
     )
@@ -56,15 +56,15 @@ def describe(result: Result) -> tuple[str, str, str]:
         for c in about["columns"]
     ]
     missing = sum(c["missing"] for c in about["columns"])
-    given = table_of(["column", "type", "missing", "categories"], columns, sorts=False, numbers=(2, 3))
+    table_of_columns = table_of(["column", "type", "missing", "categories"], columns, sorts=False, numbers=(2, 3))
     stacks = [
         card("Rows per client", picture, reading),
-        card("Categories", table, f"{said} Clients: how many have it.", table="categories"),
+        card("Categories", table, f"{reading_of_top} Clients: how many have it.", table="categories"),
     ]
-    # under the shorter of the two: the histogram is about as tall as six rows
-    stacks[len(rows) < 6] += card("Columns", given, f"{missing:,} values are missing.")
+    # below the shorter one: the histogram is about as tall as six rows
+    stacks[len(rows) < 6] += card("Columns", table_of_columns, f"{missing:,} values are missing.")
     content = (
-        "<h2>Describe</h2><p>What there is, before anything is modelled.</p><div class='grid'>"
+        "<h2>Describe</h2><p>The data, before anything is modelled.</p><div class='grid'>"
         + "".join(f"<div class='stack'>{stack}</div>" for stack in stacks)
         + "</div>"
     )

@@ -1,4 +1,4 @@
-"""How alike simulated clients are, and how methods did: each (anchor, title, markup)."""
+"""Sections on simulated clients and on methods: each (anchor, title, markup)."""
 
 from __future__ import annotations
 
@@ -160,20 +160,20 @@ def _gains_card(order: Sequence[About]) -> str:
     ]
     low, high = draw.span([g["about"] for g in gains], 0.0)
     sure = [g["name"] for g in gains if (g["about"]["low"] or -1) > 0]
-    said = f"Surely above zero: {', '.join(sure)}." if sure else "None is surely above zero."
+    verdict = f"Surely above zero: {', '.join(sure)}." if sure else "None is surely above zero."
     points = draw.forest(
         gains, low=low, high=high, show=lambda v: NONE if v is None else f"{100 * v:+.1f}", marks=(0.0,)
     )
     return card(
         "Gain over FedAvg, in points",
         points,
-        f"Paired over clients; the intervals hold together. {said}",
+        f"Paired over clients; the intervals hold together. {verdict}",
         anchor="gains",
     )
 
 
 def _sites_card(learn: Learn) -> str:
-    """Each site alone and joined, what it gains, and the pooled answer."""
+    """Each site alone and joined, its gain, and the pooled answer."""
     about = learn.get("joining")
     if about is None or not about["rows"]:
         return ""
@@ -206,18 +206,18 @@ def _kinds_card(learn: Learn) -> str:
         {"name": f"{capital(k['kind'])} ({k['clients']})", "about": k, "kind": ord(k["kind"][-1]) - ord("A")}
         for k in learn["by_kind"]
     ]
-    known = [r for r in rows if r["about"]["value"] is not None]
-    if not known:
+    measured = [r for r in rows if r["about"]["value"] is not None]
+    if not measured:
         return ""
-    worst = min(known, key=lambda r: r["about"]["value"])
+    worst = min(measured, key=lambda r: r["about"]["value"])
     reading = (
         f"{worst['name']} has the least, {percent(worst['about']['value'])} ({between(worst['about'], percent)}"
         "); in brackets the number of clients."
     )
-    if sum(r["about"]["clients"] for r in known) < learn["clients"]:
+    if sum(r["about"]["clients"] for r in measured) < learn["clients"]:
         reading += " Kinds of fewer than five are left out."
     return card(
-        "For whom it fails: accuracy by kind of client", draw.forest(known, low=0.0, high=1.0, show=percent), reading
+        "For whom it fails: accuracy by kind of client", draw.forest(measured, low=0.0, high=1.0, show=percent), reading
     )
 
 
@@ -283,7 +283,7 @@ def _costs_card(learn: Learn) -> str:
     reading = (
         "A round of a median client on a device of 1 GFLOP/s, 1 MB/s up, 4 MB/s down (assumed); "
         f"{dear['called']} sends "
-        "the most. Revealed is what the server sees client by client; all else that is sent it sees as a sum only."
+        "the most. Revealed: the arrays that the server sees for single clients; it sees all others as sums."
     )
     return card("Cost of a round, and what the server sees", table, reading, table="costs", anchor="costs")
 

@@ -1,4 +1,4 @@
-"""Text that is safe in a page, and numbers as people read them."""
+"""Escaped text for pages, and numbers formatted for readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "\u2013"
 
 
 def safe(value: object) -> str:
-    """A text in which nothing is markup, also inside an attribute.
+    """Escape a text for use in markup, also inside an attribute.
 
     >>> safe("<b a='1'>")
     '&lt;b a=&#x27;1&#x27;&gt;'
@@ -21,7 +21,7 @@ def safe(value: object) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON that can stand inside a script element whatever texts it holds.
+    """JSON that is safe inside a script element, for any text.
 
     >>> embedded({"a": "</script>"})
     '{"a": "\\\\u003c/script\\\\u003e"}'
@@ -33,7 +33,7 @@ def embedded(value: Any) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number, or a dash where there is none.
+    """A number, or a dash for None.
 
     >>> number(0.12345), number(None), number(12345.6, 0)
     ('0.123', '\u2013', '12,346')
@@ -42,7 +42,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def two_digits(value: float) -> str:
-    """A number to two digits, never with an exponent that people would have to read.
+    """A number to two significant digits, never in exponent notation.
 
     >>> two_digits(0.0857), two_digits(8.94), two_digits(123456.0)
     ('0.086', '8.9', '120,000')

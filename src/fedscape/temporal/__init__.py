@@ -1,4 +1,4 @@
-"""Learning through day and night: who is available when, temporal priors, FedClock, FedTEM, FedTKM and baselines."""
+"""Learning through day and night: availability of clients, temporal priors, FedClock, FedTEM, FedTKM and baselines."""
 
 from __future__ import annotations
 

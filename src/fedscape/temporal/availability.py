@@ -28,7 +28,7 @@ class Clock:
     start
         The date of round 0.
     minutes
-        From one round to the next.
+        Minutes from one round to the next.
 
     >>> Clock("2024-03-01T06:00", minutes=90).date(4)
     np.datetime64('2024-03-01T12:00:00')
@@ -57,11 +57,11 @@ class Clock:
 
 @dataclass(frozen=True, eq=False)
 class Shifting:
-    """Cohorts whose clients are of mode k with the probability that a curve gives it: equation (2).
+    """Cohorts drawn by mode: round t has a share of clients of mode k that a curve sets, equation (2).
 
-    How many come from each mode is drawn first, then who, without replacement. A mode with fewer clients gives all it
-    has, and the cohort is smaller. Under privacy the modes of clients count as public; one client less would put
-    another in its place, so that a round is accounted for as an exchange, without amplification.
+    The number of clients per mode is drawn first, then the clients, without replacement. A mode with too few clients
+    gives all of them, and the cohort is smaller. Under privacy the modes of clients count as public. Removing one
+    client puts another into the cohort, so a round is accounted for as a replacement, without amplification.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Shifting:
     curve
         The shares of the modes as a function of the round.
     size
-        Clients of a round.
+        Clients in a round.
     clock
         Dates of rounds; by default a period is a day that begins at the first round.
 
@@ -87,7 +87,7 @@ class Shifting:
     clock: Clock | None = None
     digest: str = field(init=False, default="")
 
-    #: One client more or less puts another in or out: the accountant takes a round as an exchange.
+    #: Adding or removing a client moves another in or out: the accountant treats a round as a replacement.
     exchanges = True
 
     def __post_init__(self) -> None:
@@ -130,18 +130,18 @@ def first_of_each(order: Array, modes: Array, wanted: Array) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Clients that are available when a table says so, from its first slot on and round again.
+    """Clients available according to a table. After the last slot it starts over.
 
     Parameters
     ----------
     available
-        [clients, slots]: 1 where the client is available; 0 and, for what is not known, -1 where it is not.
+        [clients, slots]: 1 where the client is available, 0 where it is not, -1 where unknown (counts as 0).
     size
-        At most so many of the available ones, drawn at random; None is all of them.
+        Cap on the cohort, drawn at random from the available clients; None takes all of them.
     step_minutes
         The length of a slot.
     clock
-        Dates of rounds. Its start is the first slot; by default a round a slot.
+        Dates of rounds. Its start is the first slot. By default a round lasts one slot.
 
     >>> trace = Trace([[1, 0, 1], [0, 0, 1]])
     >>> [trace.draw(Federation({}, [0, 0, 0]), Key(0, t)).tolist() for t in range(4)]
@@ -165,10 +165,10 @@ class Trace:
 
     @classmethod
     def of_phones(cls, fed: Federation, n_clients: int, *, seed: int = 0, size: int | None = None) -> Trace:
-        """The trace of the data set "phones", dealt to so many clients: each follows a phone drawn at random."""
+        """Assign each of n_clients clients a random phone of the data set "phones" and follow its trace."""
         slots = int(fed.sizes.max(initial=0))
         if "available" not in fed or (fed.sizes != slots).any():
-            raise DataError("a trace needs a column 'available' with as many rows, in order of time, in every client")
+            raise DataError("a trace needs a column 'available' with the same number of rows, by time, in every client")
         table = fed["available"].reshape(len(fed), slots)
         order = Key(seed, purpose="phones").generator().permutation(len(fed))
         step = float((fed["time"][1] - fed["time"][0]) / np.timedelta64(1, "m")) if "time" in fed else 30.0
@@ -177,7 +177,7 @@ class Trace:
 
     @property
     def exchanges(self) -> bool:
-        """Whether one client more or less puts another in or out."""
+        """Whether adding or removing one client moves another in or out of the cohort."""
         return self.size is not None
 
     @cached_property
@@ -201,14 +201,14 @@ class Trace:
 
 @dataclass(frozen=True)
 class Dropping:
-    """Another sampler whose clients drop out in mid-round, each with the same probability: they never report.
+    """A sampler whose clients drop out during a round, each with the same probability: they never report.
 
     Parameters
     ----------
     sampler
-        Who begins a round.
+        Draws the clients that begin a round.
     rate
-        The probability that a client does not end it.
+        The probability that a client drops out.
 
     >>> from fedscape import All
     >>> bool(0 < len(Dropping(All(), 0.5).draw(Federation({}, [0] * 101), Key(0))) < 100)
@@ -227,18 +227,18 @@ class Dropping:
         return np.asarray(cohort[key.to("drop-out").uniform(clients)[cohort] >= self.rate])
 
     def date(self, index: int) -> np.datetime64:
-        """When this round takes place; of a sampler without a clock, half an hour after the one before."""
+        """Date of this round; without a clock, rounds are half an hour apart."""
         return (
             self.sampler.date(index) if isinstance(self.sampler, Shifting | Trace | Dropping) else Clock().date(index)
         )
 
 
 def by_mode(fed: Federation, mode_of_row: npt.ArrayLike) -> tuple[Federation, Array]:
-    """Clients cut so that each has rows of one mode, and the mode of every new client.
+    """Split clients by mode: each new client has rows of one mode. Return them and the mode of each.
 
     A client "a" with rows of several modes becomes several clients ("a/0", "a/1", ...), as writers of digits and of
-    letters do in the paper. Under privacy with unit "client" each of these is protected by itself: the person behind
-    K of them only as a group of K, at up to K times the epsilon and a larger delta.
+    letters do in the paper. Under privacy with unit "client" each of these is protected on its own. The person behind
+    K of them is protected only as a group of K, at up to K times the epsilon and a larger delta.
 
     Parameters
     ----------

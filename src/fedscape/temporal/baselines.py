@@ -1,4 +1,4 @@
-"""What FedTEM and FedTKM are compared with, on the same network: other ways to find the branch of a client."""
+"""Baselines for FedTEM and FedTKM on the same network: other ways to choose the branch of a client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LINEAR = Linear()
 class MinLoss(Branched):
     """IFCA on branches: a client trains the branch with the smallest loss on its labelled rows (Ghosh et al. 2020).
 
-    Test clients have no labels: they take the branch whose predictions are surest, by the KL from the uniform law.
+    Test clients have no labels: they take the most certain branch, by the KL divergence from the uniform distribution.
 
     Parameters
     ----------
@@ -61,15 +61,15 @@ class MinLoss(Branched):
 class SemiCyclic(Branched):
     """Semi-cyclic SGD on branches: the branch of a round is that of the hour (Eichner et al. 2019).
 
-    Test clients take the branch whose predictions are surest, as for MinLoss. The other branch is not trained.
+    Test clients take the most certain branch, as in MinLoss. The other branch is not trained.
 
     Parameters
     ----------
     local
         How a client trains.
     schedule
-        The branch of a round is the mode with the largest share: with a curve of equation (3) one branch for the half
-        of the day around the peak; `Blocks(T)` is the first half of each period by the count of rounds.
+        The branch of a round is the mode with the largest share. With a curve of equation (3) that is one branch for
+        the half of the day around the peak. `Blocks(T)` is the first half of each period, counted in rounds.
     server, weighting, initial
         As for FedAvg.
 
@@ -106,17 +106,17 @@ class SemiCyclic(Branched):
 
 
 class BranchFedEM(Branched):
-    """FedEM on branches: every client mixes the branches with weights of its own, found from losses (Marfoq 2021).
+    """FedEM on branches: every client mixes the branches with its own weights, fitted to the losses (Marfoq 2021).
 
-    Clients keep their weights from round to round. Test clients find theirs by EM on *labelled* test rows, a privilege
-    that no other method has: its results are to be read with that in mind.
+    Clients keep their weights from round to round. Test clients fit theirs by EM on *labelled* test rows. No other
+    method sees test labels: keep that in mind when you compare results.
 
     Parameters
     ----------
     local
         How a client trains.
     iterations
-        Of EM for a client that is tested.
+        EM iterations for a test client.
     server, weighting, initial
         As for FedAvg.
 
@@ -164,9 +164,9 @@ class BranchFedEM(Branched):
 
 
 class NearestCentre(Branched):
-    """Every row takes the branch of the centre that is nearest to its raw features, in training and in tests.
+    """Every row takes the branch of the centre nearest to its raw features, in training and in tests.
 
-    Centres come from T-shot k-means (`LocalCentres`, which reveals the centres of clients) or, by sums alone, from
+    Centres come from T-shot k-means (`LocalCentres`, which reveals the centres of clients) or, from sums alone, from
     `FederatedKMeans` over the same rounds.
 
     Parameters
@@ -174,7 +174,7 @@ class NearestCentre(Branched):
     local
         How a client trains.
     centres
-        [K, d], of features as they are stored, flattened.
+        [K, d], in the units of the stored features, flattened.
     strength, smoothing, server, weighting, initial
         As for FedTEM.
 
@@ -201,9 +201,9 @@ class NearestCentre(Branched):
             local, strength=strength, smoothing=smoothing, server=server, weighting=weighting, initial=initial
         )
         self.centres = centres
-        made = np.asarray(centres, dtype=float)
-        if made.ndim != 2 or len(made) != self.n_modes or not np.isfinite(made).all():
-            raise DataError(f"centres must be finite numbers [{self.n_modes}, d], not of shape {made.shape}")
+        array = np.asarray(centres, dtype=float)
+        if array.ndim != 2 or len(array) != self.n_modes or not np.isfinite(array).all():
+            raise DataError(f"centres must be finite numbers [{self.n_modes}, d], not of shape {array.shape}")
 
     def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
         return np.eye(self.n_modes)[self._nearest(clients)], {}
@@ -225,19 +225,19 @@ class NearestCentre(Branched):
 
 
 class LocalCentres(Computation):
-    """Every client's own k-means centres of its raw rows, collected over a period: T-shot k-means (Dennis et al. 2021).
+    """k-means centres of each client's raw rows, collected over a period: T-shot k-means (Dennis et al. 2021).
 
-    The server sees the centres of each client; after the rounds `centres_of` groups them. The paper's form of one-shot
-    k-means collects for a whole period, so that both modes have been there.
+    The server sees the centres of each client; after the rounds `centres_of` clusters them. The paper's form of
+    one-shot k-means collects for a whole period, to see both modes.
 
     Parameters
     ----------
     n_centres
-        Per client; one with fewer rows repeats its last.
+        Centres per client; a client with fewer rows repeats its last one.
     column
         The features, flattened.
     iterations
-        Of Lloyd's algorithm on the client, from rows drawn by its key.
+        Iterations of Lloyd's algorithm on the client, from rows drawn by its key.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": [[0.0], [1.0], [9.0]]}, [0, 2, 3])
@@ -293,24 +293,24 @@ class LocalCentres(Computation):
 
 
 def centres_of(state: Arrays, n_modes: int, *, seed: int = 0, starts: int = 10) -> Array:
-    """The centres of the modes from those that clients revealed, by k-means weighted by rows: [K, d], by first number.
+    """Cluster the centres that clients revealed, by k-means weighted by rows: [K, d], sorted by the first coordinate.
 
-    The best of several starts counts.
+    The best of several starts is returned.
     """
     points, weight = state["server.centres"], state["server.rows"]
     if len(points) < n_modes:
         raise DataError(f"{n_modes} centres cannot be found among the {len(points)} that clients sent: run more rounds")
     best, least = np.zeros((0, 0)), np.inf
     for s in range(starts):
-        made, _ = lloyd(points, weight, n_modes, Key(seed, s, "centres").generator(), 50)
-        away = ((points[:, None, :] - made) ** 2).sum(axis=2).min(axis=1) @ weight
+        centres, _ = lloyd(points, weight, n_modes, Key(seed, s, "centres").generator(), 50)
+        away = ((points[:, None, :] - centres) ** 2).sum(axis=2).min(axis=1) @ weight
         if away < least:
-            best, least = made, away
+            best, least = centres, away
     return best[np.argsort(best[:, 0], kind="stable")]
 
 
 def lloyd(x: Array, weight: Array, k: int, rng: np.random.Generator, iterations: int) -> tuple[Array, Array]:
-    """Weighted k-means of a few rows: centres [k, d] and the weight of each; an empty centre stays where it was."""
+    """Weighted k-means of a few rows: centres [k, d] and the weight of each; an empty centre does not move."""
     centres = x[np.resize(rng.permutation(len(x)), k)].copy()
     mass = np.zeros(k)
     for _ in range(iterations):
@@ -323,7 +323,7 @@ def lloyd(x: Array, weight: Array, k: int, rng: np.random.Generator, iterations:
 
 
 def certainty_of_outputs(outputs: Tensor) -> Tensor:
-    """KL of each branch's prediction from the uniform law: [rows, K]; the larger, the surer the branch.
+    """KL divergence of each branch's prediction from the uniform distribution: [rows, K]; larger is more certain.
 
     >>> import torch
     >>> certainty_of_outputs(torch.tensor([[[0.0, 0.0], [0.0, 99.0]]])).numpy().round(3)

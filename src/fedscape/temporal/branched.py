@@ -1,4 +1,4 @@
-"""What methods with branches share: a branch for each client, training by (4), statistics of the trained network."""
+"""Shared parts of the methods with branches: choose a branch, train by (4), send statistics of the trained network."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
 from fedscape.types import Array, Arrays, Kept, Tensor
 
-_FEW = 128  # rows of one forward pass of a large network on a CPU: activations of more of them leave the cache
-_MANY = 1024  # of others
+_FEW = 128  # rows of one forward pass of a large network on a CPU: the activations of more leave the cache
+_MANY = 1024  # rows of one forward pass otherwise
 _WIDE = 128  # rows of each client in one pass over many clients
 MEAN = Mean()
 UNITS = ("sample", "batch", "client")
 
 
 class Seen(NamedTuple):
-    """What a network makes of rows: features [rows, d] and, where asked for, outputs [rows, K, classes]; float64."""
+    """Output of a network: features [rows, d] and, if requested, outputs [rows, K, classes]; float64."""
 
     features: Tensor
     outputs: Tensor | None
 
 
 class Branched(FedAvg):
-    """Clients train one branch of a common network, and say something about the features they saw.
+    """Clients train one branch of a shared network, and send statistics of their features.
 
-    A subclass says which branch (`choose`), what clients send beside their moves (`look_back`), what the server makes
-    of it (`learn`), and how well each branch suits rows without labels (`evidence`).
+    A subclass defines the branch of each row (`choose`), the statistics that clients send beside their moves
+    (`look_back`), how the server uses them (`learn`), and how well each branch fits unlabelled rows (`evidence`).
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Branched(FedAvg):
     name = "branched"
     newcomers: ClassVar[str | None] = "the branch that its own rows choose, as every client"
 
-    #: Whether clients look at their features again with the network they trained.
+    #: Whether clients compute their features once more, with the network they trained.
     looks_back = False
 
     def __init__(
@@ -94,30 +94,30 @@ class Branched(FedAvg):
         """How many branches the network has."""
         return int(self.local.model.n_branches)
 
-    # -- what a method says --------------------------------------------------------------------------------------------
+    # -- what a method defines -----------------------------------------------------------------------------------------
 
     def modes(self, seed: int) -> Arrays:
-        """The first state beyond the network."""
+        """The first state without the network."""
         return {}
 
     def choose(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept]:
-        """The weight of each branch for each row in training, [rows, K], and what clients keep."""
+        """The weight of each branch for each row in training, [rows, K], and the arrays that clients keep."""
         raise TypeError(f"{type(self).__name__} must define choose(state, clients, key)")
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
-        """As `choose`, and what clients send of their rows before they train: {name: [clients, ...]}."""
+        """As `choose`, and the statistics that clients send before they train: {name: [clients, ...]}."""
         return (*self.choose(state, clients, key), {})
 
     def look_back(self, state: Arrays, features: Tensor, offsets: Tensor) -> Arrays:
-        """What clients send of the features under the network each has trained: {name: [clients, ...]}."""
+        """Statistics of the features, each client's under its trained network: {name: [clients, ...]}."""
         return {}
 
     def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        """The new state beyond the network."""
+        """The new state without the network."""
         return {}
 
     def evidence(self, state: Arrays, rows: Seen) -> Tensor:
-        """For rows without labels, how well each branch suits: [rows, K]; added over the rows of a unit."""
+        """How well each branch fits unlabelled rows: [rows, K]; summed over the rows of a unit."""
         raise TypeError(f"{type(self).__name__} must define evidence(state, rows)")
 
     # -- a round -------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Branched(FedAvg):
         return {**super().start(seed), **self.modes(seed)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        with one_thread():  # once for all that a client does
+        with one_thread():  # once for the whole step
             weights, kept, own = self.prepare_round(state, clients, key)
             own = {**own, **self._of_empty(state, clients)}
             moves = self._trained(state, clients, key, weights, own)
@@ -139,9 +139,9 @@ class Branched(FedAvg):
             weights, kept, own = self.prepare_round(state, clients, key)
             own = {**own, **self._of_empty(state, clients)}
             moves = self._trained(state, clients, key, weights, own)
-            made = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
-        made.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})
-        return (made, kept) if kept else made
+            sums = sum_of_moves(moves, self.local, model_arrays(state), clients, self.weighting)
+        sums.update({n: v if n in self.reveals else add_up(v) for n, v in own.items()})
+        return (sums, kept) if kept else sums
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         return {**super().update(state, total, key), **self.learn(state, total, key)}
@@ -153,10 +153,10 @@ class Branched(FedAvg):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedAvg, Federation]]:
-        return []  # its methods have them
+        return []  # its subclasses have them
 
     def _of_empty(self, state: Arrays, clients: Federation) -> Arrays:
-        """What clients without rows send, in arrays for all; nothing where there are none such."""
+        """Arrays for all clients, with what a client without rows sends; empty if every client has rows."""
         if not self.looks_back or (len(clients) and clients.sizes.all()):
             return {}
         none = torch.zeros(0, self.local.model.n_features, dtype=torch.float64, device=self.local.device)
@@ -166,7 +166,7 @@ class Branched(FedAvg):
     def _trained(
         self, state: Arrays, clients: Federation, key: Key, weights: Array, own: Arrays
     ) -> Iterator[tuple[Array, Tensors]]:
-        """Train group by group; what each client has to say of its features goes into `own`."""
+        """Train group by group; write the statistics of each client's features to `own`."""
         trainer, start = self._trainer, tensors_of(self.local, model_arrays(state))
         data = trainer_of(self.local).data(clients)
         _check_classes(self.local, clients)
@@ -195,7 +195,7 @@ class Branched(FedAvg):
         return torch.as_tensor(np.array(values), device=self.local.device).to(self.local.dtype)
 
     def double(self, values: Array) -> Tensor:
-        """An array of the state where clients compute with it, in float64."""
+        """An array of the state in float64, on the device of the clients."""
         return shared(np.asarray(values)).to(self.local.device, torch.float64)
 
     def offsets(self, clients: Federation) -> Tensor:
@@ -205,24 +205,24 @@ class Branched(FedAvg):
     # -- which branch --------------------------------------------------------------------------------------------------
 
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
-        """Features of all rows under the broadcast network and, where asked for, outputs of all branches."""
-        local, parts, made = self.local, [], []
+        """Features of all rows under the broadcast network and, if requested, outputs of all branches."""
+        local, parts, parts_of_outputs = self.local, [], []
         many = _at_once(local)
         params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
         with one_thread(), precise(local), torch.no_grad(), trainer_of(self._trainer).borrowed() as module:
             module.eval()
-            own = dict(module.named_parameters())  # convolutions are fast in the layout that the module has
+            own = dict(module.named_parameters())  # convolutions are fastest in the module's own memory layout
             params = {n: torch.empty_like(own[n]).copy_(p) if p.ndim == 4 else p for n, p in params.items()}
             for begin in range(0, max(clients.n_rows, 1), many):
                 x = local.inputs(trainer_of(local).column(clients, local.features, slice(begin, begin + many)))
                 output, features = functional_call(module, params, (x,), {"both": True, "outputs": outputs})
                 parts.append(features.to(torch.float64))
-                made += [] if output is None else [output.to(torch.float64)]
+                parts_of_outputs += [] if output is None else [output.to(torch.float64)]
             module.train()
-        return Seen(torch.cat(parts), torch.cat(made) if outputs else None)
+        return Seen(torch.cat(parts), torch.cat(parts_of_outputs) if outputs else None)
 
     def branch_shares(self, evidence: Tensor, offsets: Tensor) -> Tensor:
-        """One for the branch with the most evidence of all rows of a unit, zero for the others: [units, K]."""
+        """One for the branch with the most evidence over the rows of a unit, zero for the others: [units, K]."""
         return _one_hot(segment_means(evidence, offsets))
 
     def log_probs(self, state: Arrays, clients: Federation, *, unit: str = "batch", batch: int = 64) -> Array:
@@ -233,9 +233,9 @@ class Branched(FedAvg):
         state
             The state of a round.
         clients
-            Whose rows; nothing is kept of them.
+            The rows to predict; nothing is kept of them.
         unit
-            "sample": every row for itself. "batch": rows of a client in batches. "client": all rows of a client.
+            "sample": each row on its own. "batch": rows of a client in batches. "client": all rows of a client.
         batch
             Rows of a batch.
         """
@@ -248,11 +248,11 @@ class Branched(FedAvg):
     def losses_and_hits(
         self, state: Arrays, clients: Federation, *, unit: str = "batch", batch: int = 64
     ) -> tuple[Array, Array]:
-        """Each client's summed -log p(y | x) and number of right predictions."""
+        """Each client's summed -log p(y | x) and number of correct predictions."""
         logs, y = self.log_probs(state, clients, unit=unit, batch=batch), clients[self.local.target]
         each = np.stack([-log_probs_of(logs, y, otherwise=float(np.log(1e-12))), logs.argmax(axis=1) == y], axis=1)
-        made = segment_sum_twin(each, clients.offsets)
-        return made[:, 0], made[:, 1]
+        sums = segment_sum_twin(each, clients.offsets)
+        return sums[:, 0], sums[:, 1]
 
     def branches_of(self, state: Arrays, clients: Federation, *, unit: str = "batch", batch: int = 64) -> Array:
         """The branch of each row."""
@@ -277,7 +277,7 @@ class Branched(FedAvg):
 class _Looked:
     """Features of the rows of these clients, each under the network it has trained.
 
-    Where clients train one after the other, they look as soon as they are done, in the memory that they trained in.
+    Where clients train one after the other, features are computed right after training, in the same memory.
     """
 
     def __init__(self, local: LocalSGD, x: Tensor, clients: Federation, positions: Array) -> None:
@@ -294,7 +294,7 @@ class _Looked:
         module.train()
 
     def features(self, start: Tensors, moved: Tensors) -> tuple[Tensor, Tensor]:
-        """Features [rows, d] of the clients in their order, and offsets; float64."""
+        """Features [rows, d], client by client in order, and their offsets; float64."""
         local, (_, offsets) = self.local, rows_of(self.clients.offsets, self.positions)
         if not self.parts:
             with one_thread(), precise(local), torch.no_grad(), trainer_of(local).borrowed() as module:
@@ -310,18 +310,18 @@ def _all_at_once(
     def features(params: Tensors, rows: Tensor) -> Tensor:
         return functional_call(module, params, (local.inputs(rows),), {"both": True, "outputs": False})[1]
 
-    params, sizes = {n: start[n] + moved[n] for n in start}, clients.sizes[positions]  # sizes fall
+    params, sizes = {n: start[n] + moved[n] for n in start}, clients.sizes[positions]  # sizes do not increase
     first, begin_of = clients.offsets[:-1][positions], offsets_of(sizes)[:-1]
-    made = torch.zeros(int(sizes.sum()), local.model.n_features, dtype=torch.float64, device=local.device)
+    all_features = torch.zeros(int(sizes.sum()), local.model.n_features, dtype=torch.float64, device=local.device)
     for begin in range(0, int(sizes.max()), _WIDE):
         going = int((sizes > begin).sum())
-        place = begin + np.arange(min(_WIDE, int(sizes[0]) - begin))
-        real = place < sizes[:going, None]
-        rows = torch.from_numpy(np.where(real, first[:going, None] + place, first[:going, None])).to(local.device)
-        found = vmap(features)({n: p[:going] for n, p in params.items()}, x[rows])
-        target = torch.from_numpy((begin_of[:going, None] + place)[real]).to(local.device)
-        made[target] = found[torch.from_numpy(real).to(local.device)].to(torch.float64)
-    return made
+        position = begin + np.arange(min(_WIDE, int(sizes[0]) - begin))
+        real = position < sizes[:going, None]
+        rows = torch.from_numpy(np.where(real, first[:going, None] + position, first[:going, None])).to(local.device)
+        batch_features = vmap(features)({n: p[:going] for n, p in params.items()}, x[rows])
+        target = torch.from_numpy((begin_of[:going, None] + position)[real]).to(local.device)
+        all_features[target] = batch_features[torch.from_numpy(real).to(local.device)].to(torch.float64)
+    return all_features
 
 
 def _at_once(local: LocalSGD) -> int:

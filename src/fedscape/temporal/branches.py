@@ -16,9 +16,9 @@ from fedscape.types import Tensor
 
 
 class Branches(nn.Module):  # type: ignore[misc]
-    """Several layers in place of one: their outputs one below the other, [K batch, ...].
+    """Several layers in place of one: their outputs stacked along the batch axis, [K batch, ...].
 
-    What follows treats rows alike, so it works on all branches at once.
+    The layers after it treat rows independently, so they run on all branches at once.
 
     >>> Branches([nn.Linear(3, 2), nn.Linear(3, 2)])(torch.zeros(4, 3)).shape
     torch.Size([8, 2])
@@ -39,15 +39,15 @@ class Branches(nn.Module):  # type: ignore[misc]
 
 
 class _Reached(Exception):
-    """No error: the features are known, and the rest of the network is not wanted."""
+    """Stops the forward pass once the features are computed. Not an error."""
 
 
 class MultiBranch(nn.Module):  # type: ignore[misc]
-    """A network of which one layer exists K times, each copy with weights of its own: output [batch, K, ...].
+    """A network with K copies of one layer, each with its own weights: output [batch, K, ...].
 
-    The layers before it are the shared extractor, what enters it are the features that modes are told apart by; layers
-    after it are shared too. The paper's branches are the last layer of an image network, and for an LSTM the projection
-    before the output.
+    The layers before it are the shared extractor. The input of the branched layer is the features that separate the
+    modes. The layers after it are shared too. The paper branches the last layer of an image network, and for an LSTM
+    the projection before the output.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
     n_branches
         K.
     seed
-        The other branches' weights are drawn from it.
+        Seed of the weights of the other branches.
 
     >>> from fedscape.learning import models
     >>> net = MultiBranch(models.cnn(), "out")
@@ -88,25 +88,25 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor, both: bool = False, outputs: bool = True) -> Any:
         """Outputs of all branches [batch, K, ...]; with `both`, the features [batch, d] too.
 
-        Without `outputs` these are None, and nothing is computed beyond the features.
+        Without `outputs` the first is None, and the forward pass stops at the features.
         """
-        branches, made = _layer(self.net, self.layer), None
+        branches, output = _layer(self.net, self.layer), None
         branches.watched, branches.last = both, not outputs
         try:
-            made = self.net(x)
-            made = made.reshape(self.n_branches, len(x), *made.shape[1:]).transpose(0, 1)
+            output = self.net(x)
+            output = output.reshape(self.n_branches, len(x), *output.shape[1:]).transpose(0, 1)
         except _Reached:
             pass
         if not both:
-            return made
-        seen, branches.seen, branches.watched = branches.seen, None, False
-        axes = {2: (), 3: (1,), 4: (2, 3)}.get(seen.ndim)  # sequences [batch, time, d], images [batch, d, H, W]
+            return output
+        features, branches.seen, branches.watched = branches.seen, None, False
+        axes = {2: (), 3: (1,), 4: (2, 3)}.get(features.ndim)  # sequences [batch, time, d], images [batch, d, H, W]
         if axes is None:
-            raise DataError(f"what enters layer {self.layer!r} must have 2 to 4 axes, it has {seen.ndim}")
-        return made, seen.mean(dim=axes) if axes else seen
+            raise DataError(f"what enters layer {self.layer!r} must have 2 to 4 axes, it has {features.ndim}")
+        return output, features.mean(dim=axes) if axes else features
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, those of each branch on their own."""
+        """Draw all weights again, each branch independently."""
         branches = _layer(self.net, self.layer)
         for layer in reversed(branches.each):
             _put(self.net, self.layer, layer)
@@ -121,7 +121,7 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
 
     @property
     def n_features(self) -> int:
-        """How many numbers the features of a row are."""
+        """Number of features of a row."""
         first = _layer(self.net, self.layer).each[0]
         for name in ("in_features", "in_channels"):
             if hasattr(first, name):
@@ -130,18 +130,18 @@ class MultiBranch(nn.Module):  # type: ignore[misc]
 
     @property
     def extra_bytes(self) -> int:
-        """Bytes that the branches beyond the first add to every message."""
+        """Bytes that the additional branches add to every message."""
         return sum(p.numel() * p.element_size() for b in _layer(self.net, self.layer).each[1:] for p in b.parameters())
 
     @property
     def overhead(self) -> float:
-        """The same as a share of the network with one branch."""
+        """The same relative to the network with one branch."""
         whole = sum(p.numel() * p.element_size() for p in self.parameters())
         return float(self.extra_bytes / (whole - self.extra_bytes))
 
 
 class MeanOfBranches(nn.Module):  # type: ignore[misc]
-    """The mean of the outputs of all branches: how networks without a choice of branch use the same capacity.
+    """The mean of the outputs of all branches: the same capacity for methods that choose no branch.
 
     >>> MeanOfBranches(MultiBranch(nn.Linear(3, 2)))(torch.zeros(4, 3)).shape
     torch.Size([4, 2])
@@ -183,15 +183,15 @@ class BranchLoss:
         others = self.strength / (k - 1) * (1 - chosen)
         even = (others * (self.smoothing / n_classes))[:, :, None].expand(-1, -1, n_classes)
         label = even.scatter_add(2, classes, (chosen + (1 - self.smoothing) * others)[:, :, None])
-        return -(label * functional.log_softmax(output, dim=-1)).sum(dim=(1, 2))  # one sum: little to go back through
+        return -(label * functional.log_softmax(output, dim=-1)).sum(dim=(1, 2))  # one sum: a short backward pass
 
 
 def _layer(model: Module, path: str) -> Any:
     try:
         return model.get_submodule(path)
     except AttributeError:
-        known = ", ".join(name for name, _ in model.named_modules() if name)
-        raise DataError(f"the model has no layer {path!r}: it has {known}") from None
+        names = ", ".join(name for name, _ in model.named_modules() if name)
+        raise DataError(f"the model has no layer {path!r}: it has {names}") from None
 
 
 def _put(model: Module, path: str, layer: Module) -> None:
@@ -200,7 +200,7 @@ def _put(model: Module, path: str, layer: Module) -> None:
 
 
 def _last_linear(model: Module) -> str:
-    found = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
-    if not found:
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
         raise DataError("the model has no linear layer to make branches of: name the layer")
-    return str(found[-1])
+    return str(linear[-1])

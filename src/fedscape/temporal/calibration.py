@@ -1,4 +1,4 @@
-"""How sure a discriminant is of a client's mode: a Gaussian law of its scores, learned from clients it had not seen."""
+"""Calibration of a discriminant: a Gaussian distribution of its scores, learned from clients not yet used to fit it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from fedscape.types import Array, Arrays
 
-_FLOOR = 0.05  # of the scatter of clients that is left for one with very many rows
-_FEWEST = 6.0  # clients of each mode before scores mean anything
+_FLOOR = 0.05  # least share of the scatter of clients that is left for a client with very many rows
+_FEWEST = 6.0  # clients of each mode before the scores are used
 
 
 class ScoreSums(NamedTuple):
-    """What clients' scores u [q], q = K - 1, under the broadcast discriminant add up to, by the mode they are of.
+    """Sums of clients' scores u [q], q = K - 1, under the broadcast discriminant, by the mode of the client.
 
     `mass` [K] clients, `first` [K, q] scores, `pairs` [K, q, q] their products, `right` [K] clients whose scores choose
-    their own mode, `rows` [K, q, q] the scatter of a client's rows about its mean, `several` [K] the clients with two
-    rows or more, and `thin` [K] the sum of 1 / rows.
+    their own mode, `rows` [K, q, q] the scatter of a client's rows about its mean, `several` [K] the clients with at
+    least two rows, and `thin` [K] the sum of 1 / rows.
     """
 
     mass: Array
@@ -31,17 +31,17 @@ class ScoreSums(NamedTuple):
 
     @classmethod
     def empty(cls, k: int) -> ScoreSums:
-        """The sums of nobody."""
+        """Sums over no clients."""
         q, none = k - 1, np.zeros(k)
         return cls(none, np.zeros((k, q)), np.zeros((k, q, q)), none, np.zeros((k, q, q)), none, none)
 
     def plus(self, fresh: ScoreSums, kept: Array) -> ScoreSums:
-        """With the sums of a round; a mode keeps `kept` [K] of its earlier sums."""
+        """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums."""
         old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
         return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
 
     def law(self, state: Arrays) -> Arrays:
-        """The law of the scores as state that is broadcast; what the state says where too few clients were seen."""
+        """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few."""
         if self.mass.min() < _FEWEST:
             return {n: state[n] for n in ("score_means", "score_scatter", "score_rows", "score_thin")}
         mass = self.mass[:, None, None]
@@ -55,17 +55,17 @@ class ScoreSums(NamedTuple):
 
     @property
     def agreement(self) -> Array:
-        """The share of each mode's clients whose features choose it: [K]; zero before enough were seen."""
+        """The share of each mode's clients whose features choose that mode: [K]; zero while clients are too few."""
         if self.mass.min() < _FEWEST:
             return np.zeros(len(self.mass))
         return np.asarray(np.clip(self.right / self.mass, 0.0, 1.0))
 
 
 def posterior(state: Arrays, scores: Array, rows: Array) -> Array:
-    """P(mode | mean score of some rows), modes equally likely: [units, K] from scores [units, q] and rows [units].
+    """P(mode | mean score of some rows) for equally likely modes: [units, K] from scores [units, q] and rows [units].
 
-    The mean score of n rows of a mode's client is normal about the mode's mean; its scatter is that of clients, less
-    what the rows of a client add to it on average, plus the scatter of rows over n.
+    The mean score of n rows of a client is normal about the mean of its mode. Its scatter is the scatter of clients,
+    less the average contribution of a client's rows, plus the scatter of rows over n.
 
     >>> one = np.ones((2, 1, 1))
     >>> law = {"score_means": np.array([[1.0], [-1.0]]), "score_scatter": one, "score_rows": one,
@@ -89,7 +89,7 @@ def posterior(state: Arrays, scores: Array, rows: Array) -> Array:
 
 
 def abstaining(chances: Array, least: float) -> Array:
-    """Chances of modes, equal ones where the likeliest has less than `least`.
+    """Mode probabilities, replaced by equal ones where the largest is below `least`.
 
     >>> abstaining(np.array([[0.9, 0.1], [0.55, 0.45]]), 0.6).tolist()
     [[0.9, 0.1], [0.5, 0.5]]
@@ -100,10 +100,10 @@ def abstaining(chances: Array, least: float) -> Array:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What FedClock found: whether rounds matter, whether features tell the modes, and so whether it branches.
+    """Outcome of FedClock: whether statistics follow the clock, whether features predict the mode, whether it branches.
 
-    `p_value` is that of no dependence of clients' statistics on the clock, over `rounds` rounds; `agreement` the share
-    of each mode's clients whose features alone chose it, in rounds before they were learned from.
+    `p_value` tests that clients' statistics do not depend on the clock, over `rounds` rounds. `agreement` is the share
+    of each mode's clients whose features alone chose that mode, in rounds before the discriminant learned from them.
 
     >>> print(Verdict(True, 1e-9, 64.0, (0.98, 0.96), "labels"))
     branches: labels follow the clock (p = 1e-09, 64 rounds), and features find the mode of 98%, 96% of clients
@@ -119,10 +119,12 @@ class Verdict:
     def __str__(self) -> str:
         what = {"both": "labels and features"}.get(self.by, self.by)
         about = f"(p = {self.p_value:.2g}, {self.rounds:.0f} rounds)"
-        found = ", ".join(f"{100 * share:.0f}%" for share in self.agreement)
+        percentages = ", ".join(f"{100 * share:.0f}%" for share in self.agreement)
         if not self.trusted:
             other = "" if self.by == "both" else "; try by='both'"
             return f"one model for all: {what} do not clearly follow the clock {about}{other}"
         if not self.branching:
-            return f"one model for all: {what} follow the clock {about}, but features find the mode of only {found}"
-        return f"branches: {what} follow the clock {about}, and features find the mode of {found} of clients"
+            return (
+                f"one model for all: {what} follow the clock {about}, but features find the mode of only {percentages}"
+            )
+        return f"branches: {what} follow the clock {about}, and features find the mode of {percentages} of clients"

@@ -1,4 +1,4 @@
-"""What clients say of themselves: label shares, and features that do not age (fixed random maps of the inputs)."""
+"""Statistics of a client: label shares, and features that do not age (fixed random maps of the inputs)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.types import Array, Tensor
 
-_MANY = 32  # inputs beyond which projections do not see their mean, which is the background of an image
+_MANY = 32  # with more inputs, projections ignore the mean, which is the background of an image
 _KEY = Key(0, purpose="projections")
 
 
 def projected(inputs: Tensor, n: int, *, scaled: bool = False) -> Tensor:
     """n fixed random features of each row, float64: rectified projections of numbers, random waves of codes.
 
-    Images and tables are flattened; unless rows are `scaled`, as images are, numbers x become log(1 + |x|) with their
-    sign, so that no column drowns the others. For sequences of codes, such as texts, each feature is the mean over
-    places of cos(w code + b): a random number for every code, whatever the vocabulary.
+    Images and tables are flattened. Unless rows are `scaled`, as images are, a number x becomes sign(x) log(1 + |x|),
+    to keep one column from dominating the others. For sequences of codes, such as texts, each feature is the mean over
+    positions of cos(w code + b): a random number for every code, for any vocabulary.
 
     >>> projected(torch.eye(3)[:2], 4).shape, projected(torch.zeros(2, 5, dtype=torch.int64), 4).shape
     (torch.Size([2, 4]), torch.Size([2, 4]))
@@ -37,7 +37,7 @@ def projected(inputs: Tensor, n: int, *, scaled: bool = False) -> Tensor:
 
 
 def label_roots(clients: Federation, target: str, n_classes: int) -> Array:
-    """Square roots of each client's label shares, [clients, classes]; their scatter does not depend on the share.
+    """Square roots of each client's label shares, [clients, classes]: a variance-stabilising transform.
 
     >>> label_roots(Federation({"y": [0, 0, 0, 1]}, [0, 4]), "y", 2).round(3).tolist()
     [[0.866, 0.5]]
@@ -50,16 +50,16 @@ def label_roots(clients: Federation, target: str, n_classes: int) -> Array:
 
 
 def spaced(clients: Federation, most: int | None) -> Federation:
-    """At most so many rows of each client, evenly spaced.
+    """At most `most` rows of each client, evenly spaced.
 
     >>> spaced(Federation({"y": [0, 1, 2, 3, 4, 5]}, [0, 4, 6]), 2)["y"].tolist()
     [1, 3, 4, 5]
     """
     if most is None or clients.sizes.max(initial=0) <= most:
         return clients
-    place = np.arange(clients.n_rows) - clients.offsets[:-1][clients.client_of_row]
+    position = np.arange(clients.n_rows) - clients.offsets[:-1][clients.client_of_row]
     size = np.maximum(clients.sizes, most)[clients.client_of_row]
-    return clients.where((place + 1) * most // size > place * most // size)
+    return clients.where((position + 1) * most // size > position * most // size)
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""What the server knows of a round before it sees a client: shares of a prior, the phase of a cycle, any context."""
+"""Covariates that the server knows before a round: shares of a prior, the phase of a cycle, any context."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedscape.temporal.curves import Curve
 from fedscape.temporal.regression import vertices
 from fedscape.types import Array
 
-_GRID = 48  # phases of a cycle that are looked at
+_GRID = 48  # phases of a cycle that are tried
 _FEWEST = 8.0  # clients of a level of a context before it can be a mode
 
 
 class Covariates(Protocol):
-    """Numbers known of a round, in whose span is a constant."""
+    """Numbers known before a round. Their span contains a constant."""
 
     @property
     def constant(self) -> Array:
-        """Weights [p] with which the covariates of every round make one."""
+        """Weights [p] for which the weighted sum of the covariates is one in every round."""
         ...
 
     def row(self, t: int) -> Array:
@@ -30,16 +30,16 @@ class Covariates(Protocol):
         ...
 
     def loadings(self, coefficients: Array, metric: Array, gram: Array, n_modes: int) -> Array:
-        """The modes as covariates of pure rounds, [K, p]: their means are these times the coefficients [p, d].
+        """Covariates of a pure round of each mode, [K, p]: times the coefficients [p, d] they give the modes' means.
 
-        `metric` [d, d] measures statistics; `gram` [p, p] says how often which covariates were seen.
+        `metric` [d, d] is the metric of the statistics; `gram` [p, p] says how often which covariates were observed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The shares of the modes that a prior expects: pure rounds are those of one mode alone."""
+    """The shares of the modes that a prior expects. A pure round has one mode only."""
 
     curve: Curve | None
     n_modes: int
@@ -57,10 +57,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Harmonics:
-    """A cycle of known period and nothing else: cosine and sine of the phase, for where no curve is known.
+    """A cycle with a known period and no known curve: cosine and sine of the phase.
 
-    The modes are the corners of the path that the regression draws: for two modes its two ends. They are the modes'
-    means where each is alone once in a period, and lie between them where it is not.
+    The modes are the corners of the fitted path: for two modes its two ends. They are the modes' means if each mode
+    is alone once in a period, and lie between them otherwise.
 
     Parameters
     ----------
@@ -100,13 +100,13 @@ class Harmonics:
 class Context:
     """A covariate of each round that the server knows: the hour, the weekday, a region, a version.
 
-    Texts, whole numbers and booleans are levels; numbers with a point, one column or several, are numbers. The modes
-    are the corners of the region that the means of levels, or of the numbers seen, fill.
+    Texts, whole numbers and booleans are levels; floating-point numbers, one column or several, are numbers. The modes
+    are the corners of the region spanned by the means of the levels, or of the observed numbers.
 
     Parameters
     ----------
     values
-        One entry for each round, as tuples.
+        One entry for each round, each a tuple.
     levels
         Whether entries are levels.
 
@@ -168,7 +168,7 @@ class Context:
 
 
 def corners(points: Array, coefficients: Array, metric: Array, n_modes: int) -> Array:
-    """The covariates [K, p], of these [points, p], whose fitted means lie farthest apart.
+    """The K of these covariates [points, p] whose fitted means are farthest apart: [K, p].
 
     >>> corners(np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 3.0]]), np.eye(2), np.eye(2), 2).tolist()
     [[1.0, 3.0], [1.0, 0.0]]

@@ -1,4 +1,4 @@
-"""How the shares of the modes among available clients change with time: day and night, and what lies between.
+"""Curves: the shares of the modes among available clients as a function of time, such as day and night.
 
 A curve is a function of the round; `shares(t)` [K] adds to one. The paper is Zhu et al. 2022 (FedTEM).
 """
@@ -31,7 +31,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True)
 class _Cycle:
-    """What the two curves of equation (3) share: a phase from 0 at the peak through 1/2 at the valley to 1."""
+    """Shared part of the two curves of equation (3): a phase from 0 at the peak through 1/2 at the valley to 1."""
 
     period: float = 256.0
     p: float = 1.0
@@ -49,7 +49,7 @@ class _Cycle:
         return 2
 
     def phase(self, t: float) -> float:
-        """Where in its cycle round t lies: 0 at the peak, 1/2 at the valley."""
+        """Position of round t in its cycle: 0 at the peak, 1/2 at the valley."""
         at = (t - self.peak) % self.period / self.period
         low = 0.5 if self.valley is None else (self.valley - self.peak) % self.period / self.period
         return float(at / low / 2 if at < low else 0.5 + (at - low) / (1 - low) / 2)
@@ -73,7 +73,7 @@ class Linear(_Cycle):
     period
         T, in rounds.
     p
-        Below 1 the first mode is there more often, above 1 the second.
+        Below 1 the first mode is present more often, above 1 the second.
     peak, valley
         Rounds at which q is 1 and 0; by default 0 and half a period later.
 
@@ -104,7 +104,7 @@ class Cosine(_Cycle):
 
 @dataclass(frozen=True)
 class Blocks:
-    """One mode after the other, each alone for its part of the period: the block-cyclic shift of Eichner et al. 2019.
+    """One mode after the other, each alone for its part of the period: block-cyclic shift, Eichner et al. 2019.
 
     >>> [int(Blocks(8).shares(t).argmax()) for t in (0, 3, 4, 7, 8)]
     [0, 0, 1, 1, 0]
@@ -117,7 +117,7 @@ class Blocks:
         _check_cycle(self.period, self.n_modes)
 
     def shares(self, t: float) -> Array:
-        """All for the mode whose turn it is."""
+        """One for the mode of this part of the period, zero for the others."""
         return np.asarray(np.eye(self.n_modes)[int(t % self.period * self.n_modes / self.period)])
 
 
@@ -139,8 +139,8 @@ class Steady:
 
     def shares(self, t: float) -> Array:
         """The fixed shares."""
-        made = np.ones(self.n_modes) if self.fixed is None else np.asarray(self.fixed, dtype=float)
-        return np.asarray(made / made.sum())
+        weights = np.ones(self.n_modes) if self.fixed is None else np.asarray(self.fixed, dtype=float)
+        return np.asarray(weights / weights.sum())
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,9 @@ class Zones:
     period
         In rounds.
     n_modes
-        K; each zone has its peak K-ths of a period apart.
+        K; the peaks of successive zones are a K-th of a period apart.
     p
-        Larger: fewer zones at a time.
+        The larger, the fewer zones at a time.
 
     >>> Zones(12, 3).shares(4).round(3)
     array([0.167, 0.667, 0.167])
@@ -170,8 +170,8 @@ class Zones:
     def shares(self, t: float) -> Array:
         """The shares of the zones."""
         k = np.arange(self.n_modes)
-        made = ((np.cos(2 * np.pi * (t / self.period - k / self.n_modes)) + 1) / 2) ** self.p
-        return np.asarray(made / made.sum())
+        weights = ((np.cos(2 * np.pi * (t / self.period - k / self.n_modes)) + 1) / 2) ** self.p
+        return np.asarray(weights / weights.sum())
 
 
 def _check_cycle(period: float, n_modes: int) -> None:
@@ -190,7 +190,7 @@ _MEANING = {"T": "period", "K": "n_modes"}
 
 
 def parse_curve(text: str) -> Curve:
-    """A curve as the command line writes it: linear, cosine, blocks, steady or zones, with what they take.
+    """Read a curve as written on the command line: linear, cosine, blocks, steady or zones, with their arguments.
 
     >>> parse_curve("cosine:p=4,T=128")
     Cosine(period=128.0, p=4.0, peak=0.0, valley=None)
@@ -200,14 +200,14 @@ def parse_curve(text: str) -> Curve:
         raise DataError(
             f"a schedule must begin with one of {', '.join(_KINDS)}, such as cosine:p=1,T=256, not {text!r}"
         )
-    make, known = _KINDS[kind]
-    given: dict[str, float | int] = {}
+    make, parameters = _KINDS[kind]
+    arguments: dict[str, float | int] = {}
     for part in rest.split(",") if rest else ():
         name, _, value = part.partition("=")
-        if name not in known:
-            raise DataError(f"{kind} takes {', '.join(known)}, not {name!r} (in {text!r})")
+        if name not in parameters:
+            raise DataError(f"{kind} takes {', '.join(parameters)}, not {name!r} (in {text!r})")
         try:
-            given[_MEANING.get(name, name)] = int(value) if name == "K" else float(value)
+            arguments[_MEANING.get(name, name)] = int(value) if name == "K" else float(value)
         except ValueError:
             raise DataError(f"{name} must be a number, not {value!r} (in {text!r})") from None
-    return make(**given)
+    return make(**arguments)

@@ -1,4 +1,4 @@
-"""FedClock: modes learned from the clock by regression, without clustering and by sums alone."""
+"""FedClock: modes learned by regression on the clock, without clustering and from sums alone."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from fedscape.types import Array, Arrays, Kept, Tensor
 _LINEAR = Linear()
 _KINDS = ("labels", "features", "both")
 _FEATURES = ("fixed", "network", "both")
-_ABOVE = 0.2  # of the way from chance to always that features must find the mode
-_FAR = 8.0  # standard deviations of clients: a score beyond them counts as that
-_FASTER = 4  # times as fast as the network ages, discriminants of its features do
-_FEW = 10  # times as many statistics as clients: the ridge is then double
+_ABOVE = 0.2  # how far features must get from chance (0) to always right (1)
+_FAR = 8.0  # standard deviations of clients at which scores are clipped
+_FASTER = 4  # discriminants of features age this many times faster than the network
+_FEW = 10  # the ridge doubles at this many clients per statistic
 _GROUPS = {
     "means": "feature_means",
     "mass": "server.feature_mass",
@@ -52,18 +52,18 @@ _SCORES = ("score_means", "score_scatter", "score_rows", "score_thin")
 
 
 class FedClock(Branched):
-    """A branch for each mode, the modes learned from the clock. Sums are all the server sees.
+    """One branch per mode, with modes learned from the clock. The server sees sums only.
 
-    What a prior says of round t, the shares s(t), makes the mean of any statistic of its clients the mean over modes
-    weighted by s(t): a linear regression over rounds gives the modes' means. It is done on the square roots of clients'
-    label shares; the discriminant of those tells a client that has labels its mode, and it trains that branch alone. A
-    client without labels finds its branch by a second discriminant, on features, learned from clients whose mode was
-    told by their labels; its scores have a law, learned from clients before they enter the discriminant, which makes
-    them probabilities. Predictions mix the branches by them.
+    A prior gives the shares s(t) of the modes in round t. The mean of any statistic of the clients of a round is then
+    the mean over modes, weighted by s(t). A linear regression over rounds gives the modes' means. FedClock regresses
+    the square roots of clients' label shares. The discriminant of these finds the mode of a client with labels, and the
+    client trains that branch alone. A client without labels finds its branch by a second discriminant, on features. It
+    is learned from clients whose mode their labels decided. The distribution of its scores is learned from clients
+    before they enter the discriminant, and turns scores into probabilities. Predictions mix the branches by them.
 
-    No branch is made before the regression says that rounds matter (`significance`) and features have been seen to
-    find the mode of more than a few clients beyond chance; until then all branches learn alike, as one model does.
-    `verdict(state)` says what was found.
+    FedClock branches once two things hold: the regression is significant (`significance`), and features predict the
+    mode of clients clearly better than chance. Until then all branches learn alike, as one model does.
+    `verdict(state)` reports both.
 
     The state holds `model.<parameter>`, the two discriminants (`clue_*`, `score_*`), the modes' mean features,
     `trusted`, `branching`, `p_value` and `agreement`. Metrics as for FedTEM.
@@ -73,30 +73,30 @@ class FedClock(Branched):
     local
         How a client trains; the model is a MultiBranch, the loss cross entropy.
     prior
-        A curve, `Soft`, or `Harmonics(period)` where only the period is known. None: nothing is known of rounds but
-        `context`.
+        A curve, `Soft`, or `Harmonics(period)` if only the period is known. None: `context` is all that is known of
+        rounds.
     context
         In place of a prior: a known covariate of each round, [rounds] levels (hours, weekdays, regions, versions) or
         numbers.
     by
-        What is regressed on the clock: "labels"; "features" where modes have the same labels; "both".
+        The statistics regressed on the clock: "labels"; "features" if modes have the same labels; "both".
     features
-        What tells modes without labels: "network", what enters its branches; "fixed" random projections of the input,
-        which do not age; "both".
+        The features that separate modes without labels: "network", the input of its branches; "fixed" random
+        projections of the input, which do not age; "both".
     projections
-        How many fixed projections.
+        Number of fixed projections.
     rows
-        Of how many rows of a client features are computed in training, evenly spaced; None for all.
+        Rows per client, evenly spaced, for which features are computed in training; None for all.
     memory
-        How much a round counts that is one round old, for what depends on the network, which ages.
+        The weight of sums that are one round old, for those that depend on the network, which ages.
     ridge
         Of both discriminants, in units of each statistic's variance.
     abstain
-        Where no branch is likelier than this a unit takes the mean of all of them.
+        A unit whose likeliest branch is below this probability takes the mean of all branches.
     significance
-        The p-value of no dependence on the clock below which modes are believed.
+        Modes are used once the p-value of no dependence on the clock is below this.
     classes
-        How many there are; None: as many as the network's last linear layer has outputs.
+        Number of classes; None: the outputs of the network's last linear layer.
     noise
         Under privacy, the standard deviation of the noise on the number of clients of a mode, as for FedTKM.
     strength, smoothing
@@ -172,11 +172,11 @@ class FedClock(Branched):
         if not (0 <= self.ridge < np.inf and 0 <= self.noise < np.inf):
             raise DataError(f"ridge and noise must be at least 0, not {self.ridge} and {self.noise}")
 
-    # -- what is regressed, and on what --------------------------------------------------------------------------------
+    # -- statistics and covariates -------------------------------------------------------------------------------------
 
     @property
     def n_classes(self) -> int:
-        """How many labels clients can have."""
+        """Number of classes."""
         sizes = [layer.out_features for layer in self.local.model.modules() if hasattr(layer, "out_features")]
         if self.classes is None and not sizes:
             raise DataError("the network has no linear layer to count classes by: say classes=")
@@ -184,18 +184,18 @@ class FedClock(Branched):
 
     @property
     def n_features(self) -> int:
-        """How many numbers tell modes apart without labels."""
+        """Number of features that separate modes without labels."""
         network = 0 if self.features == "fixed" else self.local.model.n_features
         return network + (0 if self.features == "network" else self.projections)
 
     @property
     def n_clues(self) -> int:
-        """How many numbers of a client are regressed on the clock."""
+        """Number of statistics of a client that are regressed on the clock."""
         return (0 if self.by == "features" else self.n_classes) + (0 if self.by == "labels" else self.n_features)
 
     @property
     def covariates(self) -> Covariates:
-        """What is known of a round."""
+        """The covariates of a round."""
         if self.context is not None:
             return Context.of(self.context)
         if isinstance(self.prior, Harmonics):
@@ -224,18 +224,18 @@ class FedClock(Branched):
             **first_prior(k),
         }
 
-    # -- what clients do -----------------------------------------------------------------------------------------------
+    # -- clients -------------------------------------------------------------------------------------------------------
 
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
-        """Features of all rows, the network's and the fixed ones as the method uses them."""
-        parts, made = [], None
+        """Features of all rows: the network's, the fixed ones, or both."""
+        parts, all_outputs = [], None
         if outputs or self.features != "fixed":
-            features, made = super().see(state, clients, outputs=outputs)
+            features, all_outputs = super().see(state, clients, outputs=outputs)
             parts += [] if self.features == "fixed" else [features]
         if self.features != "network":
             x = trainer_of(self.local).column(clients, self.local.features, slice(None))
             parts.append(projected(self.local.inputs(x), self.projections, scaled=x.dtype == torch.uint8))
-        return Seen(torch.cat(parts, dim=1), made)
+        return Seen(torch.cat(parts, dim=1), all_outputs)
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
         k, some = self.n_modes, clients.sizes > 0
@@ -268,7 +268,7 @@ class FedClock(Branched):
         return weights, {}, {name: np.asarray(values, dtype=dtype) for name, values in sent.items()}
 
     def _scores(self, state: Arrays, features: Tensor, offsets: Tensor) -> tuple[Array, Array, Array]:
-        """Mean scores [units, q], the scatter of rows about them [units, q, q], and which units have two or more."""
+        """Mean scores [units, q], scatter of rows about them [units, q, q], and which units have two rows or more."""
         each = features @ self.double(state["score_weights"]).T - self.double(state["score_offsets"])
         means, n = segment_means(each, offsets), offsets.diff()
         pairs = segment_means((each[:, :, None] * each[:, None, :]).flatten(1), offsets).reshape(
@@ -288,7 +288,7 @@ class FedClock(Branched):
             chances = abstaining(posterior(state, scores, sizes), self.abstain)
         return self.double(np.repeat(chances, sizes, axis=0))
 
-    # -- what the server makes of it -----------------------------------------------------------------------------------
+    # -- server --------------------------------------------------------------------------------------------------------
 
     def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         total = {n: np.asarray(v, dtype=float) for n, v in total.items() if not n.startswith("delta.") and n != "ids"}
@@ -304,7 +304,7 @@ class FedClock(Branched):
         return self.covariates.row(key.round), {"server.last": np.asarray(key.round)}
 
     def _regressed(self, state: Arrays, total: Arrays, a: Array, count: float) -> Arrays:
-        """The regression on the clock with this round, the discriminant it gives, and whether to believe it."""
+        """Add this round to the regression; return its discriminant and whether it is significant."""
         memory = 1.0 if self.by == "labels" or self.features == "fixed" else self.memory
         mean = total["clues"] / count
         clues = _moments(state, "server.clue_").plus(a, count, total["clues"], total["clue_pairs"], memory)
@@ -323,7 +323,7 @@ class FedClock(Branched):
             "clue_weights": weights,
             "clue_offsets": -0.5 * (weights * means).sum(axis=1),
             "trusted": np.asarray(float(trusted)),
-            "branching": np.asarray(float(trusted and self._found(state["agreement"]))),
+            "branching": np.asarray(float(trusted and self._features_suffice(state["agreement"]))),
             "p_value": np.asarray(test.p_value),
             "rounds": np.asarray(test.rounds),
             "server.clue_count": np.asarray(n),
@@ -332,19 +332,19 @@ class FedClock(Branched):
         }
 
     def _ridge(self, n: float, d: int) -> float:
-        """The ridge for d statistics of n clients: larger where there are few clients."""
+        """The ridge for d statistics of n clients: larger for few clients."""
         return self.ridge * (1 + _FEW * d / max(n, 1.0))
 
-    def _found(self, agreement: Array) -> bool:
-        """Whether features find the modes of enough clients."""
+    def _features_suffice(self, agreement: Array) -> bool:
+        """Whether features predict the mode of enough clients."""
         return bool(agreement.mean() > (1 + _ABOVE * (len(agreement) - 1)) / len(agreement))
 
     def _supervised(self, state: Arrays, total: Arrays, count: float) -> Arrays:
-        """The modes' features and the law of scores, of clients whose mode the clock's discriminant told."""
+        """Update the modes' features and the score distribution, with modes from the clock's discriminant."""
         if state["trusted"] == 0:
             return {}
         near = told(np.maximum(total["near"], 0.0), self.noise)
-        own = self.memory ** (len(near) * near / max(float(near.sum()), 1.0))  # a mode ages while its clients are seen
+        own = self.memory ** (len(near) * near / max(float(near.sum()), 1.0))  # a mode ages only by its own clients
         groups = Groups(**{name: state[_GROUPS[name]] for name in Groups._fields})
         groups = groups.plus(near, total["away"], total["away_pairs"], count, own, self.memory)
         kept = {_GROUPS[name]: np.asarray(values) for name, values in groups._asdict().items()}
@@ -355,7 +355,7 @@ class FedClock(Branched):
         weights = discriminant(groups.means - centre, within, ridge=ridge).weights[:-1]
         weights = weights / np.sqrt(max(float(np.mean(((weights @ within) * weights).sum(axis=1))), 1e-300))
         sums = ScoreSums(**{name: state[f"server.score_{name}"] for name in ScoreSums._fields})
-        if state["score_weights"].any():  # the scores of this round are those of a discriminant
+        if state["score_weights"].any():  # this round's scores come from a fitted discriminant
             parts = {n: total[f"score_{n}"] for n in ScoreSums._fields if n != "mass"}
             sums = sums.plus(ScoreSums(mass=near, **parts), own**_FASTER)
         return {
@@ -368,7 +368,7 @@ class FedClock(Branched):
         }
 
     def verdict(self, state: Arrays) -> Verdict:
-        """What was found up to this state: whether rounds matter, and whether features tell the modes."""
+        """Report whether statistics follow the clock, and whether features predict the mode, as of this state."""
         agreement = tuple(float(share) for share in state["agreement"])
         return Verdict(
             bool(state["branching"] > 0),

@@ -48,7 +48,7 @@ _LINEAR = Linear()
 
 
 class GaussianBranches(Branched):
-    """What both forms of FedTEM share: branches by a diagonal Gaussian mixture of the features."""
+    """Shared part of both forms of FedTEM: branches by a diagonal Gaussian mixture of the features."""
 
     name = "gaussian-branches"
 
@@ -106,7 +106,7 @@ class GaussianBranches(Branched):
         return np.eye(self.n_modes)[branch][clients.client_of_row], {}
 
     def _client_shares(self, state: Arrays, features: Tensor, offsets: Tensor, weights: Array) -> Tensor:
-        """Logarithms of each unit's shares of the modes: its MLE, equation (5), or its posterior, equation (22)."""
+        """Log shares of the modes for each unit: its MLE, equation (5), or its posterior, equation (22)."""
         densities, prior = self._densities(state, features), self.double(weights)
         if self.choice == "mle":
             return log_shares(log_posteriors(densities, prior), offsets)
@@ -119,7 +119,7 @@ class GaussianBranches(Branched):
         densities = self._densities(state, rows.features)
         if self.choice == "posterior":
             return densities
-        uniform = self.double(np.full(self.n_modes, 1 / self.n_modes))  # whatever was learned of training's hours
+        uniform = self.double(np.full(self.n_modes, 1 / self.n_modes))  # ignores the hours of training
         return log_posteriors(densities, uniform).exp()
 
     def _running(self, state: Arrays, mass: Array) -> Array:
@@ -127,8 +127,8 @@ class GaussianBranches(Branched):
         mass = np.maximum(mass, 0.0)
         if mass.sum() < 1e-9:
             return state["weights"]
-        made = self.memory * state["weights"] + (1 - self.memory) * mass / mass.sum()
-        return np.asarray(np.maximum(made, 1e-12) / np.maximum(made, 1e-12).sum())
+        blend = self.memory * state["weights"] + (1 - self.memory) * mass / mass.sum()
+        return np.asarray(np.maximum(blend, 1e-12) / np.maximum(blend, 1e-12).sum())
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Branched, Federation]]:
@@ -138,9 +138,9 @@ class GaussianBranches(Branched):
 class FedTEM(GaussianBranches):
     """Federated EM with a temporal prior: algorithm 1. The server sees each client's shares, mean and variance.
 
-    A client finds the mode of its rows under the broadcast mixture (5), trains that branch by (4), and sends, of the
-    features under the network it has trained, mean, variance and shares (9). The server takes as many clients as the
-    prior expects for the first mode, those with the highest shares of it, and updates the mixture (10). A mode without
+    A client finds the mode of its rows under the broadcast mixture (5) and trains that branch by (4). It sends the
+    mean, variance and shares (9) of the features under the network it has trained. The prior says how many clients the
+    first mode gets: the server takes those with the highest shares of it, and updates the mixture (10). A mode without
     clients keeps its parameters. `FedTEMBySums` needs sums alone.
 
     The state holds `model.<parameter>`, `means` and `variances` [K, d], `weights` [K] (the running prior of training).
@@ -151,7 +151,7 @@ class FedTEM(GaussianBranches):
     local
         How a client trains; the model is a MultiBranch, the loss cross entropy.
     prior
-        A curve, `Soft`, or None: then every client counts for its most likely mode ("EM only").
+        A curve, `Soft`, or None: then every client counts towards its most likely mode ("EM only").
     strength, smoothing
         lambda and epsilon of equation (4).
     choice
@@ -161,17 +161,17 @@ class FedTEM(GaussianBranches):
     memory
         beta of the running prior.
     hours
-        When a mode's mean and variance are learned. "all": in every round that has clients of it, as in (10). "own":
-        in rounds in which the prior expects more than an equal share of it, by how much more; take some
-        inertia with it. By (10) one client replaces a mode in the hours in which it is rare, and where clients differ
-        more by the hand of their writer than by mode, modes are lost even where they began at the truth.
+        When a mode's mean and variance are learned. "all": in every round with clients of that mode, as in (10).
+        "own": in rounds in which the prior expects more than an equal share of it, weighted by the excess; combine it
+        with some inertia. With (10) a single client replaces a mode in the hours in which it is rare. Where writers
+        differ more than modes do, modes are then lost even from a true start.
     inertia
-        How much of the rows of earlier rounds still counts in a mode's mean and variance: 0 is (10), where one client
-        that was taken for the wrong mode can replace it.
+        The share of the mass of earlier rounds that stays in a mode's mean and variance. 0 is (10): one client
+        assigned to the wrong mode can replace it.
     floor
         The smallest variance.
     scatter
-        "all": variances are those of all rows of a mode. "within_clients": (10) as printed.
+        "all": the variance of all rows of a mode. "within_clients": (10) as printed.
     server, weighting, initial
         As for FedAvg.
 
@@ -219,14 +219,14 @@ class FedTEM(GaussianBranches):
         mean = segment_means(features, offsets)
         owner = torch.repeat_interleave(torch.arange(len(mean), device=mean.device), offsets.diff())
         variance = segment_means((features - mean[owner]) ** 2, offsets)
-        made = {
+        statistics = {
             "log_share": log_shares(posteriors, offsets),
             "mean": mean,
             "variance": variance,
             "rows": offsets.diff(),
             "likely": likely_rows(posteriors, offsets),
         }
-        return {name: values.cpu().numpy() for name, values in made.items()}
+        return {name: values.cpu().numpy() for name, values in statistics.items()}
 
     def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         some = total["rows"] > 0
@@ -260,24 +260,24 @@ class FedTEM(GaussianBranches):
 
 
 class FedTEMBySums(GaussianBranches):
-    """FedTEM by sums alone: a broadcast threshold on a client's share takes the place of the server's ranking.
+    """FedTEM from sums alone: a broadcast threshold on a client's share replaces the server's ranking.
 
-    Each client compares u_k, its shares on a scale on which none saturates, with the broadcast thresholds, counts for
-    the mode argmax_k u_k - threshold_k, and sends for that mode its rows and the first two moments of its features
-    about the broadcast mean. The server moves the thresholds so that as many clients count for each mode as the prior
-    expects, as a quantile is tracked: threshold_k += rate certainty (seen share - expected share). u_k is the arsinh of
-    the log share less the mean over modes, so that for two modes this is one threshold on the share.
+    u_k are a client's shares on a scale that does not saturate: the arsinh of the log share less the mean over modes.
+    Each client counts towards the mode argmax_k u_k - threshold_k. For that mode it sends its rows and the first two
+    moments of its features about the broadcast mean. The server moves the thresholds until the number of clients per
+    mode matches the prior, by quantile tracking: threshold_k += rate certainty (seen share - expected share). For two
+    modes this is one threshold on the share.
 
     Parameters
     ----------
     local, prior, strength, smoothing, choice, pick, memory, hours, inertia, floor, server, weighting, initial
-        As for FedTEM; with weighting="equal", for privacy, every client counts one instead of its rows.
+        As for FedTEM; with weighting="equal", for privacy, every client counts as one instead of its rows.
     rate
-        How fast thresholds follow; equation (27) makes it smaller where the prior is not sure.
+        How fast the thresholds follow; equation (27) makes it smaller where the prior is uncertain.
     noise
         Under privacy, the standard deviation of the noise on the number of clients of a mode, `noise_sd(privacy,
-        "near", clients=cohort)`. A mode is then updated only where its clients are more than noise makes of none (3
-        standard deviations), and its mean moves no farther than the means lie apart.
+        "near", clients=cohort)`. A mode is then updated only if its number of clients is above 3 standard deviations
+        of the noise, and its mean moves at most as far as the means are apart.
 
     >>> from fedscape import rounds
     >>> fed = Federation({"x": np.eye(4), "y": [0, 1, 0, 1]}, [0, 2, 4])
@@ -329,15 +329,15 @@ class FedTEMBySums(GaussianBranches):
         away = features - self.double(state["means"])[mode[owner]]
         add = sums if self.weighting == "samples" else segment_means
         mine = near[:, :, None]
-        made = {
+        statistics = {
             "near": near,
             "first": add(away, offsets)[:, None, :] * mine,
             "second": add(away**2, offsets)[:, None, :] * mine,
             "likely": likely_rows(posteriors, offsets) if self.weighting == "samples" else near,
         }
         if self.weighting == "samples":
-            made["mass"] = near * offsets.diff()[:, None]
-        return {name: values.cpu().numpy() for name, values in made.items()}
+            statistics["mass"] = near * offsets.diff()[:, None]
+        return {name: values.cpu().numpy() for name, values in statistics.items()}
 
     def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         shares, remembered = expected_shares(self.prior, state, key, total["likely"])
@@ -353,7 +353,7 @@ class FedTEMBySums(GaussianBranches):
         )
         weight = in_hours(self.hours, shares)
         means, variances, kept = blended(before, now, state["server.mass"], weight * fresh, self.inertia**weight)
-        made = {
+        fresh_state = {
             "means": means,
             "variances": np.maximum(variances, self.floor),
             "weights": self._running(state, fresh),
@@ -362,8 +362,8 @@ class FedTEMBySums(GaussianBranches):
         }
         if self.prior is not None and told(near.sum(), self.noise) > 0:
             off = self.rate * certainty(shares) * (near / near.sum() - shares)
-            made["thresholds"] = state["thresholds"] + np.where(np.arange(len(off)) > 0, off, 0.0)
-        return {**made, **remembered}
+            fresh_state["thresholds"] = state["thresholds"] + np.where(np.arange(len(off)) > 0, off, 0.0)
+        return {**fresh_state, **remembered}
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedTEMBySums, Federation]]:
@@ -376,7 +376,7 @@ class FedTEMBySums(GaussianBranches):
 
 
 def told(mass: Array, noise: float) -> Array:
-    """The mass of modes that have any: at least one, and more than noise of this standard deviation makes of none.
+    """The mass of each mode, zero unless it is at least one and clearly above noise of this standard deviation.
 
     >>> told(np.array([0.4, 5.0, 40.0]), noise=10.0).tolist()
     [0.0, 0.0, 40.0]
@@ -385,7 +385,7 @@ def told(mass: Array, noise: float) -> Array:
 
 
 def held(move: Array, centres: Array, noise: float) -> Array:
-    """Moves [K, d] that noise may be in, none longer than the centres lie apart; without noise as they are.
+    """Moves [K, d] under noise, shortened to the distance between the centres; without noise unchanged.
 
     >>> held(np.array([[9.0, 0.0], [0.0, 1.0]]), np.array([[0.0, 0.0], [3.0, 0.0]]), noise=1.0).tolist()
     [[3.0, 0.0], [0.0, 1.0]]
@@ -403,7 +403,7 @@ def likely_rows(posteriors: Tensor, offsets: Tensor) -> Tensor:
 
 
 def small_example() -> tuple[Federation, LocalSGD, LocalSGD]:
-    """Clients of a few rows in two modes, and two ways to train two branches, for the contract tests."""
+    """Clients with a few rows in two modes, and two ways to train two branches, for the contract tests."""
     rng = np.random.default_rng(9)
     offsets = offsets_of(rng.integers(0, 9, 12))
     owner = np.repeat(np.arange(12), np.diff(offsets))

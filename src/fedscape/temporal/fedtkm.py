@@ -1,4 +1,4 @@
-"""FedTKM: k-means of feature means with a distance factor that follows a temporal prior, by sums alone."""
+"""FedTKM: k-means of feature means with a distance factor that follows a temporal prior, from sums alone."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ _LINEAR = Linear()
 
 
 class FedTKM(Branched):
-    """Federated k-means with a temporal prior: algorithm 2. Sums are all the server sees.
+    """Federated k-means with a temporal prior: algorithm 2. The server sees sums only.
 
-    A client is of the mode whose centre is nearest on average, distances to centre k times alpha_k (11); it trains that
-    branch by (4), and with the network it has trained finds its mode again. It sends a one for that mode, its rows, and
-    by how much its feature mean lies off that centre; the server moves centres by the mean (12) and the factors so that
-    as many clients come to each mode as the prior expects (13): alpha_k *= exp(eta (seen share - expected share)), with
-    alpha_1 = 1 and eta = rate x certainty of the prior (27). A mode without clients keeps its centre.
+    A client belongs to the mode with the nearest centre on average; distances to centre k are multiplied by alpha_k
+    (11). It trains that branch by (4), and chooses its mode again under the network it has trained. It sends a one for
+    that mode, its rows, and the offset of its feature mean from that centre. The server moves the centres by the mean
+    offset (12). It adapts the factors until the clients per mode match the prior (13): alpha_k *= exp(eta (seen share
+    - expected share)), with alpha_1 = 1 and eta = rate x certainty of the prior (27). A mode without clients keeps its
+    centre.
 
     The state holds `model.<parameter>`, `centres` [K, d] and `factors` [K]. Metrics as for FedTEM.
 
@@ -55,13 +56,13 @@ class FedTKM(Branched):
         When a centre is learned: "all" is (12), "own" only while the prior expects more than an equal share of its
         mode, as for FedTEM.
     inertia
-        How much of the rows of earlier rounds still counts in a centre; 0 is (12).
+        The share of the mass of earlier rounds that stays in a centre; 0 is (12).
     strength, smoothing
         lambda and epsilon of equation (4).
     noise
         Under privacy, the standard deviation of the noise on the number of clients of a mode, as for `FedTEMBySums`.
     server, weighting, initial
-        As for FedAvg. With weighting="equal", for privacy, every client counts one instead of its rows.
+        As for FedAvg. With weighting="equal", for privacy, every client counts as one instead of its rows.
 
     >>> import fedscape as fs
     >>> from fedscape.learning import cross_entropy, models
@@ -130,13 +131,13 @@ class FedTKM(Branched):
         away = segment_means(features, offsets) - self.double(state["centres"])[mode]
         weight = offsets.diff() if self.weighting == "samples" else torch.ones_like(mode)
         mass = near * weight[:, None]
-        made = {"near": near, "away": away[:, None, :] * mass[:, :, None]}
+        sums = {"near": near, "away": away[:, None, :] * mass[:, :, None]}
         if self.weighting == "samples":
-            made["mass"] = mass
-        return {name: values.cpu().numpy() for name, values in made.items()}
+            sums["mass"] = mass
+        return {name: values.cpu().numpy() for name, values in sums.items()}
 
     def eta(self, shares: Array) -> float:
-        """The step of (13) where the prior expects these shares: `rate` times its certainty (27)."""
+        """Step size of (13) if the prior expects these shares: `rate` times its certainty (27)."""
         return self.rate * certainty(shares)
 
     def learn(self, state: Arrays, total: Arrays, key: Key) -> Arrays:

@@ -1,4 +1,4 @@
-"""A diagonal Gaussian mixture in the feature space of a network, in torch: what clients compute with it."""
+"""A diagonal Gaussian mixture in the feature space of a network, in torch: the client side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log_posteriors(densities: Tensor, weights: Tensor) -> Tensor:
 def log_shares(posteriors: Tensor, offsets: Tensor) -> Tensor:
     """log of the mean over each client's rows of P(z = k | x), the paper's MLE (5): [clients, K]; empty ones get 0.
 
-    In logarithms, because the shares of a client that is surely of one mode all round to zero or one.
+    In logarithms: the shares of a client that is surely of one mode all round to zero or one.
     """
     lengths = offsets.diff()
     top = torch.segment_reduce(posteriors, "max", lengths=lengths, initial=-torch.inf)
@@ -41,7 +41,7 @@ def log_shares(posteriors: Tensor, offsets: Tensor) -> Tensor:
 
 
 def sums(values: Tensor, offsets: Tensor) -> Tensor:
-    """Sums over each client's rows, the same whatever the device does side by side: [clients, ...].
+    """Sums over each client's rows, independent of the order in which the device adds: [clients, ...].
 
     >>> sums(torch.ones(3, 1), torch.tensor([0, 2, 2, 3])).tolist()
     [[2.0], [0.0], [1.0]]
@@ -59,10 +59,10 @@ def segment_means(values: Tensor, offsets: Tensor) -> Tensor:
 def mode_parameters(
     modes: Array, rows: Array, means: Array, variances: Array, before: tuple[Array, Array], *, scatter: str
 ) -> tuple[Array, Array, Array]:
-    """Means and variances of each mode from those of its clients, and rows of each: equation (10).
+    """Mean and variance of each mode from those of its clients, and its number of rows: equation (10).
 
-    A mode without clients keeps what it had. With scatter="all" the variance is that of all rows, by the law of total
-    variance; "within_clients" is (10) as printed, which leaves out how far the clients' means lie apart.
+    A mode without clients keeps its parameters. With scatter="all" the variance is that of all rows, by the law of
+    total variance; "within_clients" is (10) as printed, which leaves out the scatter of the clients' means.
 
     >>> made = mode_parameters(np.array([0, 0]), np.array([1, 3]), np.array([[0.0], [4.0]]), np.ones((2, 1)),
     ...                        (np.zeros((2, 1)), np.ones((2, 1))), scatter="all")
@@ -83,17 +83,17 @@ def mode_parameters(
 def blended(
     old: tuple[Array, ...], new: tuple[Array, ...], mass: Array, fresh: Array, inertia: float | Array
 ) -> tuple[Array, Array, Array]:
-    """Means and variances of rows seen before, at a mass that decays, together with fresh ones; and the new mass.
+    """Combine old means and variances, at a decaying mass, with those of a round; return also the new mass.
 
     Parameters
     ----------
     old, new
-        Means and variances [K, d] before, and of this round alone.
+        Means and variances [K, d]: old ones, and those of this round.
     mass, fresh
-        How many rows [K] stand behind each.
+        The number of rows [K] behind each.
     inertia
-        What is left of the old mass, of all modes or of each [K]; 0 forgets it, and a mode without fresh rows keeps
-        what it had in any case.
+        The share of the old mass that stays, for all modes or for each [K]; 0 drops it. A mode without fresh rows
+        always keeps its parameters.
 
     >>> old, new = (np.array([[0.0]]), np.array([[1.0]])), (np.array([[3.0]]), np.array([[1.0]]))
     >>> [v.tolist() for v in blended(old, new, np.array([4.0]), np.array([1.0]), 0.5)]

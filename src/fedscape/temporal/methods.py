@@ -1,4 +1,4 @@
-"""What comes before and after the rounds of methods with branches: first centres, halves of a day, evaluation."""
+"""Before and after the rounds of methods with branches: first centres, halves of a day, evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK = 2**13  # rows evaluated at once
 
 
 def halves(prior: Prior | None) -> Curve:
-    """Which branch semi-cyclic SGD trains when."""
+    """The schedule by which semi-cyclic SGD picks the branch to train."""
     return Blocks(getattr(prior, "period", 256.0)) if prior is None or isinstance(prior, Soft) else prior
 
 
@@ -36,7 +36,7 @@ def collect_centres(
     seed: int = 0,
     column: str,
 ) -> Array:
-    """Centres of raw rows from all clients of a period, which the server sees one by one: T-shot k-means, [K, d]."""
+    """Collect k-means centres of raw rows from all clients of a period, each visible to the server; return [K, d]."""
     work, engine = LocalCentres(column=column), as_engine(data)
     state: Arrays = work.start(seed)
     for r in rounds(work, engine, n_rounds=n_rounds, sampler=sampler, seed=seed, measure=0, allow=work.reveals):
@@ -49,18 +49,18 @@ def evaluate(
 ) -> Evaluation:
     """Loss and accuracy of every client, each unit under the branch that it chooses without labels.
 
-    Nothing is kept of test clients, and their true group is not known here. (`BranchFedEM` alone looks at labels.)
+    Nothing is kept of test clients, and their true group stays unknown. (Only `BranchFedEM` uses labels.)
 
     Parameters
     ----------
     method
-        What was trained; one without branches to choose from is evaluated as it is.
+        The trained method; one without branches is evaluated as it is.
     state
         Its state.
     federation
         The rows to evaluate on.
     unit
-        Who chooses a branch: "sample", "batch" (of a client's rows) or "client".
+        The unit that chooses a branch: "sample", "batch" (of a client's rows) or "client".
     batch
         Rows of a batch.
 

@@ -1,6 +1,6 @@
-"""What the server believes of the shares of the modes in a round, and which clients it then takes to be of which mode.
+"""Temporal priors: the shares of the modes that the server expects in a round, and the modes it assigns to clients.
 
-Any curve is a prior; `Soft` believes in the peak and the valley alone (appendix A.3).
+Any curve is a prior; `Soft` assumes only the peak and the valley (appendix A.3).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fedscape.types import Array, Arrays
 
 @dataclass(frozen=True)
 class Soft:
-    """One at the peak, zero at the valley, in between only monotone: equations (25) and (26).
+    """One at the peak, zero at the valley, only monotone in between: equations (25) and (26).
 
-    Between them the share is the one seen in the cohort, as long as it goes the right way. Seen is, over the rows of
-    the whole cohort, how many have the higher posterior for the first mode. Printed (26) has no case for t mod T = 0;
-    here, as in equation (3), that is the peak.
+    In between, the share is the observed one of the cohort, as long as it moves in the right direction. The observed
+    share is over the rows of the whole cohort: how many have the higher posterior for the first mode. (26) as printed
+    has no case for t mod T = 0; here, as in equation (3), that is the peak.
 
     >>> soft = Soft(8)
     >>> soft.follow(1, before=1.0, seen=0.7), soft.follow(2, before=0.7, seen=0.9), soft.follow(4, before=0.7, seen=0.9)
@@ -39,7 +39,7 @@ class Soft:
         return 2
 
     def follow(self, t: float, *, before: float, seen: float, last: float | None = None) -> float:
-        """The share in round t, after `before` in the round `last` (by default the one before)."""
+        """The share in round t, after `before` in round `last` (by default the previous one)."""
         at = t % self.period
         falling = at < self.period / 2
         if at < 1:
@@ -57,7 +57,7 @@ Prior = Curve | Soft
 
 
 def expected(prior: Prior | None, t: int, *, before: Array, seen: float, last: int) -> Array:
-    """The shares that the prior expects in round t: [K]; without one, those that were seen last."""
+    """The shares that the prior expects in round t: [K]; without a prior, the last observed ones."""
     if prior is None:
         return before
     if isinstance(prior, Soft):
@@ -67,7 +67,7 @@ def expected(prior: Prior | None, t: int, *, before: Array, seen: float, last: i
 
 
 def certainty(shares: Array) -> float:
-    """How sure a prior is of one mode: 1 at a peak, 0 where all are equal; for two modes 2 |1/2 - q|, equation (27).
+    """Certainty of a prior: 1 at a peak, 0 where all shares are equal; for two modes 2 |1/2 - q|, equation (27).
 
     >>> round(certainty(np.array([0.9, 0.1])), 3)
     0.8
@@ -77,13 +77,13 @@ def certainty(shares: Array) -> float:
 
 
 def check_prior(prior: Prior | None, n_modes: int) -> None:
-    """Refuse a prior of another number of modes than the network has branches."""
+    """Refuse a prior whose number of modes differs from the network's branches."""
     if prior is not None and prior.n_modes != n_modes:
         raise DataError(f"the prior has {prior.n_modes} modes, but the network {n_modes} branches: {prior}")
 
 
 def check_hours(hours: str, prior: Prior | None) -> None:
-    """Refuse hours of another name, and a mode's own hours where no prior tells them."""
+    """Refuse an unknown value of `hours`, and "own" without a prior."""
     if hours not in ("all", "own"):
         raise DataError(f"hours must be 'all' or 'own', not {hours!r}")
     if hours == "own" and prior is None:
@@ -91,7 +91,7 @@ def check_hours(hours: str, prior: Prior | None) -> None:
 
 
 def in_hours(hours: str, shares: Array) -> Array:
-    """How much a round counts in the parameters of each mode: [K]; one, or how far its share is above an equal one.
+    """The weight of a round for each mode's parameters: [K]; one, or the excess of its share over an equal one.
 
     >>> in_hours("own", np.array([0.9, 0.1])).round(3).tolist(), in_hours("all", np.array([0.9, 0.1])).tolist()
     ([0.8, 0.0], [1.0, 1.0])
@@ -101,15 +101,15 @@ def in_hours(hours: str, shares: Array) -> Array:
 
 
 def first_prior(n_modes: int) -> Arrays:
-    """What the server remembers of the prior before the first round: expected shares, and the last round."""
+    """The prior's part of the state before the first round: expected shares, and the last round."""
     return {"server.shares": np.full(n_modes, 1 / n_modes), "server.last": np.asarray(-1)}
 
 
 def expected_shares(prior: Prior | None, state: Arrays, key: Key, seen: Array) -> tuple[Array, Arrays]:
-    """The shares that the prior expects in this round, and what the server remembers of it.
+    """The shares that the prior expects in this round, and the state that the server keeps of it.
 
-    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort. Noise may leave numbers
-    below zero, which count as none.
+    `seen` are rows (or clients) by their likely mode: equation (25) over the whole cohort. Noise may make numbers
+    negative; they count as zero.
     """
     seen = np.maximum(seen, 0.0)
     t = key.round
@@ -119,7 +119,7 @@ def expected_shares(prior: Prior | None, state: Arrays, key: Key, seen: Array) -
 
 
 def counts_of_modes(shares: Array, m: int) -> Array:
-    """How many of m clients each mode gets; for two modes floor(q m + 1/2) and the rest.
+    """Number of clients per mode, of m; for two modes floor(q m + 1/2) and the rest.
 
     >>> counts_of_modes(np.array([0.25, 0.75]), 10)
     array([3, 7])
@@ -132,10 +132,10 @@ def counts_of_modes(shares: Array, m: int) -> Array:
 def assign(log_share: Array, shares: Array | None) -> Array:
     """The mode of each client from the logarithms of its shares [clients, K] and the expected shares of the modes.
 
-    For two modes the floor(q m + 1/2) clients with the highest share of the first are of the first (before equation
-    10). For more, the sum of the logarithms is as large as it can be with the given counts; for two modes that is the
-    same. Without expected shares every client is of its most likely mode ("EM only", appendix A.5). Equal shares go by
-    the order of the clients.
+    For two modes the floor(q m + 1/2) clients with the highest share of the first mode are assigned to it (before
+    equation 10). For more modes, the assignment maximises the sum of the log shares under the given counts; for two
+    modes that is the same. Without expected shares every client gets its most likely mode ("EM only", appendix A.5).
+    Ties go by the order of the clients.
 
     >>> assign(np.log([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]]), np.array([0.33, 0.67])).tolist()
     [0, 1, 1]
@@ -157,13 +157,13 @@ def assign(log_share: Array, shares: Array | None) -> Array:
 
 
 def parse_prior(text: str, period: float) -> Prior | None:
-    """A prior as the command line writes it: linear, cosine, soft, none, or any schedule with its own numbers.
+    """Read a prior as written on the command line: linear, cosine, soft, none, or a schedule with its numbers.
 
     >>> parse_prior("linear", 64), parse_prior("soft", 64), parse_prior("none", 64)
     (Linear(period=64, p=1.0, peak=0.0, valley=None), Soft(period=64), None)
     """
     plain = {"linear": Linear, "cosine": Cosine, "soft": Soft}
     if text in plain:
-        made: Prior = plain[text](period)
-        return made
+        prior: Prior = plain[text](period)
+        return prior
     return None if text == "none" else parse_curve(text)

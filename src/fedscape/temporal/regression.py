@@ -1,7 +1,7 @@
-"""Modes by regression: what sums over rounds and clients say of the modes' means, scatter and discriminant.
+"""Modes by regression: means, scatter and discriminant of the modes from sums over rounds and clients.
 
-In round t the mean of anything about a cohort's clients is the mean over modes weighted by their shares, E[mean | t] =
-sum_k s_k(t) mu_k. So the modes' means are the coefficients of a linear regression on s(t), without any clustering.
+In round t the mean of any statistic of the cohort is the mean over modes weighted by their shares, E[mean | t] =
+sum_k s_k(t) mu_k. The modes' means are the coefficients of a linear regression on s(t). No clustering is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from fedscape.types import Array
 
 _TINY = 1e-300
-_MOST = 5  # modes whose orders are all tried
+_MOST = 5  # up to this many modes all orders are tried
 
 
 def pack(pairs: Array) -> Array:
@@ -30,7 +30,7 @@ def pack(pairs: Array) -> Array:
 
 
 def unpack(packed: Array) -> Array:
-    """The symmetric matrix of which this is the upper triangle: [d, d].
+    """The symmetric matrix with this upper triangle: [d, d].
 
     >>> unpack(np.array([1.0, 2.0, 5.0])).tolist()
     [[1.0, 2.0], [2.0, 5.0]]
@@ -54,11 +54,11 @@ class Moments(NamedTuple):
 
     @classmethod
     def empty(cls, p: int, d: int) -> Moments:
-        """The sums of nobody."""
+        """Sums over no clients."""
         return cls(np.zeros((p, p)), np.zeros((p, d)), np.zeros(d * (d + 1) // 2))
 
     def plus(self, a: Array, count: float, total: Array, pairs: Array, memory: float = 1.0) -> Moments:
-        """With the sums of one more round; earlier rounds count `memory` times as much as before.
+        """Add the sums of one more round; earlier rounds are multiplied by `memory`.
 
         >>> Moments.empty(1, 1).plus(np.ones(1), 3.0, np.array([6.0]), np.array([14.0])).coefficients().tolist()
         [[2.0]]
@@ -70,17 +70,17 @@ class Moments(NamedTuple):
         )
 
     def coefficients(self) -> Array:
-        """The least-squares coefficients [p, d]; the shortest ones where the covariates seen so far do not span."""
+        """The least-squares coefficients [p, d]; the minimum-norm solution if the covariates do not span yet."""
         return np.asarray(_inverse(self.gram) @ self.cross)
 
     def residual(self, count: float) -> Array:
-        """The scatter of clients about what the covariates explain, [d, d], positive semi-definite under noise too."""
+        """Residual scatter of clients after the regression, [d, d]; positive semi-definite despite noise."""
         explained = self.cross.T @ _inverse(self.gram) @ self.cross
         return nonnegative((unpack(self.pairs) - explained) / max(count, _TINY))
 
 
 class Groups(NamedTuple):
-    """Clients whose mode is known: means [K, d] and `mass` [K] of modes, the scatter about them of so many `clients`.
+    """Clients with known modes: means [K, d] and `mass` [K] of modes, and the pooled scatter of `clients` clients.
 
     `scatter` is the upper triangle of the sum of (z - mean of its mode)(z - mean of its mode)'.
     """
@@ -96,9 +96,9 @@ class Groups(NamedTuple):
         return cls(np.zeros((k, d)), np.zeros(k), np.zeros(d * (d + 1) // 2), np.zeros(()))
 
     def plus(self, near: Array, away: Array, pairs: Array, count: float, own: Array, memory: float) -> Groups:
-        """With the clients of a round: `near` [K] of each mode, `away` [K, d] and `pairs` about the means so far.
+        """Add the clients of a round: `near` [K] of each mode, `away` [K, d] and `pairs` about the current means.
 
-        A mode keeps `own` [K] of its earlier mass, the scatter `memory`; with both one it is exact.
+        A mode keeps a share `own` [K] of its earlier mass, the scatter a share `memory`; with both one it is exact.
 
         >>> Groups.empty(1, 1).plus(np.array([2.0]), np.array([[6.0]]), np.array([20.0]), 2.0, np.ones(1), 1.0).scatter
         array([2.])
@@ -119,7 +119,7 @@ class Groups(NamedTuple):
 
 
 class Discriminant(NamedTuple):
-    """Linear scores of K modes: weights [K, d] and offsets [K]; the largest score is the likeliest mode."""
+    """Linear scores of K modes: weights [K, d] and offsets [K]; the mode with the largest score is the likeliest."""
 
     weights: Array
     offsets: Array
@@ -128,8 +128,8 @@ class Discriminant(NamedTuple):
 def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discriminant:
     """Fisher's linear discriminant of modes with these means [K, d] and one scatter [d, d], modes equally likely.
 
-    `ridge` is added to the scatter in units of each statistic's own variance, and of the median one, so that no
-    statistic that hardly varies gets a large weight. One that does not vary at all is left out.
+    `ridge` is added to the scatter, in units of each statistic's own variance and of the median one. It keeps
+    statistics that hardly vary from getting a large weight. Constant statistics are left out.
 
     >>> discriminant(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.eye(2)).weights.tolist()
     [[1.0, 0.0], [-1.0, 0.0]]
@@ -147,7 +147,7 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
 
 
 def nonnegative(matrix: Array) -> Array:
-    """The nearest positive semi-definite matrix to a symmetric one: noise may leave directions below zero.
+    """The positive semi-definite matrix nearest to a symmetric one: noise may cause negative eigenvalues.
 
     >>> nonnegative(np.diag([1.0, -2.0])).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
@@ -155,14 +155,14 @@ def nonnegative(matrix: Array) -> Array:
     even = (matrix + matrix.T) / 2
     try:
         np.linalg.cholesky(even + 1e-12 * np.abs(np.trace(even)) * np.eye(len(even)))
-        return np.asarray(even)  # it is one, to rounding
+        return np.asarray(even)  # positive semi-definite up to rounding
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(even)
         return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
 
 
 class Significance(NamedTuple):
-    """A test that covariates matter: the ratio F of explained to left variance, its p-value, rounds it rests on."""
+    """A test that covariates matter: the ratio F of explained to residual variance, its p-value, its rounds."""
 
     ratio: float
     p_value: float
@@ -170,12 +170,12 @@ class Significance(NamedTuple):
 
 
 def significance(moments: Moments, constant: Array) -> Significance:
-    """Test that the mean of a round depends on its covariates: Dempster's test, for more statistics than rounds too.
+    """Test if the mean of a round depends on its covariates: Dempster's test, also for more statistics than rounds.
 
-    `moments` are those of the rounds' mean statistics, one for each round; `constant` [p] are the weights with which
-    the covariates of every round make one. The scatter of rounds about the regression includes whatever noise a release
-    added. Without dependence the ratio of traces is nearly F with q kappa and v kappa degrees of freedom, kappa =
-    tr(S)^2 / tr(S^2) (Dempster 1958).
+    `moments` are those of the rounds' mean statistics, one for each round. `constant` [p] are the weights for which
+    the weighted sum of the covariates is one in every round. The scatter of rounds about the regression includes the
+    noise of a release. Under the null the ratio of traces is nearly F with q kappa and v kappa degrees of freedom,
+    kappa = tr(S)^2 / tr(S^2) (Dempster 1958).
 
     >>> rng, m = np.random.default_rng(0), Moments.empty(2, 3)
     >>> for t in range(40):
@@ -224,9 +224,9 @@ def contrast_noise(gram: Array, loadings: Array) -> Array:
 
 
 def are_apart(means: Array, metric: Array, noise: Array) -> bool:
-    """Whether all modes lie farther apart than noise puts them.
+    """Whether all modes are farther apart than noise alone explains.
 
-    Squared distances of the means [K, d] in the metric [d, d] must be twice what their variances [K, K] alone make.
+    Squared distances of the means [K, d] in the metric [d, d] must be twice those expected from their variances [K, K].
 
     >>> are_apart(np.array([[0.0], [3.0]]), np.eye(1), np.ones((2, 2)))
     True
@@ -239,7 +239,7 @@ def are_apart(means: Array, metric: Array, noise: Array) -> bool:
 
 
 def aligned(means: Array, weights: Array, offsets: Array) -> Array:
-    """The order of new means in which the discriminant so far takes each for its mode: corners come in any order.
+    """The order of the new means that matches them to the modes of the current discriminant: corners are unordered.
 
     >>> aligned(np.array([[-1.0], [2.0]]), np.array([[1.0], [-1.0]]), np.zeros(2)).tolist()
     [1, 0]
@@ -254,9 +254,9 @@ def aligned(means: Array, weights: Array, offsets: Array) -> Array:
 
 
 def vertices(points: Array, n: int) -> Array:
-    """Which n points span most: the one farthest from their mean, then ever the one farthest from those so far.
+    """Indices of n extreme points: the one farthest from the mean, then each time the farthest from those chosen.
 
-    Where every mode is nearly alone at some time, the modes are the corners of the region that rounds' means fill.
+    If every mode is nearly alone at some time, the modes are the corners of the region of the rounds' means.
 
     >>> vertices(np.array([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [0.0, 3.0]]), 3).tolist()
     [1, 3, 0]

@@ -1,4 +1,4 @@
-"""Models that can be used again: read, predict, adapt, export."""
+"""Trained models in use: load, predict, adapt, export."""
 
 from typing import TYPE_CHECKING
 

@@ -1,8 +1,8 @@
 """A trained model for other programs: a torch program (.pt2), ONNX, or a scikit-learn pipeline, preprocessing included.
 
-A program takes one number for each column of the table, NaN where it is missing, and for a category its place among
-`categories` (-1 for another); or, where the features are one column of arrays, those arrays. It gives the probability
-of each class. What the columns, categories and classes are is kept in the file as JSON.
+A program takes one number per column of the table: NaN for a missing value, and for a category its index in
+`categories` (-1 for any other). If the features are one column of arrays, it takes those arrays. It returns the
+probability of each class. Columns, categories and classes are stored in the file as JSON.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _LAYERS = "fedscape layers 1"
 
 
 def networks_of(trained: Trained, *, client: str | None = None) -> list[tuple[float, Module]]:
-    """The networks that predict for a client, each with its share; without a client, those of a new one.
+    """The networks that predict for a client, each with its share; without a client, those of a new client.
 
-    A method whose choice of network depends on the row is refused: `predict` has it.
+    A method that chooses its network row by row is refused: use `predict`.
     """
     model, method = trained.model, trained.model.method
     whose = _chosen(trained, client)
@@ -64,7 +64,7 @@ def networks_of(trained: Trained, *, client: str | None = None) -> list[tuple[fl
 
 
 def _chosen(trained: Trained, client: str | None) -> Federation:
-    """A client without rows, with what it keeps."""
+    """The client without its rows, with the arrays it keeps."""
     ids = trained.model.ids
     if client is None:
         if trained.newcomers is None:
@@ -100,7 +100,7 @@ class Program(nn.Module):  # type: ignore[misc]
                 self.register_buffer(name, torch.tensor(values))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Probabilities [rows, classes] of rows of columns, or of arrays."""
+        """Probabilities [rows, classes] for rows of columns, or for arrays."""
         if not self.as_stored:
             x = torch.where(torch.isnan(x), self.fill, x).index_select(1, self.source)
             number = torch.minimum(torch.maximum(x, self.low), self.high) if self.cuts else x
@@ -114,7 +114,7 @@ class Program(nn.Module):  # type: ignore[misc]
 
 
 def _tables(inputs: Inputs) -> dict[str, Array]:
-    """For each column its fill; for each input its column, its code (-1: a number), mean, 1 / scale and cuts."""
+    """The fill of each column; for each input its column, code (-1: a number), mean, 1 / scale and cuts."""
     fill: list[float] = []
     source: list[int] = []
     code: list[float] = []
@@ -139,7 +139,7 @@ def _tables(inputs: Inputs) -> dict[str, Array]:
 
 
 def columns_for(inputs: Inputs, table: Federation) -> Array:
-    """The rows of a table as a `Program` takes them, float32 [rows, columns]; or the arrays as they are.
+    """Rows of a table as input of a `Program`, float32 [rows, columns]; arrays are unchanged.
 
     >>> inputs = Inputs((Feature("job", "category", ("cook", "pilot")),), "y")
     >>> columns_for(inputs, Federation({"job": ["pilot", "baker"]}, [0, 2])).tolist()
@@ -148,7 +148,7 @@ def columns_for(inputs: Inputs, table: Federation) -> Array:
     from fedscape.formats.kinds import as_codes
     from fedscape.learning.cells import numbers_in
 
-    inputs.apply(table)  # what does not fit is refused there
+    inputs.apply(table)  # refuses columns that do not fit
     if inputs.as_stored:
         values = table[inputs.features[0].name]
         return values if values.dtype.kind in "iu" and values.dtype != np.uint8 else values.astype(np.float32)
@@ -162,7 +162,7 @@ def columns_for(inputs: Inputs, table: Federation) -> Array:
 
 
 def export(path: str | os.PathLike[str], out: str | os.PathLike[str], *, to: str, client: str | None = None) -> Any:
-    """Write a saved model for another program, whole or not at all; say what was written.
+    """Write a saved model for another program, atomically; return a description of the file.
 
     Parameters
     ----------
@@ -172,9 +172,9 @@ def export(path: str | os.PathLike[str], out: str | os.PathLike[str], *, to: str
         The file to write.
     to
         "torch": a program of torch.export (.pt2), read by `torch.export.load`. "onnx": needs onnx and onnxscript.
-        "sklearn": the layers of a linear model or MLP as JSON, which `to_sklearn` makes a fitted Pipeline of.
+        "sklearn": the layers of a linear model or MLP as JSON; `to_sklearn` builds a fitted Pipeline from it.
     client
-        Whose model; by default what a new client gets.
+        The client whose model is exported; by default the model of a new client.
     """
     if to not in FORMS:
         raise DataError(f"to must be one of {', '.join(FORMS)}, not {to!r}")
@@ -197,9 +197,7 @@ def _example(trained: Trained) -> torch.Tensor:
     if not inputs.as_stored:
         return torch.zeros(3, sum(1 if f.kind == "category" else f.width for f in inputs.features))
     if not inputs.features[0].shape:
-        raise DataError(
-            "what the inputs of this model look like is not saved: train it with 'fedscape train' to export"
-        )
+        raise DataError("the inputs of this model were not saved: train it with 'fedscape train' to export")
     codes = np.dtype(inputs.features[0].dtype).kind in "iu" and inputs.features[0].dtype != "uint8"
     return torch.zeros(3, *inputs.features[0].shape, dtype=torch.int64 if codes else torch.float32)
 
@@ -243,14 +241,14 @@ def _layers(trained: Trained, networks: list[tuple[float, Module]]) -> list[dict
 
 
 def to_sklearn(path: str | os.PathLike[str], *, client: str | None = None) -> Any:
-    """A fitted scikit-learn Pipeline of a linear model or MLP: it reads a pandas DataFrame of the saved columns.
+    """Build a fitted scikit-learn Pipeline from a linear model or MLP; it takes a DataFrame of the saved columns.
 
     Parameters
     ----------
     path
         The folder of a run, a model file, or a .json of `export(..., to="sklearn")`. Nothing is unpickled.
     client
-        Whose model; by default what a new client gets.
+        The client whose model is used; by default the model of a new client.
     """
     pipeline = require("sklearn.pipeline", extra="sklearn")
     if Path(path).suffix == ".json":
@@ -276,7 +274,7 @@ def _read_layers(path: Path) -> tuple[Inputs, Any]:
 
 
 def _preprocessing(inputs: Inputs) -> Any:
-    """Fills, scales and indicators: fitted on two made-up rows, then given the numbers that were learned."""
+    """Fills, scales and indicators: fitted on two made-up rows, then overwritten with the learned numbers."""
     compose, frame = require("sklearn.compose", extra="sklearn"), require("pandas", extra="sklearn").DataFrame
     steps = [(f"{i}", _step(each), [each.name]) for i, each in enumerate(inputs.features)]
     transformer = compose.ColumnTransformer(steps, verbose_feature_names_out=False)
@@ -288,13 +286,13 @@ def _preprocessing(inputs: Inputs) -> Any:
     return transformer
 
 
-def _known(each: Feature) -> list[Any]:
-    """The categories as the table has them: numbers where it had numbers."""
+def _categories(each: Feature) -> list[Any]:
+    """The categories with the types of the table: numbers if it had numbers."""
     return [float(text) for text in each.categories] if each.dtype != "str" else list(each.categories)
 
 
 def _made_up(each: Feature) -> list[Any]:
-    return [_known(each)[0]] * 2 if each.kind == "category" else [0.0, 1.0]
+    return [_categories(each)[0]] * 2 if each.kind == "category" else [0.0, 1.0]
 
 
 def _step(each: Feature) -> Any:
@@ -304,7 +302,7 @@ def _step(each: Feature) -> Any:
     from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
     if each.kind == "category":
-        return OneHotEncoder(categories=[_known(each)], handle_unknown="ignore", sparse_output=False)
+        return OneHotEncoder(categories=[_categories(each)], handle_unknown="ignore", sparse_output=False)
     steps: list[tuple[str, Any]] = []
     if each.fill is not None:
         steps.append(("fill", SimpleImputer(strategy="constant", fill_value=each.fill[0])))
@@ -323,9 +321,9 @@ def _classifier(inputs: Inputs, layers: list[dict[str, Any]]) -> Any:
     weights = [np.array(layer["weight"], dtype=np.float64).T for layer in layers]
     biases = [np.array(layer["bias"], dtype=np.float64) for layer in layers]
     names = np.array(inputs.classes)
-    order = np.argsort(names)  # scikit-learn has classes in this order
+    order = np.argsort(names)  # scikit-learn sorts the classes
     weights[-1], biases[-1] = weights[-1][:, order], biases[-1][order]
-    if len(names) == 2:  # one number says both: the difference
+    if len(names) == 2:  # a binary classifier has one output: the difference of the logits
         weights[-1], biases[-1] = weights[-1][:, 1:] - weights[-1][:, :1], biases[-1][1:] - biases[-1][:1]
     if len(weights) == 1:
         classifier = LogisticRegression()

@@ -1,7 +1,7 @@
-"""A trained model of any method, used again: predict for known and new clients, adapt to new ones, judge what is new.
+"""Trained models in use: predict for known and new clients, adapt to new ones, detect novelty.
 
-A model is one file: the method and its network, what clients keep, and the inputs (`learning/inputs.py`) that turn a
-table into arrays. It is read without pickle, and only the file is needed.
+A model is one file: the method and its network, the arrays that clients keep, and the inputs (`learning/inputs.py`)
+that turn a table into arrays. Nothing is unpickled, and no other file is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedscape.temporal.fedtem import FedTEM, FedTEMBySums
 from fedscape.temporal.fedtkm import FedTKM
 from fedscape.types import Array
 
-MODEL = "model"  # the file of a run's folder
+MODEL = "model"  # its file in the folder of a run
 _BLOCK = 2**14  # rows predicted at once
 _TEMPORAL: dict[str, tuple[str, ...]] = {
     "FedClock": ("features", "projections", "abstain"),
@@ -48,7 +48,7 @@ _TEMPORAL: dict[str, tuple[str, ...]] = {
 
 
 def _without_prior(kind: Callable[..., Any]) -> Maker:
-    """Make a method that no longer needs to know who is there when."""
+    """A maker for a method that no longer needs its temporal prior."""
 
     def make(local: LocalSGD, settings: Mapping[str, Any], state: Mapping[str, Array]) -> Any:
         return kind(local, None, **settings)
@@ -65,10 +65,10 @@ _ALL_MAKERS: dict[str, Maker] = {
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a model says of each row of a table.
+    """Predictions for each row of a table.
 
-    `probabilities` [rows, classes] are NaN where there is no prediction; `known` says which clients the model knows,
-    and is None where it serves all clients alike.
+    `probabilities` [rows, classes] are NaN where there is no prediction. `known` masks the clients that the model
+    knows; it is None if all clients get the same model.
     """
 
     probabilities: Array
@@ -78,12 +78,12 @@ class Predicted:
 
     @property
     def codes(self) -> Array:
-        """The most likely class of each row by its number, -1 where there is no prediction."""
+        """The index of the most likely class of each row, -1 where there is no prediction."""
         some = ~np.isnan(self.probabilities).any(axis=1)
         return np.where(some, np.nan_to_num(self.probabilities).argmax(axis=1), -1)
 
     def accuracy(self, target: str) -> tuple[float, int] | None:
-        """The share of right predictions among rows with a label and a prediction, and their number."""
+        """The share of correct predictions among rows with a label and a prediction, and the number of these rows."""
         if target not in self.applied.rows:
             return None
         codes = self.codes[self.applied.used]
@@ -94,16 +94,16 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model with what turns tables into its inputs.
+    """A trained model and the inputs that turn tables into arrays.
 
     Parameters
     ----------
     model
-        The method, its last state, and what clients keep.
+        The method, its last state, and the arrays that clients keep.
     inputs
-        What turns a table into inputs.
+        Turns a table into arrays.
     about
-        What the file says of it.
+        The description stored in the file.
 
     >>> import tempfile
     >>> from fedscape.learning import cross_entropy, models
@@ -121,24 +121,24 @@ class Trained:
 
     @property
     def method(self) -> str:
-        """What the method is called, as for `fedscape train`."""
+        """The name of the method, as for `fedscape train`."""
         return str(self.about.get("name") or stable_name(type(self.model.method)))
 
     @property
     def newcomers(self) -> str | None:
-        """What a client gets that the model does not know; None where it gets no prediction."""
+        """The model that an unknown client gets; None if it gets no prediction."""
         served: str | None = self.model.method.newcomers
         return served
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all; readable by its owner alone."""
+        """Write the file atomically; only its owner can read it."""
         write_model(path, self.model, self.about)
 
     def predict(self, table: Federation) -> Predicted:
-        """Probabilities of the classes for each row: its client's own model, or what newcomers get."""
+        """Predict class probabilities for each row, by its client's own model or the model for new clients."""
         applied = self.inputs.apply(table)
         rows = self._aligned(applied.rows)
-        valid = self._known(rows)
+        valid = self._own_mask(rows)
         served = np.ones(len(rows), dtype=bool) if valid is None or self.newcomers is not None else valid
         state = self.model.ready()
         probabilities = np.full((rows.n_rows, self._n_classes(state, rows)), np.nan)
@@ -159,7 +159,7 @@ class Trained:
         first = rows.where(np.arange(rows.n_rows) == 0)
         return int(self.model.method.log_probs(state, self.model.with_kept(first)).shape[1])
 
-    def _known(self, rows: Federation) -> Array | None:
+    def _own_mask(self, rows: Federation) -> Array | None:
         """Mask of the clients that have a model of their own; None if the method has one model for all."""
         if isinstance(self.model.method, Common | Branched):
             return None
@@ -168,7 +168,7 @@ class Trained:
         return np.isin(rows.ids, self.model.ids[keeps])
 
     def _aligned(self, rows: Federation) -> Federation:
-        """The same clients named in the way the model knows them: 7 and "7" are one client, whatever a file says."""
+        """The same clients under the ids of the model: 7 and "7" are one client, whichever type a file has."""
         mine, theirs = self.model.ids, rows.ids
         if not len(mine) or not len(theirs) or (mine.dtype.kind == "U") == (theirs.dtype.kind == "U"):
             return rows
@@ -180,7 +180,7 @@ class Trained:
         return replace_ids(rows, np.array(ids, dtype=np.int64))
 
     def labelled(self, table: Federation) -> tuple[Federation, Applied]:
-        """The rows for adapting or judging: those with a label where there are labels, and how they were made."""
+        """Rows to adapt to or to judge, only labelled ones if there are labels, and how they were derived."""
         applied = self.inputs.apply(table)
         self.inputs.check_labels(table, applied)
         rows = self._aligned(applied.rows)
@@ -188,11 +188,9 @@ class Trained:
         return (rows.where(rows[target] >= 0) if target in rows else rows), applied
 
     def adapt(self, table: Federation, *, seed: int = 0) -> tuple[Trained, dict[str, Any]]:
-        """The same that knows these clients too, and what that cost and brought on the very rows adapted to."""
+        """Adapt to new clients: return the model with them, and the cost and gain on the rows adapted to."""
         if isinstance(self.model.method, Common | Branched):
-            raise DataError(
-                f"{self.method} serves all clients alike: there is nothing to adapt, predict with it as it is"
-            )
+            raise DataError(f"{self.method} has one model for all clients: there is nothing to adapt, use predict")
         rows, applied = self.labelled(table)
         adapted = self.model.adapt(rows, seed=seed)
         target = self.inputs.target
@@ -210,11 +208,11 @@ class Trained:
         return replace(self, model=adapted), about
 
     def novelty(self, familiar: Federation, table: Federation, *, score: str, rate: float) -> dict[str, Any]:
-        """Which rows and clients of a table are new, at a rate of false alarms calibrated on `known` rows.
+        """Detect new rows and clients of a table, at a rate of false alarms calibrated on `familiar` rows.
 
-        The known rows should not be those the model was trained on; they set the threshold. For typicality half of each
-        client's rows find the median and only the others set the threshold: a row that moved the median is no row like
-        a new one.
+        The familiar rows set the threshold and should not be training rows. For typicality half of each client's rows
+        estimate the median and only the others set the threshold: rows that influence the median score lower than new
+        ones.
         """
         familiar, rows = (self.labelled(part)[0] for part in (familiar, table))
         middle, rest = familiar.split(test=0.5) if score == "typicality" else (familiar, familiar)
@@ -243,12 +241,12 @@ def trained(
     inputs: Inputs | None = None,
     name: str | None = None,
 ) -> Trained:
-    """A model that can be saved and used on tables; one that a file could not hold is refused.
+    """Wrap a model for saving and for use on tables; refuse one that a file cannot hold.
 
     Parameters
     ----------
     model
-        What was trained; a method with branches too.
+        The trained model, also of a method with branches.
     architecture, arguments, inputs, name
         As for `save_personal`; the network under the branches.
     """
@@ -265,7 +263,7 @@ def trained(
 
 
 def load(path: str | os.PathLike[str]) -> Trained:
-    """The model of a file, or of the folder of a run; torn, damaged and foreign ones are refused in one line."""
+    """Load a model from a file or from the folder of a run; refuse torn, damaged and foreign files in one line."""
     where = Path(path)
     if where.is_dir():
         if is_table_model(where):
@@ -285,7 +283,7 @@ def load(path: str | os.PathLike[str]) -> Trained:
 
 
 def _wrap_of(about: Mapping[str, Any]) -> Callable[[Module], Module] | None:
-    """What a method makes of its network: as many branches of its last layer."""
+    """How the method wraps its network: with branches of its last layer."""
     if "branches" not in about:
         return None
     number, mean = int(about["branches"]), bool(about["mean"])
@@ -298,7 +296,7 @@ def _wrap_of(about: Mapping[str, Any]) -> Callable[[Module], Module] | None:
 
 
 def replace_ids(rows: Federation, ids: Array) -> Federation:
-    """The same clients under other names."""
+    """The same clients under other ids."""
     return Federation(dict(rows.columns), rows.offsets, ids, names=rows.names)
 
 

@@ -1,4 +1,4 @@
-"""What a node answers, as it crosses and as its owner's log tells it."""
+"""The answer of a node: its bytes, and its line in the owner's log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(
     envelope: Envelope | None,
     shown: Sequence[str],
 ) -> bytes:
-    """The answer of a round; with an envelope all is masked but what may be shown client by client."""
+    """The answer of a round; with an envelope everything is masked except arrays revealed per client."""
     total = {f"total/{name}": values for name, values in on_host(reply.total).items() if name != "clients"}
     measured = {f"metrics/{name}": values for name, values in reply.metrics.items()}
     sealed: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def written(
         hidden = {**{n: v for n, v in total.items() if n not in clear}, **measured}
         words, sealed = envelope.seal(hidden, private=release is not None)
         total, measured = {**{n: v for n, v in total.items() if n in clear}, **words}, {}
-    elif release is None:  # what is clipped is in whole numbers of 8 bytes, all alike
+    elif release is None:  # clipped arrays stay 8-byte integers, all of one size
         total = {name: wire.narrow(values) for name, values in total.items()}
     about = {
         "clients": reply.clients,
@@ -48,13 +48,13 @@ def written(
     return packed({**total, **measured}, digest, **about)
 
 
-def told(reply: Reply, release: Release | None, *, masked: bool) -> str:
-    """What the owner's log says of an answer: nothing that depends on rows."""
+def log_line(reply: Reply, release: Release | None, *, masked: bool) -> str:
+    """The line of the owner's log for an answer; it does not depend on rows."""
     numbers = sum(int(np.prod(np.shape(v))) for v in (*reply.total.values(), *reply.metrics.values())) - 1
     noise = "none" if release is None else release.privacy.place
     return f"{numbers} numbers of {reply.clients} clients, {'masked' if masked else 'as sums'}, noise: {noise}"
 
 
 def packed(arrays: Arrays, request: str, **about: Any) -> bytes:
-    """Arrays and a header that names the request they answer."""
+    """Pack arrays and a header that names the request they answer."""
     return codec.pack(on_host(arrays), {"format": wire.FORMAT, "request": request, **about})

@@ -1,4 +1,4 @@
-"""What leaves a node, entered in its ledger before any row is read, and what all of it costs."""
+"""A node's accounting: every answer is entered in its ledger before any row is read, and the total cost is bounded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedscape.privacy.accounting import Entry, epsilon_of
 from fedscape.privacy.ledger import Group, Ledger
 from fedscape.privacy.release import Release
 
-#: How a node's ledger calls a contribution that leaves without noise of its own.
+#: How a node's ledger names a contribution that leaves without the node's own noise.
 UNNOISED = "protected only by the server"
 
 Groups = dict[Group, list[tuple[Entry, int]]]
 
 
 class Book:
-    """The node's ledger, held to the owner's terms, which may change: the file itself has no budget."""
+    """The node's ledger, checked against the owner's terms. Terms may change: the file itself has no budget."""
 
     def __init__(self, ledger: Ledger, terms: Terms) -> None:
         self.ledger, self.terms = ledger, terms
@@ -32,15 +32,15 @@ class Book:
         *,
         run: str,
         index: int,
-        asked: str,
+        summary: str,
         digest: str,
         releases: Mapping[str, Release | None],
         plain: bool,
         masked: bool = False,
     ) -> None:
-        """Enter an answer that is about to be computed, or refuse it; one that is lost counts all the same."""
+        """Enter an answer before it is computed, or refuse it; a lost answer counts too."""
         entries = {
-            (kind, name): _entry(release, entry, asked, masked)
+            (kind, name): _entry(release, entry, summary, masked)
             for kind, release in releases.items()
             if release is not None
             for name, entry in release.privacy.entries(All(), 1).items()
@@ -52,7 +52,7 @@ class Book:
             check_budget(self.terms, groups)
         if plain:
             self._count_unnoised()
-            self.ledger.note(f"no noise: {UNNOISED}: {asked}", run=run, round_=index, digest=digest)
+            self.ledger.note(f"no noise: {UNNOISED}: {summary}", run=run, round_=index, digest=digest)
         for (kind, name), entry in entries.items():
             about = json.dumps([kind, name, entry], sort_keys=True)
             own = hashlib.sha256(f"{run} {about}".encode()).hexdigest()[:16]
@@ -65,12 +65,12 @@ class Book:
 
 
 def unnoised(ledger: Ledger) -> int:
-    """How many answers left to which nobody promised any noise."""
+    """Number of answers that left without any promised noise."""
     return sum(line["kind"] == "note" for line in ledger.entries())
 
 
 def groups_of(ledger: Ledger) -> Groups:
-    """What was entered so far, by (unit, relation, place)."""
+    """All entries so far, by (unit, relation, place)."""
     entered: dict[tuple[str, str], tuple[Entry, int]] = {}
     for line in ledger.entries():
         if line["kind"] in ("reserve", "return"):
@@ -90,12 +90,12 @@ def spent_by_group(terms: Terms, groups: Groups) -> dict[Group, float]:
 
 
 def spent_in_all(terms: Terms, groups: Groups) -> float:
-    """One epsilon for everything, at the terms' delta: the sum over groups, of which each gets its share of delta."""
+    """One epsilon for everything, at the terms' delta: the sum over groups, each with an equal share of delta."""
     return sum(epsilon_of(members, terms.delta / len(groups)) for members in groups.values())
 
 
 def check_budget(terms: Terms, groups: Groups) -> None:
-    """Refuse where these releases would go beyond the owner's budgets."""
+    """Refuse releases that would exceed the owner's budgets."""
     if terms.epsilon is not None:
         for group, spent in spent_by_group(terms, groups).items():
             if spent > terms.epsilon:
@@ -112,8 +112,8 @@ def check_budget(terms: Terms, groups: Groups) -> None:
             )
 
 
-def _entry(release: Release, entry: Mapping[str, Any], asked: str, masked: bool) -> dict[str, Any]:
-    """An entry with what was asked for, and on whose word its noise rests."""
+def _entry(release: Release, entry: Mapping[str, Any], summary: str, masked: bool) -> dict[str, Any]:
+    """An entry with the request, and who is trusted to add the noise."""
     note = {}
     if release.privacy.place == "central":
         note["note"] = UNNOISED + (", which sees masked sums" if masked else "")
@@ -121,9 +121,9 @@ def _entry(release: Release, entry: Mapping[str, Any], asked: str, masked: bool)
         note["note"] = (
             f"masked: any sum that can be opened holds {release.min_clients} parts of the noise, which is all"
         )
-    elif release.privacy.place == "distributed":  # that there are so many is the server's word
+    elif release.privacy.place == "distributed":  # the number of clients is the server's claim
         note["note"] = f"protected if {release.min_clients} clients add their part of the noise"
-    return {**entry, **note, "asked": asked}
+    return {**entry, **note, "asked": summary}
 
 
 def _group(entry: Entry) -> Group:

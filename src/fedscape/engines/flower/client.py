@@ -1,4 +1,4 @@
-"""The side of a node: what is asked of it, whether it may be answered, and the answer."""
+"""The node side: read a request, check it against the owner's terms, and answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared
 from fedscape.engines.flower import computations, wire
 from fedscape.engines.flower import terms as owner_terms
-from fedscape.engines.flower.answers import packed, told, written
+from fedscape.engines.flower.answers import log_line, packed, written
 from fedscape.engines.flower.booking import Book
 from fedscape.engines.flower.library import ClientApp, Context, Message
 from fedscape.engines.flower.node_store import Folder
@@ -47,8 +47,8 @@ from fedscape.types import Arrays
 if TYPE_CHECKING:
     from fedscape.engines.flower.secure_node import Envelope
 
-_MEMORY = 2**28  # bytes that a computation may take besides the numbers of its state and its answer
-_WHY = 2000  # characters of an error that the log takes
+_MEMORY = 2**28  # bytes that a computation may allocate beside its state and its answer
+_WHY = 2000  # characters of an error message that the log keeps
 
 
 def client_app(
@@ -60,19 +60,19 @@ def client_app(
 ) -> Any:
     """A Flower ClientApp that answers computations by name.
 
-    It answers those on fedscape's own list, rebuilt from numbers, texts and arrays; and those that the owner supplies
-    here, whose models and losses are the owner's own code. Nothing that is sent is ever executed.
+    It answers computations on fedscape's own list, rebuilt from numbers, texts and arrays, and those that the owner
+    supplies here, with the owner's own models and losses. It never executes code that it receives.
 
     Parameters
     ----------
     load
-        From Flower's context (`context.node_config`) to the clients of this node: one or many.
+        Maps Flower's context (`context.node_config`) to the clients of this node: one or many.
     folder
-        Where the node keeps its files, or a function of the context; by default `folder` of the node's config.
+        The node's folder, or a function of the context; by default `folder` of the node's config.
     computations
-        What the owner supplies: `FedAvg(LocalSGD(model, ...))` and the like, with the server's parameters.
+        Computations that the owner supplies, such as `FedAvg(LocalSGD(model, ...))`, with the server's parameters.
     terms
-        The app's terms. Where the node's folder has a `terms.toml` that counts, and these can only be stricter.
+        The app's terms. If the node's folder has a `terms.toml`, that file counts, and these can only be stricter.
 
     >>> app = client_app(lambda context: Federation({"y": [0, 1]}, [0, 2]), folder="node")
     >>> type(app).__name__
@@ -89,7 +89,7 @@ def client_app(
         blob = owner.answer(message.content, context, Folder(str(path)))
         return Message(wire.enclose(blob), reply_to=message)
 
-    # Flower inspects the annotations of what it registers
+    # Flower inspects the annotations of registered functions
     answer.__annotations__ = {"message": Message, "context": Context, "return": Message}
     app.query(wire.ACTION)(answer)
     return app
@@ -97,7 +97,7 @@ def client_app(
 
 @dataclass
 class _Visit:
-    """One request on its way: what the log will say of it."""
+    """One request in progress, with the fields of its log line."""
 
     folder: Folder
     terms: Terms = field(default_factory=Terms)
@@ -108,19 +108,19 @@ class _Visit:
 
 
 class _Owner:
-    """Answers requests on the terms of the node's owner."""
+    """Answers requests under the terms of the node's owner."""
 
     def __init__(
         self, load: Callable[[Any], Federation], computations: tuple[Computation, ...], terms: Terms | None
     ) -> None:
         self.load, self.computations, self.terms = load, computations, terms
-        self.shapes: dict[str, Shapes] = {}  # of the last computation's first state
-        self.steps = 0  # of this process: on a real node there is one for every message
+        self.shapes: dict[str, Shapes] = {}  # first state of the last computation
+        self.steps = 0  # in this process; on a real node every message has its own process
 
     def answer(self, content: Any, context: Any, folder: Folder) -> bytes:
-        """The reply. A refusal depends on the request, the columns' types and the ledger, and says why.
+        """The reply. A refusal depends only on the request, the column types and the ledger, and says why.
 
-        What fails otherwise may depend on rows: then the reply is the same whatever failed, as if the node were away.
+        Other failures may depend on rows: their reply is always the same, as if the node were away.
         """
         visit, request = _Visit(folder), ""
         try:
@@ -143,19 +143,19 @@ class _Owner:
             with folder.alone():
                 return self._run(self._checked(visit.terms, arrays, header, request), content, context, visit)
         except Unreadable as refusal:
-            why, said = str(refusal), f"it is {refusal}"
+            why, reason = str(refusal), f"it is {refusal}"
         except PrivacyError as error:
-            why, said = str(error), "it is beyond the budget, or not a release this node can make"
+            why, reason = str(error), "it is beyond the budget, or not a release this node can make"
         except Exception as error:
-            with contextlib.suppress(OSError):  # a full disk must not look different
+            with contextlib.suppress(OSError):  # a full disk must give the same reply
                 visit.log("failed", f"{type(error).__name__}: {error}" if not isinstance(error, Away) else str(error))
             return packed({}, request, away=True)
         with contextlib.suppress(OSError):
             visit.log("refused", why)
-        return packed({}, request, refused=f"refused: {said}")
+        return packed({}, request, refused=f"refused: {reason}")
 
     def _introduction(self, context: Any, header: dict[str, Any], request: str, folder: Folder) -> bytes:
-        """Whom the node holds and, where sums are masked, the key it has in this run."""
+        """The ids of the node's clients and, if sums are masked, its key for this run."""
         with _rows_are_read():
             ids = self._load(context).ids
         if "session" not in header:
@@ -166,11 +166,11 @@ class _Owner:
             return packed({"ids": ids}, request, secure=secure_node.advertise(folder.path, header["session"]))
 
     def _terms_of(self, visit: _Visit, context: Any) -> Terms:
-        """The owner's file, which an app can only make stricter; without one the app's word counts."""
+        """The owner's file, which an app can only make stricter; without a file, the app's terms."""
         try:
             owners = owner_terms.read_terms(visit.folder.path)
         except DataError as error:
-            visit.about["terms"] = f"nothing is answered until this is mended: {error}"
+            visit.about["terms"] = f"nothing is answered until this is fixed: {error}"
             raise Unreadable("for a node whose terms cannot be read") from None
         visit.about["terms"] = "app" if owners is None else owner_terms.FILE
         if owners is None and context.node_config.get("terms") == "required":
@@ -189,23 +189,23 @@ class _Owner:
         folder = visit.folder
         order = wire.order_of(content)
         if folder.blocked(request.run):
-            raise Away("the run failed before, or too many runs did: failed.json lists them, remove it to go on")
-        known = folder.replied(request.run, request.number, request.digest)
-        if known is not None:
+            raise Away("the run failed before, or too many runs did: failed.json lists them, remove it to continue")
+        earlier = folder.replied(request.run, request.number, request.digest)
+        if earlier is not None:
             visit.log("repeated")
-            return known
+            return earlier
         with folder.attempt(request.run):
             return self._compute(request, order, context, visit)
 
     def _compute(self, request: Request, order: wire.Order, context: Any, visit: _Visit) -> bytes:
         header, digest, folder = request.header, request.digest, visit.folder
-        kept, gone = folder.go_back(request.run, int(header["closed"]), order)
+        kept, past_servers = folder.go_back(request.run, int(header["closed"]), order)
         with _rows_are_read():
             fed = self._load(context)
         fed = _allowed(fed, header["computation"], visit)
         where = _positions(fed, request.cohort)
         node, nobody = Local(fed, threads=1), Local(nobody_like(fed), threads=1)
-        # a key for this answer alone: what it is computed from, the rows and what clients keep, is not in the request
+        # one key per answer: the rows and kept arrays behind it are not part of the request
         key = os.urandom(32)
         envelope = _envelope(header, visit)
         smallest = None if envelope is None else envelope.smallest
@@ -216,14 +216,14 @@ class _Owner:
             check_declared(fed, request.computation.coded_columns())
         with _bounded(visit.terms):
             rehearsed = rehearse(request, nobody, release, metrics, visit.terms)
-        asked = by_row(request) if len(where) == 1 and rehearsed.narrow_row else request
+        narrowed = by_row(request) if len(where) == 1 and rehearsed.narrow_row else request
         booked = hashlib.sha256(digest.encode() + key).hexdigest()
         self._write_down(request, booked, release, metrics, visit, masked=envelope is not None)
         first, self.steps = self.steps == 0, self.steps + 1
         with _rows_are_read():
             node.restore(kept)
             with uncompiled() if first and is_few(request.computation, fed, where) else contextlib.nullcontext():
-                reply = ask(node, asked, where, Key(*header["key"]), release, metrics)
+                reply = ask(node, narrowed, where, Key(*header["key"]), release, metrics)
             rehearsed.check(reply, request.computation, release, metrics)
             left = node.kept()
             keeps = bool(left) if release is None else rehearsed.keeps
@@ -231,15 +231,23 @@ class _Owner:
             answer = written(
                 reply, digest, keeps=keeps, release=release, metrics=metrics, envelope=envelope, shown=shown
             )
-            folder.store(request.run, request.number, kept=left, request=digest, reply=answer, order=order, gone=gone)
-            visit.about["answer"] = told(reply, release, masked=envelope is not None)
+            folder.store(
+                request.run,
+                request.number,
+                kept=left,
+                request=digest,
+                reply=answer,
+                order=order,
+                past_servers=past_servers,
+            )
+            visit.about["answer"] = log_line(reply, release, masked=envelope is not None)
             visit.log("answered")
         return answer
 
-    # -- before any work -----------------------------------------------------------------------------------------------
+    # -- checks before any work ----------------------------------------------------------------------------------------
 
     def _checked(self, terms: Terms, arrays: Arrays, header: dict[str, Any], digest: str) -> Request:
-        """The request, if it is one: nothing here depends on rows, so that whatever fails may be named."""
+        """Check the request. Nothing here depends on rows, so an error may name its cause."""
         try:
             with _bounded(terms):
                 return self._read(terms, arrays, header, digest)
@@ -284,12 +292,12 @@ class _Owner:
         *,
         masked: bool,
     ) -> None:
-        """Enter what is about to leave, or refuse; an answer that is lost before it is stored counts all the same."""
+        """Enter the answer in the ledger, or refuse it; an answer lost before it is stored counts too."""
         columns = ", ".join(visit.about["columns"])
         Book(Ledger(visit.folder.ledger, delta=visit.terms.delta), visit.terms).enter(
             run=request.run,
             index=int(request.header["key"][1]),
-            asked=visit.about["asked"] + (f" on {columns}" if columns else ""),
+            summary=visit.about["asked"] + (f" on {columns}" if columns else ""),
             digest=booked,
             releases={"sum": release, "metrics": metrics},
             plain=release is None or (bool(request.header["measure"]) and metrics is None),
@@ -299,7 +307,7 @@ class _Owner:
 
 @contextlib.contextmanager
 def _rows_are_read() -> Iterator[None]:
-    """Whatever fails within it may depend on rows: to the server the node is away."""
+    """Errors in this context may depend on rows: they become Away."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -308,7 +316,7 @@ def _rows_are_read() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bounded(terms: Terms) -> Iterator[None]:
-    """What the server asks for is made within it: a few bytes can ask for any amount of memory."""
+    """Bound memory while a request is processed: a few bytes can request any amount of memory."""
     try:
         with bounded(_MEMORY + 32 * terms.numbers):
             yield
@@ -317,7 +325,7 @@ def _bounded(terms: Terms) -> Iterator[None]:
 
 
 def _allowed(fed: Federation, about: Any, visit: _Visit) -> Federation:
-    """The data with the columns that may be read, and no others."""
+    """The data with only the columns that may be read."""
     named = set(owner_terms.texts_in([about["parameters"], about["theirs"]]))
     visit.about["columns"] = [name for name in fed.columns if name in named]
     owner_terms.check_columns(visit.terms, visit.about["columns"])
@@ -326,7 +334,7 @@ def _allowed(fed: Federation, about: Any, visit: _Visit) -> Federation:
 
 
 def _envelope(header: dict[str, Any], visit: _Visit) -> Envelope | None:
-    """How the answer leaves: masked where the request says so and the protocol allows it."""
+    """The envelope of the answer: masked if the request says so and the protocol allows it."""
     if header.get("secure") is None and not visit.terms.secure:
         return None
     from fedscape.engines.flower import secure_node
@@ -336,24 +344,24 @@ def _envelope(header: dict[str, Any], visit: _Visit) -> Envelope | None:
 
 
 def _secure_answer(visit: _Visit, header: dict[str, Any], request: str) -> bytes:
-    """What a node says before and after a masked sum: nothing in it depends on rows."""
+    """The node's messages before and after a masked sum; none depends on rows."""
     from fedscape.engines.flower import secure_node
 
     with visit.folder.alone(), secure_node.refusals():
-        said = secure_node.answer(visit.folder.path, visit.terms, header, request)
+        reply = secure_node.answer(visit.folder.path, visit.terms, header, request)
         visit.log("answered")
-        return packed({}, request, answer=said)
+        return packed({}, request, answer=reply)
 
 
 def _releases(
     request: Request, key: bytes, nobody: Federation, terms: Terms, smallest: int | None
 ) -> tuple[Release | None, Release | None]:
-    """The releases of sum and metrics that are asked for, with keys of the node's own, if the owner accepts them."""
+    """The requested releases of sum and metrics, with the node's own keys, if the owner accepts them."""
     keys = {"release": key, "measure_release": os.urandom(32)}
     about = request.computation, request.state, nobody
     release, metrics = (wire.release_read(request.header[name], own, *about) for name, own in keys.items())
-    for made in (release, metrics):
-        owner_terms.check_release(terms, made, smallest)
+    for each in (release, metrics):
+        owner_terms.check_release(terms, each, smallest)
     if release is None and metrics is not None:
         raise Unreadable("a release of metrics without one of the sum")
     return release, metrics
@@ -362,5 +370,5 @@ def _releases(
 def _positions(fed: Federation, cohort: Any) -> Any:
     try:
         return fed.positions(cohort)
-    except DataError:  # whom a node holds is no secret of its rows: it says so when it is asked
+    except DataError:  # the ids of a node's clients are not secret: it sends them on request
         raise Unreadable("for a client that this node does not hold") from None

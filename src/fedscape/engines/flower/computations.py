@@ -1,8 +1,8 @@
-"""A computation as it crosses between a server and its nodes.
+"""Computations on the wire between a server and its nodes.
 
-It crosses as its name, its version and its constructor's arguments. Names are looked up in a list that is part of this
-file; arguments are numbers, texts, arrays, and parts named in that list. What is code on one side - a network, a loss,
-an embedding - cannot cross: the node's owner supplies it.
+A computation is sent as its name, its version and its constructor's arguments. Names are looked up in a list in this
+file. Arguments are numbers, texts, arrays, and parts named in that list. Code - a network, a loss, an embedding - is
+never sent: the node's owner supplies it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedscape.core.computation import Computation, stable_name
 from fedscape.engines.flower.wire import Unreadable, one_line
 from fedscape.errors import EngineError
 
-#: The computations that a node carries out when it is asked by name; others its owner must supply.
+#: Computations that a node runs by name; the owner must supply any other.
 KNOWN: Mapping[str, str] = {
     "histogram": "fedscape.statistics.histogram:Histogram",
     "moments": "fedscape.statistics.moments:Moments",
@@ -64,7 +64,7 @@ KNOWN: Mapping[str, str] = {
     "sketch-spread": "fedscape.sketches.features:Spread",
     "sketch-own-weights": "fedscape.sketches.selection:OwnWeights",
 }
-#: What arguments of theirs are made of, besides numbers, texts and arrays.
+#: Parts allowed in their arguments, beside numbers, texts and arrays.
 _PARTS: Mapping[str, str] = {
     "diagonal": "fedscape.mixtures.gaussian.covariances:Diagonal",
     "full": "fedscape.mixtures.gaussian.covariances:Full",
@@ -76,7 +76,7 @@ _DEEPEST = 8
 
 
 def described(computation: Computation) -> dict[str, Any]:
-    """A computation as JSON: what of it is code is under `theirs`, as the settings that both sides must agree on."""
+    """A computation as JSON; for its code parts, `theirs` has the settings on which both sides must agree."""
     parameters, theirs = {}, {}
     for name, value in computation.get_params().items():
         try:
@@ -87,7 +87,7 @@ def described(computation: Computation) -> dict[str, Any]:
 
 
 def _settings(value: Any) -> dict[str, str] | str:
-    """What of an argument that cannot cross is data, as text: by name where it says so itself."""
+    """The data inside an argument that cannot be sent, as text: by name if the argument has one."""
     if callable(getattr(value, "settings", None)):
         return {str(name): str(text) for name, text in value.settings().items()}
     if isinstance(value, list | tuple):
@@ -104,7 +104,7 @@ def _settings(value: Any) -> dict[str, str] | str:
 
 
 def asked_for(about: Any) -> str:
-    """What a request asks for, on one line: the computation and its arguments, whatever the server wrote there.
+    """A request on one line: the computation and its arguments, safe for any text that the server sent.
 
     >>> from fedscape.statistics.histogram import Histogram
     >>> asked_for(described(Histogram(3)))
@@ -131,7 +131,7 @@ def _brief(value: Any, depth: int = 0) -> str:
 
 
 def check_sendable(computation: Computation) -> None:
-    """Refuse, on the server, an unknown computation that would only fail on every node with a poorer message."""
+    """Refuse, on the server, an unknown computation: every node would refuse it with a less helpful message."""
     if name_of(computation).startswith("?"):
         raise EngineError(
             f"{type(computation).__name__} is made inside a function: nodes could not know it; define it in a module"
@@ -139,13 +139,13 @@ def check_sendable(computation: Computation) -> None:
 
 
 def name_of(computation: Computation) -> str:
-    """The name by which both sides know it; one made inside a function has none."""
+    """The name that both sides use; a computation defined inside a function has none."""
     name = stable_name(type(computation))
     return f"?{name}" if "<locals>" in name else name
 
 
 def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation:
-    """The computation that was asked for: one that the owner supplied, or one from the list."""
+    """The requested computation: one that the owner supplied, or one from the list."""
     try:
         name, version, wanted, theirs = about["name"], about["version"], about["parameters"], about["theirs"]
         differing = ""
@@ -158,7 +158,7 @@ def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation
             raise Unreadable(f"a computation with other settings than the owner's: {differing}")
         if theirs:
             raise Unreadable("a computation whose owner has not supplied it")
-        built = _known(KNOWN, str(name))(**{key: _decode(value) for key, value in wanted.items()})
+        built = _looked_up(KNOWN, str(name))(**{key: _decode(value) for key, value in wanted.items()})
     except (KeyError, TypeError, AttributeError):
         raise Unreadable("not a computation") from None
     if not isinstance(built, Computation) or built.version != version:
@@ -167,16 +167,18 @@ def rebuilt(about: Mapping[str, Any], own: Sequence[Computation]) -> Computation
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """What the owner's computation and the one asked for differ in, the first few; "" where they agree."""
-    here, there = ({**about["parameters"], **about["theirs"]} for about in (mine, theirs))
-    sides = [_leaves(here), _leaves(there)]
+    """The first few differences between the owner's computation and the requested one; "" if they agree."""
+    own, requested = ({**about["parameters"], **about["theirs"]} for about in (mine, theirs))
+    sides = [_leaves(own), _leaves(requested)]
     names = [name for name in dict.fromkeys([*sides[0], *sides[1]]) if sides[0].get(name) != sides[1].get(name)]
-    said = [f"{name} is {_shown(sides[0], name)} on the node, {_shown(sides[1], name)} at the server" for name in names]
-    return "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
+    lines = [
+        f"{name} is {_shown(sides[0], name)} on the node, {_shown(sides[1], name)} at the server" for name in names
+    ]
+    return "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
 
 
 def _leaves(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings by their own names: lr, not local.lr, unless two arguments have one."""
+    """Settings by their own names: lr, not local.lr, unless two arguments share a name."""
     flat: dict[str, str] = {}
     for argument, value in settings.items():
         if isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values()):
@@ -189,7 +191,7 @@ def _leaves(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest_of(value: Any) -> str:
-    """Told apart by it, where their short forms are alike."""
+    """A digest that separates values with the same short form."""
     return f" {hashlib.sha256(repr(value).encode()).hexdigest()[:8]}" if isinstance(value, Mapping) else ""
 
 
@@ -197,7 +199,7 @@ def _shown(side: Mapping[str, str], name: str) -> str:
     return side.get(name, "not there")[:60]
 
 
-def _known(listed: Mapping[str, str], name: str) -> Any:
+def _looked_up(listed: Mapping[str, str], name: str) -> Any:
     if name not in listed:
         raise Unreadable("a computation that is not on the list")
     module, _, kind = listed[name].partition(":")
@@ -205,7 +207,7 @@ def _known(listed: Mapping[str, str], name: str) -> Any:
 
 
 def _part_name(value: Any) -> str | None:
-    """How a part is called that may cross, None for others."""
+    """The name of a part that may be sent, None for others."""
     path = f"{type(value).__module__}:{type(value).__qualname__}"
     return next((name for name, listed in _PARTS.items() if listed == path), None)
 
@@ -234,7 +236,7 @@ def _decode(value: Any, depth: int = 0) -> Any:
 
 def _decode_other(value: Mapping[str, Any], depth: int) -> Any:
     if "part" in value:
-        return _known(_PARTS, str(value["part"]))(**{n: _decode(v, depth + 1) for n, v in value["fields"].items()})
+        return _looked_up(_PARTS, str(value["part"]))(**{n: _decode(v, depth + 1) for n, v in value["fields"].items()})
     if "computation" in value and not value["computation"]["theirs"]:
         return rebuilt(value["computation"], ())
     raise Unreadable("an argument that is neither a number nor a text nor an array")

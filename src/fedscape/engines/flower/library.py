@@ -1,4 +1,4 @@
-"""The names of Flower that are used, and nothing else of it.
+"""The parts of Flower in use.
 
 Only the message API (`flwr.app`, `flwr.clientapp`, `flwr.serverapp`). Telemetry is switched off before Flower is
 imported: nothing here calls home.
@@ -15,26 +15,26 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
-def _found(module: str, *names: str) -> list[Any]:
-    here = require(module, extra="flower")
-    missing = [name for name in names if not hasattr(here, name)]
+def _imported(module: str, *names: str) -> list[Any]:
+    library = require(module, extra="flower")
+    missing = [name for name in names if not hasattr(library, name)]
     if missing:
-        raise EngineError(f"this Flower has no {module}.{missing[0]}: install flwr 1.41 or a later one")
-    return [getattr(here, name) for name in names]
+        raise EngineError(f"this Flower has no {module}.{missing[0]}: install flwr 1.41 or later")
+    return [getattr(library, name) for name in names]
 
 
-Array, ArrayRecord, Context, Message, RecordDict = _found(
+Array, ArrayRecord, Context, Message, RecordDict = _imported(
     "flwr.app", "Array", "ArrayRecord", "Context", "Message", "RecordDict"
 )
-(ClientApp,) = _found("flwr.clientapp", "ClientApp")
-(Grid,) = _found("flwr.serverapp", "Grid")
+(ClientApp,) = _imported("flwr.clientapp", "ClientApp")
+(Grid,) = _imported("flwr.serverapp", "Grid")
 
 
 def pretend_task() -> None:
-    """Outside a task of Flower no message can be made; a rehearsal in one process says it is task 1 of run 1."""
+    """Set task 1 of run 1: Flower creates messages only inside a task, and a rehearsal in one process has none."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # a Flower that does not ask
+    except ImportError:  # a Flower version without this check
         return
     try:
         _ = TaskIdentity.run_id

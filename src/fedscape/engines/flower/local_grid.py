@@ -10,7 +10,7 @@ from fedscape.errors import EngineError
 
 
 class LocalGrid(Grid):  # type: ignore[misc]  # Flower is not typed here
-    """Nodes in this process, each with a config of its own; messages pass through the ClientApp as they would there.
+    """Nodes in this process, each with its own config; messages pass through the ClientApp as on a real node.
 
     Parameters
     ----------
@@ -38,32 +38,32 @@ class LocalGrid(Grid):  # type: ignore[misc]  # Flower is not typed here
         self._sent = 0
 
     def get_node_ids(self) -> list[int]:
-        """The nodes; also those that are down, as a SuperLink does not know at once."""
+        """Ids of the nodes, including those that are down: a SuperLink does not notice at once."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        """Hand messages over; a node that is not known has the id ''."""
+        """Queue messages; the message id is '' for an unknown node."""
         numbers = []
         for message in messages:
             self._sent += 1
-            known = message.metadata.dst_node_id in self._contexts
-            number = f"message-{self._sent}" if known else ""
-            if known:
+            reachable = message.metadata.dst_node_id in self._contexts
+            number = f"message-{self._sent}" if reachable else ""
+            if reachable:
                 message.metadata.__dict__["_message_id"] = number
                 self._waiting[number] = message
             numbers.append(number)
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Any]:
-        """The replies to these messages that are there."""
-        found = []
+        """The available replies to these messages."""
+        replies = []
         for number in sorted(message_ids):
             if number in self._waiting and self._waiting[number].metadata.dst_node_id not in self.down:
-                found += self.deliver(self._waiting.pop(number))
-        return found
+                replies += self.deliver(self._waiting.pop(number))
+        return replies
 
     def deliver(self, message: Any) -> list[Any]:
-        """What comes back for a message; tests of faults change it."""
+        """The replies to a message; fault tests override it."""
         return [self.app(message=message, context=self._contexts[message.metadata.dst_node_id])]
 
     def set_run(self, run: Any) -> None:
@@ -74,7 +74,7 @@ class LocalGrid(Grid):  # type: ignore[misc]  # Flower is not typed here
         raise EngineError("a LocalGrid belongs to no run of Flower")
 
     def create_message(self, *_: Any, **__: Any) -> Any:
-        """Flower has given it up: make a Message."""
+        """Refuse: Flower has removed it, make a Message instead."""
         raise EngineError("make a flwr.app.Message instead")
 
     def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:

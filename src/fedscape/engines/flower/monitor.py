@@ -1,8 +1,8 @@
-"""What happens in a run, for those who operate it: one JSON line per event, numbers for Prometheus, a health address.
+"""Monitoring of a run: one JSON line per event, metrics for Prometheus, a health endpoint.
 
-Events go through `logging` under the name "fedscape": "fedscape.rounds" has a line for every round, "fedscape.flower"
-a warning for every node that failed to answer, "fedscape.node" what was asked of a node. Without `watch` or handlers of
-your own nothing is printed.
+Events go through `logging` under the name "fedscape". "fedscape.rounds" has a line for every round, "fedscape.flower"
+a warning for every node that failed to answer, "fedscape.node" the requests to a node. Without `watch` or your own
+handlers nothing is printed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _TYPES = {
-    "fedscape_rounds_total": ("counter", "Rounds that ended, abandoned ones among them."),
+    "fedscape_rounds_total": ("counter", "Rounds that ended, including abandoned ones."),
     "fedscape_rounds_abandoned_total": ("counter", "Rounds in which too few clients reported."),
-    "fedscape_faults_total": ("counter", "What went wrong with nodes, by kind."),
+    "fedscape_faults_total": ("counter", "Faults of nodes, by kind."),
     "fedscape_round_seconds_total": ("counter", "Seconds that rounds took."),
-    "fedscape_clients": ("gauge", "Clients of the last round; noisy where their number is secret."),
-    "fedscape_bytes_up": ("gauge", "Bytes that a client sent in the last round, at most."),
+    "fedscape_clients": ("gauge", "Clients of the last round; noisy if their number is secret."),
+    "fedscape_bytes_up": ("gauge", "Largest number of bytes sent by a client in the last round."),
 }
 
 
@@ -39,7 +39,7 @@ class Metrics(logging.Handler):
         self._guard = threading.Lock()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take an event from the log; other lines are left alone."""
+        """Count an event of the log; ignore other lines."""
         try:
             about = json.loads(record.getMessage())
         except ValueError:
@@ -48,7 +48,7 @@ class Metrics(logging.Handler):
             self.count(about)
 
     def count(self, about: dict[str, Any]) -> None:
-        """Take in a round."""
+        """Count a round."""
         with self._guard:
             self._numbers["fedscape_rounds_total"] += 1
             self._numbers["fedscape_rounds_abandoned_total"] += bool(about.get("abandoned"))
@@ -59,7 +59,7 @@ class Metrics(logging.Handler):
                 self._numbers[f'fedscape_faults_total{{kind="{kind}"}}'] += number
 
     def text(self) -> str:
-        """All numbers in Prometheus' own form."""
+        """All metrics in the Prometheus text format."""
         with self._guard:
             numbers = dict(self._numbers)
         lines = []
@@ -70,16 +70,16 @@ class Metrics(logging.Handler):
 
 
 def watch(*, metrics_port: int = 0, host: str = "127.0.0.1", level: int = logging.INFO) -> ThreadingHTTPServer | None:
-    """Print one JSON line per event, and serve /metrics and /health where a port is given.
+    """Print one JSON line per event, and serve /metrics and /health if a port is given.
 
     Parameters
     ----------
     metrics_port
         The port; 0 serves nothing.
     host
-        The address to listen on; who reaches it reads numbers of clients and faults.
+        The address to listen on; anyone who reaches it can read the numbers of clients and faults.
     level
-        The least serious events that are printed.
+        The lowest level of events to print.
     """
     logger = logging.getLogger("fedscape")
     logger.setLevel(level)
@@ -102,7 +102,7 @@ def watch(*, metrics_port: int = 0, host: str = "127.0.0.1", level: int = loggin
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: looks are no events."""
+            """Do not log requests."""
 
     server = ThreadingHTTPServer((host, metrics_port), Page)
     threading.Thread(target=server.serve_forever, daemon=True, name="fedscape metrics").start()

@@ -1,12 +1,12 @@
-"""What a node keeps on its own disk: its ledger, and the last two versions of what its clients keep.
+"""A node's files: its ledger, and the last two versions of its clients' kept arrays.
 
-    FOLDER/terms.toml        the owner's terms (owner_terms.py)
-    FOLDER/ledger.jsonl      what left this node, and what it cost
-    FOLDER/log.jsonl         what was asked, and whether it was answered, refused or failed, in full; it never leaves
+    FOLDER/terms.toml        the owner's terms (terms.py)
+    FOLDER/ledger.jsonl      all answers that left this node, and their cost
+    FOLDER/log.jsonl         all requests, and whether they were answered, refused or failed, in full; it never leaves
     FOLDER/failed.json       runs in which an answer failed after data were read
-    FOLDER/runs/RUN/N.kept   what clients keep after request N of a run, and the reply that was given
+    FOLDER/runs/RUN/N.kept   the clients' kept arrays after request N of a run, and the reply
 
-All of it is readable by its owner alone. Files are whole or not there.
+Only the owner can read them. Files are written atomically.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fedscape.core.arrays import Ragged
 from fedscape.engines.flower import wire
 from fedscape.errors import PrivacyError
 
-_RUNS = 4  # how many runs' versions stay: a fit has several phases, and may go back to one
+_RUNS = 4  # runs whose versions are kept: a fit has several phases, and may go back to one
 _RUN = re.compile(r"[0-9a-f]{32}")
-_LOG = 2**20  # bytes of the log, and of the older part that is kept beside it
+_LOG = 2**20  # bytes of the log, and of the one older part
 _GONE = 100
-_STRIKES = 3  # a run is not answered any more after one failure, or so many answers that a killed process left open
-FAILURES = 64  # runs that may fail; then none is answered until the owner has removed failed.json
+_STRIKES = 3  # a run is blocked after one failure, or this many attempts that a killed process left open
+FAILURES = 64  # runs that may fail; then all are blocked until the owner removes failed.json
 
 
 class Folder:
@@ -48,7 +48,7 @@ class Folder:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Hold the folder: two requests are answered one after the other."""
+        """Lock the folder: requests are answered one at a time."""
         handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -61,7 +61,7 @@ class Folder:
         return self.path / "ledger.jsonl"
 
     def log(self, outcome: str, **about: Any) -> None:
-        """Write down, here and nowhere else, what was asked and what came of it."""
+        """Log a request and its outcome, only in this folder."""
         path = self.path / "log.jsonl"
         if path.exists() and path.stat().st_size > _LOG:
             os.replace(path, path.with_suffix(".old"))
@@ -75,16 +75,16 @@ class Folder:
     # -- failures ------------------------------------------------------------------------------------------------------
 
     def blocked(self, run: str) -> bool:
-        """Whether this run is not answered any more: it failed, or too many others did."""
+        """Whether this run is blocked: it failed, or too many others did."""
         self._run(run)
         strikes = failures(self.path)
         return strikes.get(run, 0) >= _STRIKES or (run not in strikes and len(strikes) >= FAILURES)
 
     @contextlib.contextmanager
     def attempt(self, run: str) -> Iterator[None]:
-        """Answer within it. Refusals pass; after any other error, which may depend on rows, the run is over.
+        """Context of an answer. Refusals pass; any other error may depend on rows and blocks the run.
 
-        The attempt is on disk before it begins: a process that is killed cannot take its strike back.
+        The attempt is written to disk first: killing the process does not undo the strike.
         """
         before = failures(self.path).get(run, 0)
         self._strike(run, before + 1)
@@ -106,38 +106,38 @@ class Folder:
     # -- versions ------------------------------------------------------------------------------------------------------
 
     def versions(self, run: str) -> list[int]:
-        """The requests of a run after which something is stored here, rising."""
+        """Numbers of the stored requests of a run, ascending."""
         return sorted(int(file.stem) for file in self._run(run).glob("*.kept"))
 
     def replied(self, run: str, number: int, request: str) -> bytes | None:
-        """The reply that was given to this very request, if it was asked before."""
+        """The reply to this exact request, if it was answered before."""
         if number not in self.versions(run):
             return None
         arrays, header = checkpoint.read(self._file(run, number))
         return arrays["reply"].tobytes() if header["request"] == request else None
 
     def go_back(self, run: str, closed: int, order: wire.Order) -> tuple[dict[str, Ragged], list[str]]:
-        """What clients kept after the request `closed` (-1: nothing yet); whatever came later is dropped.
+        """The clients' kept arrays after the request `closed` (-1: none yet); later versions are dropped.
 
-        A request made before one that was answered has been under way too long: it must not undo what came after. With
-        what was kept comes which servers of this run are known to be gone.
+        A request older than an answered one arrived too late and must not undo it. Also return the servers of this
+        run that are known to be gone.
         """
         stored = {number: checkpoint.read(self._file(run, number)) for number in self.versions(run)}
-        gone: list[str] = []
+        past_servers: list[str] = []
         if stored:
             newest = stored[max(stored)][1]
-            last, gone = wire.Order(*newest["order"]), newest["gone"]
-            if order.overtaken(last, gone):
+            last, past_servers = wire.Order(*newest["order"]), newest["gone"]
+            if order.overtaken(last, past_servers):
                 raise wire.Unreadable("older than one that was answered before")
-            gone = gone if order.name == last.name else [*gone, last.name][-_GONE:]
+            past_servers = past_servers if order.name == last.name else [*past_servers, last.name][-_GONE:]
         if closed >= 0 and closed not in stored:
             raise wire.Unreadable("a round to go on from that this node does not hold any more")
         for number in stored:
             if number > closed:
                 self._file(run, number).unlink()
         if closed < 0:
-            return {}, gone
-        return codec.ragged_of_plain(stored[closed][0], "kept/"), gone
+            return {}, past_servers
+        return codec.ragged_of_plain(stored[closed][0], "kept/"), past_servers
 
     def store(
         self,
@@ -148,14 +148,17 @@ class Folder:
         request: str,
         reply: bytes,
         order: wire.Order,
-        gone: Sequence[str],
+        past_servers: Sequence[str],
     ) -> None:
-        """Keep this version and the one before; older ones go, and so do the oldest runs."""
+        """Store this version and keep the one before; delete older ones and the oldest runs."""
         self._run(run).mkdir(mode=0o700, exist_ok=True)
         arrays = codec.plain_of_ragged(kept, "kept/")
         arrays["reply"] = np.frombuffer(reply, dtype=np.uint8)
         checkpoint.write(
-            self._file(run, number), arrays, {"request": request, "order": list(order), "gone": list(gone)}, secret=True
+            self._file(run, number),
+            arrays,
+            {"request": request, "order": list(order), "gone": list(past_servers)},
+            secret=True,
         )
         for old in self.versions(run)[:-2]:
             self._file(run, old).unlink()
@@ -173,7 +176,7 @@ class Folder:
 
 
 def failures(folder: Path) -> dict[str, int]:
-    """The strikes of each run that has some; a file that cannot be read is an error, and nothing is answered."""
+    """The strikes of each run; an unreadable file is an error, and then nothing is answered."""
     try:
         strikes = json.loads((folder / "failed.json").read_bytes())
     except FileNotFoundError:
@@ -182,7 +185,7 @@ def failures(folder: Path) -> dict[str, int]:
 
 
 def log_entries(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """What a node's log says, oldest first; a torn last line is left out."""
+    """The entries of a node's log, oldest first; a torn last line is left out."""
     lines: list[dict[str, Any]] = []
     for name in ("log.old", "log.jsonl"):
         path = Path(folder) / name

@@ -1,4 +1,4 @@
-"""What is asked of a node, tried on a client with one row of zeros before any row is read."""
+"""Rehearsal of a request on a client with one row of zeros, before any real row is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedscape.types import Arrays
 
 Shapes = dict[str, tuple[int, ...]]
 
-_FEW = 20_000  # numbers that plain Python gets through in the second or two that the compiler takes to load
+_FEW = 20_000  # numbers that plain Python handles in the second or two in which the compiler loads
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Request:
 
 
 def ask(node: Local, request: Request, where: Any, key: Key, release: Release | None, metrics: Release | None) -> Reply:
-    """Let these clients of the node take the step."""
+    """Run the step on these clients of the node."""
     return node.run(
         request.computation,
         request.state,
@@ -59,7 +59,7 @@ def ask(node: Local, request: Request, where: Any, key: Key, release: Release | 
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The form of an answer, as a client with one row of zeros gives it: under a release every answer has it."""
+    """The form of an answer, from a client with one row of zeros: under a release every answer has it."""
 
     forms: tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]
     grids: tuple[dict[str, float], dict[str, float]]
@@ -68,10 +68,10 @@ class Rehearsed:
 
     def check(self, reply: Reply, computation: Computation, release: Release | None, metrics: Release | None) -> None:
         forms = _forms(reply, computation)
-        for i, made in enumerate((release, metrics)):
-            if made is None:
+        for i, each in enumerate((release, metrics)):
+            if each is None:
                 continue
-            grids = dict(made.grids) if made.privacy.place != "distributed" else dict(self.grids[i])
+            grids = dict(each.grids) if each.privacy.place != "distributed" else dict(self.grids[i])
             if forms[i] != self.forms[i] or grids != self.grids[i]:
                 raise DataError(f"the answer has the form {forms[i]}, not {self.forms[i]}, which would tell about rows")
 
@@ -85,9 +85,9 @@ def _forms(reply: Reply, computation: Computation) -> tuple[dict[str, tuple[int,
 def rehearse(
     request: Request, nobody: Local, release: Release | None, metrics: Release | None, terms: Terms
 ) -> Rehearsed:
-    """Let a client with one row of zeros take the step: a state that does not fit, or too large an answer, shows.
+    """Run the step on a client with one row of zeros, to detect a state that does not fit or too large an answer.
 
-    In plain Python, which looks where it reads: compiled loops would read and write beyond the end of an array.
+    It runs in plain Python, which checks bounds: compiled loops would read and write past the end of an array.
     """
     silent = _without_noise(release), _without_noise(metrics)
     try:
@@ -103,13 +103,13 @@ def rehearse(
         raise Unreadable(f"a state that does not fit the computation ({type(error).__name__})") from None
     if sum(int(np.prod(v.shape)) for v in (*reply.total.values(), *reply.metrics.values())) > terms.numbers:
         raise Unreadable("a computation that sends more than the owner allows")
-    grids = tuple({} if made is None else dict(made.grids) for made in silent)
+    grids = tuple({} if each is None else dict(each.grids) for each in silent)
     forms, keeps = _forms(reply, request.computation), bool(nobody.kept())
     return Rehearsed(forms, (grids[0], grids[1]), keeps, _is_narrow(row, reply.total))
 
 
 def _is_narrow(row: Arrays, total: Arrays) -> bool:
-    """Whether floats of a row take fewer bytes than those of its sum; whole numbers are counted in the wider type."""
+    """Whether floats of a row take fewer bytes than those of its sum; whole numbers count in the wider type."""
     pairs = [(np.asarray(values), total[name]) for name, values in row.items() if name in total]
     if any(values.dtype.kind != "f" and values.nbytes != sums.nbytes for values, sums in pairs):
         return False
@@ -117,14 +117,14 @@ def _is_narrow(row: Arrays, total: Arrays) -> bool:
 
 
 def by_row(request: Request) -> Request:
-    """The same request of one client, answered by its row of `step`: a sum of one has nothing to add."""
+    """The same request for one client, answered with its row of `step`: there is nothing to add."""
     twin = copy.copy(request.computation)
     twin.__dict__["total"] = lambda state, clients, key: None
     return replace(request, computation=twin)
 
 
 def _step_unsheltered(request: Request, nobody: Federation) -> Arrays:
-    """Take the step where errors show: under a release an engine hides them, a read beyond an array's end as well."""
+    """Run the step without hiding errors: under a release an engine hides them, also a read past an array's end."""
     computation, sent = request.computation, broadcast(request.state)
     state, own = computation.prepare(sent), own_row_numbers(sent, nobody)
     mine = state if own is None else own_rows(state, own)
@@ -135,20 +135,20 @@ def _step_unsheltered(request: Request, nobody: Federation) -> Arrays:
 
 
 def _in_domain(request: Request, nobody: Federation) -> Federation:
-    """The client without its row of zeros, where zeros are outside what the computation declares: a gamma law's."""
+    """The client without its row if zeros are outside the computation's declared domain, as for a gamma law."""
     valid = request.computation.valid_rows(request.computation.prepare(broadcast(request.state)), nobody)
     return nobody if valid is None or valid.all() else nobody.where(valid)
 
 
 def nobody_like(fed: Federation) -> Federation:
-    """A client with one row of zeros: of the data it has the names and types of columns, and no value."""
+    """A client with one row of zeros: it has the names and types of the columns, but no values."""
     zeros = {name: np.zeros((1, *v.shape[1:]), dtype=v.dtype) for name, v in fed.columns.items()}
-    names = {name: known if fed[name].ndim > 1 else ("nobody",) for name, known in fed.names.items()}
+    names = {name: texts if fed[name].ndim > 1 else ("nobody",) for name, texts in fed.names.items()}
     return Federation(zeros, [0, 1], ids=["nobody"], names=names)
 
 
 def is_few(computation: Computation, fed: Federation, cohort: Any) -> bool:
-    """Whether so few numbers are read that loading the compiler takes longer than doing without it."""
+    """Whether the data are so small that loading the compiler takes longer than running without it."""
     column = getattr(computation, "column", None)
     columns = [fed[column]] if isinstance(column, str) and column in fed else list(fed.columns.values())
     width = max((int(np.prod(values.shape[1:])) for values in columns), default=1)
@@ -156,12 +156,12 @@ def is_few(computation: Computation, fed: Federation, cohort: Any) -> bool:
 
 
 def _without_noise(release: Release | None) -> Release | None:
-    """The same clipping; where the noise is central, clients add none."""
+    """The same clipping with central noise, of which clients add none."""
     return None if release is None else replace(release, privacy=replace(release.privacy, place="central"))
 
 
 def within(values: Any, largest: float) -> bool:
-    """Whether no number is larger, in size."""
+    """Whether no absolute value is larger."""
     return -largest <= float(values.min()) and float(values.max()) <= largest  # the least int64 has no absolute value
 
 
@@ -169,15 +169,15 @@ def first_shapes(computation: Computation) -> Shapes:
     """The shapes of the computation's first state."""
     try:
         first = computation.start(0)
-    except (NotFittedError, DataError):  # it is made of what only the server knows
+    except (NotFittedError, DataError):  # it depends on data that only the server has
         return {}
     return {name: np.shape(values) for name, values in first.items() if not name.startswith("of_client.")}
 
 
 def check_shapes(wanted: Shapes, state: Arrays) -> None:
-    """Arrays must have the shapes of the first state: compiled loops do not look where they read.
+    """Check arrays against the shapes of the first state: compiled loops do not check bounds.
 
-    A length of 0 there is a place that data fill later. Look-up tables a node makes itself.
+    A length of 0 there is filled by data later. A node computes look-up tables itself.
     """
     if any(name.startswith("table.") for name in state):
         raise Unreadable("a state with look-up tables of the server's")

@@ -1,4 +1,4 @@
-"""What nodes answered: read, compared, added."""
+"""Replies of nodes: read, compared, added."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from fedscape.errors import EngineError
 from fedscape.privacy.release import INSIDE, Release
 from fedscape.types import Array, Arrays
 
-#: What can go wrong with a node in a round, as `faults` counts it.
+#: Kinds of faults of a node in a round, as counted in `faults`.
 FAULTS = ("missing", "failed", "refused", "corrupt", "late", "duplicate")
 
 
 @dataclass(frozen=True)
 class Roster:
-    """Which clients there are, and which node holds each: clients in the order of their ids."""
+    """All clients and the node of each, in the order of the clients' ids."""
 
     ids: Array
-    nodes: Array  # [clients]: the place in `node_ids`
+    nodes: Array  # [clients]: index in `node_ids`
     node_ids: tuple[int, ...]  # in the order of their first clients
     keys: Array
 
     @classmethod
-    def of(cls, found: Mapping[int, Array]) -> Roster:
-        """From what each node says."""
-        holding = {node: ids for node, ids in found.items() if len(ids)}
+    def of(cls, ids_of_nodes: Mapping[int, Array]) -> Roster:
+        """The roster from the ids that each node reports."""
+        holding = {node: ids for node, ids in ids_of_nodes.items() if len(ids)}
         if not holding:
             raise EngineError("no node holds a client")
         if len({ids.dtype.kind in "iu" for ids in holding.values()}) > 1:
@@ -49,7 +49,7 @@ class Roster:
         twice = ids[rank][1:] == ids[rank][:-1]
         if twice.any():
             whom = one_line(ids[rank][1:][twice][0])
-            raise EngineError(f"two nodes say that they hold the client {whom}: ids must differ")
+            raise EngineError(f"two nodes claim the client {whom}: ids must differ")
         return cls(ids[rank], nodes[rank], tuple(order), client_keys(ids[rank]))
 
 
@@ -57,13 +57,13 @@ class Roster:
 class Asked:
     """One node's part in a round."""
 
-    place: int  # among the roster's nodes
+    place: int  # index among the roster's nodes
     clients: Array  # positions
     blob: bytes
     answer: Answer | None = None
     fault: str = "missing"
-    said: str = ""
-    away: bool = False  # it said so itself: not to be asked again in this round
+    reason: str = ""
+    away: bool = False  # the node reported it: do not ask again in this round
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Answer:
 
 
 class Refused(Exception):
-    """The node says no."""
+    """The node refuses."""
 
 
 def header_of(one: Asked, blob: bytes) -> tuple[Arrays, dict[str, Any]]:
-    """What a node sent, if it answers this request and is no refusal."""
+    """A node's arrays and header, if they answer this request and are not a refusal."""
     arrays, header = wire.read(blob)
     if header.get("request") != wire.digest(one.blob):
         raise Unreadable("to another request")
@@ -106,7 +106,7 @@ def read_answer(
     release: Release | None,
     metrics: Release | None,
 ) -> Answer:
-    """An answer, if it is one to this request from these clients in finite numbers, and clipped where it must be."""
+    """Read an answer; it must be to this request, from these clients, finite, and clipped where required."""
     arrays, header = header_of(one, blob)
     total, measured = codec.prefixed(arrays, "total/"), codec.prefixed(arrays, "metrics/")
     ids = total.pop("ids", None)
@@ -121,33 +121,33 @@ def read_answer(
         if name in reveals and (values.ndim < 1 or len(values) != len(one.clients)):
             raise Unreadable("without a row for each client")
     grids: list[dict[str, float]] = []
-    for made, name, numbers in ((release, "grids", total), (metrics, "measure_grids", measured)):
-        known = header.get(name, {}) if made is not None else {}
-        if made is not None:
+    for each, name, numbers in ((release, "grids", total), (metrics, "measure_grids", measured)):
+        declared = header.get(name, {}) if each is not None else {}
+        if each is not None:
             whole = all(v.dtype == np.int64 for v in numbers.values())
-            if not whole or not isinstance(known, dict) or set(known) != set(numbers) - {INSIDE}:
+            if not whole or not isinstance(declared, dict) or set(declared) != set(numbers) - {INSIDE}:
                 raise Unreadable("not clipped")
-            made.take_grids(known)
-            made.check_sum(numbers, len(one.clients))
-        grids.append(known)
+            each.take_grids(declared)
+            each.check_sum(numbers, len(one.clients))
+        grids.append(declared)
     up = sum(values.nbytes for values in (*total.values(), *measured.values()))
     total = {name: values.astype(sum_type(values), copy=False) for name, values in total.items()}
     return Answer(total, measured, ids, bool(header.get("keeps")), grids[0], grids[1], up)
 
 
-def _check_ids(ids: Array | None, asked: Array, reveals: frozenset[str]) -> None:
+def _check_ids(ids: Array | None, expected: Array, reveals: frozenset[str]) -> None:
     if not reveals and ids is not None:
         raise Unreadable("with ids where nothing is shown client by client")
     if reveals and (ids is None or ids.ndim != 1 or ids.dtype.kind not in "iuU"):
         raise Unreadable("without ids")
-    if ids is not None and not np.array_equal(np.sort(ids), asked):
+    if ids is not None and not np.array_equal(np.sort(ids), expected):
         raise Unreadable("from other clients than asked")
 
 
-def agree(asked: Iterable[Asked], reveals: frozenset[str]) -> None:
-    """Answers must be alike in names, kinds and shapes; those unlike most of the others are left out."""
+def agree(requests: Iterable[Asked], reveals: frozenset[str]) -> None:
+    """Answers must agree in names, dtypes and shapes; those that differ from the majority are left out."""
     forms: dict[Any, list[Asked]] = {}
-    for one in asked:
+    for one in requests:
         if one.answer is not None:
             forms.setdefault(_form(one.answer, reveals), []).append(one)
     if len(forms) < 2:
@@ -155,13 +155,13 @@ def agree(asked: Iterable[Asked], reveals: frozenset[str]) -> None:
     most, second = sorted(forms.values(), key=len, reverse=True)[:2]
     if len(most) == len(second):
         raise EngineError(
-            f"{len(most)} nodes answer in one form and {len(second)} in another: which is right cannot be told; "
+            f"{len(most)} nodes answer in one form and {len(second)} in another: there is no majority; "
             "do their data have the same columns and categories?"
         )
     for others in forms.values():
         if others is not most:
             for one in others:
-                one.answer, one.fault, one.said = None, "corrupt", "its answer has other arrays than the other nodes'"
+                one.answer, one.fault, one.reason = None, "corrupt", "its answer has other arrays than the other nodes'"
 
 
 def _form(answer: Answer, reveals: frozenset[str]) -> Any:
@@ -172,7 +172,7 @@ def _form(answer: Answer, reveals: frozenset[str]) -> Any:
 
 
 def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, Arrays]:
-    """The sums of totals and metrics in this order; what is revealed in rows, in the order of ids."""
+    """Sums of totals and metrics in this order; revealed arrays as rows, in the order of ids."""
     total: Arrays = {}
     metrics: Arrays = {}
     for answer in answers:
@@ -189,28 +189,28 @@ def added(answers: Sequence[Answer], reveals: frozenset[str]) -> tuple[Arrays, A
 
 
 def summed(
-    there: Sequence[Asked],
+    answered: Sequence[Asked],
     keys: Array,
-    asked: int,
+    cohort_size: int,
     sent: Arrays,
     faults: Mapping[str, int],
     reveals: frozenset[str],
     releases: tuple[Release | None, Release | None],
 ) -> Reply:
-    """What the clients of these keys, of so many that were asked, gave together: answers in the order of nodes."""
-    answers = [one.answer for one in there if one.answer is not None]
+    """The reply of the clients with these keys, of `cohort_size` in the cohort: answers in the order of nodes."""
+    answers = [one.answer for one in answered if one.answer is not None]
     for release, grids in zip(releases, (answers[0].grids, answers[0].measure_grids), strict=True):
         if release is not None:
-            release.take_grids(grids)  # those that most agree on
+            release.take_grids(grids)  # the majority's
     total, metrics = added(answers, reveals)
     total["clients"] = np.asarray(len(keys))
-    absent = "" if len(keys) == asked else hashlib.sha256(keys.tobytes()).hexdigest()
+    absent = "" if len(keys) == cohort_size else hashlib.sha256(keys.tobytes()).hexdigest()
     up = max(answer.bytes_up for answer in answers)
     return Reply(total, metrics, len(keys), bytes_down(sent), up, absent, faults)
 
 
 def joined(before: Mapping[str, int], faults: Mapping[str, int]) -> dict[str, int]:
-    """The faults of two exchanges together, without those that did not happen."""
+    """The faults of two exchanges together, without zero counts."""
     return {name: n for name in FAULTS if (n := before.get(name, 0) + faults.get(name, 0))}
 
 

@@ -1,11 +1,11 @@
-"""A node's side of secure sums: its signing key, the peers it knows, and what it remembers between messages.
+"""A node's side of secure sums: its signing key, its known peers, and its state between messages.
 
-    FOLDER/signing.key       the seed of the node's own signing key, made by `fedscape deploy init` or when first used
-    FOLDER/roster.txt        the verifying keys of nodes it takes for real, one a line; without the file, all that sign
-    FOLDER/helper.pub        the public key of the second server, where there is one
+    FOLDER/signing.key       the seed of the node's signing key, from `fedscape deploy init` or created on first use
+    FOLDER/roster.txt        the verifying keys of trusted nodes, one a line; without the file, all that sign
+    FOLDER/helper.pub        the public key of the second server, if there is one
     FOLDER/secure/RUN.json   keys and shares of a run, while it lasts
 
-A message is a process of its own: what a round needs is on disk, for its owner alone, before an answer leaves.
+Every message has its own process: the state of a round is on disk, readable by its owner only, before an answer leaves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedscape.types import Arrays
 
 KEY, PEERS, HELPER = "signing.key", "roster.txt", "helper.pub"
 _SESSION = re.compile(r"[0-9a-f]{32}")
-_SESSIONS = 4  # runs that are remembered at once
+_SESSIONS = 4  # runs stored at once
 
 
 class Keys:
@@ -46,14 +46,14 @@ class Keys:
         self.folder = folder
 
     def identity(self) -> bytes:
-        """The seed of the node's signing key, which is made where there is none."""
+        """The seed of the node's signing key, created if missing."""
         path = self.folder / KEY
         if not path.exists():
             write_key(path, p.random_seed())
         return read_key(path)
 
     def peers(self) -> list[bytes] | None:
-        """The verifying keys of the nodes that its owner takes for real; None where there is no list."""
+        """The verifying keys of the nodes that its owner trusts; None if there is no list."""
         path = self.folder / PEERS
         try:
             return read_peers(path) if path.exists() else None
@@ -84,7 +84,7 @@ def read_peers(path: Path) -> list[bytes]:
 
 
 def write_key(path: Path, key: bytes) -> None:
-    """Write a key for its owner alone."""
+    """Write a key that only its owner can read."""
     checkpoint.replace_file(path, lambda file: file.write(key.hex().encode() + b"\n"), private=True)
 
 
@@ -95,11 +95,11 @@ def _of_hex(text: str) -> bytes:
     return key
 
 
-# -- what is remembered of a run ---------------------------------------------------------------------------------------
+# -- state of a run ----------------------------------------------------------------------------------------------------
 
 
 class Memory:
-    """A run as its file holds it: the client of the protocol, the frame of its round, the replies that were given."""
+    """A run as stored in its file: the protocol's client, the frame of its round, and the replies sent."""
 
     def __init__(self, folder: Path, session: Any) -> None:
         if not isinstance(session, str) or not _SESSION.fullmatch(session):
@@ -120,7 +120,7 @@ class Memory:
             self.client.turn = Turn(int(turn["index"]), str(turn["stage"]), **seeds, held=held)
 
     def save(self) -> None:
-        """Bring it to disk; the oldest runs go."""
+        """Write it to disk and delete the oldest runs."""
         turn = None
         if self.client.turn is not None:
             turn = {n: v.hex() if isinstance(v, bytes) else v for n, v in asdict(self.client.turn).items()}
@@ -142,13 +142,13 @@ class Memory:
         for old in others[: 1 - _SESSIONS]:
             old.unlink()
 
-    def frame(self, terms: Terms, said: Any = None) -> Frame:
-        """The frame of a round, as the server says it is or as it was when the round began; checked either way."""
-        said = self.frame_said if said is None else said
+    def frame(self, terms: Terms, fields: Any = None) -> Frame:
+        """The frame of a round, from the server or as stored when the round began; checked in both cases."""
+        fields = self.frame_said if fields is None else fields
         try:
-            entries = [Entry(*(bytes.fromhex(text) for text in entry)) for entry in said["roster"]]
-            how, cohort = SecureSum(**said["how"]), tuple(map(int, said["cohort"]))
-            index = int(said["index"])
+            entries = [Entry(*(bytes.fromhex(text) for text in entry)) for entry in fields["roster"]]
+            how, cohort = SecureSum(**fields["how"]), tuple(map(int, fields["cohort"]))
+            index = int(fields["index"])
             parameters = how.parameters(len(cohort))
         except (KeyError, TypeError, ValueError):
             raise Unreadable("a secure sum without a roster, a cohort or parameters") from None
@@ -171,7 +171,7 @@ def _check_parameters(terms: Terms, parameters: Parameters) -> None:
 
 
 def advertise(folder: Path, session: Any) -> dict[str, str]:
-    """AdvertiseKeys: what the node says of itself at the beginning of a run."""
+    """AdvertiseKeys: the node's message at the beginning of a run."""
     memory = Memory(folder, session)
     entry = memory.client.advertise_keys()
     memory.save()
@@ -179,7 +179,7 @@ def advertise(folder: Path, session: Any) -> dict[str, str]:
 
 
 def answer(folder: Path, terms: Terms, header: Mapping[str, Any], request: str) -> dict[str, Any]:
-    """ShareKeys or Unmasking; asked again in the same words, the same answer again."""
+    """ShareKeys or Unmasking; the same request gets the same answer."""
     memory, op = Memory(folder, header.get("session")), str(header["op"])
     if op in memory.replies and memory.replies[op][0] == request:
         return dict(json.loads(memory.replies[op][1]))
@@ -215,7 +215,7 @@ def _unmask(memory: Memory, terms: Terms, header: Mapping[str, Any]) -> dict[str
 
 @dataclass(frozen=True)
 class Envelope:
-    """How the sums of one request leave: masked, and on which terms; read before anything is computed."""
+    """How the sums of one request leave: masked, and under which terms; read before anything is computed."""
 
     header: Mapping[str, Any]
     folder: Path
@@ -226,29 +226,31 @@ class Envelope:
 
     @classmethod
     def of(cls, header: Mapping[str, Any], folder: Path, terms: Terms) -> Envelope | None:
-        """What the request says about it; None where sums leave as they are, if the owner lets them."""
-        said = header.get("secure")
-        if said is None:
+        """The envelope of a request; None if sums leave unmasked and the owner allows it."""
+        fields = header.get("secure")
+        if fields is None:
             if terms.secure:
                 raise Unreadable("a sum that would leave unmasked, which the owner does not allow")
             return None
-        if not isinstance(said, dict) or said.get("kind") not in ("sum", "two"):
+        if not isinstance(fields, dict) or fields.get("kind") not in ("sum", "two"):
             raise Unreadable("a secure sum of an unknown kind")
         try:
-            Masked(bounds=said["bounds"])
-            if said["kind"] == "two":
-                return cls(said, folder, int(said["parties"]), int(said["least"]), helper=_helper(said, folder, terms))
-            memory = Memory(folder, said.get("session"))
-            if memory.client.turn is None or memory.client.turn.index != said["index"]:
+            Masked(bounds=fields["bounds"])
+            if fields["kind"] == "two":
+                return cls(
+                    fields, folder, int(fields["parties"]), int(fields["least"]), helper=_helper(fields, folder, terms)
+                )
+            memory = Memory(folder, fields.get("session"))
+            if memory.client.turn is None or memory.client.turn.index != fields["index"]:
                 raise Unreadable("a secure sum of a round that was not begun here")
             frame = memory.frame(terms)
-            memory.client.masked_input(frame, np.empty(0, dtype=np.uint64), _received(said))  # in vain, and not saved
-            return cls(said, folder, len(frame.cohort), frame.parameters.smallest, frame=frame)
+            memory.client.masked_input(frame, np.empty(0, dtype=np.uint64), _received(fields))  # a trial, not saved
+            return cls(fields, folder, len(frame.cohort), frame.parameters.smallest, frame=frame)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Unreadable("a secure sum without its round") from None
 
     def seal(self, arrays: Arrays, *, private: bool) -> tuple[Arrays, dict[str, Any]]:
-        """The masked words of these arrays, and what is said beside them."""
+        """The masked words of these arrays, and the header fields that go with them."""
         words = Range(self.parties, self.header["bounds"]).encode(arrays, clip=private)
         about: dict[str, Any] = {"form": Form.of(arrays).written()}
         if self.helper is not None:
@@ -262,25 +264,25 @@ class Envelope:
         return {"masked": masked}, about
 
 
-def _received(said: Mapping[str, Any]) -> dict[int, tuple[bytes, bytes]]:
+def _received(fields: Mapping[str, Any]) -> dict[int, tuple[bytes, bytes]]:
     """The keys and packages of a node's neighbours."""
-    return {int(v): (bytes.fromhex(a), bytes.fromhex(b)) for v, (a, b) in said["received"].items()}
+    return {int(v): (bytes.fromhex(a), bytes.fromhex(b)) for v, (a, b) in fields["received"].items()}
 
 
-def _helper(said: Mapping[str, Any], folder: Path, terms: Terms) -> bytes:
-    own, named = Keys(folder).helper(), _of_hex(str(said["helper"]))
+def _helper(fields: Mapping[str, Any], folder: Path, terms: Terms) -> bytes:
+    own, named = Keys(folder).helper(), _of_hex(str(fields["helper"]))
     if own is None and terms.secure:
         raise Unreadable(f"for a node that has no {HELPER}")
     if own is not None and own != named:
         raise Unreadable("a secure sum with another second server than the node knows")
-    if int(said["least"]) < terms.smallest:
+    if int(fields["least"]) < terms.smallest:
         raise Unreadable("a secure sum of fewer honest nodes than the owner demands")
     return named
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Within it a refusal of the protocol, which depends on no row, is one that the server is told."""
+    """Turn refusals of the protocol, which do not depend on rows, into refusals that the server sees."""
     try:
         yield
     except PrivacyError as error:
@@ -288,5 +290,5 @@ def refusals() -> Iterator[None]:
 
 
 def verifying_key(folder: str | os.PathLike[str]) -> bytes:
-    """What a node's peers know it by."""
+    """The key by which a node's peers know it."""
     return p.verifier_of(Keys(Path(folder)).identity())

@@ -1,4 +1,4 @@
-"""The server's side of secure sums over Flower: two messages more a round, or none with a second server."""
+"""The server's side of secure sums over Flower: two more messages a round, or none with a second server."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ Releases = tuple[Release | None, Release | None]
 
 
 class MaskedRound:
-    """One round of masked sums among the nodes at these places; `faults` counts what went wrong beside the sums."""
+    """One round of masked sums among the nodes at these places; `faults` counts failures beside the sums."""
 
     def __init__(self, how: Masked, places: list[int]) -> None:
         self.how, self.places, self.parties = how, places, len(places)
         self.faults: dict[str, int] = {}
 
     def about(self, place: int) -> dict[str, Any]:
-        """What a node's request says of it."""
+        """The fields of a node's request."""
         raise TypeError("a round of SecureSum or TwoServers")
 
-    def total(self, there: Sequence[Asked], length: int) -> Words:
+    def total(self, answered: Sequence[Asked], length: int) -> Words:
         """The sum of the words of these nodes."""
         raise TypeError("a round of SecureSum or TwoServers")
 
     def bytes_besides(self) -> int:
-        """What a node sends besides its words."""
+        """Bytes that a node sends beside its words."""
         return BYTES
 
     def read(self, one: Asked, blob: bytes, reveals: frozenset[str]) -> Answer:
-        """A masked answer: its words say nothing, so that only their form can be looked at."""
+        """A masked answer: its words are random, only their form can be checked."""
         return read_masked(one, blob, reveals)
 
-    def open(self, there: Sequence[Asked], releases: Releases, clients: int) -> Asked:
-        """All nodes' answers as if they were one's: the total, and what is revealed."""
-        answers = [one.answer for one in there if one.answer is not None]
+    def open(self, answered: Sequence[Asked], releases: Releases, clients: int) -> Asked:
+        """Combine all nodes' answers into one: the total, and the revealed arrays."""
+        answers = [one.answer for one in answered if one.answer is not None]
         form: Form = answers[0].form
         try:
-            words = self.total(there, form.length)
+            words = self.total(answered, form.length)
         except TooFewClients as error:
             raise TooFewClients(str(error), faults=self.faults) from None
         arrays = self.how.range(self.parties).decode(words, form)
@@ -70,10 +70,10 @@ class MaskedRound:
         ids = shown.pop("ids", None)
         up = max(answer.bytes_up for answer in answers) + self.bytes_besides()
         whole = Answer({**total, **shown}, metrics, ids, False, answers[0].grids, answers[0].measure_grids, up)
-        return Asked(there[0].place, np.concatenate([one.clients for one in there]), b"", whole)
+        return Asked(answered[0].place, np.concatenate([one.clients for one in answered]), b"", whole)
 
     def _check(self, release: Release, grids: dict[str, float], sums: Arrays, clients: int) -> None:
-        """The total must be one that so many clipped clients can have; whose part is wrong cannot be told."""
+        """Check that this many clipped clients can have this total; a bad part cannot be attributed to a node."""
         try:
             if set(grids) != set(sums) - {INSIDE}:
                 raise PrivacyError("the sums were not clipped")
@@ -85,28 +85,28 @@ class MaskedRound:
 
 
 class Keyring:
-    """The keys that nodes advertised for this engine, and the rounds that used them."""
+    """The keys that nodes advertised to this engine, and the rounds that used them."""
 
     def __init__(self, how: Masked) -> None:
         self.how, self.session, self.index = how, os.urandom(16).hex(), -1
         self.entries: dict[int, Entry] = {}
 
     def take(self, node: int, header: Mapping[str, Any]) -> None:
-        """A node's own key for this run."""
+        """Store a node's key for this run."""
         try:
-            said = header["secure"]
-            parts = (bytes.fromhex(said[name]) for name in ("identity", "channel", "signature"))
+            fields = header["secure"]
+            parts = (bytes.fromhex(fields[name]) for name in ("identity", "channel", "signature"))
             self.entries[node] = Entry(*parts)
         except (KeyError, TypeError, ValueError):
             raise Unreadable("without keys for secure sums: does the node have this version of fedscape?") from None
 
-    def begin(self, computation: Computation, known: Nodes, cohort: Array, ask: Ask) -> MaskedRound:
-        """A new round with the nodes that hold the clients of this cohort, if the computation may be masked."""
+    def begin(self, computation: Computation, holders: Nodes, cohort: Array, ask: Ask) -> MaskedRound:
+        """Begin a round with the nodes of the clients in this cohort, if the computation may be masked."""
         self.how.check_reveals(type(computation).__name__, computation.reveals)
         self.index += 1
-        where = known.nodes[cohort]
+        where = holders.nodes[cohort]
         clients = {int(place): cohort[where == place] for place in np.unique(where)}
-        nodes, places = known.node_ids, sorted(clients)
+        nodes, places = holders.node_ids, sorted(clients)
         if isinstance(self.how, TwoServers):
             return _Shared(self, self.how, places)
         if not isinstance(self.how, SecureSum):
@@ -116,13 +116,13 @@ class Keyring:
         return _Ring(self, self.how, frame, ask, clients)
 
     def bounds(self) -> Any:
-        """The declared bounds, as they cross."""
-        known = self.how.range(1).bounds
-        return dict(known) if isinstance(known, Mapping) else known
+        """The declared bounds in their JSON form."""
+        declared = self.how.range(1).bounds
+        return dict(declared) if isinstance(declared, Mapping) else declared
 
 
 class _Ring(MaskedRound):
-    """Bonawitz et al.: keys are shared before the sums are asked for, and masks opened after."""
+    """Bonawitz et al.: keys are shared before the sums are requested, and masks opened after."""
 
     def __init__(self, keys: Keyring, how: SecureSum, frame: Frame, ask: Ask, clients: Mapping[int, Array]) -> None:
         super().__init__(how, list(frame.cohort))
@@ -141,11 +141,11 @@ class _Ring(MaskedRound):
 
     def about(self, place: int) -> dict[str, Any]:
         received = {str(v): [a.hex(), b.hex()] for v, (a, b) in self.server.received_by(place).items()}
-        said = {name: self._common[name] for name in ("session", "index")}
-        return {"kind": "sum", **said, "received": received, "bounds": self._keys.bounds()}
+        fields = {name: self._common[name] for name in ("session", "index")}
+        return {"kind": "sum", **fields, "received": received, "bounds": self._keys.bounds()}
 
-    def total(self, there: Sequence[Asked], length: int) -> Words:
-        for one in there:
+    def total(self, answered: Sequence[Asked], length: int) -> Words:
+        for one in answered:
             if one.answer is not None and one.answer.masked is not None:
                 self.server.take_masked(one.place, one.answer.masked)
         living, dead = self.server.lists()
@@ -169,18 +169,18 @@ class _Ring(MaskedRound):
         faults = self._ask([Asked(place, self._clients[place], codec.pack({}, about)) for place in places], check)
         self.faults = {name: self.faults.get(name, 0) + n for name, n in faults.items()}
 
-    def _take_shares(self, place: int, said: Mapping[str, Any]) -> None:
-        packages = {int(v): bytes.fromhex(text) for v, text in said["packages"].items()}
-        shares = KeyShares(bytes.fromhex(said["public"]), bytes.fromhex(said["commitment"]), packages)
+    def _take_shares(self, place: int, fields: Mapping[str, Any]) -> None:
+        packages = {int(v): bytes.fromhex(text) for v, text in fields["packages"].items()}
+        shares = KeyShares(bytes.fromhex(fields["public"]), bytes.fromhex(fields["commitment"]), packages)
         self.server.take_shares(place, shares)
 
-    def _take_unmasking(self, place: int, said: Mapping[str, Any]) -> None:
-        alive = {int(v): bytes.fromhex(text) for v, text in said["alive"].items()}
-        self.server.take_unmasking(place, Unmasking(alive, bytes.fromhex(said["sealed"])))
+    def _take_unmasking(self, place: int, fields: Mapping[str, Any]) -> None:
+        alive = {int(v): bytes.fromhex(text) for v, text in fields["alive"].items()}
+        self.server.take_unmasking(place, Unmasking(alive, bytes.fromhex(fields["sealed"])))
 
 
 class _Shared(MaskedRound):
-    """Two servers: seeds come with the sums."""
+    """Two servers: the mask seeds come with the sums."""
 
     def __init__(self, keys: Keyring, how: TwoServers, places: list[int]) -> None:
         how.smallest(len(places))
@@ -198,23 +198,23 @@ class _Shared(MaskedRound):
             "bounds": self._keys.bounds(),
         }
 
-    def total(self, there: Sequence[Asked], length: int) -> Words:
-        if len(there) < self._how.least:
-            raise TooFewClients(f"two servers: {len(there)} nodes sent masked sums, {self._how.least} must")
+    def total(self, answered: Sequence[Asked], length: int) -> Words:
+        if len(answered) < self._how.least:
+            raise TooFewClients(f"two servers: {len(answered)} nodes sent masked sums, {self._how.least} must")
         total, packages = np.zeros(length, dtype=np.uint64), []
-        for one in there:
+        for one in answered:
             if one.answer is not None and one.answer.masked is not None:
                 total += one.answer.masked
                 packages.append(_package(one.answer.seal))
         return total - self._how.helper.sum_masks(bytes.fromhex(self._keys.session), self._index, length, packages)
 
 
-def _package(said: Mapping[str, Any]) -> Package:
-    return Package(*(bytes.fromhex(said[name]) for name in ("identity", "sealed", "signature")))
+def _package(fields: Mapping[str, Any]) -> Package:
+    return Package(*(bytes.fromhex(fields[name]) for name in ("identity", "sealed", "signature")))
 
 
 def read_masked(one: Asked, blob: bytes, reveals: frozenset[str]) -> Answer:
-    """A masked answer: its words say nothing, so that only their form can be looked at."""
+    """A masked answer: its words are random, only their form can be checked."""
     arrays, header = header_of(one, blob)
     try:
         form = Form.read(header["form"])

@@ -1,8 +1,8 @@
 """Clients on real devices and in silos, reached through Flower: https://flower.ai.
 
 `Flower(grid)` runs in a ServerApp and is an Engine; `client_app(load)` is the ClientApp of its nodes. A node holds one
-client or many; it adds up its own clients, so that a node of one client sends what that client sends, in as few bytes
-as hold it. Without `secure=` sums are not masked: the server sees each node's.
+client or many and sends the sum of its clients. A node with one client sends that client's arrays, in as few bytes as
+possible. Without `secure=` sums are not masked: the server sees each node's.
 """
 
 from __future__ import annotations
@@ -51,42 +51,41 @@ if TYPE_CHECKING:
 
 __all__ = ["Flower", "LocalGrid", "Terms", "client_app"]
 
-_LATE = 10_000  # unanswered messages that are looked for in later rounds
+_LATE = 10_000  # unanswered messages that are polled in later rounds
 
 
 class Flower:
     """Clients on the nodes of a Flower grid.
 
-    Every round each node is sent the state and which of its clients take part, and answers with their sum. Answers are
-    added in the order of the nodes' first clients, whatever the order in which they come. A node that does not answer
-    in time, or not properly, is asked once more and then left out; with fewer than `min_clients` clients the round is
-    abandoned. What went wrong is counted in `faults` of the round and in the history, and told in `troubles`.
+    In every round each node gets the state and the ids of its clients that take part, and answers with their sum.
+    Answers are added in the order of the nodes' first clients, in whatever order they arrive. A node that times out or
+    sends a bad answer is retried and then left out. With fewer than `min_clients` clients the round is abandoned.
+    Faults are counted in `faults` of the round and the history, and described in `troubles`.
 
-    What clients keep stays on their nodes. A request names the last round in which the node's answer was counted; the
-    node goes on from there. So neither a server that starts again from its checkpoint, saved after every round, nor an
-    answer that was lost makes clients and server disagree.
+    Kept arrays stay on the clients' nodes. A request names the last round in which the node's answer was counted; the
+    node resumes from there. Clients and server agree after a lost answer, or a restart from the last checkpoint.
 
     Parameters
     ----------
     grid
         Flower's Grid, as a ServerApp gets it; or a LocalGrid.
     min_clients
-        With fewer clients in a round it is abandoned before anything is released.
+        A round with fewer clients is abandoned before anything is released.
     nodes
-        How many nodes to wait for at the start; of these, one that fails to say whom it holds is left out.
+        Number of nodes to wait for at the start; a node that fails to report its clients is left out.
     wait
-        For how many seconds.
+        Seconds to wait for them.
     timeout
-        How many seconds a node has to answer, each time it is asked. Flower notices after 60 that a node is gone.
+        Seconds that a node has to answer each request. Flower notices after 60 seconds that a node is gone.
     attempts
-        How often a node is asked that did not answer, or not properly.
+        Number of attempts for a node that does not answer, or sends a bad answer.
     poll
-        Seconds between looks for answers.
+        Seconds between polls for answers.
     largest
-        The most bytes an answer may have.
+        The largest allowed answer, in bytes.
     secure
-        How nodes mask their sums, `SecureSum()` or `TwoServers(...)`: the server then sees the total of a cohort and no
-        node's own. Without it, it sees the sum of each node.
+        How nodes mask their sums, `SecureSum()` or `TwoServers(...)`: the server then sees only the total of a cohort.
+        Without it, it sees the sum of each node.
 
     >>> import tempfile
     >>> from fedscape import Federation, Histogram
@@ -116,12 +115,12 @@ class Flower:
         self.poll, self.largest, self.secure = poll, largest, secure
         self._keys: Keyring | None = None if secure is None else _keyring(secure)
         self.troubles: list[str] = []
-        self._late: dict[str, int] = {}  # messages that nobody waits for any more, and the round they were of
+        self._late: dict[str, int] = {}  # messages that nobody waits for any more, and their round
         self._begin_life(0)
         self.roster = self._gathered(nodes, wait)
         self.forget()
 
-    #: Answers cross a network: noise that clients add is released when they send it.
+    #: Answers cross a network: noise that clients add counts as released when they send it.
     remote = True
 
     @property
@@ -132,14 +131,14 @@ class Flower:
         return "flower " + hashlib.sha256(self.roster.keys.tobytes()).hexdigest()
 
     def kept(self) -> Mapping[str, Ragged]:
-        """Not what clients keep, which never leaves, but to which version of it each node must go back."""
+        """Not the kept arrays, which never leave their nodes, but the version to which each node must go back."""
         state = np.array([self._life, self._number, *self._closed], dtype=np.int64)
         run = np.frombuffer(bytes.fromhex(self._run), dtype=np.uint8)
         return {"flower.run": whole(run), "flower.versions": whole(state)}
 
     def restore(self, kept: Mapping[str, Ragged]) -> None:
         if set(kept) != {"flower.run", "flower.versions"}:
-            raise CheckpointError("this checkpoint was not made over Flower: what clients keep is in it, not on nodes")
+            raise CheckpointError("this checkpoint was not made over Flower: it holds kept arrays itself")
         versions = kept["flower.versions"].flat
         if len(versions) != 2 + len(self.roster.node_ids):
             raise CheckpointError(
@@ -154,10 +153,10 @@ class Flower:
         self._begin_life(0)
         self._number = 0
         self._closed = [-1] * len(self.roster.node_ids)
-        self._refusing: set[int] = set()  # the places of nodes that refused when they were last asked
+        self._refusing: set[int] = set()  # places of nodes that refused the last request
 
     def _begin_life(self, number: int) -> None:
-        """From here on requests are newer than all before."""
+        """Start a new life: its requests are newer than all before."""
         self._life, self._name, self._requests = number, os.urandom(8).hex(), 0
 
     def run(
@@ -172,7 +171,7 @@ class Flower:
         measure_release: Release | None = None,
     ) -> Reply:
         computations.check_sendable(computation)
-        least = 1 if release is not None and release.counted else self.min_clients  # a secret number has no noise yet
+        least = 1 if release is not None and release.counted else self.min_clients  # a secret count has no noise yet
         self._enough(len(cohort), least, key.round, {})
         masked = self._begin_masked(computation, cohort, key.round)
         sent = broadcast(state)
@@ -189,7 +188,7 @@ class Flower:
         }
         places = np.unique(self.roster.nodes[cohort]) if masked is None else masked.places
         how = {} if masked is None else {place: {"secure": masked.about(place)} for place in places}
-        asked = [self._request({**header, **how.get(place, {})}, sent, place, cohort) for place in places]
+        requests = [self._request({**header, **how.get(place, {})}, sent, place, cohort) for place in places]
         reveals = frozenset(computation.reveals)
 
         def check(one: Asked, blob: bytes) -> Answer:
@@ -198,61 +197,62 @@ class Flower:
             return read_answer(one, self.roster.ids[one.clients], blob, reveals, release, measure_release)
 
         self._requests += 1
-        faults = self._exchange(asked, check, key.round)
-        agree(asked, reveals)
-        there = [one for one in asked if one.answer is not None]
-        self._count(asked, faults, key.round)
-        seen = joined({} if masked is None else masked.faults, faults)
-        self._note_refusals(asked, key.round)
-        reported = np.sort(np.concatenate([one.clients for one in there])) if there else np.empty(0, dtype=np.int64)
-        self._enough(len(reported), least, key.round, seen)
+        faults = self._exchange(requests, check, key.round)
+        agree(requests, reveals)
+        valid = [one for one in requests if one.answer is not None]
+        self._count(requests, faults, key.round)
+        noted = joined({} if masked is None else masked.faults, faults)
+        self._note_refusals(requests, key.round)
+        reported = np.sort(np.concatenate([one.clients for one in valid])) if valid else np.empty(0, dtype=np.int64)
+        self._enough(len(reported), least, key.round, noted)
+        releases = (release, measure_release)
         if masked is not None:
-            masked.faults = seen
-            there = [masked.open(there, (release, measure_release), len(reported))]
-            seen = joined(masked.faults, {})
-        reply = summed(there, self.roster.keys[reported], len(cohort), sent, seen, reveals, (release, measure_release))
-        for one in asked:
+            masked.faults = noted
+            valid = [masked.open(valid, releases, len(reported))]
+            noted = joined(masked.faults, {})
+        reply = summed(valid, self.roster.keys[reported], len(cohort), sent, noted, reveals, releases)
+        for one in requests:
             if one.answer is not None and one.answer.keeps:
                 self._closed[one.place] = self._number
         self._number += 1
         return reply
 
     def _begin_masked(self, computation: Computation, cohort: Array, index: int) -> MaskedRound | None:
-        """Let the nodes of a cohort agree on masks, where sums are masked."""
+        """Let the nodes of a cohort agree on masks, if sums are masked."""
 
-        def ask(asked: Sequence[Asked], check: Callable[[Asked, bytes], Answer]) -> dict[str, int]:
-            faults = self._exchange(asked, check, index)
-            self._count(asked, faults, index)
+        def ask(requests: Sequence[Asked], check: Callable[[Asked, bytes], Answer]) -> dict[str, int]:
+            faults = self._exchange(requests, check, index)
+            self._count(requests, faults, index)
             return faults
 
         return None if self._keys is None else self._keys.begin(computation, self.roster, cohort, ask)
 
-    def _count(self, asked: Sequence[Asked], faults: dict[str, int], index: int) -> None:
-        for one in asked:
+    def _count(self, requests: Sequence[Asked], faults: dict[str, int], index: int) -> None:
+        for one in requests:
             if one.answer is None:
                 faults[one.fault] += 1
                 self._tell(index, one)
 
     def parties(self, cohort: Array) -> int:
-        """How many add a share of distributed noise each: clients, or where sums are masked, nodes."""
+        """Number of parties that each add a share of distributed noise: clients, or nodes if sums are masked."""
         return len(cohort) if self.secure is None else len(np.unique(self.roster.nodes[cohort]))
 
     def noise_clients(self, cohort: Array) -> int:
-        """How many such shares make up the noise: those in the smallest sum that can be opened."""
+        """Number of noise shares in the smallest sum that can be opened."""
         return self.min_clients if self.secure is None else self.secure.smallest(self.parties(cohort))
 
-    def _note_refusals(self, asked: Sequence[Asked], index: int) -> None:
-        """An error where all nodes refused when they were last asked; a few that do only leave too few clients."""
-        for one in asked:
+    def _note_refusals(self, requests: Sequence[Asked], index: int) -> None:
+        """Raise if all nodes refused their last request; a few refusals only leave too few clients."""
+        for one in requests:
             refused = one.answer is None and one.fault == "refused"
             self._refusing = self._refusing | {one.place} if refused else self._refusing - {one.place}
         if len(self._refusing) == len(self.roster.node_ids):
             raise EngineError(f"round {index}: every node refused; {self.troubles[-1]}")
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _gathered(self, nodes: int, wait: float) -> Roster:
-        """Wait for the nodes, and ask each whom it holds."""
+        """Wait for the nodes, and ask each for the ids of its clients."""
         end = time.monotonic() + wait
         while len(online := sorted(self.grid.get_node_ids())) < nodes:
             if time.monotonic() > end:
@@ -263,7 +263,7 @@ class Flower:
         about = {"format": wire.FORMAT, "op": "who", "salt": os.urandom(8).hex()}
         blob = codec.pack({}, about if self._keys is None else {**about, "session": self._keys.session})
         self.roster = Roster(np.empty(0), np.empty(0), tuple(online), np.empty(0))
-        asked = [Asked(place, np.empty(0), blob) for place in range(len(online))]
+        requests = [Asked(place, np.empty(0), blob) for place in range(len(online))]
         who: dict[int, Array] = {}
 
         def check(one: Asked, answer: bytes) -> Answer:
@@ -276,46 +276,46 @@ class Flower:
             who[online[one.place]] = ids
             return Answer({}, {}, None, False, {}, {}, 0)
 
-        self._exchange(asked, check, 0)
-        for one in asked:
+        self._exchange(requests, check, 0)
+        for one in requests:
             if one.answer is None:
                 self._tell(0, one)
-        if not who:  # `nodes` are waited for; who does not answer is left out, as in any round
-            raise EngineError(f"no node said whom it holds: {'; '.join(self.troubles[-3:])}")
+        if not who:  # nodes that do not answer are left out, as in any round
+            raise EngineError(f"no node reported its clients: {'; '.join(self.troubles[-3:])}")
         return Roster.of(who)
 
     def _request(self, header: Mapping[str, Any], state: Arrays, place: int, cohort: Array) -> Asked:
         mine = cohort[self.roster.nodes[cohort] == place]
         ids, arrays = self.roster.ids[mine], {n: v for n, v in state.items() if not n.startswith("of_client.")}
-        if "of_client.ids" in state:  # of these a client is sent its own row only, and a node its clients'
+        if "of_client.ids" in state:  # a node gets only the rows of its own clients
             rows = np.isin(state["of_client.ids"], ids)
             arrays |= {n: v[rows] for n, v in state.items() if n.startswith("of_client.")}
         content = {**{f"state/{n}": v for n, v in on_host(arrays).items()}, "cohort": ids}
         return Asked(int(place), mine, codec.pack(content, {**header, "closed": self._closed[place]}))
 
-    def _exchange(self, asked: Sequence[Asked], check: Callable[[Asked, bytes], Answer], index: int) -> dict[str, int]:
-        """Ask, wait, and ask those again who gave no proper answer; count what was odd on the way."""
+    def _exchange(self, sent: Sequence[Asked], check: Callable[[Asked, bytes], Answer], index: int) -> dict[str, int]:
+        """Send requests, wait, and retry nodes without a valid answer; count the faults."""
         faults = dict.fromkeys(FAULTS, 0)
         open_: dict[str, Asked] = {}
         for _ in range(self.attempts):
-            again = [o for o in asked if o.answer is None and not o.away and o.fault in ("missing", "corrupt")]
-            if not again:
+            retries = [o for o in sent if o.answer is None and not o.away and o.fault in ("missing", "corrupt")]
+            if not retries:
                 break
-            for one in again:  # what it sends now is waited for as if it had sent nothing
-                one.fault, one.said = "missing", ""
-            open_ |= self._push(again, index)
-            self._pull(open_, again, check, faults)
+            for one in retries:  # wait for the retry as if nothing had arrived
+                one.fault, one.reason = "missing", ""
+            open_ |= self._push(retries, index)
+            self._pull(open_, retries, check, faults)
         self._late = dict([*self._late.items(), *dict.fromkeys(open_, index).items()][-_LATE:])
         return faults
 
-    def _push(self, asked: Sequence[Asked], index: int) -> dict[str, Asked]:
+    def _push(self, requests: Sequence[Asked], index: int) -> dict[str, Asked]:
         online = set(self.grid.get_node_ids())
         able = []
-        for one in asked:
+        for one in requests:
             if self.roster.node_ids[one.place] in online:
                 able.append(one)
             else:
-                one.fault, one.said = "failed", "the node is offline"
+                one.fault, one.reason = "failed", "the node is offline"
         life = 60.0 + 2 * self.attempts * self.timeout
         order = wire.Order(self._life, self._name, self._requests)
         messages = [
@@ -334,13 +334,13 @@ class Flower:
             if number:
                 pushed[number] = one
             else:
-                one.fault, one.said = "failed", "Flower did not take the message"
+                one.fault, one.reason = "failed", "Flower did not take the message"
         return pushed
 
     def _pull(
         self,
         open_: dict[str, Asked],
-        asked: Sequence[Asked],
+        sent: Sequence[Asked],
         check: Callable[[Asked, bytes], Answer],
         faults: dict[str, int],
     ) -> None:
@@ -353,32 +353,32 @@ class Flower:
                     del self._late[number]
                     faults["late"] += not message.has_error()
                 elif number not in open_ or open_[number].answer is not None:
-                    faults["duplicate"] += 1  # a second answer, or one to a message answered before
+                    faults["duplicate"] += 1  # a second answer, or one to a message already answered
                 else:
                     one = open_[number]
                     self._take(one, message, check)
                     if one.answer is None:
                         failed.add(id(one))
                     del open_[number]
-            waiting = [one for one in asked if one.answer is None and id(one) not in failed and one.fault == "missing"]
+            waiting = [one for one in sent if one.answer is None and id(one) not in failed and one.fault == "missing"]
             if not waiting or time.monotonic() > end:
                 return
             time.sleep(self.poll)
 
     def _take(self, one: Asked, message: Any, check: Callable[[Asked, bytes], Answer]) -> None:
         if message.has_error():
-            one.fault, one.said = "failed", f"Flower says code {message.error.code}"
+            one.fault, one.reason = "failed", f"Flower says code {message.error.code}"
             return
         try:
             one.answer = check(one, wire.disclose(message.content, self.largest))
         except Refused as refused:
-            one.fault, one.said = "refused", str(refused)
+            one.fault, one.reason = "refused", str(refused)
         except Away as away:
-            one.fault, one.said, one.away = "missing", str(away), True
+            one.fault, one.reason, one.away = "missing", str(away), True
         except (Unreadable, PrivacyError) as error:
-            one.fault, one.said = "corrupt", f"its answer is {error}"[:300]
-        except Exception as error:  # whatever a node sends, it must not end the run of all
-            one.fault, one.said = "corrupt", f"its answer cannot be read ({type(error).__name__})"
+            one.fault, one.reason = "corrupt", f"its answer is {error}"[:300]
+        except Exception as error:  # no answer of a node may end the run
+            one.fault, one.reason = "corrupt", f"its answer cannot be read ({type(error).__name__})"
 
     def _enough(self, number: int, least: int, index: int, faults: Mapping[str, int]) -> None:
         if number < least:
@@ -389,8 +389,8 @@ class Flower:
 
     def _tell(self, index: int, one: Asked) -> None:
         node = self.roster.node_ids[one.place]
-        self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.said if one.said else ''}")
-        about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.said}
+        self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.reason if one.reason else ''}")
+        about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.reason}
         logging.getLogger("fedscape.flower").warning(json.dumps(about))
 
 

@@ -1,4 +1,4 @@
-"""On which terms a node answers: a file in the node's folder that its owner writes and reads."""
+"""A node's terms: a file in the node's folder that its owner writes, and checks of requests against it."""
 
 from __future__ import annotations
 
@@ -36,67 +36,67 @@ _COMMENTS = {
     "epsilon": "The budget of each (unit, relation, place) over all runs.",
     "delta": "The delta at which budgets are stated.",
     "total_epsilon": "One budget over all groups and runs: the sum of the groups' epsilons, delta shared among them.",
-    "unnoised": "How many answers may leave to which nobody promises any noise.",
+    "unnoised": "Number of answers that may leave without any promised noise.",
     "places": 'Where noise may be added. ["local"] with unnoised = 0 needs no trust in the server.',
     "units": "What a release must protect: a client with all its rows, or a row.",
-    "relations": "Which two data sets must look alike. A local release of clients is replace-one.",
-    "parts": "Over how many clients distributed noise may be split at most.",
-    "columns": "The columns that may be read; computations see no other.",
-    "computations": "The computations that may be asked for, by name: fedscape deploy log shows names.",
+    "relations": "Which data sets count as neighbours. A local release of clients is replace-one.",
+    "parts": "The largest number of clients over which distributed noise may be split.",
+    "columns": "The only columns that computations may read.",
+    "computations": "The computations that may be requested, by name: fedscape deploy log shows names.",
     "reveals": "The arrays that the server may see client by client.",
-    "numbers": "The most numbers that a request may bring or an answer take.",
-    "largest": "The largest number, in size, that a request may bring.",
+    "numbers": "The largest number of values in a request or an answer.",
+    "largest": "The largest absolute value in a request.",
     "secure": "Whether sums leave only masked (secure=), among the nodes of roster.txt.",
-    "smallest": "How many honest nodes any masked sum that can be opened must hold at least.",
-    "colluders": "The share of nodes that masked sums must hold against if they collude with the server.",
+    "smallest": "Any masked sum that can be opened must hold at least this many honest nodes.",
+    "colluders": "The share of nodes colluding with the server that masked sums must withstand.",
 }
 _HEAD = """\
-# On which terms this node answers. This file is its owner's: where it exists it counts, and an app can only be
-# stricter. A term that is left out has its default. `fedscape deploy terms FOLDER` shows all of them.
+# The terms under which this node answers. Its owner writes this file. An app can only be stricter.
+# A missing term has its default. `fedscape deploy terms FOLDER` shows all of them.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """On which terms the owner of a node lets it answer.
+    """The terms under which the owner of a node lets it answer.
 
-    They belong into `terms.toml` in the node's folder (`fedscape deploy terms`); those of an app can only be stricter.
+    They belong in `terms.toml` in the node's folder (`fedscape deploy terms`); those of an app can only be stricter.
 
     Parameters
     ----------
     epsilon, delta
-        The budget of each (unit, relation, place) in the node's own ledger; None only writes down. A round counts as if
-        the node always took part. For noise at the place "local" the node itself sees to it. For "central" and
-        "distributed" the server's word is taken - that it adds the noise, that there are other clients - and a server
-        that lies learns the clipped sums exactly.
+        The budget of each (unit, relation, place) in the node's own ledger; None only records. A round counts as if
+        the node always took part. With noise at the place "local" the node adds the noise itself. With "central" and
+        "distributed" it trusts the server to add the noise and to have other clients: a server that lies learns the
+        clipped sums exactly.
     total_epsilon
         One budget over all of these groups: the sum of their epsilons, each taken at delta / number of groups.
     unnoised
-        How many answers may leave to which nobody promises any noise; None is any number, 0 is none.
+        Number of answers that may leave without any promised noise; None is any number, 0 is none.
     places
         Where noise may be added; ("local",) with unnoised=0 needs no trust in the server.
     units, relations
-        What a release must protect, "client" or "row", and which two data sets must look alike.
+        The unit that a release must protect, "client" or "row", and which data sets count as neighbours.
     parts
-        Over how many clients distributed noise may be split at most: each adds the share of one.
+        The largest number of clients over which distributed noise may be split: each adds one share.
     columns
-        The columns that computations may read, which see no other; None is all.
+        The only columns that computations may read; None is all.
     computations
-        The computations that may be asked for, by their stable names ("histogram", "dm-em"; the log shows those that
-        were asked for), also inside of others; None is all that the node knows.
+        The computations that may be requested, by their stable names ("histogram", "dm-em"; the log shows the names of
+        requests), also inside others; None is all that the node knows.
     reveals
         The names of arrays that the server may see client by client.
     numbers
-        The most numbers that a request may bring or an answer take; on Linux also, at 32 bytes each, what may be
+        The largest number of values in a request or an answer. On Linux it also bounds, at 32 bytes each, the memory
         allocated before any row is read.
     largest
-        The largest number, in size, that a request may bring.
+        The largest absolute value in a request.
     secure
         Whether sums leave only masked, among nodes that the node's `roster.txt` names.
     smallest
-        How many honest nodes any masked sum that can be opened must hold at least.
+        Any masked sum that can be opened must hold at least this many honest nodes.
     colluders
-        The share of nodes that masked sums must hold against if they collude with the server.
+        The share of nodes colluding with the server that masked sums must withstand.
 
     >>> Terms(epsilon=2.0).delta
     1e-06
@@ -151,7 +151,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def read_terms(folder: str | os.PathLike[str]) -> Terms | None:
-    """The owner's terms in a node's folder, None where there is no file; a DataError says what is wrong with it."""
+    """The owner's terms in a node's folder, None if there is no file; a DataError names what is wrong with it."""
     path = Path(folder) / FILE
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -161,9 +161,9 @@ def read_terms(folder: str | os.PathLike[str]) -> Terms | None:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise DataError(f"{path} is no TOML: {' '.join(str(error).split())}") from None
-    known = [field.name for field in fields(Terms)]
-    if unknown := sorted(set(table) - set(known)):
-        raise DataError(f"{path}: there is no term {unknown[0]!r}; terms are {', '.join(known)}")
+    names = [field.name for field in fields(Terms)]
+    if unknown := sorted(set(table) - set(names)):
+        raise DataError(f"{path}: there is no term {unknown[0]!r}; terms are {', '.join(names)}")
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in table.items()}
     try:
         return Terms(**values)
@@ -172,7 +172,7 @@ def read_terms(folder: str | os.PathLike[str]) -> Terms | None:
 
 
 def write_terms(folder: str | os.PathLike[str], terms: Terms) -> Path:
-    """Write the file, readable by its owner alone; an older one is replaced once the new one is complete.
+    """Write the file atomically; only its owner can read it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -213,7 +213,7 @@ def stricter(owners: Terms, apps: Terms) -> Terms:
     ('b',)
     """
     both = {field.name: (getattr(owners, field.name), getattr(apps, field.name)) for field in fields(Terms)}
-    demands = ("secure", "smallest", "colluders")  # more of them is stricter
+    demands = ("secure", "smallest", "colluders")  # larger is stricter
     return Terms(**{n: max(values) if n in demands else _stricter(*values) for n, values in both.items()})
 
 
@@ -225,7 +225,7 @@ def _stricter(mine: Any, other: Any) -> Any:
     return tuple(n for n in mine if n in other)
 
 
-# -- what is asked, held against them ----------------------------------------------------------------------------------
+# -- checks of requests ------------------------------------------------------------------------------------------------
 
 
 def check_computation(terms: Terms, about: Mapping[str, Any], reveals: Sequence[str]) -> None:
@@ -238,7 +238,7 @@ def check_computation(terms: Terms, about: Mapping[str, Any], reveals: Sequence[
 
 
 def _names_in(about: Any) -> Iterator[str]:
-    """The names of a computation and of those among its arguments."""
+    """The names of a computation and of computations among its arguments."""
     if isinstance(about, Mapping):
         if "parameters" in about and "name" in about:
             yield str(about["name"])
@@ -250,7 +250,7 @@ def _names_in(about: Any) -> Iterator[str]:
 
 
 def texts_in(about: Any) -> Iterator[str]:
-    """All texts among the arguments of a computation: the columns that it reads are among them."""
+    """All texts among the arguments of a computation, which include the columns it reads."""
     if isinstance(about, str):
         yield about
     elif isinstance(about, Mapping | list):
@@ -259,16 +259,16 @@ def texts_in(about: Any) -> Iterator[str]:
 
 
 def check_columns(terms: Terms, names: Sequence[str]) -> None:
-    """Refuse where one of these columns is not allowed."""
+    """Refuse if one of these columns is not allowed."""
     for name in names:
         if terms.columns is not None and name not in terms.columns:
             raise Unreadable(f"a computation on the column {name!r}, which the owner does not allow")
 
 
 def check_release(terms: Terms, release: Release | None, smallest: int | None = None) -> None:
-    """Refuse a release with noise elsewhere than allowed, or that protects something else.
+    """Refuse a release with noise at a place, or for a unit or relation, that is not allowed.
 
-    `smallest`: where sums are masked, how many nodes are in any that can be opened.
+    `smallest`: if sums are masked, the number of nodes in the smallest sum that can be opened.
     """
     if release is None:
         return

@@ -1,6 +1,6 @@
-"""What crosses between a server and its nodes: one checksummed container of arrays and JSON, never code.
+"""Messages between a server and its nodes: one checksummed container of arrays and JSON, never code.
 
-How a computation crosses is in `computations.py`.
+`computations.py` encodes computations.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ ACTION = "fedscape"  # messages are of the type query.fedscape
 FORMAT = 2
 
 _ORDER = re.compile(r"(\d{1,18}) ([0-9a-f]{16}) (\d{1,18})")
-_HEADER = 2**22  # bytes: read as JSON, a header takes many times its size
+_HEADER = 2**22  # bytes: parsed JSON takes many times its size
 _MECHANISMS: dict[str, type[Privacy]] = {"Gaussian": Gaussian, "Laplace": Laplace}
 
 
 class Unreadable(Exception):
-    """What was received is not what it must be; the text is made here and carries nothing of it."""
+    """The received message is invalid; the text is written here and repeats nothing of the message."""
 
 
 class Away(Exception):
-    """Something failed on a node after it had read data. To the server it is away; the text stays in its log."""
+    """Failure on a node after it read data. The server sees the node as away; the text stays in the node's log."""
 
 
 # -- envelopes ---------------------------------------------------------------------------------------------------------
 
 
 class Order(NamedTuple):
-    """Which of two requests of a run is the newer one, whatever clocks say.
+    """Order of the requests of a run, independent of clocks.
 
-    `life` counts how often the run was taken up from a checkpoint; a checkpoint can be taken up twice, so each time has
-    a `name` of its own; `number` counts the requests since then.
+    `life` counts how often the run was resumed from a checkpoint. A checkpoint can be resumed twice, so each time has
+    its own `name`. `number` counts the requests since then.
     """
 
     life: int
     name: str
     number: int
 
-    def overtaken(self, last: Order, gone: Sequence[str]) -> bool:
-        """Whether the request is older than the last one that was answered, where these names are known to be gone."""
+    def overtaken(self, last: Order, past_servers: Sequence[str]) -> bool:
+        """Whether the request is older than the last answered one; `past_servers` are known to be gone."""
         if self.life != last.life:
             return self.life < last.life
-        return self.number < last.number if self.name == last.name else self.name in gone
+        return self.number < last.number if self.name == last.name else self.name in past_servers
 
 
 def enclose(blob: bytes, order: Order | None = None) -> Any:
-    """The content of a message; the order of a request is beside it, so that asked again it is the same request."""
+    """The content of a message; the order is beside the blob, so a retry is the same request."""
     parts = {"blob": blob} if order is None else {"blob": blob, "order": " ".join(map(str, order)).encode()}
     arrays = {n: FlowerArray(dtype="uint8", shape=(len(v),), stype="fedscape", data=v) for n, v in parts.items()}
     return RecordDict({ACTION: ArrayRecord(arrays)})
@@ -70,16 +70,16 @@ def enclose(blob: bytes, order: Order | None = None) -> Any:
 def order_of(content: Any) -> Order:
     """The order of a request."""
     try:
-        found = _ORDER.fullmatch(content[ACTION]["order"].data.decode())
+        match = _ORDER.fullmatch(content[ACTION]["order"].data.decode())
     except (KeyError, TypeError, AttributeError, ValueError):
-        found = None
-    if found is None:
+        match = None
+    if match is None:
         raise Unreadable("a request that does not say when it was made")
-    return Order(int(found[1]), found[2], int(found[3]))
+    return Order(int(match[1]), match[2], int(match[3]))
 
 
 def disclose(content: Any, largest: float = np.inf) -> bytes:
-    """The bytes in the content of a message, if it is one of ours and no larger than that."""
+    """The bytes in the content of a message, if it is one of ours and not too large."""
     try:
         array = content[ACTION]["blob"]
         blob = array.data
@@ -104,12 +104,12 @@ def read(blob: bytes) -> tuple[Arrays, dict[str, Any]]:
 
 
 def digest(blob: bytes) -> str:
-    """What a reply names to say which request it answers."""
+    """The digest by which a reply names its request."""
     return hashlib.sha256(blob).hexdigest()
 
 
 def narrow(values: Any) -> Any:
-    """The same numbers in fewer bytes where nothing is lost by it: whole numbers that fit, floats that are float32.
+    """The same numbers in a smaller dtype if it is lossless: whole numbers that fit, floats that are float32.
 
     >>> narrow(np.array([3, 200])).dtype.name, narrow(np.array([0.5])).dtype.name, narrow(np.array([0.1])).dtype.name
     ('uint8', 'float32', 'float64')
@@ -124,13 +124,13 @@ def narrow(values: Any) -> Any:
     return values
 
 
-def one_line(said: object, *, longest: int = 200) -> str:
-    r"""What the other side says, on one line and no longer: it must not look like other lines of a log.
+def one_line(text: object, *, longest: int = 200) -> str:
+    r"""Text from the other side as one line of bounded length: it cannot forge lines of a log.
 
     >>> one_line("no\nround 9, node 3: forged")
     'no\\nround 9, node 3: forged'
     """
-    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(said)[:longest])
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)[:longest])
     return "".join(shown)
 
 
@@ -138,7 +138,7 @@ def one_line(said: object, *, longest: int = 200) -> str:
 
 
 def release_written(release: Release | None) -> dict[str, Any] | None:
-    """A release as JSON. Its key is never part of it: the key of central noise is the server's secret."""
+    """A release as JSON, without its key: the key of central noise is the server's secret."""
     if release is None:
         return None
     mechanism = release.privacy
@@ -158,7 +158,7 @@ def release_written(release: Release | None) -> dict[str, Any] | None:
 def release_read(
     about: Mapping[str, Any] | None, key: bytes, computation: Computation, state: Arrays, clients: Federation
 ) -> Release | None:
-    """The release, with the node's own key and, from the types of its columns, its own bound on what a row changes."""
+    """Read a release, with the node's own key and its own bound on the effect of a row, from its column types."""
     if about is None:
         return None
     try:

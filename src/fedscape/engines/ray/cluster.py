@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster: one that runs already, or one on this machine alone."""
+"""A connection to a Ray cluster: a running one, or one on this machine alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedscape.core import schedule
 from fedscape.errors import EngineError, require
 from fedscape.formats.files import one_line
 
-# nothing is reported to anyone; errors are raised, not also printed; workers without a GPU keep their environment, and
-# those of a cluster started here run at the priority of this process, which waits for them
+# no usage reports; errors are raised, not also printed; workers without a GPU keep their environment, and those of a
+# cluster started here run at the priority of this process, which waits for them
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",
@@ -28,18 +28,18 @@ _SETTINGS = {
 CONNECT_SECONDS = 10.0
 _LOCK = threading.Lock()
 _ENGINES = {"users": 0, "ours": 0}
-_JOINED: dict[str, str | None] = {}  # the cluster that was started or joined here, and what it was called
+_JOINED: dict[str, str | None] = {}  # the cluster started or joined here, and the address it was joined by
 
 
 class Cluster:
-    """The cluster that engines of this process share; one that was started or joined here is left by the last.
+    """The cluster shared by the engines of this process; the last engine leaves a cluster started or joined here.
 
     Parameters
     ----------
     address
         As for `Ray`.
     workers, threads, gpus, memory
-        What is asked of it: processes, and for each of them cores, GPUs and bytes.
+        Requested resources: processes, and for each of them cores, GPUs and bytes.
     """
 
     def __init__(self, address: str | None, workers: int | None, threads: int, gpus: float, memory: int | None) -> None:
@@ -65,7 +65,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Where the cluster is that this process is connected to."""
+        """Address of the cluster to which this process is connected."""
         return _connected(self.ray)
 
     def _room(self, threads: int) -> int:
@@ -81,11 +81,11 @@ class Cluster:
                 )
 
     def actor(self, kind: type, *arguments: Any) -> Any:
-        """A new process with an object of this kind; should it die, nobody but us starts it again."""
+        """A new process with an object of this type; Ray does not restart it, we do."""
         return self.ray.remote(kind).options(**self._each, max_restarts=0).remote(*arguments)
 
     def leave(self) -> None:
-        """Disconnect, and stop what was started here, unless another engine uses it."""
+        """Disconnect and stop a cluster started here, unless another engine uses it."""
         with _LOCK:
             _ENGINES["users"] -= 1
             if _ENGINES["users"] == 0 and _ENGINES["ours"]:
@@ -112,7 +112,7 @@ def _connect(ray: ModuleType, address: str | None, cores: int) -> None:
 
 
 def _check_token(address: str) -> None:
-    """Ask for the cluster's token before whatever answers is joined: it alone shows that it is the right cluster."""
+    """Require the cluster's token before joining: only the token shows that it is the right cluster."""
     named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if named or os.environ.get("RAY_AUTH_MODE") == "disabled" or (Path.home() / ".ray" / "auth_token").is_file():
         return
@@ -123,16 +123,16 @@ def _check_token(address: str) -> None:
 
 
 def _connected(ray: ModuleType) -> str:
-    return str(getattr(ray.get_runtime_context(), "gcs_address", "ray://"))  # a Ray client is not told
+    return str(getattr(ray.get_runtime_context(), "gcs_address", "ray://"))  # unknown to a Ray client
 
 
 def _check_same(ray: ModuleType, address: str) -> None:
-    """Refuse another cluster than the one that this process is connected to."""
+    """Refuse a cluster other than the one to which this process is connected."""
     now = _connected(ray)
     if now in _JOINED and _JOINED[now] == address:
         return
     wanted = (os.environ.get("RAY_ADDRESS") or None) if address == "auto" else address
-    if wanted is None and now not in _JOINED:  # "auto", and who runs this process has chosen
+    if wanted is None and now not in _JOINED:  # "auto", and the caller has connected already
         return
     if wanted is None or _place(ray, wanted) != _place(ray, now):
         raise EngineError(
@@ -142,7 +142,7 @@ def _check_same(ray: ModuleType, address: str) -> None:
 
 
 def _place(ray: ModuleType, address: str) -> tuple[str, str]:
-    """Host and port, so that two names of one place are the same."""
+    """Host and port, resolved: two names of one address are the same."""
     host, _, port = address.rpartition(":")
     try:
         host = socket.gethostbyname(host)
@@ -152,7 +152,7 @@ def _place(ray: ModuleType, address: str) -> tuple[str, str]:
 
 
 def _knock(address: str) -> None:
-    """Ray ends the whole process where nobody answers: find out before."""
+    """Try the port first: Ray ends the whole process if nobody answers."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
@@ -160,9 +160,9 @@ def _knock(address: str) -> None:
 
 @contextmanager
 def surroundings() -> Iterator[None]:
-    """Within it, processes that are started can import what this one can, and write files for their owner alone.
+    """Processes started in this context can import what this one can, and write files that only their owner can read.
 
-    Among those is Ray's token, which is all that keeps others on the network from running code in the cluster.
+    One such file holds Ray's token, the only protection against others on the network running code in the cluster.
     """
     before, mask = os.environ.get("PYTHONPATH"), os.umask(0o077)
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)

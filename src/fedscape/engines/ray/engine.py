@@ -29,40 +29,40 @@ from fedscape.formats.folder import INDEX
 from fedscape.privacy.release import Release
 from fedscape.types import Array, Arrays
 
-PARTS = 16  # of a round for each worker: few enough to cost nothing, enough to add up while others still compute
+PARTS = 16  # parts of a round per worker: few enough to be cheap, enough to add while others compute
 
 
 class Ray:
     """The clients on the workers of a Ray cluster: the same bytes as `Local`, on one machine or many.
 
-    Each worker is a process that maps the clients' files once and owns a shard, clients that follow one another in the
-    order of ids, with what they keep. A round's state goes out once, through the object store; workers take whole
-    blocks; block sums are added in the order of `Local`. A worker that dies is started again, is given what its clients
-    kept after the last finished round, and runs again what was lost: the result stays the same.
+    Each worker is a process that maps the clients' files once and owns a shard: clients with consecutive ids, and their
+    kept arrays. A round's state is sent once, through the object store. Workers run whole blocks, and block sums are
+    added in the order of `Local`. A worker that dies is restarted, gets its clients' kept arrays as of the last
+    finished round, and repeats the lost work: the result stays the same.
 
     Parameters
     ----------
     data
         A Federation, which is written to memory-mapped files; the path of a folder written by `Federation.save`; or,
-        with `client`, of Parquet files.
+        with `client`, the path of Parquet files.
     client
-        For Parquet: the column that says whose row it is.
+        For Parquet: the column with the client ids.
     address
-        Of a running cluster ("auto" for the one on this machine); an error if this process is connected to another. By
-        default the cluster this process is connected to, or else one on this machine alone, started here and stopped by
-        `close`.
+        Address of a running cluster ("auto" for the one on this machine); an error if this process is connected to
+        another. By default the cluster this process is connected to, or else one on this machine alone, started here
+        and stopped by `close`.
     workers
-        How many processes; by default as many as there are cores for.
+        Number of processes; by default as many as there are cores for.
     threads
-        How many blocks a worker runs at once, each on one thread of BLAS and torch, and cores it takes of the cluster.
+        Number of blocks that a worker runs at once, each on one thread of BLAS and torch; it reserves as many cores.
     gpus_per_worker
-        How many GPUs a worker has to itself, for training with device="cuda"; 0.5 lets two share one.
+        GPUs reserved for each worker, for training with device="cuda"; 0.5 lets two share one.
     memory
-        How many bytes a worker may take beyond what it begins with (Linux); files and the object store do not count.
+        Bytes that a worker may allocate in addition to its start (Linux); files and the object store do not count.
     min_clients
-        With fewer clients in the cohort a round is abandoned before anything is released.
+        A round with fewer clients in the cohort is abandoned before anything is released.
     folder
-        Where files are written, if they are: with several machines, on a file system that all of them share.
+        Folder for files written here; with several machines, on a file system that all of them share.
 
     >>> from fedscape import Histogram
     >>> with Ray(Federation({"y": [0, 1, 1]}, [0, 1, 3]), workers=1) as engine:  # doctest: +SKIP
@@ -121,7 +121,7 @@ class Ray:
 
     @property
     def address(self) -> str:
-        """Where the cluster is that the workers belong to."""
+        """Address of the workers' cluster."""
         return self._cluster.address
 
     def fingerprint(self) -> str:
@@ -170,22 +170,22 @@ class Ray:
             kinds.update(outcome.kinds)
         for sums in (answer.sent, answer.metrics):
             for name, values in sums.items():
-                sums[name] = values if values.flags.writeable else values.copy()  # not in the object store for ever
+                sums[name] = values if values.flags.writeable else values.copy()  # frees the object store
         reply = answer.reply(computation, self.federation.ids[where], sent)
-        if kinds:  # at the very end: before it nothing has happened, after it the round is over
+        if kinds:  # last: before it nothing has changed, after it the round is over
             self._keeps = True
             self._crew.keep(kinds, assignments)
         return reply
 
     def _shipped(self, computation: Computation) -> tuple[str, Any]:
-        """The computation in the object store: put there when it changes, not in every round."""
+        """The computation in the object store, sent only when it changes."""
         digest = hashlib.sha256(self._cluster.ray.cloudpickle.dumps(computation)).hexdigest()
         if self._sent is None or self._sent[0] != digest:
             self._sent = (digest, self._cluster.ray.put(computation))
         return self._sent
 
     def _assign(self, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> list[Assignment]:
-        """Sections to the shard of their first client, in up to PARTS calls for each shard."""
+        """Assign sections to the shard of their first client, in up to PARTS calls for each shard."""
         homes = np.searchsorted(self._bounds, [who[section[0][0]] for section in plan], side="right") - 1
         shards = []
         for shard in range(self.workers):
@@ -207,7 +207,7 @@ class Ray:
         ]
         return Assignment(shard, Part(as_slice(members), relative), guests, len(members))
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- kept arrays ---------------------------------------------------------------------------------------------------
 
     def kept(self) -> Mapping[str, Ragged]:
         self._check_open()
@@ -242,7 +242,7 @@ class Ray:
 
 
 def _bounds(sizes: Array, workers: int) -> Array:
-    """Where shards begin and end: about as many clients and rows in each, and at least one client.
+    """Edges of the shards: balanced in clients and rows, with at least one client each.
 
     >>> _bounds(np.array([1, 1, 1, 1, 9]), 2).tolist()
     [0, 4, 5]
@@ -253,7 +253,7 @@ def _bounds(sizes: Array, workers: int) -> Array:
 
 
 class _Files:
-    """The clients' files: given, or written here and removed at the end."""
+    """The clients' files: existing ones, or written here and removed at the end."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class _Files:
         self.own: str | None = None
         if isinstance(data, Federation):
             if data.kept:
-                raise DataError("a Federation that holds what clients kept cannot be sharded: use restore() for that")
+                raise DataError("a Federation with kept arrays cannot be sharded: pass them to restore()")
             self.federation = data
             self.source = self._written(data, folder)
             return
@@ -295,7 +295,7 @@ class _Files:
 
 
 def _stop(crew: Crew, cluster: Cluster, files: _Files) -> None:
-    if cluster.ray.is_initialized():  # not so where the interpreter is at its end
+    if cluster.ray.is_initialized():  # false while the interpreter shuts down
         crew.stop()
         cluster.leave()
     files.remove()

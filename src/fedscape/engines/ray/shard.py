@@ -1,4 +1,4 @@
-"""A worker: some of the clients, what they keep, and the blocks it is given to run."""
+"""A worker: a shard of the clients, their kept arrays, and the blocks to run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Kinds = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 class Source(NamedTuple):
-    """Where a worker finds the rows: memory-mapped files, or else the Parquet file they were made of."""
+    """Location of the rows: memory-mapped files, or else the Parquet file they were converted from."""
 
     folder: str
     seal: str
@@ -52,11 +52,11 @@ class Source(NamedTuple):
             Federation.from_parquet(self.parquet, client=self.client).save(Path(own) / "clients")
             if seal_of(Path(own) / "clients") != self.seal:
                 raise DataError(f"{self.parquet} on the machine {platform.node()} is not the file that the driver read")
-            return load_folder(Path(own) / "clients", verify=False, walk=True)  # stays mapped when the names are gone
+            return load_folder(Path(own) / "clients", verify=False, walk=True)  # stays mapped once the files are gone
 
 
 def seal_of(folder: str | Path) -> str | None:
-    """The checksum of a saved Federation, None where there is none."""
+    """The checksum of a saved Federation, None if there is none."""
     try:
         return str(json.loads((Path(folder) / INDEX).read_text(encoding="ascii"))["sha256"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -64,7 +64,7 @@ def seal_of(folder: str | Path) -> str | None:
 
 
 class Part(NamedTuple):
-    """Sections of a cohort that one worker runs in one call: clients by rank, blocks by their place among them."""
+    """Sections of a cohort that one worker runs in one call: clients by rank, blocks by position among them."""
 
     ranks: Array | slice
     sections: Sequence[Sequence[tuple[int, int]]]
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The message that opens a round on every worker; the computation itself is sent apart."""
+    """The message that opens a round on every worker; the computation is sent separately."""
 
     key: Key
     measure: bool
@@ -83,7 +83,7 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a part: an answer for each section, and what the server must know of grids and of what is kept."""
+    """Outcome of a part: an answer for each section, and the grids and kinds of kept arrays for the server."""
 
     answers: list[Answer]
     grids: tuple[Mapping[str, float], Mapping[str, float]]
@@ -91,7 +91,7 @@ class Outcome:
 
 
 class Shard:
-    """The clients of ranks begin to end - 1 (their places in the order of ids), in a process of their own."""
+    """The clients of ranks begin to end - 1 (positions in the order of ids), in their own process."""
 
     def __init__(self, source: Source, begin: int, end: int, threads: int, memory: int | None) -> None:
         self.source, self.begin, self.end, self.threads, self.memory = source, begin, end, threads, memory
@@ -100,7 +100,7 @@ class Shard:
         self._computation: tuple[str, Computation] | None = None
 
     def load(self, versions: Mapping[str, str]) -> FedscapeError | None:
-        """Open the files; what is wrong with them, or with this machine, is returned."""
+        """Open the files; return the error if they, or this machine, do not fit."""
         try:
             if (mine := software()) != versions:
                 raise EngineError(f"the machine {platform.node()} has {mine}, the driver {dict(versions)}")
@@ -116,7 +116,7 @@ class Shard:
         """Return at once: the process is alive."""
 
     def open(self, digest: str, computation: Computation, message: Broadcast) -> FedscapeError | None:
-        """Begin a round; a computation that is here already stays, with what it holds on its device."""
+        """Open a round; a computation that is already here stays, with its data on the device."""
         if self._computation is None or self._computation[0] != digest:
             self._computation = (digest, computation)
         task = Task(self._computation[1], message.key, message.measure, message.release, message.measure_release)
@@ -128,7 +128,7 @@ class Shard:
         return None
 
     def run(self, part: Part, *lent: tuple[int, Kept]) -> tuple[Outcome | FedscapeError, list[Place]]:
-        """Run sections of the cohort; clients at the end may be another shard's, who lent what they keep."""
+        """Run sections of the cohort; the last clients may belong to another shard, which lends their kept arrays."""
         try:
             with one_library_thread(), without_warnings(self._site.task.release):
                 work = self._work(part, lent)
@@ -137,7 +137,7 @@ class Shard:
             return error, []
         kept = [place for answer in answers for place in answer.kept]
         for answer in answers:
-            answer.kept = []  # goes a way of its own, which does not lead to the driver
+            answer.kept = []  # goes to the shards, not to the driver
             answer.sent = on_host(answer.sent)
         kinds = {name: (v.flat.dtype, v.flat.shape[1:]) for _, arrays in kept for name, v in arrays.items()}
         releases = (self._site.task.release, self._site.task.measure_release)
@@ -164,19 +164,19 @@ class Shard:
         joint = joined([self.lend(mine), *lent])
         return lambda place: taken(joint, np.searchsorted(ranks, numbers(place)))
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- kept arrays ---------------------------------------------------------------------------------------------------
 
     def lend(self, ranks: Array) -> tuple[int, Kept]:
-        """How many clients of the shard these are, and what they keep."""
+        """The number of these clients in the shard, and their kept arrays."""
         return len(ranks), self._kept_at(ranks)
 
     def _kept_at(self, place: Array | slice) -> Kept:
         return taken(self._store.arrays, _shifted(place, self.begin))
 
     def keep(self, kinds: Kinds, *parts: Sequence[Place]) -> None:
-        """Replace what clients of the shard keep; others among the parts are left to their shards."""
+        """Replace the kept arrays of clients of the shard; ignore clients of other shards."""
         own = [mine for part in parts for place, kept in part if (mine := self._own_part(place, kept)) is not None]
-        none = np.zeros(1, dtype=np.int64)  # all shards know all names, as one engine in one process does
+        none = np.zeros(1, dtype=np.int64)  # all shards know all names, as an engine in one process does
         named = {name: Ragged(np.empty((0, *shape), dtype), none) for name, (dtype, shape) in kinds.items()}
         self._store.put([(np.empty(0, dtype=np.int64), named), *own])
 
@@ -192,11 +192,11 @@ class Shard:
         return None, self._store.arrays
 
     def restore(self, kept: Kept) -> None:
-        """Give the clients of the shard what they kept."""
+        """Restore the kept arrays of the shard's clients."""
         self._store.restore({name: Ragged(flat.copy(), offsets) for name, (flat, offsets) in kept.items()})
 
     def forget(self) -> None:
-        """Drop what the clients of the shard kept."""
+        """Drop the kept arrays of the shard's clients."""
         self._store = Store(self.end - self.begin)
 
 
@@ -208,7 +208,7 @@ def software() -> dict[str, str]:
 
 
 def numbers(place: Array | slice) -> Array:
-    """Ranks one by one."""
+    """Ranks as an array."""
     return np.arange(place.start, place.stop) if isinstance(place, slice) else place
 
 
@@ -233,5 +233,5 @@ def _bound_memory(more: int) -> None:
 
     now = allocated()
     if now is None:
-        raise EngineError("memory= needs Linux: it bounds what a worker may take through the kernel")
+        raise EngineError("memory= needs Linux: the kernel enforces the bound on a worker")
     resource.setrlimit(resource.RLIMIT_DATA, (now + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))

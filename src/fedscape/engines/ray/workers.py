@@ -15,14 +15,14 @@ from fedscape.errors import EngineError, FedscapeError
 from fedscape.formats.files import one_line
 from fedscape.types import Array
 
-AHEAD = 2  # parts that a worker has before it: one to run, one to go on with
-RESTARTS = 3  # of one worker in one round
+AHEAD = 2  # parts queued on a worker: one running, one waiting
+RESTARTS = 3  # restarts of one worker in one round
 START_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A part of a round, the shard that runs it, and which clients of other shards are in it."""
+    """A part of a round, the shard that runs it, and its clients of other shards."""
 
     shard: int
     part: Part
@@ -33,19 +33,19 @@ class Assignment:
 class Crew:
     """One process for each shard.
 
-    What a shard's clients kept after the last finished round is in the object store too, as a log: all of it at some
-    round, then what each round since has changed. A worker that is started again reads it.
+    The kept arrays of a shard's clients, as of the last finished round, are also in the object store, as a log: a
+    snapshot, then the changes of each round since. A restarted worker reads it.
 
     Parameters
     ----------
     cluster
-        Where processes are started.
+        The cluster in which processes are started.
     source
-        Where they find the rows.
+        Location of the rows.
     edges
         The ranks at which each shard begins and ends.
     names
-        What an error calls each shard.
+        The name of each shard in error messages.
     threads, memory
         As for `Ray`.
     """
@@ -113,7 +113,7 @@ class Crew:
     def run(self, assignments: Sequence[Assignment], *, lend: bool) -> Iterator[Outcome]:
         """Run the assignments and return their outcomes in order; a worker that dies is restarted and repeats its part.
 
-        Of what one asked for, only a little is ever on its way, so that an error or Ctrl-C leaves little running.
+        Only a few parts are in flight at a time: an error or Ctrl-C leaves little running.
         """
         ray = self.cluster.ray
         waiting = [deque(i for i, a in enumerate(assignments) if a.shard == shard) for shard in range(len(self.edges))]
@@ -147,25 +147,25 @@ class Crew:
         outcome, self._kept[index] = actor.run.options(num_returns=2).remote(assigned.part, *lent)
         return outcome
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- kept arrays ---------------------------------------------------------------------------------------------------
 
     def check_whole(self) -> None:
-        """Refuse to go on where some clients may keep what a broken round gave, and others what they had before."""
+        """Refuse to continue if a broken round updated the kept arrays of some clients and not of others."""
         if self._torn:
             raise EngineError(
-                "a round was broken off while its clients took over what they keep, so that some may have taken it and "
-                "others not: restore from the checkpoint, or begin anew"
+                "a round broke off while it updated the kept arrays, and only some clients may have new ones: "
+                "restore from the checkpoint, or start over"
             )
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """What clients keep is whole again only if this comes to its end."""
+        """Mark kept arrays as inconsistent until this context ends without an error."""
         self._torn = True
         yield
         self._torn = False
 
     def keep(self, kinds: Kinds, assignments: Sequence[Assignment]) -> None:
-        """The round is finished: what its clients keep takes the place of what they kept."""
+        """Finish the round: replace the kept arrays of its clients."""
         with self._changing():
             for shard, log in enumerate(self._log):
                 mine = [i for i, a in enumerate(assignments) if shard in (a.shard, *(other for other, _ in a.guests))]
@@ -188,23 +188,23 @@ class Crew:
             self._log[shard], self._logged[shard] = [("restore", (kept,))], 0
 
     def kept(self) -> list[Mapping[str, Ragged]]:
-        """What the clients of each shard keep."""
+        """The kept arrays of each shard's clients."""
         return [kept for _, kept in self._all("kept", lambda shard: ())]
 
     def restore(self, parts: Sequence[Mapping[str, Ragged]]) -> None:
-        """Give the clients of each shard what they kept."""
+        """Restore the kept arrays of each shard's clients."""
         with self._changing():
             self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
             self._logged, self._round = [0] * len(parts), None
             self._all("restore", lambda shard: self._log[shard][0][1])
 
     def forget(self) -> None:
-        """Let all clients drop what they kept."""
+        """Drop the kept arrays of all clients."""
         with self._changing():
             self._log, self._logged, self._round = [[] for _ in self.edges], [0] * len(self.edges), None
             self._all("forget", lambda shard: ())
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     def _all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
         """Call all workers; if one dies, all calls are repeated: every call is idempotent."""
@@ -221,12 +221,12 @@ class Crew:
         try:
             value = self.cluster.ray.get(ref)
         except errors.RayTaskError as error:
-            if isinstance(error.cause, errors.RayActorError):  # of a shard that was to lend something
+            if isinstance(error.cause, errors.RayActorError):  # the shard that should lend has died
                 raise error.cause from None
             raise EngineError(f"{self.names[shard]}: {self._cause(error)}") from error
         except errors.ObjectLostError as error:
             raise EngineError(
-                f"{self.names[shard]}: what its clients kept was lost with a machine; go on from the last checkpoint"
+                f"{self.names[shard]}: its kept arrays were lost with a machine; resume from the last checkpoint"
             ) from error
         if isinstance(value, FedscapeError):
             raise type(value)(f"{value}, in {self.names[shard]}")
@@ -234,7 +234,7 @@ class Crew:
 
     def _cause(self, error: Any) -> str:
         """The cause of a worker's failure, on one line."""
-        if isinstance(error.cause, self.cluster.ray.exceptions.RaySystemError):  # with the trace of its cause
+        if isinstance(error.cause, self.cluster.ray.exceptions.RaySystemError):  # its text includes the traceback
             last = str(error.cause).strip().splitlines()[-1]
             return f"{last}: a computation of your own must be in a module that workers can import"
         bound = isinstance(error.cause, MemoryError) and self.memory is not None
@@ -244,7 +244,7 @@ class Crew:
     def _revive(self, error: Exception) -> None:
         """Restart dead workers and restore their state.
 
-        Death is known at once; who does not answer in time has a long part before it.
+        Ray reports deaths at once; a worker that does not answer in time has a long part to run.
         """
         dead = self.cluster.ray.exceptions.RayActorError
         pings = {actor.ping.remote(): shard for shard, actor in enumerate(self._actors)}
@@ -265,7 +265,7 @@ class Crew:
         while True:
             self._deaths[shard] += 1
             if self._deaths[shard] > RESTARTS:
-                self._deaths[shard] = 0  # whoever goes on with another round may try again
+                self._deaths[shard] = 0  # the next round may try again
                 bound = "" if self.memory is None else f"; memory={self.memory:,} bounds it"
                 raise EngineError(
                     f"{self.names[shard]}: its worker died {RESTARTS + 1} times in one round{bound}; Ray says: "
@@ -278,7 +278,7 @@ class Crew:
             try:
                 self._check_started(calls[:1])
             except EngineError as error:
-                self.cluster.ray.kill(actor)  # whoever goes on finds it dead, and waits for nobody
+                self.cluster.ray.kill(actor)  # the next call finds it dead and does not wait
                 raise EngineError(f"{self.names[shard]}, whose worker died: {error}") from None
             try:
                 for call in calls:
