@@ -65,6 +65,7 @@ CPU = [
     Path("stack", "mlp", lambda: [patch(trainers, "checked_stack", none)]),
     Path("stack", "small mlp", lambda: [patch(trainers, "checked_stack", none)]),
     Path("fused linear", "cnn", lambda: [patch(fast, "pick", Trainer)]),
+    Path("fused linear", "gelu", lambda: [patch(fast, "pick", Trainer)]),
     Path("fused linear", "wide gelu", lambda: [patch(fast, "pick", Trainer)]),
 ]
 GPU = [  # those that compile longest come last: an interrupted run reports what it has
@@ -95,6 +96,7 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
         "mlp": (10, 600, models.mlp()),
         "small mlp": (200, 20, models.mlp(784, 64, 10)),
         "wide gelu": (10, 100, nn.Sequential(nn.Linear(784, 2048), nn.GELU(), nn.Linear(2048, 10))),
+        "gelu": (10, 300, nn.Sequential(nn.Linear(784, 512), nn.GELU(), nn.Linear(512, 10))),
     }
     n, rows, model = wide[name]
     return clients_of(n // part, rows, (784,), 10, seed), LocalSGD(model, cross_entropy, **how)

@@ -111,9 +111,6 @@ class FusedTrainer(Trainer):
             descend(local, steps)
             return
         with self._self_moving(local, steps) as moving:
-            if not moving:
-                descend(local, steps)
-                return
             named = {n: p for n, p in steps.module.named_parameters() if n in steps.anchor and id(p) not in moving}
             params, to, stop = list(named.values()), [steps.anchor[n] for n in named], Stop(local, steps.counts)
             for t in range(len(stop.counts)):
