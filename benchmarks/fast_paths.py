@@ -23,7 +23,7 @@ from torch import nn
 
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, fast, models
-from fedscape.learning.fast import folded, program, trainers
+from fedscape.learning.fast import folded, lowrank, program, trainers
 from fedscape.learning.trainer import Trainer
 from table import arguments, report
 from training_speed import clients_of
@@ -69,14 +69,16 @@ CPU = [
     Path("fused linear", "wide gelu", lambda: [patch(fast, "pick", Trainer)]),
 ]
 GPU = [  # those that compile longest come last: an interrupted run reports what it has
-    Path("recorded step", "cnn", lambda: [patch(program, "records", no)]),
+    Path("recorded round", "cnn", lambda: [patch(program.Program, "whole", none)]),
+    Path("recorded step", "cnn", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
     Path("Triton convolution", "cnn", lambda: [patch(folded, "can_convolve", no)]),
+    Path("Triton pooling", "cnn", lambda: [patch(folded, "can_pool", no)]),
+    Path("Triton product", "cnn", lambda: [patch(lowrank, "HAS_TRITON", False)]),
     Path("low-rank update", "cnn", lambda: [patch(program, "_is_smaller", no)]),
     Path("low-rank gradient", "cnn", lambda: [patch(program.Program, "_once", lambda *_: {})]),
+    Path("compiled gradient", "cnn", lambda: [patch(program, "_alone", plain)]),
     Path("folded", "cnn", unfolded),
-    Path("compiled gradient", "cnn", lambda: [patch(program, "_alone", plain)], unfolded),
-    Path("compiled gradient", "dropout cnn", lambda: [patch(program, "_alone", plain)]),
-    Path("compiled gradient", "exact cnn", lambda: [patch(program, "_alone", plain)]),
+    Path("product convolution", "small cnn", lambda: [patch(trainers, "_stand_in", none)], unfolded),
 ]
 
 
@@ -85,12 +87,14 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
     part = 5 if quick else 1
     how: dict[str, Any] = {"lr": 0.05, "epochs": 1, "batch_size": 10, "device": device}
     if device == "cuda":
-        how["precision"] = "exact" if name == "exact cnn" else "tf32"
+        how["precision"] = "tf32"
     torch.manual_seed(seed)
-    if name.endswith("cnn"):
+    if name == "cnn":
         clients = (50 // part, 50) if device == "cuda" else (10 // part, 50)
-        model = models.cnn((3, 32, 32), 10, dropout=name == "dropout cnn")
+        model = models.cnn((3, 32, 32), 10, dropout=False)
         return clients_of(*clients, (3, 32, 32), 10, seed), LocalSGD(model, cross_entropy, **how)
+    if name == "small cnn":
+        return clients_of(20, 50, (1, 28, 28), 10, seed), LocalSGD(models.lenet5(), cross_entropy, **how)
     wide = {
         "linear": (500, 20, models.linear(784, 10)),
         "mlp": (10, 600, models.mlp()),

@@ -165,7 +165,7 @@ def watched():
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()),
         lambda: nn.Embedding(5, 3, padding_idx=0),
     ],
-    ids=["own parameter", "tied", "watched", "conv1d", "grouped", "dilated", "same", "reflecting", "padding"],
+    ids=["own parameter", "tied", "watched", "conv1d", "grouped", "padding"],
 )
 def test_layers_without_a_form_for_many_clients_are_not_folded(make):
     assert folded(trainable_copy(make())) is None
