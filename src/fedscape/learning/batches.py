@@ -75,6 +75,14 @@ class Feed:
         random = {f"{path}.key": k[step, :clients] for path, k in self.keys.items()}
         return Batch(self.data.x[rows], self.data.y[rows], share, random)
 
+    def all(self) -> Batch:
+        """What all clients take in all steps, [steps, clients, ...]."""
+        index, shares = (values.transpose(0, 1).contiguous() for values in (self.index, self.shares))
+        if self.data.weights is not None:
+            shares = shares * self.data.weights[index]
+        random = {f"{path}.key": k for path, k in self.keys.items()}
+        return Batch(self.data.x[index], self.data.y[index], shares, random)
+
 
 def keys_of(device: Device, work: Work) -> Tensors:
     """The keys of each layer that drops anything, [steps, rows, 2]."""

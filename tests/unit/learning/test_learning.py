@@ -35,8 +35,9 @@ from fedscape.learning import (
     squared_error,
 )
 from fedscape.learning.evaluation import Evaluation
-from fedscape.learning.fast import fused, program
+from fedscape.learning.fast import program
 from fedscape.learning.fast.fused import FusedTrainer, self_moving
+from fedscape.learning.fast.products import ProductConv2d, stands_for_product
 from fedscape.learning.layers import KeyedDropout, dropout_keys, trainable_copy
 from fedscape.learning.loop import one_thread, weighted_sum
 from fedscape.learning.memory import Held
@@ -233,19 +234,14 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"momentum": 0.5}, {"proximal": 0.2}])
-def test_layers_move_their_own_weights_only_where_that_is_the_same(settings, monkeypatch):
-    monkeypatch.setattr(fused, "WIDE", 0)
+def test_layers_move_their_own_weights_only_where_that_is_the_same(settings):
     fed = federation([5, 3, 4], (3,), 3)
     for model in (initialised(Tied(), 0), models.mlp(3, 4, 3).double()):
         local = LocalSGD(model, cross_entropy, lr=0.3, epochs=2, batch_size=2, strategy="sequential", **settings)
         assert_agree(trained(local, fed), trained(replace(local, strategy="vmap"), fed), 1e-9)
 
 
-def test_layers_that_move_by_themselves_are_found_and_left_as_they_were(monkeypatch):
-    assert [type(m).__name__ for m in fused_copy(models.mlp(3, 4, 3))][1::2] == ["Linear", "Linear"]
-    monkeypatch.setattr(fused, "WIDE", 12)
-    assert [type(m).__name__ for m in fused_copy(models.mlp(3, 4, 2))][1::2] == ["FusedLinear", "Linear"]
-    monkeypatch.setattr(fused, "WIDE", 0)
+def test_layers_that_move_by_themselves_are_found_and_left_as_they_were():
     twin = fused_copy(initialised(Tied(), 0))
     before = {n: p.detach().clone() for n, p in twin.named_parameters()}
     assert self_moving(twin, lambda: twin(torch.ones(2, 3, dtype=torch.float64)).sum().backward()) == []
@@ -255,6 +251,32 @@ def test_layers_that_move_by_themselves_are_found_and_left_as_they_were(monkeypa
     watched = models.mlp(3, 4, 3)
     watched[1].register_forward_hook(lambda *_: None)
     assert [type(m).__name__ for m in fused_copy(watched)][1::2] == ["Linear", "FusedLinear"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 2)),
+        nn.Conv2d(3, 4, 1, bias=False),
+        nn.Conv2d(3, 2, 5, stride=3),
+    ],
+)
+def test_a_convolution_is_a_product_of_patches(layer):
+    layer, x = layer.double(), torch.randn(2, 3, 9, 11, dtype=torch.float64, requires_grad=True)
+    for made, want in zip(_with_gradients(ProductConv2d(layer), x), _with_gradients(layer, x), strict=True):
+        assert torch.allclose(made, want, atol=1e-12)
+
+
+def _with_gradients(layer, x):
+    made = layer(x)
+    return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
+
+
+@pytest.mark.parametrize(
+    "odd", [{"groups": 3}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}]
+)
+def test_other_convolutions_stay_what_they_are(odd):
+    assert not stands_for_product(nn.Conv2d(3, 3, 3, **odd))
 
 
 @pytest.mark.parametrize("make", [lambda: models.mlp(6, 8, 3), lambda: models.cnn((1, 8, 8), 3)], ids=["mlp", "cnn"])

@@ -4,22 +4,23 @@ A network that treats its samples one by one does not care whose they are; only 
 those replaced, the model's own `forward` runs once over [clients x batch, ...], and every product of all clients is one
 batched product.
 
-benchmarks/fast_paths.py, row "folded": 1.75 times.
+benchmarks/fast_paths.py, row "folded".
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from fedscape.learning.fast.conv import can_convolve, convolve, patches_of
-from fedscape.learning.fast.lowrank import FEW
-from fedscape.learning.layers import KeyedDropout, Module, dropped, is_plain, kept
+from fedscape.learning.fast.conv import can_convolve, can_pool, convolve, patches_of, pool
+from fedscape.learning.fast.lowrank import FEW, along
+from fedscape.learning.fast.products import shifted_views, stands_for_product
+from fedscape.learning.layers import KeyedDropout, Module, RectifiedPool, dropped, is_plain, kept
 from fedscape.types import Tensor
 
 
@@ -46,20 +47,6 @@ def folded(module: Module, precision: str = "exact") -> Module | None:
     users = [id(p) for m in owners for p in m.parameters(recurse=False)]
     all_folded = all(isinstance(m, Folded) for m in owners) and not watched
     return twin[0] if all_folded and len(set(users)) == len(users) else None
-
-
-def runs_uncompiled(twin: Module) -> bool:
-    """Whether a folded network does without a compiler: of its convolutions each has a kernel of its own.
-
-    Recorded as it is such a network loses a tenth, and warms up in 0.3 s in place of 39 (benchmarks/README.md).
-    Patches, shifted views, gathered rows and hashes of dropout are many passes that a compiler makes one of.
-    """
-
-    def is_many_passes(layer: Module) -> bool:
-        own_kernel = type(layer) is _Conv2d and layer.has_kernel(layer.weight)
-        return isinstance(layer, _Conv2d | _Embedding | _Dropout) and not own_kernel
-
-    return not any(is_many_passes(layer) for layer in twin.modules())
 
 
 class Folded(nn.Module):  # type: ignore[misc]
@@ -98,7 +85,7 @@ class FoldedLinear(Folded):
                 self.probe if self.bias is None else self.probe + self.bias[:, None]
             )
             if self.trail_up.ndim:
-                output = output - rows @ self.trail_rows.transpose(1, 2) @ self.trail_up
+                output = output - along(rows, self.trail_rows, exact=self.precision == "exact") @ self.trail_up
             return output.reshape(*x.shape[:-1], out)
         rows, weight = x.reshape(clients, -1, features), self.weight.transpose(1, 2)
         kind = torch.bfloat16 if self.precision == "bf16" and rows.shape[1] >= FEW else weight.dtype
@@ -129,15 +116,10 @@ class _Conv2d(Folded):
         super().__init__(layer, precision)
         self.stride, self.padding = tuple(layer.stride), tuple(layer.padding)
 
-    def has_kernel(self, x: Tensor) -> bool:
-        """Whether images of this type and device are convolved by `convolve`."""
-        kernel = (self.weight.shape[-2], self.weight.shape[-1])
-        return self.precision != "exact" and can_convolve(x, kernel, self.stride, self.padding)
-
     def forward(self, x: Tensor) -> Tensor:
         clients, out, _, high, wide = self.weight.shape
         kind = torch.bfloat16 if self.precision == "bf16" else self.weight.dtype
-        if self.has_kernel(x):
+        if self.precision != "exact" and can_convolve(x, (high, wide), self.stride, self.padding):
             rows, places = x.to(kind).permute(0, 2, 3, 1).contiguous(), self.weight.permute(0, 1, 3, 4, 2).contiguous()
             return convolve(rows, places, self.bias, self.padding).permute(0, 3, 1, 2)
         weight = self.weight.permute(0, 3, 4, 2, 1).reshape(clients, -1, out).to(kind)
@@ -180,21 +162,12 @@ class _Patches(torch.autograd.Function):  # type: ignore[misc]
         return total, None, None
 
 
-def _shifted_views(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> list[Tensor]:
-    """Views of the padded images, channels last, one for each place of the kernel: [batch, H out, W out, channels]."""
-    (up, left), (down, right), (high, wide) = padding, stride, kernel
-    x = functional.pad(x.permute(0, 2, 3, 1), (0, 0, left, left, up, up))
-    h, w = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
-    corners = [(i, j) for i in range(high) for j in range(wide)]
-    return [x[:, i : i + down * (h - 1) + 1 : down, j : j + right * (w - 1) + 1 : right] for i, j in corners]
-
-
 class _Depthwise(_Conv2d):
     """Every channel by itself: a sum of shifted images, each times one number per client and channel."""
 
     def forward(self, x: Tensor) -> Tensor:
         clients, out, _, high, wide = self.weight.shape
-        parts = _shifted_views(x, (high, wide), self.stride, self.padding)
+        parts = shifted_views(x, (high, wide), self.stride, self.padding)
         h, w = parts[0].shape[1:3]
         factors = self.weight.reshape(clients, 1, out, high * wide)
         each = [p.reshape(clients, -1, out) * factors[..., i] for i, p in enumerate(parts)]
@@ -202,6 +175,27 @@ class _Depthwise(_Conv2d):
             torch.stack(each).sum(dim=0) if self.bias is None else torch.stack(each).sum(dim=0) + self.bias[:, None]
         )
         return output.reshape(len(x), h, w, out).permute(0, 3, 1, 2)
+
+
+class _Pool(nn.Module):  # type: ignore[misc]
+    """2 x 2 max pooling, on a GPU channels last."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.layer, self.rectified = layer, isinstance(layer, RectifiedPool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not can_pool(x):
+            return self.layer(x)
+        return pool(x.permute(0, 2, 3, 1).contiguous(), rectified=self.rectified).permute(0, 3, 1, 2)
+
+
+def _is_of_squares(layer: Module) -> bool:
+    """Whether a layer is plain 2 x 2 max pooling."""
+    if isinstance(layer, RectifiedPool):
+        return True
+    size = [(v, v) if isinstance(v, int) else tuple(v) for v in (layer.kernel_size, layer.stride, layer.padding)]
+    return size == [(2, 2), (2, 2), (0, 0)] and layer.dilation == 1 and not (layer.ceil_mode or layer.return_indices)
 
 
 class _GroupNorm(Folded):
@@ -259,12 +253,6 @@ class _Dropout(nn.Module):  # type: ignore[misc]
         return dropped(own, keep, self.p).reshape(x.shape)
 
 
-def _is_sum_of_views(layer: Module, *, groups: int = 1) -> bool:
-    """Whether this convolution has nothing that a sum over `_shifted_views` leaves out."""
-    plain = layer.groups == groups and layer.padding_mode == "zeros" and tuple(layer.dilation) == (1, 1)
-    return plain and not isinstance(layer.padding, str)
-
-
 _FORMS: dict[type, Callable[[Any, str], Module]] = {
     nn.Linear: FoldedLinear,
     nn.GroupNorm: _GroupNorm,
@@ -276,10 +264,12 @@ def _form(layer: Module, precision: str) -> Module | None:
     """The batched form of a layer; None where there is none."""
     if isinstance(layer, KeyedDropout):
         return _Dropout(layer) if layer.p > 0 else nn.Identity()
+    if (is_plain(layer, nn.MaxPool2d) or is_plain(layer, RectifiedPool)) and _is_of_squares(layer):
+        return _Pool(layer)
     if is_plain(layer, nn.Embedding) and layer.max_norm is layer.padding_idx is None and not layer.scale_grad_by_freq:
         return _Embedding(layer, precision)
-    if is_plain(layer, nn.Conv2d) and _is_sum_of_views(layer):
+    if is_plain(layer, nn.Conv2d) and stands_for_product(layer):
         return _Conv2d(layer, precision)
-    if is_plain(layer, nn.Conv2d) and _is_sum_of_views(layer, groups=layer.in_channels):
+    if is_plain(layer, nn.Conv2d) and stands_for_product(layer, groups=layer.in_channels):
         return _Depthwise(layer, precision) if layer.in_channels == layer.out_channels else None
     return next((form(layer, precision) for kind, form in _FORMS.items() if is_plain(layer, kind)), None)

@@ -1,6 +1,6 @@
-"""A local step of many clients as one program: gradient and update, compiled where that pays; on a GPU a CUDA graph.
+"""A local step of many clients as one program: gradient and update compiled together, on a GPU a CUDA graph.
 
-benchmarks/fast_paths.py, rows "recorded step" (3.64 times) and "compiled gradient".
+benchmarks/fast_paths.py, rows "compiled gradient", "recorded step" and "recorded round".
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
-from fedscape.learning.fast.folded import runs_uncompiled
 from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
 from fedscape.learning.gradients import Batch, Tensors, by_client
@@ -26,6 +25,8 @@ from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.types import Tensor
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
+STEPS = 64  # of a round that is recorded as a whole
+ROUNDS = 8  # of different shapes that are
 _NUMBERS = itertools.count()
 
 
@@ -85,11 +86,9 @@ class Recorded:
 
 
 def _summed(now: Tensors, start: Tensors, weights: Tensor) -> Tensors:
-    def summed(p: Tensor, at: Tensor) -> Tensor:
-        moved = p.unflatten(0, weights.shape).to(weights.dtype) - at.to(weights.dtype)
-        return (moved * weights.reshape(*weights.shape, *[1] * (p.ndim - 1))).sum(dim=0)
-
-    return {n: summed(p, start[n]) for n, p in now.items()}
+    each = {n: p.unflatten(0, weights.shape).to(weights.dtype) - start[n].to(weights.dtype) for n, p in now.items()}
+    factors = {n: weights.reshape(*weights.shape, *[1] * (p.ndim - 1)) for n, p in now.items()}
+    return {n: (moved * factors[n]).sum(dim=0) for n, moved in each.items()}
 
 
 class Program:
@@ -112,11 +111,13 @@ class Program:
         self.shared = shared
         self.twin: Module | None = None
         self.chosen = False
-        self.compiles = True
         self.room, self.places = 0, 0
         self.compiled: dict[tuple[Any, ...], Step] = {}
+        self.plain: dict[tuple[Any, ...], Step] = {}  # the same before they are recorded
         self.sums: dict[tuple[Any, ...], Recorded] = {}
         self.adding: dict[tuple[Any, ...], Callable[..., Tensors]] = {}
+        self.wholes: dict[tuple[Any, ...], Recorded] = {}
+        self.seen: set[tuple[Any, ...]] = set()  # rounds that were made step by step
         self.thin: frozenset[str] | None = None  # weights that may have a trail
         self.params: Tensors = {}  # of each client
         self.common: Tensors = {}  # where clients began, of the weights that have a trail
@@ -127,6 +128,11 @@ class Program:
 
         `anchor` is where a proximal weight pulls to, if any, and `places` how many rows a client takes in all steps.
         """
+        self.make_ready(start, anchor, room, places)
+        self._lay_out(start, anchor)
+
+    def make_ready(self, start: Tensors, anchor: Tensors | None, room: int, places: int = 0) -> None:
+        """Allocate the buffers for such a start, without filling them."""
         self.begun, self.places = (start, anchor, room, places), places
         traced = [n for n in self.thin or () if _is_smaller(places, start[n])]
         if room > self.room:
@@ -137,6 +143,9 @@ class Program:
         for name in start:
             if name not in self.traced and name not in self.params:
                 self.params[name] = start[name].new_zeros((self.room, *start[name].shape[1:]))
+
+    def _lay_out(self, start: Tensors, anchor: Tensors | None) -> None:
+        room = self.begun[2]
         for name, at in start.items():
             if name in self.traced:
                 self.common[name].copy_(at)
@@ -167,7 +176,7 @@ class Program:
             self._forget()
 
     def _forget(self) -> None:
-        for programs in (self.compiled, self.sums):
+        for programs in (self.compiled, self.plain, self.sums, self.wholes):
             programs.clear()  # programs know where the weights are
         self.place = new_place() if self.local.on_gpu else None
 
@@ -182,8 +191,39 @@ class Program:
             plain = self._build(batch)  # decides which layers have trails
             kind = self._kind(batch.x, batch.y)
             compiled_step = self.compiled[kind] = self._recorded(plain, batch) if records(self.local) else plain
+            self.plain[kind] = plain
         lr, proximal = (rate for rate in rates)
         return compiled_step(batch, lr, proximal, batch.share.new_full((), number))
+
+    def whole(self, start: Tensors, batches: Batch, rates: Rates, weights: Tensor) -> Tensors | None:
+        """All steps of a round without a pull, and the sums, as one recorded program; None where there is none yet.
+
+        `batches` has what `step` takes of all steps, [steps, clients, ...]. A round of new shapes is to be made by
+        `begin`, `step` and `summed`, and recorded when it comes again.
+        """
+        steps, names, layers = len(batches.y), list(start), list(batches.random)
+        one = self._kind(*((tuple(v.shape[1:]), v.dtype) for v in batches[:2]))
+        kind = (one, steps, tuple(weights.shape), *(len(p) for p in start.values()))
+        step, recorded = self.plain.get(one), self.wholes.get(kind)
+        if recorded is None:
+            repeated, full = kind in self.seen, len(self.wholes) == ROUNDS
+            self.seen.add(kind)
+            if step is None or steps > STEPS or full or not repeated:
+                return None
+            total = self._total(names, tuple(weights.shape))
+
+            def run(x: Tensor, y: Tensor, shares: Tensor, *rest: Tensor) -> list[Tensor]:
+                lr, proximal, weights, *others = rest
+                keys, first = others[: len(layers)], dict(zip(names, others[len(layers) :], strict=True))
+                self._lay_out(first, None)
+                for t in range(steps):
+                    batch = Batch(x[t], y[t], shares[t], {n: k[t] for n, k in zip(layers, keys, strict=True)})
+                    step(batch, lr, proximal, shares.new_full((), t + 1))
+                return total(weights, *first.values())
+
+            recorded = self.wholes[kind] = Recorded(run, [], self.place)
+        sums = recorded(*batches[:3], *rates, weights, *batches.random.values(), *start.values())
+        return {n: values.clone() for n, values in zip(names, sums, strict=True)}
 
     def summed(self, start: Tensors, weights: Tensor) -> Tensors:
         """The sum over the first clients of how far each has moved, times its weight, in the type of the weights.
@@ -203,9 +243,9 @@ class Program:
         """From weights of this shape and where clients began, by these names, the sums of `summed` in their order."""
         rows, traced, names = math.prod(shape), self.traced, list(names)
         now = {n: self.params[n][:rows] for n in names if n not in traced}
-        kind = (self.compiles, len(shape), *now)
-        if kind not in self.adding:  # compiled it reads weights once and copies nothing
-            self.adding[kind] = _alone(f"sum_{next(_NUMBERS)}", dynamic=True)(_summed) if self.compiles else _summed
+        kind = (len(shape), *now)
+        if kind not in self.adding:  # reads weights once, copies nothing
+            self.adding[kind] = _alone(f"sum_{next(_NUMBERS)}", dynamic=True)(_summed)
         add = self.adding[kind]
 
         def total(weights: Tensor, *first: Tensor) -> list[Tensor]:
@@ -232,7 +272,6 @@ class Program:
         whole = self._weights(clients)
         if not self.chosen and clients > 1:
             self.twin, self.chosen = foldable(local, self.module, whole, batch), True
-            self.compiles = self.twin is None or not runs_uncompiled(self.twin)
         once = self._once(whole, batch)
         if self.shared and self.thin is None and clients > 1:
             rows = batch.y.shape[1]
@@ -244,7 +283,7 @@ class Program:
         params = {n: self.common[n] if n in traced else self.params[n][:clients] for n in whole}
         anchor = [a[:clients] for a in self.anchor.values()]
         memory = self.memory.rows(clients)
-        alone = _alone(f"program_{next(_NUMBERS)}") if self.compiles or clients == 1 else _as_it_is
+        alone = _alone(f"program_{next(_NUMBERS)}")
         gradient = self._trusted(whole, params, batch, alone, probes, traced)
 
         def move(grads: Tensors, lr: Tensor, proximal: Tensor, number: Tensor) -> None:
@@ -295,7 +334,7 @@ class Program:
         probes: Mapping[str, tuple[int, ...]],
         trails: Mapping[str, Trail],
     ) -> FoldedGradient:
-        """The quick gradient, or the plain one where the compiler fails or the quick one disagrees."""
+        """The compiled gradient, or the eager one where the compiled one disagrees."""
         local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
             want_of: FoldedGradient = by_client(local, self.module)
@@ -309,14 +348,9 @@ class Program:
             want = unfactored(want_of(whole, *inputs)[0])
         if operations.number > MANY:
             return plain
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", DeprecationWarning
-                )  # torch's own, of how it traces an autograd.Function
-                grads = unfactored(quick(params, *inputs)[0])
-        except Exception:  # whatever a compiler says of a model that has just run: of one that stores what it sees, say
-            return plain
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
+            grads = unfactored(quick(params, *inputs)[0])
         if local.precision == "exact":
             return quick if agree(want, grads) else plain
         return quick if agree(want, grads, ROUGH) and same_lengths(want, grads) else plain
@@ -344,10 +378,6 @@ def _take_turns(rows: Tensor, start: Tensor) -> None:
     """Fill rows from `start`, round-robin; a remainder is left unchanged."""
     many = len(rows) // len(start) * len(start)
     rows[:many].unflatten(0, (-1, len(start))).copy_(start)
-
-
-def _as_it_is(function: Any) -> Any:
-    return function
 
 
 def _alone(name: str, *, dynamic: bool = False) -> Callable[[Any], Any]:

@@ -7,17 +7,19 @@ from collections.abc import Collection
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.learning.batches import Feed, Work, padded_to, room_for, rounded
 from fedscape.learning.device import SMALL_MODEL
 from fedscape.learning.fast.fused import FusedTrainer
-from fedscape.learning.fast.program import Program
+from fedscape.learning.fast.products import ProductConv2d, stands_for_product
+from fedscape.learning.fast.program import Program, records
 from fedscape.learning.fast.stack_steps import Stack
 from fedscape.learning.fast.stacks import checked_stack, train_stack
 from fedscape.learning.gradients import Tensors
-from fedscape.learning.layers import Module, trainable_copy
+from fedscape.learning.layers import Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, weighted_sum
 from fedscape.learning.optimisers import Rates
@@ -150,6 +152,11 @@ class ProgramTrainer(Trainer):
         weigh = None if weights is None else self.sent(weights.astype(np.float64))
         if weigh is not None and program.shared:
             weigh = padded_to(weigh, room // kinds)  # those behind stay where they begin: few sizes, few programs
+            if records(local) and to is None and not ragged and local.early_stopping is None:
+                program.make_ready(begun, to, room, places)
+                sums = program.whole(begun, feed.all(), rates, weigh)
+                if sums is not None:
+                    return sums
         program.begin(begun, to, room, places)
         for t in range(steps):
             end = rounded(plan.active(t)[0], rows, kinds) if ragged else rows
@@ -167,6 +174,10 @@ class ProgramTrainer(Trainer):
         kind = (0 if anchor is None else min(len(next(iter(anchor.values()))), 2), shared)
         if kind not in self.programs:
             if self._module is None:
-                self._module = trainable_copy(self.local.model).to(self.local.device)
+                self._module = trainable_copy(self.local.model, _stand_in).to(self.local.device)
             self.programs[kind] = Program(self.local, self._module, shared=shared)
         return self.programs[kind]
+
+
+def _stand_in(layer: Module) -> Module | None:
+    return ProductConv2d(layer) if is_plain(layer, nn.Conv2d) and stands_for_product(layer) else None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from torch import nn
 from fedscape import Federation, FixedSize, Key, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, trainer
 from fedscape.learning.batches import work_of
-from fedscape.learning.fast import folded as forms
 from fedscape.learning.fast import program
 from fedscape.learning.fast.agreement import agree
 from fedscape.learning.fast.folded import folded
@@ -160,9 +159,6 @@ def watched():
         watched,
         lambda: nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten()),
         lambda: nn.Sequential(nn.Conv2d(2, 4, 1, groups=2), nn.Flatten()),
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, dilation=2), nn.Flatten()),
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding="same"), nn.Flatten()),
-        lambda: nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()),
         lambda: nn.Embedding(5, 3, padding_idx=0),
     ],
     ids=["own parameter", "tied", "watched", "conv1d", "grouped", "padding"],
@@ -432,24 +428,15 @@ class Replayed:
 @pytest.fixture
 def replayed(monkeypatch, uncompiled):
     monkeypatch.setattr(program, "Recorded", Replayed)
-    monkeypatch.setattr(program, "records", lambda local: True)
+    for place in (program, sys.modules["fedscape.learning.fast.trainers"]):
+        monkeypatch.setattr(place, "records", lambda local: True)
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"momentum": 0.5},
-        {"optimiser": "adam", "lr": 0.01},
-        {"weights": "w"},
-        {"weight_decay": 0.1},
-        {"early_stopping": 0.1},
-        {"proximal": 0.1},
-    ],
-    ids=str,
+    "how", [{}, {"momentum": 0.5}, {"optimiser": "adam", "lr": 0.01}, {"weights": "w"}, {"weight_decay": 0.1}], ids=str
 )
 @pytest.mark.parametrize("drop", [0.0, 0.3])
-def test_recorded_steps_give_the_numbers_of_the_other_strategies(how, drop, replayed):
+def test_a_round_that_comes_again_is_one_program(how, drop, replayed):
     rng, fed = np.random.default_rng(0), wide([4] * 7)
     fed = fed.with_column("w", rng.random(fed.n_rows))
     model = nn.Sequential(nn.Linear(60, 50), nn.Tanh(), nn.Dropout(drop), nn.Linear(50, 3)).double()
@@ -459,14 +446,28 @@ def test_recorded_steps_give_the_numbers_of_the_other_strategies(how, drop, repl
         *_, end = rounds(FedAvg(one), Local(fed, threads=1), n_rounds=5, sampler=FixedSize(3), measure=0)
         ends.append(end.state)
     assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
-    (made,) = trainer_of(local).programs.values()
-    assert made.compiled
-    assert bool(made.traced) == (how in ({}, {"weights": "w"}, {"early_stopping": 0.1}))
+    made = trainer_of(local).programs[0, True]
+    assert len(made.wholes) == 1
+    assert bool(made.traced) == (how in ({}, {"weights": "w"}))
 
 
-def test_recorded_steps_of_a_sweep_and_of_clients_that_differ_in_size(replayed):
-    for sizes in ([4] * 5, [6, 3, 5, 1, 2]):
-        assert_sweeps_agree(broad(), wide(sizes), n_rounds=4)
+@pytest.mark.parametrize("how", [{"proximal": 0.1}, {"early_stopping": 0.1}], ids=str)
+def test_rounds_with_a_pull_or_an_end_of_their_own_go_step_by_step(how, replayed):
+    local, fed = broad(epochs=2, **how), wide([4] * 5)
+    one, other = last(local, fed), last(replace(local, strategy="vmap"), fed)
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+    assert not any(p.wholes for p in trainer_of(local).programs.values())
+
+
+def test_groups_whose_blocks_differ_share_a_recorded_round(replayed):
+    """Clients of other sizes, in cohorts of as many, make the same steps."""
+    local, fed = broad(epochs=None, steps=2), wide([4, 5, 6, 7, 8, 9, 10, 11])
+    ends = []
+    for how in (local, replace(local, strategy="vmap")):
+        *_, end = rounds(FedAvg(how), Local(fed, threads=1), n_rounds=6, sampler=FixedSize(3), measure=0)
+        ends.append(end.state)
+    assert all(np.abs(ends[0][n] - ends[1][n]).max() < 1e-9 for n in ends[0])
+    assert len(trainer_of(local).programs[0, True].wholes) == 1
 
 
 @pytest.mark.parametrize("order", [(100, 20, 100), (20, 100, 20)])
@@ -497,6 +498,21 @@ def test_programs_that_are_made_anew_are_recorded_in_a_new_place(replayed, monke
     assert (made, mine.place) == ([0, 1], 1)
 
 
+def test_cohorts_of_many_shapes_are_not_all_recorded(replayed, monkeypatch):
+    monkeypatch.setattr(program, "ROUNDS", 2)
+    local, fed = broad(), wide([4] * 9)
+    for size in (3, 4, 5, 6, 3, 4, 5, 6):
+        one, other = (last(how, fed.take(np.arange(size))) for how in (local, replace(local, strategy="vmap")))
+        assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
+    assert len(trainer_of(local).programs[0, True].wholes) == 2
+
+
+def test_settings_of_a_sweep_are_one_program_too(replayed):
+    local, fed = broad(), wide([4] * 5)
+    assert_sweeps_agree(local, fed, n_rounds=4)
+    assert len(trainer_of(local).programs[0, True].wholes) == 1
+
+
 def test_evaluating_meanwhile_takes_no_program_away(uncompiled):
     local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=4, strategy="compiled")
     last(local, ragged())
@@ -515,8 +531,7 @@ def test_a_compiler_that_makes_something_else_is_not_trusted(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", wrong)
-    model = nn.Sequential(models.mlp(6, 8, 3), nn.Dropout(0.3)).double()
-    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
     one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
 
@@ -618,53 +633,8 @@ def test_a_network_of_very_many_operations_is_not_compiled(monkeypatch, few):
     monkeypatch.setattr(torch, "compile", compile_it)
     if not few:
         monkeypatch.setattr(program, "MANY", 3)
-    model = nn.Sequential(models.mlp(6, 8, 3), nn.Dropout(0.3)).double()
-    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
     found, want = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
     assert all(np.abs(found[n] - want[n]).max() < 1e-9 for n in found)
     assert "move" in called
     assert ("loss_of_all" in called) == few
-
-
-class Watching(nn.Linear):
-    """Stores what it sees, which is a wrapper of torch.func that no compiled code can give back."""
-
-    def forward(self, x):
-        self.seen = x
-        return super().forward(x)
-
-
-def test_a_model_that_the_compiler_fails_on_is_trained_uncompiled(monkeypatch):
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Watching(5, 3)).double()
-    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
-    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
-    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
-
-
-@pytest.mark.parametrize(
-    ("layer", "free"),
-    [
-        (nn.Conv2d(2, 2, 3), True),
-        (nn.Conv2d(2, 2, 3, stride=2), False),
-        (nn.Conv2d(2, 2, 3, groups=2), False),
-        (nn.Linear(2, 2), True),
-        (nn.GroupNorm(1, 2), True),
-        (nn.Embedding(2, 2), False),
-        (nn.Dropout(0.5), False),
-        (nn.Dropout(0.0), True),
-    ],
-    ids=repr,
-)
-def test_networks_whose_convolutions_have_kernels_of_their_own_are_not_compiled(layer, free, monkeypatch):
-    monkeypatch.setattr(forms, "can_convolve", lambda x, kernel, stride, padding: stride == (1, 1))
-    model = trainable_copy(nn.Sequential(layer, nn.Linear(2, 2)))
-    assert forms.runs_uncompiled(folded(model, "tf32")) == free
-    assert forms.runs_uncompiled(folded(model)) == (free and not isinstance(layer, nn.Conv2d))
-
-
-def test_what_needs_no_compiler_is_never_compiled(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
-    local = LocalSGD(models.mlp(6, 8, 3).double(), cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
-    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
-    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
