@@ -334,7 +334,7 @@ class Program:
         probes: Mapping[str, tuple[int, ...]],
         trails: Mapping[str, Trail],
     ) -> FoldedGradient:
-        """The compiled gradient, or the eager one where the compiled one disagrees."""
+        """The compiled gradient, or the eager one where the compiler fails or the compiled one disagrees."""
         local, inputs = self.local, (batch.random, batch.x, batch.y, batch.share)
         if self.twin is None or len(batch.y) == 1:
             want_of: FoldedGradient = by_client(local, self.module)
@@ -348,9 +348,12 @@ class Program:
             want = unfactored(want_of(whole, *inputs)[0])
         if operations.number > MANY:
             return plain
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of how it traces an autograd.Function
-            grads = unfactored(quick(params, *inputs)[0])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, on tracing an autograd.Function
+                grads = unfactored(quick(params, *inputs)[0])
+        except Exception:  # the eager gradient has just run: whatever is raised here comes from the compiler
+            return plain
         if local.precision == "exact":
             return quick if agree(want, grads) else plain
         return quick if agree(want, grads, ROUGH) and same_lengths(want, grads) else plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -638,3 +639,19 @@ def test_a_network_of_very_many_operations_is_not_compiled(monkeypatch, few):
     assert all(np.abs(found[n] - want[n]).max() < 1e-9 for n in found)
     assert "move" in called
     assert ("loss_of_all" in called) == few
+
+
+class Watching(nn.Linear):
+    """Stores what it sees, which is a wrapper of torch.func that no compiled code can give back."""
+
+    def forward(self, x):
+        self.seen = x
+        return super().forward(x)
+
+
+def test_a_model_that_the_compiler_fails_on_is_trained_uncompiled(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Watching(5, 3)).double()
+    local = LocalSGD(model, cross_entropy, lr=0.1, epochs=1, batch_size=3, strategy="compiled")
+    one, other = last(local, ragged()), last(replace(local, strategy="vmap"), ragged())
+    assert all(np.abs(one[n] - other[n]).max() < 1e-9 for n in one)
