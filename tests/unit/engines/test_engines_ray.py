@@ -156,7 +156,7 @@ def test_wrong_data_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(DataError, match="is not a saved Federation: for Parquet files pass client="):
         Ray(tmp_path)
     held = Federation({}, [0, 0]).with_kept({"z": Ragged(np.ones(1), np.array([0, 1]))})
-    with pytest.raises(DataError, match=r"use restore\(\)"):
+    with pytest.raises(DataError, match=r"to restore\(\)"):
         Ray(held)
 
 
