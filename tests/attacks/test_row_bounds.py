@@ -29,7 +29,7 @@ class Attack:
 
 
 def forms(fed: Federation) -> list[Federation]:
-    """The same rows as they might come too: narrower types, and ready counts instead of one category a row."""
+    """The same rows as they might come too: narrower types, and count vectors instead of one category a row."""
     made = [fed]
     narrow = {n: v.astype(np.float32 if v.dtype.kind == "f" else np.int32) for n, v in fed.columns.items()}
     made.append(Federation(narrow, fed.offsets, fed.ids, names=fed.names))

@@ -14,7 +14,7 @@ from fedscape import datasets
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The study of ready counts, other clients of the same population, and clients of another part of the country."""
+    """The study of count vectors, other clients of the same population, and clients of another part of the country."""
     base = tmp_path_factory.mktemp("checks")
     races = datasets.load("acs-race")
     order = np.random.default_rng(0).permutation(1000)

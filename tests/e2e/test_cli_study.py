@@ -16,7 +16,7 @@ from fedscape import Federation, datasets
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two studies of ready counts, as the command writes them."""
+    """Two studies of count vectors, as the command writes them."""
     base = tmp_path_factory.mktemp("studies")
     fed = datasets.load("acs-race")
     for name, part in (("a", slice(0, 24)), ("b", slice(1200, 1224))):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Source = Annotated[str, typer.Argument(help="A name (see 'fedscape data info'), a file or a folder.")]
 Client = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
-Column = Annotated[str | None, typer.Option("--column", help="The column to model: categories or ready counts.")]
+Column = Annotated[str | None, typer.Option("--column", help="The column to model: categories or count vectors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Seed = Annotated[int, typer.Option("--seed", help="Everything random is a function of it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, no remarks.")]

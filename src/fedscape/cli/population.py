@@ -56,7 +56,7 @@ def describe(
 
 def fit(
     source: Source,
-    column: Annotated[str, typer.Option("--column", help="The column to model: categories or ready counts.")] = "y",
+    column: Annotated[str, typer.Option("--column", help="The column to model: categories or count vectors.")] = "y",
     components: Annotated[
         str | None, typer.Option(help="How many kinds of clients: 3, or 1-6 to choose; by default as a study does.")
     ] = None,

@@ -45,7 +45,7 @@ def study(
     ] = "femnist-mini",
     column: Annotated[
         str | None,
-        typer.Option("--column", help="Categories, ready counts, or a number; by default y, label or target."),
+        typer.Option("--column", help="Categories, count vectors, or a number; by default y, label or target."),
     ] = None,
     features: Annotated[str | None, typer.Option(help="Columns to learn from, with commas between.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, result.json and tables.")] = Path("study"),

@@ -43,7 +43,7 @@ class Federation(Clients):
     ids
         One integer or text per client, all different.
     names
-        For a column of codes the name of each code; for ready counts the name of each category, its last axis. For a
+        For a column of codes the name of each code; for count vectors the name of each category, its last axis. For a
         column of texts the names that count: any other text has the code -1, as a missing one. Names that are not
         given are collected from the rows, which a private fit refuses (see `declare`).
 
@@ -289,7 +289,7 @@ class Federation(Clients):
         return self.with_column(column, codes_by_name(values, old, names).astype(np.int32), names=tuple(names))
 
     def is_declared(self, column: str) -> bool:
-        """Whether the categories of a column were given, as names or as the width of ready counts, not collected.
+        """Whether the categories of a column were given, as names or as the width of count vectors, not collected.
 
         >>> fed = Federation.from_arrays({"y": ["flu", "cold"]}, clients=[0, 1])
         >>> fed.is_declared("y"), fed.declare("y", ["cold", "flu"]).is_declared("y")
@@ -340,7 +340,7 @@ class Federation(Clients):
     def counts(self, column: str, n_categories: int | None = None) -> Array:
         """How often each client has each category: [clients, n_categories], int32.
 
-        A column of whole numbers holds one category a row; a two-dimensional one holds ready counts, which are added.
+        A column of whole numbers holds one category a row; a two-dimensional one holds count vectors, which are added.
 
         >>> Federation({"y": [0, 2, 2]}, [0, 1, 3]).counts("y").tolist()
         [[1, 0, 0], [0, 0, 2]]

@@ -53,7 +53,7 @@ def classes_of(
     column_kind = kind or kind_of(column, values, names if values.ndim == 1 else None, overrules=rules)
     if column_kind.kind == "array":
         raise DataError(
-            f"the column {column!r} must hold categories, numbers or ready counts, one a row, not "
+            f"the column {column!r} must hold categories, numbers or count vectors, one a row, not "
             f"{values.dtype}{list(values.shape[1:])}: name another with --column"
         )
     if column_kind.kind == "empty":
@@ -73,7 +73,7 @@ def classes_of(
 def with_classes(
     federation: Federation, column: str, *, kind: ColumnKind | None = None, overrules: Overrules | None = None
 ) -> tuple[Federation, Classes | None]:
-    """Keep the rows that have a class, and replace the column by codes with names; ready counts stay as they are.
+    """Keep the rows that have a class, and replace the column by codes with names; count vectors stay as they are.
 
     Consecutive integers from 0 are codes already and stay.
 

@@ -28,7 +28,7 @@ def outgoing_schema(fed: Federation, client: str, metadata: Mapping[bytes, bytes
 
 
 def coded(fed: Federation) -> dict[str, tuple[str, ...]]:
-    """The names of columns that hold codes; names of ready counts belong to their last axis."""
+    """The names of columns that hold codes; names of count vectors belong to their last axis."""
     return {name: texts for name, texts in fed.names.items() if fed[name].ndim == 1}
 
 

@@ -56,7 +56,7 @@ class Labels:
         values = check_categories(federation[self.column], number, self.column)
         if values.ndim == 2:
             raise DataError(
-                f"column {self.column!r} holds ready counts: clients are cut from rows, one category each; "
+                f"column {self.column!r} holds count vectors: clients are cut from rows, one category each; "
                 "give the proxy's rows"
             )
         return Codes(values, number, federation.names.get(self.column))

@@ -43,7 +43,7 @@ class SelfScores(Computation):
     draws
         B.
     column
-        One category per row, or ready counts.
+        One category per row, or count vectors.
 
     >>> from fedscape import MixtureOfDirichletMultinomials
     >>> mdm = MixtureOfDirichletMultinomials().fit([[3, 1], [2, 2], [0, 4]])
@@ -334,7 +334,7 @@ def self_score(
     data
         Held-out clients, as a Federation or an Engine.
     column
-        One category per row, or ready counts.
+        One category per row, or count vectors.
     bins, draws
         As for `SelfScores`.
     privacy

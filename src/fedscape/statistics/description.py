@@ -24,7 +24,7 @@ def describe(
     federation
         The Federation to describe.
     column
-        A column of classes or ready counts, or a number, which is binned into five classes.
+        A column of classes or count vectors, or a number, which is binned into five classes.
     overrules
         Column kinds set by hand.
     seed

@@ -27,7 +27,7 @@ class Histogram(Estimator):
     n_categories
         Categories are 0 to n_categories - 1; others are refused, and dropped under privacy.
     column
-        The column of categories, or of ready counts (two-dimensional).
+        The column of categories, or of count vectors (two-dimensional).
 
     Learns `counts_` [n_categories] and `shares_`, which add up to one.
 
@@ -60,7 +60,7 @@ class Histogram(Estimator):
         return {"counts": total["counts"]}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """One more category adds one to a count; a row of ready counts is a full histogram without a bound."""
+        """One more category adds one to a count; a row with a count vector is a full histogram without a bound."""
         return None if clients is not None and clients[self.column].ndim > 1 else 1.0
 
     def coded_columns(self) -> Sequence[str]:

@@ -27,7 +27,7 @@ OTHER = "(all other)"  # categories that are together
 class Apart(NamedTuple):
     """All categories, before rare ones were merged: what `fedscape fit` models."""
 
-    clients: Federation  # column y: one category a row, or ready counts
+    clients: Federation  # column y: one category a row, or count vectors
     place: Array  # [all categories] position of each among the merged ones
 
 
@@ -36,7 +36,7 @@ class Prepared:
     """The clients as a study sees them.
 
     `counts` [clients, C] are the categories of `names`. `rows` has one category a row in the column y, and numbers in
-    the column x where there are `features`. It is None where only ready counts are known. `labels` says whether the
+    the column x where there are `features`. It is None where only count vectors are known. `labels` says whether the
     categories are labels; without a column of labels they are cells of the features. `ordered` says whether they are
     parts of a number, the least first. `apart` has the clients with all categories, before rare ones were merged, and
     the position of each among `names`. It is None where that is the same.
@@ -78,7 +78,7 @@ def prepare(
     federation
         The clients.
     column
-        The categories, ready counts, or a number (which is cut into bins); by default the first of y, label, labels,
+        The categories, count vectors, or a number (which is cut into bins); by default the first of y, label, labels,
         target, class that is there; without any, cells of the features stand in.
     features
         The columns to learn from; by default x, or else all other columns that are numbers or have few categories.
@@ -115,7 +115,7 @@ def prepare(
         place, common = _seldom_together(_joined(counts, frequent, len(kept)), kept, least, notes)
         apart = Apart(clients, place[frequent])
         counts = _joined(counts, apart.place, len(common))
-        notes.append("Only ready counts are given: features and training are left out.")
+        notes.append("Only count vectors are given: features and training are left out.")
         return Prepared(federation, None, counts, tuple(common), found, True, (), tuple(notes), reading, apart=apart)
     if found is None:
         return _without_labels(federation, reading, notes, seed)

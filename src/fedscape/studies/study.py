@@ -55,7 +55,7 @@ def study(
     federation
         The clients.
     column
-        Categories, ready counts, or a number (cut into bins); by default y, label, labels, target or class. Without any
+        Categories, count vectors, or a number (binned); by default y, label, labels, target or class. Without any
         of them cells of the features stand in.
     features
         Columns to learn from; by default x, or all other columns of numbers and of few categories.

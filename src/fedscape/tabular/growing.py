@@ -308,7 +308,7 @@ class TreeRounds(Computation):
         return Standing(codes, margin, node, g, h, changed)
 
     def _down(self, state: Arrays, tree: int, codes: Array, node: Array, steps: int) -> Array:
-        """The nodes of rows after so many splits more of these trees, [rows, outputs]."""
+        """The nodes of rows after `steps` more splits of these trees, [rows, outputs]."""
         out = np.empty_like(node)
         for k in range(node.shape[1]):
             own = np.ascontiguousarray(node[:, k])

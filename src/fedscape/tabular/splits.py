@@ -63,7 +63,7 @@ def rows_by_slot(slot: Array, n_slots: int) -> Array:
 
 @kernel
 def descend(codes: Array, node: Array, feature: Array, left: Array, steps: int) -> None:
-    """Let each row go down from its node, in place, by so many splits at most; feature -1 is a leaf."""
+    """Let each row go down from its node, in place, by at most `steps` splits; feature -1 is a leaf."""
     inner = len(feature)
     for row in range(len(node)):
         at = node[row]

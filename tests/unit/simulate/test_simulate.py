@@ -217,7 +217,7 @@ def test_bad_input_is_refused_in_one_line():
             lambda: clients(ConditionallyIID([[1, 1]]), proxy()),
             "the proxy has rows of 5 categories, the recipe knows 2",
         ),
-        (lambda: clients(Dirichlet(1.0), {"y": [[1, 2]]}, n_clients=2), "holds ready counts"),
+        (lambda: clients(Dirichlet(1.0), {"y": [[1, 2]]}, n_clients=2), "holds count vectors"),
         (lambda: clients(Dirichlet(1.0), {"y": [0.5, 1.0]}, n_clients=2), "must hold whole numbers"),
         (lambda: clients(Dirichlet(1.0), {"y": [-1, 1]}, n_clients=2), "holds the category -1"),
         (lambda: clients(Dirichlet(1.0), proxy(), n_clients=2, column="z"), "there is no column 'z'"),

@@ -67,7 +67,7 @@ def counts_of(clients: Federation, column: str, count: str | None, n_categories:
     Parameters
     ----------
     column
-        One category per row, or (two-dimensional) ready counts.
+        One category per row, or (two-dimensional) count vectors.
     count
         A column with the number of occurrences of each row's category; by default one.
     """
@@ -99,7 +99,7 @@ def valid_counts(clients: Federation, column: str, count: str | None, n_categori
 
 
 def stand_for_many(clients: Federation | None, column: str, count: str | None) -> bool:
-    """Whether a row may count more than once: ready counts, or a count column."""
+    """Whether a row may count more than once: count vectors, or a count column."""
     return count is not None or (clients is not None and clients[column].ndim > 1)
 
 

@@ -79,7 +79,7 @@ class MixtureOfDirichletMultinomials(Estimator):
         With a sampler: from the sixth round on, round t after it has the weight (t + 2)^-average in the running
         averages of the sums. None uses the sums of each round alone, as in the paper's Algorithm 2.
     column
-        One category per row, or (two-dimensional) ready counts.
+        One category per row, or (two-dimensional) count vectors.
     count
         A column with the number of occurrences of each row's category; by default one.
     n_categories

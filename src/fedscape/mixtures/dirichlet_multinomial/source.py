@@ -72,7 +72,7 @@ class Source(NamedTuple):
 
 
 def _coded(federation: Federation, column: str, classes: Sequence[str] | None) -> Federation:
-    """Encode the column as codes with names, unless it holds codes 0, 1, 2, ... or ready counts."""
+    """Encode the column as codes with names, unless it holds codes 0, 1, 2, ... or count vectors."""
     values, names = federation[column], federation.names.get(column)
     if values.ndim != 1 or not len(values) or (names is not None and classes in (None, names)):
         return federation
