@@ -1,10 +1,10 @@
 """What does each fast path of training bring? A round with it and without it, all else the same.
 
-One row per path of `learning/fast`: seconds of a round with all paths, seconds with this one switched off, their ratio.
-A path stays while its row says 1.2 or more. Runs with and without a path take turns, and medians are compared; on a CPU
-the ratio of processor time stands beside that of wall-clock time, because other work may fill the machine. `--only`
-takes the rows whose names have this in them, `--device cpu` or `cuda` the rows of one device (by default both, where
-there is a GPU). Images are random: only times matter here.
+One row per path of `learning/fast` and task: milliseconds of a round with all paths, with this one switched off, and
+their ratio. A path stays while one of its rows says 1.2 or more. Runs with and without a path take turns, and medians
+are compared; on a CPU the ratio of processor time stands beside that of wall-clock time, because other work may fill
+the machine. `--only` takes the rows whose names have this in them, `--task` those of a task, `--device cpu` or `cuda`
+those of one device (by default both, where there is a GPU). Images are random: only times matter here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 
 import fedscape as fs
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, fast, models
-from fedscape.learning.fast import folded, lowrank, program, trainers
+from fedscape.learning.fast import folded, program, trainers
 from fedscape.learning.trainer import Trainer
 from table import arguments, report
 from training_speed import clients_of
@@ -68,17 +68,23 @@ CPU = [
     Path("fused linear", "gelu", lambda: [patch(fast, "pick", Trainer)]),
     Path("fused linear", "wide gelu", lambda: [patch(fast, "pick", Trainer)]),
 ]
-GPU = [  # those that compile longest come last: an interrupted run reports what it has
-    Path("recorded round", "cnn", lambda: [patch(program.Program, "whole", none)]),
-    Path("recorded step", "cnn", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
+GPU = [  # a path has a row on each task it serves; those that compile longest come last
+    *(
+        Path(name, task, off)
+        for task in ("mlp", "femnist", "cnn", "cnn, few rows")
+        for name, off in (
+            ("recorded round", lambda: [patch(program.Program, "whole", none)]),
+            ("recorded step", lambda: [patch(program, "records", no), patch(trainers, "records", no)]),
+            ("low-rank update", lambda: [patch(program, "_is_smaller", no)]),
+            ("low-rank gradient", lambda: [patch(program.Program, "_once", lambda *_: {})]),
+            ("compiled gradient", lambda: [patch(program, "_alone", plain)]),
+            ("folded", unfolded),
+        )
+    ),
+    Path("Triton convolution", "femnist", lambda: [patch(folded, "can_convolve", no)]),
     Path("Triton convolution", "cnn", lambda: [patch(folded, "can_convolve", no)]),
-    Path("Triton pooling", "cnn", lambda: [patch(folded, "can_pool", no)]),
-    Path("Triton product", "cnn", lambda: [patch(lowrank, "HAS_TRITON", False)]),
-    Path("low-rank update", "cnn", lambda: [patch(program, "_is_smaller", no)]),
-    Path("low-rank gradient", "cnn", lambda: [patch(program.Program, "_once", lambda *_: {})]),
-    Path("compiled gradient", "cnn", lambda: [patch(program, "_alone", plain)]),
-    Path("folded", "cnn", unfolded),
     Path("product convolution", "small cnn", lambda: [patch(trainers, "_stand_in", none)], unfolded),
+    Path("product convolution", "cnn", lambda: [patch(trainers, "_stand_in", none)], unfolded),
 ]
 
 
@@ -89,10 +95,15 @@ def task_of(name: str, quick: bool, device: str, seed: int) -> tuple[fs.Federati
     if device == "cuda":
         how["precision"] = "tf32"
     torch.manual_seed(seed)
-    if name == "cnn":
-        clients = (50 // part, 50) if device == "cuda" else (10 // part, 50)
+    if name in ("cnn", "cnn, few rows"):
+        clients = (50 // part, 50 if name == "cnn" else 10) if device == "cuda" else (10 // part, 50)
         model = models.cnn((3, 32, 32), 10, dropout=False)
         return clients_of(*clients, (3, 32, 32), 10, seed), LocalSGD(model, cross_entropy, **how)
+    if name == "femnist":
+        model = models.cnn((1, 28, 28), 62, dropout=False)
+        return clients_of(50 // part, 50, (1, 28, 28), 62, seed), LocalSGD(model, cross_entropy, **how)
+    if name == "mlp" and device == "cuda":
+        return clients_of(50 // part, 50, (784,), 10, seed), LocalSGD(models.mlp(), cross_entropy, **how)
     if name == "small cnn":
         return clients_of(20, 50, (1, 28, 28), 10, seed), LocalSGD(models.lenet5(), cross_entropy, **how)
     wide = {
@@ -143,7 +154,7 @@ def measured(paths: list[Path], device: str, args: Any) -> Iterator[dict[str, An
     warm, turns, each = (4, 4, 5) if device == "cuda" else (1, 2 if args.quick else 15, 1)
     ready: dict[tuple[str, Patches], tuple[fs.Federation, LocalSGD, Run]] = {}
     for path in paths:
-        if args.only not in path.name:
+        if args.only not in path.name or args.task not in path.task:
             continue
         key = (path.task, path.both)
         if key not in ready:
@@ -173,7 +184,7 @@ def measured(paths: list[Path], device: str, args: Any) -> Iterator[dict[str, An
 
 
 def main() -> None:
-    args = arguments(__doc__, only="", device="")
+    args = arguments(__doc__, only="", task="", device="")
     lines: list[dict[str, Any]] = []
     if args.device in ("", "cpu"):
         lines += measured(CPU, "cpu", args)

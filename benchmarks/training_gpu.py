@@ -85,7 +85,7 @@ def last_state(local: LocalSGD, fed: fs.Federation) -> dict[str, Any]:
 
 def by_hand(local: LocalSGD, fed: fs.Federation) -> dict[str, Any]:
     """A plain loop over clients with torch.optim, on the batches that fedscape draws."""
-    from fedscape.learning.plan import Rows, make_plan
+    from fedscape.learning.batches import Rows, make_plan
 
     server = copy.deepcopy(local.model).to(DEVICE)
     tf32 = torch.backends.cudnn.allow_tf32

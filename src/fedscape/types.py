@@ -18,6 +18,8 @@ Arrays = dict[str, Array]
 Kept = Mapping[str, "Array | Ragged"]
 #: A tensor of torch, which is an optional dependency: its types are not checked.
 Tensor = Any
+#: Tensors by name: parameters of a model, their gradients.
+Tensors = dict[str, Tensor]
 
 
 class HasKeys(Protocol):

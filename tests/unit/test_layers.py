@@ -166,8 +166,8 @@ CLOSURES = {
     "import fedscape": 1,
     "from fedscape import Histogram": 15,
     FIT: 23,
-    "from fedscape import FedAvg": 29,
-    "from fedscape import FedTEM": 42,
+    "from fedscape import FedAvg": 24,
+    "from fedscape import FedTEM": 35,
 }
 
 

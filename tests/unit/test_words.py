@@ -155,7 +155,7 @@ OTHER_PLACES = {
     "learning/fast/program.py",
     "learning/fast/triton.py",
     "learning/optimisers.py",
-    "learning/plan.py",
+    "learning/batches.py",
     "learning/sweeps.py",
     "mixtures/dirichlet_multinomial/likelihood.py",
     "mixtures/latent_class/baselines.py",
@@ -177,7 +177,7 @@ PROCESS_CACHES = {
     "core/progress.py:_UNDER_WAY": "bars that are shown now, innermost last",
     "datasets/loading.py:_alive": "loaded data sets that someone still holds",
     "engines/ray/cluster.py:_JOINED": "the one cluster of this process",
-    "learning/memory.py:_ON_DEVICE": "columns on a GPU, as long as the column lives",
+    "learning/device.py:_ON_DEVICE": "columns on a GPU, as long as the column lives",
     "learning/trainer.py:_TRAINERS": "the trainer of each LocalSGD, as long as the settings live",
 }
 #: Functions that set fields of an immutable object while it is built.

@@ -1,4 +1,7 @@
-"""How well a model does for each client: a table in simulation, sums and a histogram on a deployment."""
+"""How well a model does for each client: a table in simulation, sums and a histogram on a deployment.
+
+Also which rows a network takes: numbers that its type holds, classes that it has an output for.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,14 @@ from fedscape.core.arrays import offsets_of
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.core.validate import all_valid
 from fedscape.errors import DataError, plural
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import known_classes, one_thread
+from fedscape.learning.loop import known_classes, one_thread, precise
 from fedscape.learning.losses import checked_loss, correct, cross_entropy
 from fedscape.learning.trainer import trainer_of
-from fedscape.types import Array, Arrays, Kept, Tensor
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 _BATCH = 1024  # rows of one forward pass
 _BLOCK = 2**14  # rows on one thread
@@ -227,3 +229,50 @@ def tensors_of(local: LocalSGD, params: Mapping[str, Array]) -> Tensors:
     """Parameters as tensors with a leading axis of one."""
     device, own = trainer_of(local), checked_params(local, params)
     return {n: device.tensor(f"model.{n}", np.asarray(p))[None] for n, p in own.items()}
+
+
+def valid_rows(local: LocalSGD, clients: Federation) -> Array | None:
+    """Which rows have features, a target and a weight that training takes; None where all have.
+
+    >>> fed = Federation({"x": [[0.0], [np.nan], [1.0]], "y": [0, 1, 7]}, [0, 3])
+    >>> valid_rows(LocalSGD(nn.Linear(1, 2), cross_entropy, lr=0.1, epochs=1, batch_size=1), fed).tolist()
+    [True, False, False]
+    """
+    x, y = clients[local.features], clients[local.target]
+    weights = None if local.weights is None else clients[local.weights]
+    return all_valid(
+        _held(x, local),
+        _embedded(x, local),
+        _held(y, local),
+        _classes(y, x, local),
+        None if weights is None else np.isfinite(weights) & (weights >= 0),
+    )
+
+
+def _held(values: Array, local: LocalSGD) -> Array | None:
+    """Rows whose numbers are finite in the network's type."""
+    if values.dtype.kind != "f":
+        return None
+    inside = np.abs(values) <= torch.finfo(local.dtype).max
+    return np.asarray(inside.reshape(len(values), int(np.prod(values.shape[1:]))).all(axis=1))
+
+
+def _embedded(x: Array, local: LocalSGD) -> Array | None:
+    """Rows whose codes all have an embedding."""
+    layers = [layer for layer in local.model.modules() if isinstance(layer, nn.Embedding)]
+    if x.dtype.kind not in "biu" or len(layers) != 1:
+        return None
+    inside = (x >= 0) & (x < layers[0].num_embeddings)
+    return np.asarray(inside.reshape(len(x), int(np.prod(x.shape[1:]))).all(axis=1))
+
+
+def _classes(y: Array, x: Array, local: LocalSGD) -> Array | None:
+    """Rows whose class the network has an output for, where the loss is one of classes."""
+    of_classes = local.loss is cross_entropy or isinstance(local.loss, nn.CrossEntropyLoss)
+    if not of_classes or y.dtype.kind not in "biu" or y.ndim != 1 or not len(x):
+        return None
+    with torch.no_grad(), trainer_of(local).borrowed() as module:
+        module.eval()
+        output = module(local.inputs(torch.zeros((1, *x.shape[1:]), dtype=torch.from_numpy(x[:0].copy()).dtype)))
+        module.train()
+    return np.asarray((y >= 0) & (y < output.shape[-1]))  # the last axis: several branches come before it

@@ -14,16 +14,14 @@ from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of
-from fedscape.learning.gradients import Tensors
+from fedscape.learning.evaluation import model_arrays, sums_of_clients, tensors_of, valid_rows
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.loop import weighted_sum
 from fedscape.learning.losses import cross_entropy
 from fedscape.learning.server import Adagrad, Adam, Mean, Rule, Yogi
 from fedscape.learning.trainer import Trainer, deltas, trainer_of
-from fedscape.types import Array, Arrays, Kept, Tensor
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 WEIGHTINGS = ("samples", "equal")
 _MEAN = Mean()

@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,38 @@ from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.learning.layers import Module, check_module, drawing
 from fedscape.learning.losses import Loss
-from fedscape.learning.plan import Timing
 from fedscape.types import Array, Tensor
 
 STRATEGIES = ("auto", "sequential", "vmap", "compiled", "stacked")
 PRECISIONS = ("exact", "tf32", "bf16")
+
+
+class Timing(NamedTuple):
+    """How long clients train: epochs or steps, and the batch size."""
+
+    epochs: int | None
+    steps: int | None
+    batch_size: int
+
+    def batches(self, sizes: Array) -> Array:
+        """Batches of one epoch."""
+        return np.asarray(-(-sizes // self.batch_size))
+
+    def all_steps(self, sizes: Array) -> Array:
+        """Steps of the whole training."""
+        if self.epochs is not None:
+            return self.batches(sizes) * self.epochs
+        return np.where(sizes > 0, self.steps or 0, 0)
+
+    def counts(self, size: int) -> Array:
+        """How many rows a client of this size uses in each step.
+
+        >>> Timing(2, None, 3).counts(5).tolist()
+        [3, 2, 3, 2]
+        """
+        whole, rest = divmod(size, self.batch_size)
+        epoch = [self.batch_size] * whole + [rest] * int(rest > 0)
+        return np.resize(epoch, int(self.all_steps(np.asarray(size)))).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

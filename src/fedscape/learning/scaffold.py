@@ -15,12 +15,12 @@ from fedscape.core.validate import check_number
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg, rows_of_moves
-from fedscape.learning.gradients import Tensors, by_client
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import by_client
 from fedscape.learning.optimisers import Rates, new_memory, update
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensors
 
 _MEAN = Mean()
 

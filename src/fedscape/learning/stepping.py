@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.learning.batches import Feed, Work
-from fedscape.learning.gradients import Batch
+from fedscape.learning.batches import Batch, Feed, Work
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import known_classes, no_random_operation

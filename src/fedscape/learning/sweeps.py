@@ -17,19 +17,16 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import rounds
 from fedscape.core.sampling import All, Sampler
 from fedscape.errors import DataError
-from fedscape.learning.batches import Work, work_of
+from fedscape.learning.batches import Plan, Work, groups, work_of
 from fedscape.learning.device import Data
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients
+from fedscape.learning.evaluation import Evaluation, evaluate, model_arrays, sums_of_clients, valid_rows
 from fedscape.learning.fedavg import WEIGHTINGS, FedAvg, rows_of_moves, sum_of_sums
-from fedscape.learning.gradients import Tensors
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import one_thread
 from fedscape.learning.optimisers import Rates
-from fedscape.learning.plan import Plan, groups
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.trainer import Trainer, train, trainer_of
-from fedscape.types import Array, Arrays, HasKeys, Kept, Tensor
+from fedscape.types import Array, Arrays, HasKeys, Kept, Tensor, Tensors
 
 _MEAN = Mean()
 

@@ -11,9 +11,8 @@ import torch
 
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.learning.batches import Work, work_of
+from fedscape.learning.batches import Work, groups, work_of
 from fedscape.learning.device import Device
-from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import (
     Look,
@@ -23,13 +22,13 @@ from fedscape.learning.loop import (
     each_start,
     known_classes,
     one_thread,
+    precise,
     sequential,
     side_by_side,
     weighted_sum,
 )
 from fedscape.learning.optimisers import Rates
-from fedscape.learning.plan import groups
-from fedscape.types import Array
+from fedscape.types import Array, Tensors
 
 
 class Trainer(Device):

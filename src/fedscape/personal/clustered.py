@@ -12,8 +12,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.evaluation import model_arrays, valid_rows
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example

@@ -10,10 +10,9 @@ import torch
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 from fedscape.learning.export import module_of
-from fedscape.learning.gradients import precise
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import one_thread
+from fedscape.learning.loop import one_thread, precise
 from fedscape.learning.trainer import trainer_of
 from fedscape.statistics.moments import Moments
 from fedscape.types import Array

@@ -15,8 +15,8 @@ from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
 from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
-from fedscape.learning.gradients import by_client
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import by_client
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
 from fedscape.personal.fedem import small_example

@@ -16,8 +16,7 @@ from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.evaluation import model_arrays, valid_rows
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.losses import cross_entropy

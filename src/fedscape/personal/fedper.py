@@ -15,8 +15,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.evaluation import model_arrays, valid_rows
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of

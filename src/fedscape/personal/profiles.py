@@ -15,8 +15,7 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError, NotFittedError, PrivacyError
-from fedscape.learning.domain import valid_rows
-from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.evaluation import model_arrays, valid_rows
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.features import principal_directions, projected

@@ -19,18 +19,16 @@ from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import all_finite
 from fedscape.errors import DataError, NotFinite
-from fedscape.learning.batches import Work, work_of
+from fedscape.learning.batches import Plan, Work, groups, work_of
 from fedscape.learning.device import Data
 from fedscape.learning.evaluation import Evaluation, checked_params, model_arrays
-from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import known_classes, one_thread
+from fedscape.learning.loop import known_classes, one_thread, precise
 from fedscape.learning.losses import checked_loss, cross_entropy, logistic
 from fedscape.learning.optimisers import Rates
-from fedscape.learning.plan import Plan, groups
 from fedscape.learning.trainer import train, trainer_of
-from fedscape.types import Array, Arrays, Tensor
+from fedscape.types import Array, Arrays, Tensor, Tensors
 
 COMMON_MODEL = "the common model"  # for a client that keeps nothing
 _BATCH = 2048  # rows of one forward pass

@@ -16,22 +16,20 @@ from fedscape.core.blocks import add_up
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
-from fedscape.learning.batches import work_of
+from fedscape.learning.batches import groups, work_of
+from fedscape.learning.device import shared
 from fedscape.learning.evaluation import model_arrays, tensors_of
 from fedscape.learning.fedavg import FedAvg, rows_of_moves, sum_of_moves
-from fedscape.learning.gradients import Tensors, precise
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import one_thread
+from fedscape.learning.loop import one_thread, precise
 from fedscape.learning.losses import cross_entropy
-from fedscape.learning.memory import shared
 from fedscape.learning.optimisers import Rates
-from fedscape.learning.plan import groups
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.trainer import train, trainer_of
 from fedscape.personal.shared import log_probs_of
 from fedscape.temporal.branches import BranchLoss, MultiBranch
 from fedscape.temporal.gaussians import segment_means
-from fedscape.types import Array, Arrays, Kept, Tensor
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 _FEW = 128  # rows of one forward pass of a large network on a CPU: the activations of more leave the cache
 _MANY = 1024  # rows of one forward pass otherwise

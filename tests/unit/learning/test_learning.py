@@ -34,14 +34,15 @@ from fedscape.learning import (
     models,
     squared_error,
 )
+from fedscape.learning.batches import Rows, groups, make_plan
+from fedscape.learning.device import Held
 from fedscape.learning.evaluation import Evaluation
 from fedscape.learning.fast import program
 from fedscape.learning.fast.fused import FusedTrainer, self_moving
 from fedscape.learning.fast.products import ProductConv2d, stands_for_product
 from fedscape.learning.layers import KeyedDropout, dropout_keys, trainable_copy
+from fedscape.learning.local import Timing
 from fedscape.learning.loop import one_thread, weighted_sum
-from fedscape.learning.memory import Held
-from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.trainer import trainer_of
 
 

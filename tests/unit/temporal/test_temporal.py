@@ -15,7 +15,7 @@ from torch.nn import functional
 import fedscape
 from fedscape import DataError, EngineError, Federation, Gaussian, Key, Ledger, Local, PrivacyError, rounds
 from fedscape.learning import Adam, LocalSGD, cross_entropy, initialised, models, squared_error
-from fedscape.learning.plan import Rows, make_plan
+from fedscape.learning.batches import Rows, make_plan
 from fedscape.methods import Options, make, names
 from fedscape.mixtures import Diagonal
 from fedscape.temporal import (

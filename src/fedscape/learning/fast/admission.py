@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fedscape.learning.batches import Batch
 from fedscape.learning.fast.agreement import ROUGH, agree, layers_agree
 from fedscape.learning.fast.folded import Folded, folded
 from fedscape.learning.fast.gradients import in_one_batch, unfactored
-from fedscape.learning.gradients import Batch, Tensors, by_client, precise
 from fedscape.learning.layers import Module, trainable_copy
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import by_client, precise
+from fedscape.types import Tensors
 
 
 def foldable(local: LocalSGD, module: Module, params: Tensors, batch: Batch) -> Module | None:

@@ -1,9 +1,9 @@
-"""Batched convolutions with one kernel per client, and max pooling, as opaque operations for the compiler.
+"""Batched convolutions with one kernel per client, as opaque operations for the compiler.
 
 Left to a compiler, a convolution as a product of patches writes the patches, nine times the size of the image, up to
 three times. On a GPU the operation reads them from the image (`gpu_kernels`); elsewhere it is what it says.
 
-benchmarks/fast_paths.py, rows "Triton convolution" and "Triton pooling".
+benchmarks/fast_paths.py, row "Triton convolution": 1.5 times.
 """
 
 from __future__ import annotations
@@ -116,76 +116,3 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _convolve.register_autograd(_backward, setup_context=_keep)
-
-
-# -- maxima ------------------------------------------------------------------------------------------------------------
-
-
-def can_pool(x: Tensor) -> bool:
-    """Whether the Triton kernel of `pool` applies to these images [batch, channels, H, W]."""
-    whole = x.ndim == 4 and min(x.shape) > 0 and min(x.shape[2:]) > 1
-    return HAS_TRITON and bool(x.is_cuda) and whole and x.dtype in (torch.float32, torch.bfloat16)
-
-
-def pool(x: Tensor, *, rectified: bool = False) -> Tensor:
-    """2 x 2 max pooling of images [batch, H, W, channels], optionally with a ReLU.
-
-    A compiler orders the maxima by their consumer, which reads memory with strides.
-
-    >>> pool(torch.tensor([[-1.0, 2.0, 5.0], [0.0, 1.0, 9.0]])[None, ..., None]).tolist()
-    [[[[2.0]]]]
-    """
-    maxima: Tensor = _pool(x, rectified)[0]
-    return maxima
-
-
-@torch.library.custom_op("fedscape::pool", mutates_args=())  # type: ignore[untyped-decorator]
-def _pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Maxima and their argmax in the window: 0 to 3, or 4 where no gradient flows back."""
-    if x.is_cuda:
-        from fedscape.learning.fast import triton as gpu_kernels
-
-        return gpu_kernels.pool(x.contiguous(), rectified)
-    batch, height, width, channels = x.shape
-    even = x[:, : height // 2 * 2, : width // 2 * 2].reshape(batch, height // 2, 2, width // 2, 2, channels)
-    best, index = even.transpose(2, 3).flatten(3, 4).max(dim=3)
-    if rectified:
-        low = best <= 0
-        best, index = best.masked_fill(low, 0), index.masked_fill(low, 4)
-    return best, index.to(torch.int8)
-
-
-@torch.library.custom_op("fedscape::pool_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def _unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    if gradient.is_cuda:
-        from fedscape.learning.fast import triton as gpu_kernels
-
-        return gpu_kernels.unpool(gradient.contiguous(), index, height, width)
-    images = gradient.new_zeros((len(gradient), height, width, gradient.shape[3]))
-    for corner in range(4):
-        part = images[:, corner // 2 : height // 2 * 2 : 2, corner % 2 : width // 2 * 2 : 2]
-        part.copy_(torch.where(index == corner, gradient, 0))
-    return images
-
-
-@_pool.register_fake  # type: ignore[untyped-decorator]
-def _(x: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    like = x.new_empty((x.shape[0], x.shape[1] // 2, x.shape[2] // 2, x.shape[3]))
-    return like, like.new_empty(like.shape, dtype=torch.int8)
-
-
-@_unpool.register_fake  # type: ignore[untyped-decorator]
-def _(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
-    return gradient.new_empty((gradient.shape[0], height, width, gradient.shape[3]))
-
-
-def _keep_places(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.size = inputs[0].shape[1:3]
-
-
-def _back_to_places(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, None]:
-    return _unpool(gradient.contiguous(), ctx.saved_tensors[0], *ctx.size), None
-
-
-_pool.register_autograd(_back_to_places, setup_context=_keep_places)

@@ -15,8 +15,7 @@ from torch.nn import functional
 from fedscape.learning.layers import Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import Steps, descend, drawing_nothing
-from fedscape.learning.optimisers import Memory, update
-from fedscape.learning.stopping import Stop
+from fedscape.learning.optimisers import Memory, Stop, update
 from fedscape.learning.trainer import Trainer
 from fedscape.types import Tensor
 

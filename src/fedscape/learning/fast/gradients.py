@@ -12,11 +12,10 @@ from torch.func import functional_call
 
 from fedscape.learning.fast.folded import FoldedLinear
 from fedscape.learning.fast.lowrank import Factors, Trail
-from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import checked_loss
-from fedscape.types import Tensor
+from fedscape.types import Tensor, Tensors
 
 Gradients = Mapping[str, Tensor | Factors]
 FoldedGradient = Callable[[Tensors, Tensors, Tensor, Tensor, Tensor], tuple[Gradients, Tensor]]

@@ -1,15 +1,14 @@
 """Low-rank updates of linear layers: input rows and output gradients in place of weight matrices.
 
-benchmarks/fast_paths.py, rows "low-rank gradient", "low-rank update" and "Triton product".
+benchmarks/fast_paths.py, rows "low-rank gradient" (1.30 times) and "low-rank update" (1.19).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from fedscape.learning.fast.conv import HAS_TRITON
 from fedscape.types import Tensor
 
 FEW = 64  # rows of a client below which a product is bound by reading its weights, which another type would only copy
@@ -71,58 +70,3 @@ class Trail(NamedTuple):
         if weights.ndim == 2:
             up, rows = up.transpose(0, 1), rows.transpose(0, 1)
         return -(up.flatten(-3, -2).transpose(-1, -2) @ rows.flatten(-3, -2)).to(weights.dtype)
-
-
-def along(rows: Tensor, past: Tensor, *, exact: bool) -> Tensor:
-    """Products of each client's rows [clients, batch, features] with its earlier ones [clients, places, features].
-
-    Few rows of very many features: on a GPU, where products need not be exact, a kernel of our own reads the earlier
-    rows at the speed of memory, a library a third of that.
-
-    >>> along(torch.ones(1, 1, 3), torch.tensor([[[1.0, 2.0, 3.0]]]), exact=True).tolist()
-    [[[6.0]]]
-    """
-    quick = HAS_TRITON and not exact and bool(rows.is_cuda) and rows.dtype == past.dtype == torch.float32
-    quick = quick and rows.shape[1] <= FEW  # more do not fit where the kernel works
-    products: Tensor = _along(rows, past) if quick else rows @ past.transpose(1, 2)
-    return products
-
-
-@torch.library.custom_op("fedscape::along", mutates_args=())  # type: ignore[untyped-decorator]
-def _along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-    if rows.is_cuda:
-        from fedscape.learning.fast import triton as gpu_kernels
-
-        return gpu_kernels.along(rows.contiguous(), past)
-    return rows @ past.transpose(1, 2)
-
-
-@torch.library.custom_op("fedscape::along_backward", mutates_args=())  # type: ignore[untyped-decorator]
-def _across(gradient: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-    if gradient.is_cuda:
-        from fedscape.learning.fast import triton as gpu_kernels
-
-        return gpu_kernels.across(gradient.contiguous(), past)
-    return gradient @ past
-
-
-@_along.register_fake  # type: ignore[untyped-decorator]
-def _(rows: Tensor, past: Tensor) -> Tensor:
-    return rows.new_empty((*rows.shape[:2], past.shape[1]))
-
-
-@_across.register_fake  # type: ignore[untyped-decorator]
-def _(gradient: Tensor, past: Tensor) -> Tensor:
-    return gradient.new_empty((*gradient.shape[:2], past.shape[2]))
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    """Earlier rows are constants: they get no gradient."""
-    return _across(gradient.contiguous(), ctx.saved_tensors[0]), None
-
-
-_along.register_autograd(_backward, setup_context=_keep)

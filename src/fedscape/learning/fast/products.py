@@ -1,6 +1,6 @@
 """Convolutions as matrix products, which vmap turns into batched products: for models that cannot be folded.
 
-benchmarks/fast_paths.py, row "product convolution".
+benchmarks/fast_paths.py, row "product convolution": 1.4 times for a CNN.
 """
 
 from __future__ import annotations

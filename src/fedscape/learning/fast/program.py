@@ -1,6 +1,6 @@
 """A local step of many clients as one program: gradient and update compiled together, on a GPU a CUDA graph.
 
-benchmarks/fast_paths.py, rows "compiled gradient", "recorded step" and "recorded round".
+benchmarks/fast_paths.py, rows "compiled gradient" (1.25 times), "recorded step" (3.8) and "recorded round" (1.2 for an MLP).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedscape.learning.batches import Batch
 from fedscape.learning.fast.admission import foldable
 from fedscape.learning.fast.agreement import ROUGH, agree, same_lengths
 from fedscape.learning.fast.gradients import FoldedGradient, in_one_batch, member, once_used, unfactored
 from fedscape.learning.fast.lowrank import FEW, Factors, Trail
-from fedscape.learning.gradients import Batch, Tensors, by_client
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
+from fedscape.learning.loop import by_client
 from fedscape.learning.optimisers import Rates, new_memory, update
-from fedscape.types import Tensor
+from fedscape.types import Tensor, Tensors
 
 MANY = 4_000  # operations of a step from which compiling takes minutes: a network that is unrolled over time, say
 STEPS = 64  # of a round that is recorded as a whole

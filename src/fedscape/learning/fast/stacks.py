@@ -15,17 +15,15 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedscape.learning.batches import Work
+from fedscape.learning.batches import Plan, Work
 from fedscape.learning.device import Data
 from fedscape.learning.fast.agreement import agree
 from fedscape.learning.fast.stack_steps import Dense, Stack, Steps, in_names, laid_out, run_steps
-from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import KeyedDropout, Module, Standardise, is_plain
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.losses import cross_entropy, logistic, squared_error
 from fedscape.learning.optimisers import Rate, Rates
-from fedscape.learning.plan import Plan
-from fedscape.types import Array, Tensor
+from fedscape.types import Array, Tensor, Tensors
 
 WIDE = 64  # outputs from which products are faster with a weight matrix [in, out] (benchmarks/training_speed.py)
 IN_CACHE = 2**18  # weights up to which clients step side by side: those of more leave the processor's cache

@@ -18,14 +18,12 @@ from fedscape.learning.fast.products import ProductConv2d, stands_for_product
 from fedscape.learning.fast.program import Program, records
 from fedscape.learning.fast.stack_steps import Stack
 from fedscape.learning.fast.stacks import checked_stack, train_stack
-from fedscape.learning.gradients import Tensors
 from fedscape.learning.layers import Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
 from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, weighted_sum
-from fedscape.learning.optimisers import Rates
-from fedscape.learning.stopping import StopRows
+from fedscape.learning.optimisers import Rates, StopRows
 from fedscape.learning.trainer import Trainer
-from fedscape.types import Array
+from fedscape.types import Array, Tensors
 
 _COMPILING = threading.Lock()  # torch compiles one function at a time, and a GPU takes its work from one thread as well
 

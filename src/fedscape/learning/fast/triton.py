@@ -1,9 +1,9 @@
-"""Operations of many clients on a GPU, in Triton: the twins of those in `conv` and `lowrank`.
+"""Convolutions of many clients on a GPU, in Triton: the twins of those in `conv`.
 
 With channels last, what one row of a kernel sees lies in memory as one piece, so that a product can read it from the
 image. Sums are float32; products tf32, or bfloat16 where the images are.
 
-benchmarks/fast_paths.py, rows "Triton convolution", "Triton pooling" and "Triton product".
+benchmarks/fast_paths.py, row "Triton convolution": 1.5 times.
 """
 
 from __future__ import annotations
@@ -116,143 +116,6 @@ def _gather(
     tl.store(out + to[None, :] * PLACES + place[:, None], acc, mask=inside[:, None] & real[None, :])
     if tl.program_id(0) == 0:
         tl.store(total + to, summed, mask=real)
-
-
-@triton.jit
-def _square(at, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr):
-    """Where the first of the four numbers lies that this one is the largest of."""
-    place = at // C
-    image, i, j = place // ((H // 2) * (W // 2)), place // (W // 2) % (H // 2), place % (W // 2)
-    return ((image * H + 2 * i) * W + 2 * j) * C + at % C
-
-
-@triton.jit
-def _larger(best, which, other, number: tl.constexpr):
-    taken = (other > best) | (other != other)
-    return tl.where(taken, other, best), tl.where(taken, number, which)
-
-
-@triton.jit
-def _pool(
-    x, out, index, NUMBER: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
-    RECTIFIED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < NUMBER
-    begin = x + _square(at, H, W, C)
-    best = tl.load(begin, mask=mask, other=0.0)
-    which = tl.zeros((BLOCK,), tl.int32)
-    best, which = _larger(best, which, tl.load(begin + C, mask=mask, other=0.0), 1)
-    best, which = _larger(best, which, tl.load(begin + W * C, mask=mask, other=0.0), 2)
-    best, which = _larger(best, which, tl.load(begin + W * C + C, mask=mask, other=0.0), 3)
-    if RECTIFIED:
-        low = best <= 0.0
-        best, which = tl.where(low, 0.0, best), tl.where(low, 4, which)
-    tl.store(out + at, best.to(out.dtype.element_ty), mask=mask)
-    tl.store(index + at, which.to(tl.int8), mask=mask)
-
-
-@triton.jit
-def _unpool(
-    gradient, index, out, NUMBER: tl.constexpr, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
-):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < NUMBER
-    begin = out + _square(at, H, W, C)
-    g, which = tl.load(gradient + at, mask=mask, other=0.0), tl.load(index + at, mask=mask, other=4)
-    tl.store(begin, tl.where(which == 0, g, 0.0), mask=mask)
-    tl.store(begin + C, tl.where(which == 1, g, 0.0), mask=mask)
-    tl.store(begin + W * C, tl.where(which == 2, g, 0.0), mask=mask)
-    tl.store(begin + W * C + C, tl.where(which == 3, g, 0.0), mask=mask)
-
-
-def pool(x: torch.Tensor, rectified: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `conv.pool`; images are contiguous."""
-    batch, height, width, channels = x.shape
-    maxima = x.new_empty((batch, height // 2, width // 2, channels))
-    index = torch.empty_like(maxima, dtype=torch.int8)
-    grid = (triton.cdiv(maxima.numel(), 1024),)
-    _pool[grid](x, maxima, index, maxima.numel(), height, width, channels, RECTIFIED=rectified, BLOCK=1024, num_warps=4)
-    return maxima, index
-
-
-def unpool(gradient: torch.Tensor, index: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """The gradient of the images, from that of their maxima and where these were."""
-    batch, channels = gradient.shape[0], gradient.shape[3]
-    new = gradient.new_zeros if height % 2 or width % 2 else gradient.new_empty
-    images = new((batch, height, width, channels))
-    grid = (triton.cdiv(gradient.numel(), 1024),)
-    _unpool[grid](gradient, index, images, gradient.numel(), height, width, channels, BLOCK=1024, num_warps=4)
-    return images
-
-
-@triton.jit
-def _along(
-    rows, past, out, clients, apart,
-    BATCH: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr, EACH: tl.constexpr,
-    BB: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    client, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
-    b, p, k = tl.arange(0, BB), tl.program_id(1) * BP + tl.arange(0, BP), tl.arange(0, BK)
-    rows += client * BATCH * FEATURES
-    past += client * apart
-    acc = tl.zeros((BB, BP), tl.float32)
-    for t in range(EACH // BK):
-        at = part * EACH + t * BK + k
-        inside = at < FEATURES
-        a = tl.load(rows + b[:, None] * FEATURES + at[None, :], mask=(b < BATCH)[:, None] & inside[None, :], other=0.0)
-        c = tl.load(past + p[:, None] * FEATURES + at[None, :], mask=(p < PLACES)[:, None] & inside[None, :], other=0.0)
-        acc = tl.dot(a, tl.trans(c), acc, input_precision="tf32")
-    to = out + (part * clients + client) * BATCH * PLACES
-    tl.store(to + b[:, None] * PLACES + p[None, :], acc, mask=(b < BATCH)[:, None] & (p < PLACES)[None, :])
-
-
-@triton.jit
-def _across(
-    gradient, past, out, apart,
-    BATCH: tl.constexpr, PLACES: tl.constexpr, FEATURES: tl.constexpr,
-    BB: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr,
-):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    b, f = tl.arange(0, BB), tl.program_id(0) * BF + tl.arange(0, BF)
-    gradient += client * BATCH * PLACES
-    past += client * apart
-    acc = tl.zeros((BB, BF), tl.float32)
-    for first in range(0, PLACES, BP):
-        p = first + tl.arange(0, BP)
-        mask = p < PLACES
-        g = tl.load(gradient + b[:, None] * PLACES + p[None, :], mask=(b < BATCH)[:, None] & mask[None, :], other=0.0)
-        c = tl.load(past + p[:, None] * FEATURES + f[None, :], mask=mask[:, None] & (f < FEATURES)[None, :], other=0.0)
-        acc = tl.dot(g, c, acc, input_precision="tf32")
-    to = out + client * BATCH * FEATURES
-    tl.store(to + b[:, None] * FEATURES + f[None, :], acc, mask=(b < BATCH)[:, None] & (f < FEATURES)[None, :])
-
-
-def along(rows: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-    """See `lowrank.along`; at most 64 rows a client, contiguous, as are those of one client in `past`."""
-    clients, batch, features = rows.shape
-    places = past.shape[1]
-    bp, tiles = _tile(places, 64), triton.cdiv(places, 64)
-    parts = max(1, min(triton.cdiv(features, 256), 1200 // (clients * tiles)))  # work for all of the GPU
-    each = triton.cdiv(triton.cdiv(features, parts), 64) * 64
-    parts = triton.cdiv(features, each)
-    partial = rows.new_empty((parts, clients, batch, places))
-    _along[(parts, triton.cdiv(places, bp), clients)](
-        rows, past, partial, clients, past.stride(0), batch, places, features, each,
-        BB=_tile(batch, 64), BP=bp, BK=64, num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return partial.sum(dim=0)
-
-
-def across(gradient: torch.Tensor, past: torch.Tensor) -> torch.Tensor:
-    """The gradient of the rows, from that of their products with earlier ones."""
-    clients, batch, places = gradient.shape
-    products = gradient.new_empty((clients, batch, past.shape[2]))
-    _across[(triton.cdiv(past.shape[2], 128), clients)](
-        gradient, past, products, past.stride(0), batch, places, past.shape[2],
-        BB=_tile(batch, 64), BP=_tile(places, 64), BF=128, num_warps=4, num_stages=2,
-    )  # fmt: skip
-    return products
 
 
 def _tile(number: int, most: int) -> int:

@@ -10,14 +10,12 @@ import textwrap
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 
 from fedscape.learning import models
 from fedscape.learning.fast import conv as convolutions
 from fedscape.learning.fast import folded
-from fedscape.learning.fast import lowrank as trails
-from fedscape.learning.layers import RectifiedPool, trainable_copy
+from fedscape.learning.layers import trainable_copy
 
 CASES = [  # clients, batch, height, width, channels, out, kernel, padding
     (2, 3, 7, 6, 3, 5, (3, 3), (0, 0)),
@@ -100,71 +98,11 @@ def test_it_stands_aside_without_a_gpu_and_for_strides_and_single_places(monkeyp
     assert not convolutions.can_convolve(OnGpu(), (3, 3), (1, 1), (1, 1))
 
 
-def squares(shape, dtype=torch.float64):
-    """Images with ties, numbers below zero, and one that is none."""
-    x = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-    x.view(-1)[3] = torch.nan
-    return x
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 7, 2), (3, 2, 2, 1)])
-@pytest.mark.parametrize("rectified", [False, True])
-def test_maxima_and_their_gradients_are_torchs(shape, rectified):
-    x = squares(shape).requires_grad_()
-    made = convolutions.pool(x, rectified=rectified)
-    plain = functional.max_pool2d(x.permute(0, 3, 1, 2), 2)
-    want = (functional.relu(plain) if rectified else plain).permute(0, 2, 3, 1)
-    torch.testing.assert_close(made, want, equal_nan=True)
-    along = torch.randn_like(want)
-    for a, b in zip(*(torch.autograd.grad(y, [x], along) for y in (made, want)), strict=True):
-        torch.testing.assert_close(a, b)
-    with torch.no_grad():
-        given = (torch.rand(shape), rectified)
-    torch.library.opcheck(convolutions._pool, given)
-    torch.library.opcheck(convolutions._unpool, (*convolutions._pool(*given), *shape[1:3]))
-
-
-@pytest.mark.parametrize("shape", [(3, 2, 5, 40), (1, 1, 1, 1), (2, 4, 70, 9)])
-def test_products_with_earlier_rows_and_their_gradients(shape):
-    clients, batch, places, features = shape
-    rows = torch.randn(clients, batch, features, dtype=torch.float64, requires_grad=True)
-    past = torch.randn(clients + 1, places + 3, features, dtype=torch.float64)[:clients, :places]
-    want, made = rows @ past.transpose(1, 2), trails._along(rows, past)
-    torch.testing.assert_close(made, want)
-    torch.testing.assert_close(trails.along(rows, past, exact=False), want)
-    back = torch.randn_like(want)
-    for a, b in zip(*(torch.autograd.grad(y, [rows], back) for y in (made, want)), strict=True):
-        torch.testing.assert_close(a, b)
-    torch.library.opcheck(trails._along, (rows.detach().requires_grad_(), past))
-    torch.library.opcheck(trails._across, (back, past))
-
-
-@pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.MaxPool2d((2, 2), stride=2), RectifiedPool()])
-def test_a_folded_network_takes_maxima_by_the_operation(monkeypatch, layer):
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), layer, nn.Flatten(), nn.Linear(12, 2))
-    twin, x = folded.folded(trainable_copy(model)), torch.rand(6, 1, 6, 6)
-    params = {n: torch.randn(2, *p.shape) for n, p in trainable_copy(model).named_parameters()}
-    plain, used = torch.func.functional_call(twin, params, (x,)), []
-    monkeypatch.setattr(folded, "can_pool", lambda x: used.append(x) or True)
-    torch.testing.assert_close(torch.func.functional_call(twin, params, (x,)), plain)
-    assert len(used) == 1
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [nn.MaxPool2d(3), nn.MaxPool2d(2, stride=1), nn.MaxPool2d(2, ceil_mode=True), nn.MaxPool2d(2, padding=1),
-     nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, return_indices=True)],
-    ids=repr,
-)  # fmt: skip
-def test_other_maxima_stay_torchs(layer):
-    assert type(folded.folded(nn.Sequential(nn.Linear(2, 2), layer))[1]) is nn.MaxPool2d
-
-
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, whose interpreter has no GPU")
 def test_the_kernels_give_what_the_plain_operation_gives():
     script = f"""
     import torch
-    from fedscape.learning import gpu_kernels as kernels, convolutions, trails
+    from fedscape.learning.fast import conv as convolutions, triton as kernels
     for clients, batch, height, width, channels, out, kernel, padding in {CASES!r}:
         torch.manual_seed(0)
         x, weight = torch.randn(clients * batch, height, width, channels), torch.randn(clients, out, *kernel, channels)
@@ -175,21 +113,6 @@ def test_the_kernels_give_what_the_plain_operation_gives():
         made = kernels.gather(x, along, clients, kernel, padding)
         for a, b in zip(made, convolutions._to_weights(x, along, clients, *kernel, *padding)):
             torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)
-    for clients, batch, places, features in [(3, 2, 5, 40), (2, 17, 70, 300), (1, 10, 50, 1000)]:
-        rows, whole = torch.randn(clients, batch, features), torch.randn(clients, places + 3, features)
-        past, back = whole[:, :places], torch.randn(clients, batch, places)
-        torch.testing.assert_close(kernels.along(rows, past), trails._along(rows, past), atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(kernels.across(back, past), trails._across(back, past), atol=1e-3, rtol=1e-3)
-    for shape in [(2, 4, 6, 3), (1, 5, 7, 2), (40, 6, 6, 9)]:
-        for rectified in (False, True):
-            x = torch.randint(-3, 4, shape).float()
-            x.view(-1)[3] = torch.nan
-            made, index = kernels.pool(x, rectified)
-            want, where = convolutions._pool(x, rectified)
-            torch.testing.assert_close(made, want, equal_nan=True)
-            along = torch.randn_like(want)
-            given = (along, index, *shape[1:3])
-            torch.testing.assert_close(kernels.unpool(*given), convolutions._unpool(along, where, *shape[1:3]))
     """
     run = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(run, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)

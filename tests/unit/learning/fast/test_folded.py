@@ -13,16 +13,16 @@ from torch import nn
 
 from fedscape import Federation, FixedSize, Key, Local, rounds
 from fedscape.learning import FedAvg, LocalSGD, Setting, Sweep, cross_entropy, models, trainer
-from fedscape.learning.batches import work_of
+from fedscape.learning.batches import Rows, groups, make_plan, work_of
 from fedscape.learning.fast import program
 from fedscape.learning.fast.agreement import agree
 from fedscape.learning.fast.folded import folded
 from fedscape.learning.fast.gradients import in_one_batch, once_used
 from fedscape.learning.fast.lowrank import Factors
-from fedscape.learning.gradients import by_client
 from fedscape.learning.layers import initialised, trainable_copy
+from fedscape.learning.local import Timing
+from fedscape.learning.loop import by_client
 from fedscape.learning.optimisers import Rates, new_memory, update
-from fedscape.learning.plan import Rows, Timing, groups, make_plan
 from fedscape.learning.trainer import Trainer, trainer_of
 from fedscape.personal.shared import trained_alone
 
