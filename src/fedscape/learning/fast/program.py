@@ -1,6 +1,6 @@
 """A local step of many clients as one program: gradient and update compiled together, on a GPU a CUDA graph.
 
-benchmarks/fast_paths.py, rows "compiled gradient" (1.25 times), "recorded step" (3.8) and "recorded round" (1.2 for an MLP).
+benchmarks/fast_paths.py, rows "compiled gradient" (1.25 times), "recorded step" (3.8), "recorded round" (1.2, an MLP).
 """
 
 from __future__ import annotations
