@@ -81,7 +81,7 @@ def test_a_second_private_study_is_counted_in_the_ledger_beside_the_data(folders
     assert json.loads(ok("privacy", "show", ledger, "--json"))["releases"] == 1
     ok(*call, "--out", tmp_path / "two", "--ledger", tmp_path / "own.jsonl", "--quiet")
     (tmp_path / "data").rename(folders / "data-b")
-    assert "--ledger goes with --epsilon" in refused(2, "study", "acs-race", "--ledger", tmp_path / "own.jsonl")
+    assert "--ledger needs --epsilon" in refused(2, "study", "acs-race", "--ledger", tmp_path / "own.jsonl")
 
 
 def test_a_report_is_rendered_again_to_the_same_bytes(folders):
