@@ -39,8 +39,8 @@ FAULTS = {
         "TypingError: Failed in nopython mode",
     ),
     "torch": ("import torch; torch.ones(2) @ torch.ones(3)", 1, "RuntimeError: inconsistent tensor size"),
-    "memory": ("raise MemoryError('Unable to allocate 74.5 GiB')", 2, "74.5 GiB): take fewer rows"),
-    "memory of torch": ("import torch; torch.empty(2**60)", 2, "take fewer rows"),
+    "memory": ("raise MemoryError('Unable to allocate 74.5 GiB')", 2, "74.5 GiB): use fewer rows"),
+    "memory of torch": ("import torch; torch.empty(2**60)", 2, "use fewer rows"),
     "numbers without end": ("from fedscape.errors import NotFinite as N; raise N('client 3 sent NaN')", 2, "sent NaN"),
     "a place": ("open('/')", 2, "/: Is a directory: name another path"),
 }

@@ -1,4 +1,4 @@
-"""The rows of a regression: features with an intercept, target, offset and weights."""
+"""Design matrix of a regression: features with an intercept, target, offset and weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ranges = Mapping[str, Sequence[float]]
 
 
 class Rows(NamedTuple):
-    """What a model sees of some rows: [rows, p] with the intercept last, and [rows] each."""
+    """Design matrix [rows, p] with the intercept last; target, offset and weight [rows]."""
 
     x: Array
     y: Array
@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Which columns are what; `ranges` bound features and, for a Gaussian, the target, and give their units."""
+    """Roles of the columns; `ranges` bound features and, for a Gaussian, the target, and set their units."""
 
     features: tuple[str, ...]
     target: str
@@ -36,7 +36,7 @@ class Columns(NamedTuple):
     ranges: Ranges | None
 
     def rows(self, clients: Federation, family: Family) -> Rows:
-        """The rows as numbers; what is no number, or not of the law, is refused."""
+        """Read the rows; refuse missing numbers and targets outside the support of the family."""
         x, y = self.x(clients), self.y(clients)
         bad = ~family.valid(y)
         if bad.any():
@@ -69,7 +69,7 @@ class Columns(NamedTuple):
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def y(self, clients: Federation) -> Array:
-        """The target, cut to its range where one is declared."""
+        """The target, clipped to its range if one is declared."""
         values = self._numbers(clients, self.target)
         if values.ndim != 1:
             raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
@@ -86,7 +86,7 @@ class Columns(NamedTuple):
         return low, high
 
     def valid_rows(self, clients: Federation, family: Family) -> Array | None:
-        """Which rows have numbers everywhere, and a target of the law."""
+        """Which rows have all numbers, and a target in the support of the family."""
         extra = [name for name in (self.offset, self.weights) if name is not None]
         masks = [valid_numbers(clients[name]) for name in (*self.features, self.target, *extra)]
         with np.errstate(invalid="ignore"):
@@ -96,12 +96,12 @@ class Columns(NamedTuple):
         return all_valid(*masks)
 
     def names(self, clients: Federation) -> tuple[str, ...]:
-        """What the coefficients are called; those of a two-dimensional column are numbered."""
-        found = []
+        """Names of the coefficients; those of a two-dimensional column are numbered."""
+        names = []
         for name in self.features:
             n = int(np.prod(clients[name].shape[1:]))
-            found += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
-        return (*found, "intercept") if self.intercept else tuple(found)
+            names += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
+        return (*names, "intercept") if self.intercept else tuple(names)
 
     def units(self, widths: Sequence[int]) -> tuple[Array, Array]:
         """Centre and half range of each feature, [features]: 0 and 1 without ranges."""

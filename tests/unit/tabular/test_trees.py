@@ -200,13 +200,13 @@ def test_what_is_refused():
     fed = dealt(table(), 4)
     with pytest.raises(PrivacyError, match="needs ranges"):
         BoostedTrees(2).fit(fed, features="x", target="squared", privacy=Gaussian(clip=1.0, multiplier=1.0))
-    with pytest.raises(PrivacyError, match="no private loss"):
+    with pytest.raises(PrivacyError, match="held-out rows is not private"):
         BoostedTrees(2, held_out=0.1).fit(fed, target="logistic", privacy=Gaussian(clip=1.0, multiplier=1.0))
     with pytest.raises(DataError, match="loss must be one of"):
         BoostedTrees(2, loss="hinge").fit(fed, target="logistic")
     with pytest.raises(DataError, match="monotone must give"):
         BoostedTrees(2, monotone={"kind": 1}).fit(fed, features=["x", "kind"], target="logistic")
-    with pytest.raises(DataError, match="features a row"):
+    with pytest.raises(DataError, match="features per row"):
         BoostedTrees(2).fit(fed, features="x", target="logistic").predict([[1.0]])
     with pytest.raises(DataError, match="which is not a count"):
         BoostedTrees(2, loss="poisson").fit(fed, features="x", target="squared")
