@@ -124,9 +124,9 @@ class BoostedTrees(Estimator):
         ledger: Ledger | None = None,
         measure_privacy: Privacy | None = None,
     ) -> Self:
-        """Grow the forest; `features` and `target` override the constructor's.
+        """Grow the forest; `features` and `target` stand in for the constructor's.
 
-        The other parameters are those of every `fit`; `column` is an alias of `target`.
+        The other parameters are those of every `fit`; `column` is another word for `target`.
         """
         self.features = self.features if features is None else features
         self.target = target or column or self.target
@@ -179,10 +179,10 @@ class BoostedTrees(Estimator):
         names = column_names(self.features, target=self.target)
         private = how.privacy is not None
         if private and self.held_out:
-            raise PrivacyError("the loss on held-out rows is not private: use held_out=0 in a private fit")
+            raise PrivacyError("held-out rows have no private loss: use held_out=0 in a private fit")
         clients = engine.clients
         if not isinstance(clients, Federation):
-            raise DataError("boosted trees need the columns' names and types: use an engine that knows them")
+            raise DataError("boosted trees look at the columns' names and types: use an engine that knows them")
         loss, classes, labels = self._target_of(clients, private)
         survey = TargetSurvey(loss, target=self.target, classes=classes, ends=self._ends(self.target, private, classes))
         sums = self._run(survey, engine, how.phase(".target"), n_rounds=1, measure=0)["sums"]
@@ -198,9 +198,7 @@ class BoostedTrees(Estimator):
         )
         categories = [len(clients.names[n]) if own else 0 for n, own in zip(names, listed, strict=True)]
         if max(categories, default=0) > MOST:
-            raise DataError(
-                f"a feature has {max(categories):,} categories, at most {MOST} are supported: merge rare ones"
-            )
+            raise DataError(f"a feature has {max(categories):,} categories, at most {MOST} can be told apart")
         work = TreeRounds(
             edges,
             categories=tuple(int(c) for c in np.repeat(categories, widths)),
@@ -223,8 +221,8 @@ class BoostedTrees(Estimator):
 
     def _target_of(self, clients: Federation, private: bool) -> tuple[str, int, tuple[str, ...]]:
         """The loss, the number of classes (0 for numbers) and their names."""
-        values, class_names = clients[self.target], clients.names.get(self.target, ())
-        by_class = bool(class_names) or values.dtype.kind in "biu"
+        values, known = clients[self.target], clients.names.get(self.target, ())
+        by_class = bool(known) or values.dtype.kind in "biu"
         loss = self.loss or ("classes" if by_class else "squared")
         if loss in ("squared", "poisson"):
             return loss, 0, ()
@@ -235,7 +233,7 @@ class BoostedTrees(Estimator):
             raise DataError(f"the target {self.target!r} has {classes:,} classes: pass loss='squared' or 'poisson'")
         if self.loss is None:
             loss = "logistic" if classes == 2 else "softmax"
-        return loss, classes, tuple(class_names)
+        return loss, classes, tuple(known)
 
     def _ends(self, name: str, private: bool, classes: int) -> tuple[float, float] | None:
         pair = (self.ranges or {}).get(name)
@@ -288,7 +286,7 @@ class BoostedTrees(Estimator):
         n = int(state["trees"])
         self.losses_ = state["server.losses"]
         if self.held_out and len(self.losses_):
-            n = min(n, int(np.argmin(self.losses_)))  # losses_[i] is the loss of the first i trees
+            n = min(n, int(np.argmin(self.losses_)))  # the loss of step i is that of the i trees before it
         names = tuple(work.features)
         self.classes_ = labels
         self.n_trees_ = n

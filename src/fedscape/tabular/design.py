@@ -26,7 +26,7 @@ class Rows(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Roles of the columns; `ranges` bound features and, for a Gaussian, the target, and set their units."""
+    """Which columns are what; `ranges` bound features and, for a Gaussian, the target, and give their units."""
 
     features: tuple[str, ...]
     target: str
@@ -69,7 +69,7 @@ class Columns(NamedTuple):
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def y(self, clients: Federation) -> Array:
-        """The target, clipped to its range if one is declared."""
+        """The target, cut to its range where one is declared."""
         values = self._numbers(clients, self.target)
         if values.ndim != 1:
             raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
@@ -95,13 +95,13 @@ class Columns(NamedTuple):
                 masks.append(np.asarray(clients[self.weights] >= 0))
         return all_valid(*masks)
 
-    def names(self, clients: Federation) -> tuple[str, ...]:
-        """Names of the coefficients; those of a two-dimensional column are numbered."""
-        names = []
+    def found(self, clients: Federation) -> tuple[str, ...]:
+        """What the coefficients are called; those of a two-dimensional column are numbered."""
+        found = []
         for name in self.features:
             n = int(np.prod(clients[name].shape[1:]))
-            names += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
-        return (*names, "intercept") if self.intercept else tuple(names)
+            found += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
+        return (*found, "intercept") if self.intercept else tuple(found)
 
     def units(self, widths: Sequence[int]) -> tuple[Array, Array]:
         """Centre and half range of each feature, [features]: 0 and 1 without ranges."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedscape.statistics.heterogeneity import Heterogeneity
 
 _SINGULAR = 1e12  # condition of the information, all coefficients in units of their own error
-_STEEPEST = 0.2239  # maximum of mu (1 - mu) |eta|
+_STEEPEST = 0.2239  # the most that mu (1 - mu) |eta| can be
 
 
 class GLM(Estimator):
@@ -146,7 +146,7 @@ class GLM(Estimator):
         return {"coefficients": new, "server.information": information, "server.move": np.asarray(move)}
 
     def _working(self, rows: Rows, coefficients: Array) -> tuple[Array, Array]:
-        """W and W (z - offset) of each row; z is the working response."""
+        """W and W (z - offset) of each row, z the working response."""
         family = family_of(self.family)
         y = self._unit_target(rows.y)
         if coefficients.size and len(coefficients) != rows.x.shape[1]:
@@ -209,9 +209,9 @@ class GLM(Estimator):
         ledger: Ledger | None = None,
         measure_privacy: Privacy | None = None,
     ) -> Self:
-        """Fit the coefficients; `features` and `target` override the constructor's.
+        """Learn the coefficients; `features` and `target` stand in for the constructor's.
 
-        The other parameters are those of every `fit`; `column` is an alias of `target`.
+        The other parameters are those of every `fit`; `column` is another word for `target`.
         """
         self.features = self.features if features is None else features
         self.target = target or column or self.target

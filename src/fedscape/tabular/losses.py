@@ -29,7 +29,7 @@ def on_grid(values: Array) -> Array:
 
 
 def derivatives(loss: str, y: Array, margin: Array, unit: float) -> tuple[Array, Array]:
-    """First and second derivatives of the row losses by the margins, [rows, outputs], in units, on the grid."""
+    """First and second derivative of each row's loss by its margins [rows, outputs], in units, on the grid."""
     if loss == "squared":
         return on_grid((margin - y[:, None]) / unit), np.ones_like(margin)
     if loss == "logistic":

@@ -200,7 +200,7 @@ def test_what_is_refused():
     fed = dealt(table(), 4)
     with pytest.raises(PrivacyError, match="needs ranges"):
         BoostedTrees(2).fit(fed, features="x", target="squared", privacy=Gaussian(clip=1.0, multiplier=1.0))
-    with pytest.raises(PrivacyError, match="held-out rows is not private"):
+    with pytest.raises(PrivacyError, match="no private loss"):
         BoostedTrees(2, held_out=0.1).fit(fed, target="logistic", privacy=Gaussian(clip=1.0, multiplier=1.0))
     with pytest.raises(DataError, match="loss must be one of"):
         BoostedTrees(2, loss="hinge").fit(fed, target="logistic")
