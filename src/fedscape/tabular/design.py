@@ -95,7 +95,7 @@ class Columns(NamedTuple):
                 masks.append(np.asarray(clients[self.weights] >= 0))
         return all_valid(*masks)
 
-    def found(self, clients: Federation) -> tuple[str, ...]:
+    def names(self, clients: Federation) -> tuple[str, ...]:
         """What the coefficients are called; those of a two-dimensional column are numbered."""
         found = []
         for name in self.features:
