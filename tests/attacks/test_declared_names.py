@@ -194,5 +194,5 @@ def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(t
     everything = said.encode() + b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
     assert b"rare-disease" not in everything
     plain = fedscape(*call, "--names", "flu,cold")
-    assert "1 row of classes that --names does not name: left out" in plain.stdout + plain.stderr
-    assert "--names names no class that 'illness' has: mumps" in refused(2, *call, "--names", "mumps")
+    assert "1 row of classes not in --names: left out" in plain.stdout + plain.stderr
+    assert "none of the classes in --names occurs in 'illness': mumps" in refused(2, *call, "--names", "mumps")

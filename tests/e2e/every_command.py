@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tables import _plain
 
 from fedscape.cli import main
-from fedscape.cli.check import DRIFTED, TO_MEND
+from fedscape.cli.check import DRIFTED, PROBLEMS
 
 _WHOSE = ("--client", "client")
 _QUICK = ("--model", "linear", "--rounds", 1, "--cohort", 0)
@@ -145,4 +145,4 @@ def answer(command: str, table: Path, folder: Path) -> Answer:
     """What a command says of a table."""
     with clean(folder):
         said = call(*COMMANDS[command](table, folder))
-    return said._replace(findings=(DRIFTED, TO_MEND)) if command.startswith("check") else said
+    return said._replace(findings=(DRIFTED, PROBLEMS)) if command.startswith("check") else said

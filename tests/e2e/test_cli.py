@@ -182,5 +182,5 @@ def test_bad_input_gives_one_clear_line_and_its_exit_code(case, places):
 
 def test_help_says_what_arguments_are_in_plain_brackets():
     said = " ".join(ok("study", "--help").split())
-    assert "A name, a file or a folder; without one, embedded writers. [default: femnist-mini]" in said
+    assert "A name, a file or a folder; by default the embedded FEMNIST writers. [default: femnist-mini]" in said
     assert "The ledger's file. [required]" in " ".join(ok("privacy", "show", "--help").split())

@@ -50,14 +50,14 @@ def test_a_population_is_checked_too(place):
 
 def test_what_cannot_be_checked_gives_one_line(place):
     said = refused(2, "check", place / "again", "--against", place / "nowhere")
-    assert said.startswith("fedscape: there is no study and no population at")
+    assert said.startswith("fedscape: no study or population at")
     assert said.count("\n") == 1
     (place / "torn.json").write_text("{")
     assert "neither a study nor a population" in refused(2, "check", place / "again", "--against", place / "torn.json")
-    assert "--epsilon goes with a population" in refused(
+    assert "--epsilon needs a population" in refused(
         2, "check", place / "again", "--against", place / "study", "--epsilon", 1
     )
-    assert "there is no run in" in refused(2, "log", place / "nowhere")
+    assert "no runs in" in refused(2, "log", place / "nowhere")
     (place / "bad").mkdir()
     (place / "bad" / "00001.json").write_text("[]")
-    assert "is no run of a check" in refused(2, "log", place / "bad")
+    assert "is not a run of a check" in refused(2, "log", place / "bad")

@@ -39,10 +39,10 @@ FAULTS = {
         "TypingError: Failed in nopython mode",
     ),
     "torch": ("import torch; torch.ones(2) @ torch.ones(3)", 1, "RuntimeError: inconsistent tensor size"),
-    "memory": ("raise MemoryError('Unable to allocate 74.5 GiB')", 2, "74.5 GiB): take fewer rows"),
-    "memory of torch": ("import torch; torch.empty(2**60)", 2, "take fewer rows"),
+    "memory": ("raise MemoryError('Unable to allocate 74.5 GiB')", 2, "74.5 GiB): use fewer rows"),
+    "memory of torch": ("import torch; torch.empty(2**60)", 2, "use fewer rows"),
     "numbers without end": ("from fedscape.errors import NotFinite as N; raise N('client 3 sent NaN')", 2, "sent NaN"),
-    "a place": ("open('/')", 2, "/: Is a directory: name another place"),
+    "a place": ("open('/')", 2, "/: Is a directory: name another path"),
 }
 
 
@@ -73,7 +73,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(place, tmp_path):
     done = broken("raise KeyError('who')", tmp_path, **words)
     assert done.returncode == 1
     assert "Traceback (most recent call last)" in done.stderr
-    assert done.stderr.splitlines()[-1] == "fedscape: this is a fault of fedscape, not yours (KeyError: 'who')"
+    assert done.stderr.splitlines()[-1] == "fedscape: this is a bug in fedscape (KeyError: 'who')"
 
 
 def test_debug_shows_where_bad_input_was_refused():
@@ -150,12 +150,12 @@ WORDS = {
     "--budget must be one of 30s": ("study", "acs-race", "--budget", "5h"),
     "--rounds must be at least 1, not 0": ("study", "acs-race", "--rounds", 0),
     "--seeds must be at least 1, not 0": ("study", "acs-race", "--seeds", 0),
-    "--alarms-per-year must lie above 0": ("check", "acs-race", "--against", "study", "--alarms-per-year", 0),
+    "--alarms-per-year must be above 0": ("check", "acs-race", "--against", "study", "--alarms-per-year", 0),
     "--rungs must be at least 1, not 0": ("sweep", "acs-race", "--lr", 0.1, "--rungs", 0),
     "--lr must be numbers of at least 0": ("sweep", "acs-race", "--lr", -1),
     "--to must be one of onnx": ("export", "run", "model", "--to", "caffe"),
     "--epsilon must be a positive number": ("audit", "histogram", "--epsilon", -1),
-    "table.csv is no name of a data set but a path: 'fedscape describe": ("data", "info", "table.csv"),
+    "table.csv is a path, not the name of a data set: use 'fedscape describe": ("data", "info", "table.csv"),
     "table.csv is no Parquet, which alone": ("data", "group", "table.csv", "out", "--client", "a"),
 }
 

@@ -181,12 +181,12 @@ def test_novelty_reads_the_same_inputs(runs, tables, tmp_path):
 def test_a_method_without_a_model_for_new_clients_says_so(method, runs, tables, tmp_path):
     done = fedscape("predict", runs(method), tables[1], "--out", tmp_path / "p.parquet")
     assert done.returncode == 0, done.stderr
-    assert f"4 of 8 clients are new: {method} has nothing for them, 'fedscape adapt' gives them a model" in done.stderr
+    assert f"4 of 8 clients are new and get no prediction: {method} has no model for them" in done.stderr
     made = pq.read_table(tmp_path / "p.parquet").to_pydict()
     assert made["prediction"].count(None) == made["probability"].count(None) == 56
     strangers = people(tmp_path / "strangers.csv", towns=1, first=9)
     said = refused(2, "predict", runs(method), strangers)
-    assert "none of the 2 clients is known to the model" in said
+    assert "the model knows none of the 2 clients" in said
     assert said.count("\n") == 1
 
 
@@ -285,7 +285,7 @@ def test_fills_from_data_are_refused_under_privacy_and_declared_ones_are_not(tab
     asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") + 2 :], *private]
     for fill in ("mean", "median"):
         said = call("train", tables[0], *asked, "--fill", fill).err
-        assert f"--fill {fill} takes an exact {fill} of all rows, which --epsilon does not cover" in said
+        assert f"--fill {fill} takes the exact {fill} of all rows, which --epsilon does not cover" in said
     assert "epsilon" in json.loads(ok("train", tables[0], *asked, "--fill", 40, "--json"))
 
 

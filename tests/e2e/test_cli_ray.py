@@ -23,7 +23,7 @@ def test_fit_on_ray_gives_the_population_of_local(tmp_path):
 
 def test_engines_that_do_not_exist_or_do_not_answer_are_one_line():
     assert "--engine must be local or ray, not 'spark'" in refused(2, "fit", "acs-race", "--engine", "spark")
-    assert "go with --engine ray" in refused(2, "fit", "acs-race", "--workers", 2)
+    assert "need --engine ray" in refused(2, "fit", "acs-race", "--workers", 2)
     said = refused(1, "fit", "acs-race", "--engine", "ray", "--address", "auto", HOME="/nowhere")
     assert said.startswith("fedscape: a token is needed for the Ray cluster at 'auto'")
     assert said.count("\n") == 1

@@ -68,9 +68,9 @@ def test_a_kept_regression_predicts_in_another_process(tmp_path):
     kept = ("--features", "dep_delay", "--components", 2, "--chains", 2, "--learn-prior", "--out", model)
     shown = ok("regress", *FLIGHTS, *kept)
     assert "largest R-hat" in shown
-    assert " late draws a chain are too few to tell, take --rounds 100" in " ".join(shown.split())
+    assert " late draws per chain are too few to tell, use --rounds 100" in " ".join(shown.split())
     assert "agree" not in shown
-    assert "is there already: pass --force" in refused(2, "regress", *FLIGHTS, *kept)
+    assert "already exists: pass --force" in refused(2, "regress", *FLIGHTS, *kept)
     about = json.loads(started("predict", model, "flights-mini", "--out", predicted, "--json"))
     made = pq.read_table(predicted)
     assert made.column_names == ["client", "row", "prediction", "deviation"]
@@ -85,7 +85,7 @@ def test_a_kept_regression_predicts_in_another_process(tmp_path):
     )
     assert about["rows_without_prediction"] == 1
     assert (tmp_path / "g.csv").read_text().splitlines()[2] == '"AA",1,,'
-    assert "--probabilities goes with classes" in refused(2, "predict", model, "flights-mini", "--probabilities")
+    assert "--probabilities needs classes" in refused(2, "predict", model, "flights-mini", "--probabilities")
     assert "cannot be read" in refused(2, "predict", tmp_path / "none.json", "flights-mini")
 
 

@@ -57,7 +57,7 @@ def test_what_is_refused_in_one_line(visits, tmp_path):
     where = ("train", visits, "--client", "site", "--features", "age,ward")
     assert "needs ranges" in refused(2, *where, "--column", "sick", "--method", "trees", "--epsilon", "1")
     assert "--family must be" in refused(2, *where, "--column", "cost", "--method", "trees", "--family", "gamma")
-    assert "go with --method trees or glm" in refused(2, *where, "--column", "sick", "--family", "poisson")
+    assert "need --method trees or glm" in refused(2, *where, "--column", "sick", "--family", "poisson")
     (tmp_path / "model.json").write_text('{"what": "fedscape table model", "format": 1}')
     assert "holds no model of a table" in refused(2, "predict", tmp_path, visits, "--client", "site")
 
@@ -67,7 +67,7 @@ def test_options_and_messages_speak_of_the_command_line(visits, tmp_path):
     assert "--trees must be at least 1, not 0" in refused(
         2, *where, "--column", "sick", "--method", "trees", "--trees", 0
     )
-    assert "--trees goes with --method trees" in refused(2, *where, "--column", "sick", "--method", "glm", "--trees", 5)
+    assert "--trees needs --method trees" in refused(2, *where, "--column", "sick", "--method", "glm", "--trees", 5)
     assert "trees, glm, not 'fedmagic'" in refused(2, *where, "--column", "sick", "--method", "fedmagic")
     zero = tmp_path / "zero.csv"
     zero.write_text("site,a,cost\n" + "".join(f"s{i % 2},{i * 0.37},{max(i - 9, 0) * 0.5}\n" for i in range(40)))

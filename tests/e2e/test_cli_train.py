@@ -105,32 +105,32 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "femnist-mini", "--method", "fedprox"], "fedprox needs proximal above 0"),
         (["train", "femnist-mini", "--method", "fedadam", "--q", "1"], "q goes with qfedavg, not with fedadam"),
         (["train", "femnist-mini", "--method", "ifca", "--q", "1"], "q goes with qfedavg, not with ifca"),
-        (["train", "femnist-mini", "--resume"], "--resume goes with --out"),
+        (["train", "femnist-mini", "--resume"], "--resume needs --out"),
         (["train", "acs-mini", "--features", "SCHL,PINCP", "--target", "race"], "'SCHL' must hold one finite number"),
         (["train", "acs-mini", "--features", "AGEP", "--target", "PINCP"], "is a number, not a class"),
         (["train", "acs-mini", "--model", "cnn", "--features", "AGEP,SEX", "--target", "race"], "cnn reads images"),
         (["train", "femnist-mini", "--features", "pixels"], "pixels"),
-        (["sweep", "femnist-mini", "--lr", "fast"], "--lr must be numbers with commas between"),
-        (["sweep", "femnist-mini", "--resume"], "--resume goes with --out"),
+        (["sweep", "femnist-mini", "--lr", "fast"], "--lr must be comma-separated numbers"),
+        (["sweep", "femnist-mini", "--resume"], "--resume needs --out"),
         (["train", "femnist-mini", "--epsilon", "4", "--standardise"], "which --epsilon does not cover"),
         (["train", "femnist-mini", "--device", "cuda"], "torch finds no CUDA device here"),
         (["train", "femnist-mini", "--device", "abacus"], "device must be one that torch knows"),
         (["train", "femnist-mini", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "ditto", "--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["train", "femnist-mini", "--method", "fedem", "--every", "-1"], "--every must be at least 1, not -1"),
-        (["train", "femnist-mini", "--prior", "foo"], "--prior goes with --schedule and fedclock"),
+        (["train", "femnist-mini", "--prior", "foo"], "--prior needs --schedule and one of fedclock"),
         (
             ["train", "femnist-mini", "--method", "vanilla", "--schedule", "cosine:p=1,T=4", "--prior", "cosine"],
-            "--prior goes with --schedule and fedclock, fedtem, fedtem-sums, fedtkm, scsgd, not vanilla",
+            "--prior needs --schedule and one of fedclock, fedtem, fedtem-sums, fedtkm, scsgd, not vanilla",
         ),
-        (["train", "femnist-mini", "--clip", "2"], "--clip goes with --epsilon"),
-        (["train", "femnist-mini", "--method", "ifca", "--delta", "0.1"], "--delta goes with --epsilon"),
+        (["train", "femnist-mini", "--clip", "2"], "--clip needs --epsilon"),
+        (["train", "femnist-mini", "--method", "ifca", "--delta", "0.1"], "--delta needs --epsilon"),
         (["train", "femnist-mini", "--epsilon", "3", "--clip", "0"], "--clip must be a positive number, not 0"),
         (["train", "femnist-mini", "--epsilon", "3", "--delta", "0"], "--delta must be between 0 and 1, not 0"),
-        (["sweep", "femnist-mini", "--seeds", "0,1.5"], "--seeds must be whole numbers with commas between"),
+        (["sweep", "femnist-mini", "--seeds", "0,1.5"], "--seeds must be comma-separated whole numbers"),
         (["train", "femnist-mini", "--fill", "often"], "--fill must be one of mean, median, drop or a number"),
         (["train", "femnist-mini", "--features", "z*"], "--features z* matches no column"),
-        (["train", "femnist-mini", "--model", "char_lstm", "--standardise"], "char_lstm reads codes of characters"),
+        (["train", "femnist-mini", "--model", "char_lstm", "--standardise"], "char_lstm reads character codes"),
         (
             ["train", "acs-mini", "--features", "AGEP,race", "--target", "race"],
             "the target 'race' is none of them",
@@ -186,7 +186,7 @@ def test_a_run_that_is_not_there_begins_anew_and_says_so(tmp_path, command):
     call = [command, trees(tmp_path / "trees.csv", [10] * 4), *TREES, "--out", tmp_path / "run", "--resume"]
     first = fedscape(*call)
     assert first.returncode == 0, first.stderr
-    assert f"there is no run in {tmp_path / 'run'} to go on with: it begins anew" in first.stderr
+    assert f"no run to resume in {tmp_path / 'run'}: starting from round 1" in first.stderr
     call[call.index("--rounds") + 1] = 2
     assert "begins anew" not in fedscape(*call).stderr
 
@@ -225,8 +225,8 @@ def test_a_training_that_ends_far_worse_than_guessing_says_so_in_one_line(tmp_pa
     assert noisy.returncode == 0
     assert json.loads(noisy.stdout)["worse_than_guessing"] is True
     (line,) = [text for text in noisy.stderr.splitlines() if "diverged" in text]
-    assert "and 0.693 is guessing; the noise is stronger than what 12 clients say together" in line
+    assert "0.693 by guessing; the noise exceeds the signal of 12 clients" in line
     wild = fedscape(*how, "--lr", 300)
     (line,) = [text for text in wild.stderr.splitlines() if "diverged" in text]
-    assert line.endswith("the clients' steps are too long: lower --lr")
+    assert line.endswith("the clients' steps are too large: lower --lr")
     assert "diverged" not in fedscape(*how).stderr

@@ -146,5 +146,5 @@ def test_a_sample_of_clients_can_be_a_csv_file(wines, folder):
 def test_a_private_study_without_declared_classes_is_refused_before_a_ledger_is_made(wines, folder):
     said = refusal("study", wines, "--client", "estate", "--column", "cultivar", "--epsilon", 1, "--out", folder / "st")
     assert "name them with --names a,b,c" in said
-    assert "leave --epsilon out" not in said
+    assert "drop --epsilon" not in said
     assert not (folder / ".fedscape").exists()

@@ -1,4 +1,4 @@
-"""The command line: each command is one library call, printed for people or, with --json, for programs."""
+"""The command line: each command is one library call whose result is printed as tables or, with --json, as JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ for name, group in {"data": data, "deploy": deploy, "privacy": privacy, "sketch"
 
 @functools.cache
 def _built() -> click.Command:
-    """All commands, made once in a process: that takes longer than many a command."""
+    """Build all commands once per process: that takes longer than running many of them."""
     return typer.main.get_command(app)
 
 
@@ -95,7 +95,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; anywhere on the line.")
+        bool, typer.Option("--debug", help="Show the traceback of an error. It may stand anywhere on the line.")
     ] = False,
 ) -> None:
     pass
@@ -103,7 +103,7 @@ def _root(
 
 @app.command(cls=Command)
 def doctor(json_: Json = False) -> None:
-    """Python, packages, extras, GPU and data folder: what is here and what is missing."""
+    """Show Python, packages, extras, GPU and data folder: what is installed and what is missing."""
     from fedscape.cli.doctor import examine
 
-    show(examine(), json_, lambda found: pairs("fedscape doctor", flat(found)))
+    show(examine(), json_, lambda report: pairs("fedscape doctor", flat(report)))

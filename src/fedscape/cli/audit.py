@@ -1,4 +1,4 @@
-"""Attack a private path with canaries, and compare what they show with what the ledger claims."""
+"""Attack a private computation with canaries, and compare the measured leakage with the claimed epsilon."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ KINDS = ("histogram", "moments", "kmeans", "mixture", "sketch", "fedavg")
 
 def audit(
     what: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
-    epsilon: Annotated[float, typer.Option(help="What is claimed: noise is calibrated to it.")] = 1.0,
+    epsilon: Annotated[float, typer.Option(help="The claimed epsilon: noise is calibrated to it.")] = 1.0,
     delta: Annotated[float, typer.Option(help="The delta of the claim.")] = 1e-6,
-    clients: Annotated[int, typer.Option(help="How many clients are made up, where there is no --data.")] = 1000,
-    data: Annotated[str | None, typer.Option(help="A name, a file or a folder, instead of made-up clients.")] = None,
+    clients: Annotated[int, typer.Option(help="Number of synthetic clients; without --data.")] = 1000,
+    data: Annotated[str | None, typer.Option(help="A name, a file or a folder, instead of synthetic clients.")] = None,
     client: Client = None,
     column: Column = None,
     unit: Annotated[str, typer.Option(help="What is protected: client or row.")] = "client",
     place: Annotated[str, typer.Option(help="Where noise is added: central, distributed or local.")] = "central",
     mechanism: Annotated[str, typer.Option(help="gaussian or laplace.")] = "gaussian",
-    clip: Annotated[float | None, typer.Option(help="Bound on a contribution; by default one that fits.")] = None,
-    sampler: Annotated[str, typer.Option(help="Who takes part: all, poisson:RATE or fixed:SIZE.")] = "all",
-    rounds: Annotated[int, typer.Option(help="Rounds of a run; together they cost epsilon.")] = 1,
+    clip: Annotated[
+        float | None, typer.Option(help="Clipping bound; by default one that fits the computation.")
+    ] = None,
+    sampler: Annotated[str, typer.Option(help="Client sampling: all, poisson:RATE or fixed:SIZE.")] = "all",
+    rounds: Annotated[int, typer.Option(help="Rounds of a run; epsilon is the cost of all of them together.")] = 1,
     method: Annotated[str, typer.Option(help="repeats, one-run or resume.")] = "repeats",
     repeats: Annotated[int | None, typer.Option(help="Runs; by default 4000, or 20000 with a sampler.")] = None,
-    confidence: Annotated[float, typer.Option(help="Of the bound.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the bound.")] = 0.95,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for audit.json and audit.png.")] = None,
     json_: Json = False,
 ) -> None:
-    """A lower bound on epsilon by attack, beside the claim: exit 1 where the bound is above it."""
+    """Attack to get a lower bound on epsilon and compare it with the claim; exit 1 if the bound is above the claim."""
     from fedscape.privacy.auditing import audit as audit_
     from fedscape.privacy.ranges import NOISE, check_positive
 
     check_positive("--epsilon", epsilon, NOISE, error=DataError)
-    chosen, taking = _computation(what, data, client, column, clients, seed), _sampler(sampler)
-    computation, federation = chosen
-    privacy = _privacy(computation, federation, mechanism, epsilon, delta, clip, unit, place, taking, rounds)
+    computation, federation = _computation(what, data, client, column, clients, seed)
+    cohorts = _sampler(sampler)
+    privacy = _privacy(computation, federation, mechanism, epsilon, delta, clip, unit, place, cohorts, rounds)
     result = audit_(
         computation,
         federation,
         privacy,
-        sampler=taking,
+        sampler=cohorts,
         rounds=rounds,
         method=method,
         repeats=repeats,
@@ -147,7 +149,7 @@ def _privacy(
     sampler: Sampler,
     rounds: int,
 ) -> Privacy:
-    """The mechanism whose ledger would book the claim."""
+    """Return the mechanism for which the ledger would book the claimed epsilon."""
     from fedscape import All, Gaussian, Laplace, calibrate
 
     if mechanism not in ("gaussian", "laplace"):
@@ -159,14 +161,14 @@ def _privacy(
             clip = computation.row_bound(computation.start(0), norm, federation) or 1.0
     if mechanism == "laplace":
         draft = Laplace(clip=clip, epsilon=1.0, unit=unit, place=place)
-        single = draft.entries(sampler, len(federation))["sum"]["multiplier"]  # 1 / epsilon of a round, unsampled
+        single = draft.entries(sampler, len(federation))["sum"]["multiplier"]  # 1 / epsilon of a round without sampling
         return Laplace(clip=clip, epsilon=epsilon / rounds * single, unit=unit, place=place)
     base = Gaussian(clip=clip, multiplier=1.0, unit=unit, place=place)
     entry = base.entries(sampler, len(federation))["sum"]
     drawn = sampler if entry["sampling"]["kind"] != "all" else All()
     multiplier = calibrate(epsilon, delta, rounds=rounds, sampler=drawn, n_clients=len(federation))
     if entry["sampling"]["kind"] == "all":
-        multiplier /= entry["multiplier"]  # an exchange moves the sum twice as far
+        multiplier /= entry["multiplier"]  # replacing a client changes the sum by up to twice the clip
     return Gaussian(clip=clip, multiplier=multiplier, unit=unit, place=place)
 
 

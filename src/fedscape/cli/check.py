@@ -1,4 +1,4 @@
-"""Commands that watch a federation over time."""
+"""Commands that monitor a federation over time."""
 
 from __future__ import annotations
 
@@ -16,28 +16,26 @@ from fedscape.cli.show import as_text, show, table
 from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError, plural
 
-#: Exit codes: 0 nothing, 2 bad input as everywhere, and these.
-DRIFTED, TO_MEND = 3, 4
+#: Exit codes besides 0 (nothing to report) and 2 (bad input).
+DRIFTED, PROBLEMS = 3, 4
 
 
 def check(
-    source: Annotated[
-        str, typer.Argument(metavar="DATA", help="The data as they are now: a name, a file or a folder.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="DATA", help="The current data: a name, a file or a folder.")],
     against: Annotated[Path, typer.Option(help="The folder of a study, or a population that 'fedscape fit' wrote.")],
     column: Annotated[
-        str | None, typer.Option("--column", help="The categories; by default those of the study.")
+        str | None, typer.Option("--column", help="The column of categories; by default that of the study.")
     ] = None,
     client: Client = None,
-    alarms_per_year: Annotated[float, typer.Option(help="False alarms that a year of nightly runs may have.")] = 1.0,
+    alarms_per_year: Annotated[float, typer.Option(help="False alarms allowed in a year of nightly runs.")] = 1.0,
     epsilon: Annotated[
-        float | None, typer.Option(help="With a population: by one private sum, in this budget.")
+        float | None, typer.Option(help="With a population: compare by one private sum within this budget.")
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="With --epsilon: the ledger, by default that of the data.")
+        Path | None, typer.Option(help="With --epsilon: the ledger; by default one in the data's folder.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Folder that keeps this run for 'fedscape log'.")] = None,
-    label: Annotated[str | None, typer.Option(help="What this run is called in the log, such as a date.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Folder in which to keep this run for 'fedscape log'.")] = None,
+    label: Annotated[str | None, typer.Option(help="Name of this run in the log, such as a date.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the tests as JUnit XML.")] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -48,17 +46,19 @@ def check(
 ) -> None:
     """Compare data with a reference: drift of labels, features, sizes and kinds, and problems of single clients.
 
-    Exits with 0 if nothing is found, 3 if something drifted, 4 if clients have only problems to mend.
+    Exits with 0 if nothing is found, 3 if something drifted, 4 if nothing drifted but clients have problems.
     """
     from fedscape.studies.check import NIGHTS
 
     if not 0 < alarms_per_year <= NIGHTS:
-        raise DataError(f"--alarms-per-year must lie above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
-    said = overrules(categorical, numeric, ignore)
+        raise DataError(f"--alarms-per-year must be above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
+    columns = overrules(categorical, numeric, ignore)
     population = _is_population(against)
     if epsilon is not None and not population:
-        raise DataError("--epsilon goes with a population: a study is compared where all rows are at hand")
-    fed, _ = datasets.read_table(source, client=client, target=column, overrules=said)
+        raise DataError(
+            "--epsilon needs a population to compare with: a comparison with a study reads all rows exactly"
+        )
+    fed, _ = datasets.read_table(source, client=client, target=column, overrules=columns)
     if population:
         about = _by_population(fed, against, column, alarms_per_year, epsilon, source, ledger, quiet, seed)
     else:
@@ -73,15 +73,15 @@ def check(
         replace_file(junit, lambda file: file.write(junit_of(about).encode()), private=epsilon is not None)
     show(about, json_, _for_people)
     if about["alarms"] or about["problems"]:
-        raise typer.Exit(DRIFTED if about["alarms"] else TO_MEND)
+        raise typer.Exit(DRIFTED if about["alarms"] else PROBLEMS)
 
 
 def _is_population(path: Path) -> bool:
-    """Whether this is a saved population, and no study."""
+    """Whether the path is a saved population rather than a study."""
     if path.is_dir() or path.name == "result.json":
         return False
     if not path.is_file():
-        raise DataError(f"there is no study and no population at {path}: 'fedscape study' or 'fedscape fit' writes one")
+        raise DataError(f"no study or population at {path}: 'fedscape study' or 'fedscape fit' writes one")
     try:
         about = json.loads(path.read_text())
     except (ValueError, UnicodeDecodeError) as error:
@@ -106,18 +106,20 @@ def _by_population(
     from fedscape.studies.fidelity import by_names
     from fedscape.studies.prepare import label_of_table
 
-    made = MixtureOfDirichletMultinomials.load(path)
-    found = column or label_of_table(fed)
-    if found is None:
+    population = MixtureOfDirichletMultinomials.load(path)
+    name = column or label_of_table(fed)
+    if name is None:
         raise DataError("name the column of categories with --column")
     book = None if epsilon is None else ledger_beside(source, ledger, epsilon=epsilon, delta=DELTA, quiet=quiet)
-    names = made.category_names_
-    if names is not None and fed[found].ndim == 1:
-        rows = declare_classes(fed, found, names)  # those of the population, whatever the rows hold
-        rows = rows.where(rows[found] >= 0)
-    else:  # in private codes count as they are: which there are is a secret
-        rows = by_names(fed, found, names) if epsilon is None else fed
-    about = check_population(rows, made, column=found, alarms_per_year=alarms, epsilon=epsilon, ledger=book, seed=seed)
+    names = population.category_names_
+    if names is not None and fed[name].ndim == 1:
+        rows = declare_classes(fed, name, names)  # the population's classes, not those of the rows
+        rows = rows.where(rows[name] >= 0)
+    else:  # under privacy codes are used as they are: which codes occur is private
+        rows = by_names(fed, name, names) if epsilon is None else fed
+    about = check_population(
+        rows, population, column=name, alarms_per_year=alarms, epsilon=epsilon, ledger=book, seed=seed
+    )
     if book is not None:
         spent = max(book.spent().values(), default=0.0)
         about["budget_left"] = None if book.epsilon is None else round(max(book.epsilon - spent, 0.0), 6)
@@ -125,7 +127,7 @@ def _by_population(
 
 
 def _keep(folder: Path, about: Mapping[str, Any]) -> Path:
-    """Write a run to the log: the next number, then its label."""
+    """Write a run to the log under the next number and its label."""
     folder.mkdir(parents=True, exist_ok=True)
     last = max((int(path.name[:5]) for path in folder.glob("[0-9]*.json") if path.name[:5].isdigit()), default=0)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", str(about["label"])).strip("-.")[:60]
@@ -138,7 +140,7 @@ def log(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that 'fedscape check --log' wrote to.")],
     json_: Json = False,
 ) -> None:
-    """A timeline over the runs of a check: what each test found, run by run, and where alarms were."""
+    """Show the runs of a check in order: the p-value of each test, and which runs raised an alarm."""
     runs = []
     for path in sorted(folder.glob("[0-9]*.json")) if folder.is_dir() else []:
         try:
@@ -147,9 +149,9 @@ def log(
             row = {"run": path.stem, "clients": run["clients"], "rows": run["rows"], "alarms": run["alarms"]}
             runs.append({**row, "problems": len(run["problems"]), "tests": tests})
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is no run of a check: {error}; remove it") from None
+            raise DataError(f"{path} is not a run of a check: {error}; remove it") from None
     if not runs:
-        raise DataError(f"there is no run in {folder}: 'fedscape check DATA --against STUDY --log {folder}' writes one")
+        raise DataError(f"no runs in {folder}: 'fedscape check DATA --against STUDY --log {folder}' writes one")
     show({"runs": runs}, json_, _timeline)
 
 
@@ -175,13 +177,17 @@ def _cell(test: Mapping[str, Any] | None) -> str:
 
 
 def junit_of(about: Mapping[str, Any]) -> str:
-    """The tests and problems of a check as JUnit XML: one case each, failed where there is an alarm."""
+    """Write the tests and problems of a check as JUnit XML: one case each; alarms and problems are failures."""
     from xml.sax.saxutils import escape, quoteattr
 
     cases = []
     for test in about["tests"]:
-        said = f"p = {test['p']:.2g}, alarm below {test['threshold']:.2g}: {test['text']}"
-        body = f"<failure message={quoteattr(said)}/>" if test["alarm"] else f"<system-out>{escape(said)}</system-out>"
+        outcome = f"p = {test['p']:.2g}, alarm below {test['threshold']:.2g}: {test['text']}"
+        body = (
+            f"<failure message={quoteattr(outcome)}/>"
+            if test["alarm"]
+            else f"<system-out>{escape(outcome)}</system-out>"
+        )
         cases.append(f'  <testcase classname="drift" name={quoteattr(test["test"])}>{body}</testcase>')
     for problem in about["problems"]:
         name = quoteattr(f"{problem['client']} {problem['column']} {problem['kind']}".strip())
@@ -198,9 +204,9 @@ def _for_people(about: Mapping[str, Any]) -> None:
         ["DRIFT" if test["alarm"] else "as before", test["test"], f"{test['p']:.2g}", test["text"]]
         for test in about["tests"]
     ]
-    rate = f"{about['alarms_per_year']:g} a year of nightly runs"
+    rate = f"{about['alarms_per_year']:g} in a year of nightly runs"
     table(
-        f"against {about['reference']}; alarm below p = {about['level']:.2g}: false alarms {rate}",
+        f"against {about['reference']}; alarm below p = {about['level']:.2g}; false alarms: {rate}",
         ["", "test", "p", "what"],
         rows,
     )

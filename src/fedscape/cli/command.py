@@ -1,4 +1,4 @@
-"""How every command runs: a first line on a terminal, old names of options, messages that name options."""
+"""What all commands share: a first line on a terminal, former option names, messages that name options."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedscape.errors import FedscapeError
 
 _QUIET = "fedscape.quiet"
 
-#: Options under the names they had, which help does not show.
+#: Former names of options. They still work; help does not show them.
 OLD_NAMES = {"--target": "--column", "--agent": "--client"}
-#: Arguments of the library that have another name on the command line.
+#: Library arguments whose option has another name.
 _OPTIONS = {"overwrite": "--force", "n_init": "--starts", "n_components": "--components", "target": "--column"}
-#: Calls of the library, in words.
+#: Library calls in messages, and what to say on the command line.
 _PHRASES = {
     " (client=)": "",
     " (column=)": "",
@@ -36,17 +36,17 @@ _ARGUMENT = re.compile(r"\b(?P<name>[a-z][a-z_]*)=(?P<value>'[^']*'|[A-Z][a-z]+\
 
 
 class Command(typer.core.TyperCommand):
-    """A command of fedscape; those without a --quiet of their own get one."""
+    """A command of fedscape; adds --quiet if the command does not define it."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if not any(param.name == "quiet" for param in self.params):
-            about = "No remarks, and no lines on how long it takes."
-            self.params.append(click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_keep, help=about))
+            text = "Print no remarks and no progress."
+            self.params.append(click.Option(["--quiet"], is_flag=True, expose_value=False, callback=_keep, help=text))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        known = self._options()
-        return super().parse_args(ctx, [_renamed(argument, known) for argument in args])
+        options = self._options()
+        return super().parse_args(ctx, [_renamed(argument, options) for argument in args])
 
     def invoke(self, ctx: click.Context) -> Any:
         quiet = bool(ctx.params.get("quiet") or ctx.meta.get(_QUIET))
@@ -69,7 +69,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 def in_options(message: str, options: set[str], *, names: Mapping[str, str] = _OPTIONS) -> str:
-    """A message of the library, with arguments written as the options they are here.
+    """Rewrite a library message so that it names command-line options instead of arguments.
 
     >>> in_options("pass policy='replace'", {"--policy"}), in_options("p=1 is large", {"--policy"})
     ('pass --policy replace', 'p=1 is large')
@@ -88,7 +88,7 @@ def in_options(message: str, options: set[str], *, names: Mapping[str, str] = _O
 
 
 def as_typed(ctx: click.Context, *, without: Sequence[str] = ()) -> str:
-    """The command with all its options, ready for a shell in the folder of what its arguments name."""
+    """The command line with all its options, to be run in the folder of its input."""
     words, options = ctx.command_path.split(), []
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
@@ -102,14 +102,14 @@ def as_typed(ctx: click.Context, *, without: Sequence[str] = ()) -> str:
     return shlex.join([*words, *options])
 
 
-def _renamed(argument: str, known: set[str]) -> str:
+def _renamed(argument: str, options: set[str]) -> str:
     name, sign, value = argument.partition("=")
     new = OLD_NAMES.get(name)
-    return argument if new is None or name in known or new not in known else f"{new}{sign}{value}"
+    return argument if new is None or name in options or new not in options else f"{new}{sign}{value}"
 
 
 def _first_line(command: click.Command, ctx: click.Context) -> str:
-    """What is being read, before large packages are imported."""
+    """Say what is being read, before large packages are imported."""
     arguments = [ctx.params.get(p.name or "") for p in command.params if isinstance(p, click.Argument)]
     what = " and ".join(str(a) for a in arguments if a is not None)
     return f"reading {what} ..." if what else f"{ctx.command_path} ..."

@@ -1,4 +1,4 @@
-"""Commands that look at and convert data."""
+"""Commands that list and convert data sets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from fedscape.cli.options import Client, Force, Json, Source, listed
 from fedscape.cli.show import flat, pairs, show, table
 from fedscape.errors import DataError, plural
 
-data = typer.Typer(help="Look at and convert data.", no_args_is_help=True)
+data = typer.Typer(help="List and convert data sets.", no_args_is_help=True)
 
 
 @data.command("info")
 def data_info(
-    name: Annotated[str | None, typer.Argument(help="A name; none lists all.")] = None, json_: Json = False
+    name: Annotated[str | None, typer.Argument(help="A data set; without one, all are listed.")] = None,
+    json_: Json = False,
 ) -> None:
-    """List the data sets, or say what is known about one."""
+    """List the data sets, or describe one."""
     if name is not None:
         if name not in datasets.names() and Path(name).exists():
-            raise DataError(f"{name} is no name of a data set but a path: 'fedscape describe {name}' looks at it")
+            raise DataError(f"{name} is a path, not the name of a data set: use 'fedscape describe {name}'")
         show(datasets.info(name), json_, lambda about: pairs(str(about["name"]), flat(about)))
         return
     show([datasets.info(each) for each in datasets.names()], json_, _names_for_people)
@@ -31,39 +32,43 @@ def data_info(
 @data.command("convert")
 def data_convert(
     source: Source,
-    target: Annotated[Path, typer.Argument(help="Ends in .parquet, .csv, .json (LEAF), or is a folder to make.")],
+    target: Annotated[Path, typer.Argument(help="A .parquet, .csv or .json (LEAF) file, or a new folder.")],
     client: Client = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
     """Write data in another format.
 
-    Texts are written as they are, also to .csv: a spreadsheet may run one that begins with =, +, - or @ as a formula.
+    Texts are written unchanged, also to .csv: a spreadsheet may run one that begins with =, +, - or @ as a formula.
     """
     fed = datasets.read(source, client=client)
     datasets.write(fed, target, overwrite=force)
-    done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
-    show(done, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}"))
+    summary = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
+    show(
+        summary, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}")
+    )
 
 
 @data.command("group")
 def data_group(
     source: Annotated[str, typer.Argument(help="Parquet: a file, a folder with or without partitions, a glob, a URI.")],
-    target: Annotated[Path, typer.Argument(help="The folder to make; every command reads it.")],
-    client: Annotated[str, typer.Option("--client", help="Column that says whose a row is, or several: ST,PUMA.")],
-    columns: Annotated[str | None, typer.Option("--columns", help="Only these columns, commas between.")] = None,
-    memory: Annotated[int, typer.Option("--memory", help="About how many megabytes to use.", min=16)] = 512,
+    target: Annotated[Path, typer.Argument(help="The folder to write; every command can read it.")],
+    client: Annotated[str, typer.Option("--client", help="Column with the client of each row, or several: ST,PUMA.")],
+    columns: Annotated[str | None, typer.Option("--columns", help="Read only these columns (comma-separated).")] = None,
+    memory: Annotated[int, typer.Option("--memory", help="Approximate memory limit in megabytes.", min=16)] = 512,
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Group rows that do not fit in memory by their client, on disk."""
+    """Group rows by client on disk, for data larger than memory."""
     from fedscape.core.federation import Federation
 
-    chosen = None if columns is None else listed(columns)
-    how: dict[str, Any] = {"client": client, "columns": chosen, "memory": memory * 2**20, "overwrite": force}
-    fed = Federation.scan(source, into=target, **how)
-    done = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
-    show(done, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}"))
+    selected = None if columns is None else listed(columns)
+    options: dict[str, Any] = {"client": client, "columns": selected, "memory": memory * 2**20, "overwrite": force}
+    fed = Federation.scan(source, into=target, **options)
+    summary = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
+    show(
+        summary, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}")
+    )
 
 
 def _names_for_people(sets: list[dict[str, Any]]) -> None:

@@ -19,40 +19,44 @@ NodeFolder = Annotated[Path, typer.Argument(help="The folder of a node: nodes/NU
 @deploy.command()
 def init(
     folder: Folder,
-    nodes: Annotated[int, typer.Option(help="How many node keys to make.")] = 3,
+    nodes: Annotated[int, typer.Option(help="Number of nodes to generate keys for.")] = 3,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name or address nodes use for the server; the first is the main one.")
+        list[str] | None,
+        typer.Option(help="Host name or address of the server, as nodes see it; repeatable, the first is the default."),
     ] = None,
     port: Annotated[int, typer.Option(help="The SuperLink's port.")] = 8000,
-    days: Annotated[int, typer.Option(help="How long the certificates hold.")] = 365,
+    days: Annotated[int, typer.Option(help="Validity of the certificates in days.")] = 365,
     plain_text_on_loopback: Annotated[
-        bool, typer.Option("--plain-text-on-loopback", help="No TLS and no node keys: on this machine alone.")
+        bool, typer.Option("--plain-text-on-loopback", help="No TLS and no node keys: for tests on one machine.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Terms that believe no server: only noise that the nodes add themselves.")
+        bool, typer.Option("--strict", help="Terms that do not trust the server: only noise added on the nodes counts.")
     ] = False,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Sums leave nodes only masked: a signing key and a roster for each.")
+        bool,
+        typer.Option(
+            "--secure", help="Secure aggregation: nodes send masked sums only, each with a signing key and a roster."
+        ),
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Write a ready Flower app, certificates, node keys and terms (mode 600) and scripts into a new folder."""
+    """Write a Flower app, certificates, node keys, terms (mode 600) and start scripts into a new folder."""
     from fedscape.deploy import init as engine
 
     hosts = tuple(host) if host else ("127.0.0.1", "localhost")
     how = {"plain": plain_text_on_loopback, "strict": strict, "secure": secure}
     about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, **how)
-    show(about, json_, lambda made: pairs("a deployment; its README.md says how to start it", made))
+    show(about, json_, lambda files: pairs("deployment written; its README.md says how to start it", files))
 
 
 @deploy.command()
 def check(
     folder: Annotated[Path, typer.Argument(help="The folder of the deployment, or of a node: nodes/NUMBER.")],
-    data: Annotated[str | None, typer.Option(help="Of a node: the data it will be started with.")] = None,
-    client: Annotated[str | None, typer.Option(help="Of a node: the column that names clients.")] = None,
+    data: Annotated[str | None, typer.Option(help="For a node: the data it will be started with.")] = None,
+    client: Annotated[str | None, typer.Option(help="For a node: the column that names clients.")] = None,
     json_: Json = False,
 ) -> None:
-    """Look for known gaps: telemetry, installations, permissions, expiry, plain text, what Flower leaves open."""
+    """Look for known gaps: telemetry, remote installs, file permissions, expiry, plain text, Flower's open defaults."""
     from fedscape.deploy import init as engine
 
     if data is not None or (folder / "terms.toml").is_file():
@@ -61,16 +65,16 @@ def check(
         show(node.check_node(folder, data, client), json_, lambda about: pairs("this node can answer", about))
         return
 
-    found = [asdict(finding) for finding in engine.check(folder)]
-    rows = [[finding["level"], finding["what"], finding["remedy"]] for finding in found]
-    show(found, json_, lambda _: table(f"{folder}", ["level", "what", "remedy"], rows))
-    if any(finding["level"] == "error" for finding in found):
+    findings = [asdict(finding) for finding in engine.check(folder)]
+    rows = [[finding["level"], finding["what"], finding["remedy"]] for finding in findings]
+    show(findings, json_, lambda _: table(f"{folder}", ["level", "what", "remedy"], rows))
+    if any(finding["level"] == "error" for finding in findings):
         raise typer.Exit(1)
 
 
 @deploy.command()
 def add(folder: Folder, json_: Json = False) -> None:
-    """Make keys, terms and a place on the roster for one node more; ./register.sh then tells the SuperLink."""
+    """Add a node: write its keys and terms and add it to the roster. Then run ./register.sh to tell the SuperLink."""
     from fedscape.deploy import keys as keys
 
     show(keys.add(folder), json_, lambda about: pairs("copy these to the hosts they belong to", about))
@@ -80,7 +84,7 @@ def add(folder: Folder, json_: Json = False) -> None:
 def revoke(
     folder: Folder, number: Annotated[int, typer.Argument(help="The number of the node.")], json_: Json = False
 ) -> None:
-    """Take a node's keys away, and its place on the roster; ./register.sh then tells the SuperLink."""
+    """Revoke a node: delete its keys and roster entry. Then run ./register.sh to tell the SuperLink."""
     from fedscape.deploy import keys as keys
 
     show(keys.revoke(folder, number), json_, lambda about: pairs("revoked; copy the rosters to their hosts", about))
@@ -90,7 +94,7 @@ def revoke(
 def renew(
     folder: Folder, number: Annotated[int, typer.Argument(help="The number of the node.")], json_: Json = False
 ) -> None:
-    """Give a node new keys; its terms, ledger and what its clients keep stay as they are."""
+    """Give a node new keys; its terms, its ledger and its clients' kept state do not change."""
     from fedscape.deploy import keys as keys
 
     show(keys.renew(folder, number), json_, lambda about: pairs("copy these to the hosts they belong to", about))
@@ -98,15 +102,17 @@ def renew(
 
 @deploy.command()
 def helper(
-    folder: Annotated[Path, typer.Argument(help="Where the helper keeps its key and what it has answered.")],
-    port: Annotated[int, typer.Option(help="The port it listens on.")] = 8443,
-    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
-    certificate: Annotated[Path | None, typer.Option(help="Of its TLS, needed beyond this machine.")] = None,
-    key: Annotated[Path | None, typer.Option(help="The key of the certificate.")] = None,
-    roster: Annotated[Path | None, typer.Option(help="roster.txt: only these nodes count.")] = None,
-    least: Annotated[int, typer.Option(help="With fewer nodes nothing is opened.")] = 3,
+    folder: Annotated[Path, typer.Argument(help="Folder for the helper's key and its record of answers.")],
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    certificate: Annotated[
+        Path | None, typer.Option(help="TLS certificate; required unless --host is this machine.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="roster.txt: accept only these nodes.")] = None,
+    least: Annotated[int, typer.Option(help="Minimum number of nodes in a sum that is opened.")] = 3,
 ) -> None:
-    """Run the second server of TwoServers, in another hand than the first: it prints its public key, then serves."""
+    """Run the second server of TwoServers, which another operator should run: print its public key, then serve."""
     from fedscape.deploy import keys as keys
 
     server, public = keys.helper_server(
@@ -120,28 +126,36 @@ def helper(
 @deploy.command()
 def terms(
     folder: NodeFolder,
-    epsilon: Annotated[float | None, typer.Option(help="Budget of each unit, relation and place.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The delta at which budgets are stated.")] = None,
-    total_epsilon: Annotated[float | None, typer.Option(help="One budget over all of them.")] = None,
-    unnoised: Annotated[int | None, typer.Option(help="How many answers may leave without promised noise.")] = None,
-    place: Annotated[list[str] | None, typer.Option(help="central, distributed or local; may be repeated.")] = None,
-    unit: Annotated[list[str] | None, typer.Option(help="client or row; may be repeated.")] = None,
-    relation: Annotated[list[str] | None, typer.Option(help="add-remove or replace-one; may be repeated.")] = None,
-    parts: Annotated[int | None, typer.Option(help="Clients that distributed noise may be split over.")] = None,
-    column: Annotated[list[str] | None, typer.Option(help="A column that may be read; may be repeated.")] = None,
-    computation: Annotated[
-        list[str] | None, typer.Option(help="A computation that may be asked for; may be repeated.")
+    epsilon: Annotated[float | None, typer.Option(help="Budget for each (unit, relation, place).")] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta of the budgets.")] = None,
+    total_epsilon: Annotated[float | None, typer.Option(help="Total budget over all of them.")] = None,
+    unnoised: Annotated[int | None, typer.Option(help="Number of answers allowed without noise.")] = None,
+    place: Annotated[
+        list[str] | None, typer.Option(help="Allowed place of noise: central, distributed or local; repeatable.")
     ] = None,
-    reveal: Annotated[list[str] | None, typer.Option(help="An array shown client by client; may be repeated.")] = None,
-    numbers: Annotated[int | None, typer.Option(help="The most numbers of a request or an answer.")] = None,
-    largest: Annotated[float | None, typer.Option(help="The largest number of a request.")] = None,
-    secure: Annotated[bool | None, typer.Option("--secure/--no-secure", help="Sums leave only masked.")] = None,
-    smallest: Annotated[int | None, typer.Option(help="Honest nodes in any masked sum, at least.")] = None,
-    colluders: Annotated[float | None, typer.Option(help="Share of nodes that may collude with the server.")] = None,
-    clear: Annotated[list[str] | None, typer.Option(help="A term that gets its default; may be repeated.")] = None,
+    unit: Annotated[list[str] | None, typer.Option(help="Allowed unit: client or row; repeatable.")] = None,
+    relation: Annotated[
+        list[str] | None, typer.Option(help="Allowed relation: add-remove or replace-one; repeatable.")
+    ] = None,
+    parts: Annotated[int | None, typer.Option(help="Most clients that distributed noise may be split over.")] = None,
+    column: Annotated[list[str] | None, typer.Option(help="A column that may be read; repeatable.")] = None,
+    computation: Annotated[list[str] | None, typer.Option(help="A computation that may be run; repeatable.")] = None,
+    reveal: Annotated[
+        list[str] | None, typer.Option(help="An array that may be revealed client by client; repeatable.")
+    ] = None,
+    numbers: Annotated[int | None, typer.Option(help="Most numbers in a request or an answer.")] = None,
+    largest: Annotated[float | None, typer.Option(help="Largest value in a request.")] = None,
+    secure: Annotated[
+        bool | None, typer.Option("--secure/--no-secure", help="Answer only by secure aggregation.")
+    ] = None,
+    smallest: Annotated[int | None, typer.Option(help="Fewest honest nodes in a masked sum.")] = None,
+    colluders: Annotated[
+        float | None, typer.Option(help="Assumed share of nodes that collude with the server.")
+    ] = None,
+    clear: Annotated[list[str] | None, typer.Option(help="A term to reset to its default; repeatable.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show a node's terms and what is spent; with options, write them to its terms.toml (mode 600) first."""
+    """Show a node's terms and its privacy spent; with options, first change its terms.toml (mode 600)."""
     from fedscape.deploy import node as node
 
     lists = {"places": place, "units": unit, "relations": relation, "columns": column}
@@ -163,7 +177,7 @@ def _show_terms(about: dict[str, Any]) -> None:
     pairs(f"terms of {about['folder']}: {about['in_force']}", values)
     rows = [[*list(group.values())[:3], short(group["epsilon"])] for group in about["spent"]]
     table(
-        f"spent; in all {short(about['spent_in_all'])}; {about['unnoised']} answers without noise; "
+        f"spent: {short(about['spent_in_all'])} in total; {about['unnoised']} answers without noise; "
         f"{about['failed_runs']} of {about['failed_runs_allowed']} failed runs",
         ["unit", "relation", "place", "epsilon"],
         rows,
@@ -173,10 +187,10 @@ def _show_terms(about: dict[str, Any]) -> None:
 @deploy.command()
 def log(
     folder: NodeFolder,
-    last: Annotated[int | None, typer.Option(help="Only the last so many.")] = None,
+    last: Annotated[int | None, typer.Option(help="Show only the last N requests.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show what was asked of a node, by name and column, what it answered, and why it refused or failed."""
+    """Show the requests a node received: computation, columns, answer, and why it refused or failed."""
     from fedscape.deploy import node as node
 
     names = ["time", "outcome", "asked", "columns", "answer", "why"]

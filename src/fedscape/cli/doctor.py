@@ -1,4 +1,4 @@
-"""Is this machine fit for fedscape, and what is missing?"""
+"""Check what of fedscape can run on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXTRAS = {
 
 
 def examine() -> dict[str, Any]:
-    """Versions, extras, GPU, data and where compiled kernels are kept; nothing is downloaded and nothing installed.
+    """List versions, extras, GPU, data and the kernel cache; download and install nothing.
 
     >>> sorted(examine())
     ['cores', 'data', 'extras', 'fedscape', 'gpu', 'kernels', 'packages', 'python']
@@ -51,27 +51,27 @@ def _extra(extra: str, modules: tuple[str, ...]) -> str:
 
 def _gpu() -> str:
     if importlib.util.find_spec("torch") is None:
-        return "not looked for: torch is not installed"
-    torch = importlib.import_module("torch")  # by name: this module is not to need it
+        return "unknown: torch is not installed"
+    torch = importlib.import_module("torch")  # not a static import: torch is optional here
     return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else "none: torch runs on the CPU"
 
 
 def _data() -> dict[str, Any]:
     folder = os.environ.get("FEDSCAPE_DATA")
-    there = [name for name in names() if not info(name)["embedded"] and info(name)["size"] is not None]
+    in_folder = [name for name in names() if not info(name)["embedded"] and info(name)["size"] is not None]
     return {
         "FEDSCAPE_DATA": folder if folder else "not set: only the embedded data can be loaded",
         "embedded": [name for name in names() if info(name)["embedded"]],
-        "found": there,
+        "found": in_folder,
     }
 
 
 def _kernels() -> str:
-    """Where compiled kernels are kept between processes; nowhere is no error, only slower."""
+    """Say where compiled kernels are cached; without a cache folder the first call of each process is slower."""
     folder = os.environ.get("NUMBA_CACHE_DIR") or str(Path(__file__).parent / "__pycache__")
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return "kept in NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "kept beside the package"
+            return "cached in NUMBA_CACHE_DIR" if os.environ.get("NUMBA_CACHE_DIR") else "cached beside the package"
     except OSError:
-        return "compiled anew in each process: no folder for them can be written (set NUMBA_CACHE_DIR)"
+        return "recompiled in each process: no cache folder is writable (set NUMBA_CACHE_DIR)"

@@ -1,4 +1,4 @@
-"""What becomes of an exception: one line and an exit code; a traceback goes to a log, or to the terminal by --debug."""
+"""Turn an exception into one line and an exit code; the traceback goes to a log file, or with --debug to stderr."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from fedscape.errors import CheckpointError, DataError, FedscapeError, NotFinite, TooFewClients
 
 BAD_INPUT, FAILURE, STOPPED = 2, 1, 130
-_LONGEST = 200  # characters of a foreign message
+_LONGEST = 200  # characters kept of another library's message
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _INPUT = (DataError, CheckpointError, NotFinite, TooFewClients)
-_TORCH_MEMORY = ("can't allocate memory", "out of memory")  # a RuntimeError on a CPU, one of its own on a GPU
+_TORCH_MEMORY = ("can't allocate memory", "out of memory")  # RuntimeError on a CPU, OutOfMemoryError on a GPU
 _PLACES = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """The arguments without --debug, which may stand anywhere before a bare --, and whether it was there.
+    """Remove --debug, which may stand anywhere before a bare --; also return whether it was present.
 
     >>> without_debug(["describe", "d.csv", "--debug"])
     (['describe', 'd.csv'], True)
@@ -32,7 +32,7 @@ def without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def one_line(text: object, *, longest: int = _LONGEST) -> str:
-    """The text without colours and line breaks, cut where it is long.
+    """Strip colours and line breaks, and truncate.
 
     >>> one_line("a\\n  b")
     'a b'
@@ -42,40 +42,40 @@ def one_line(text: object, *, longest: int = _LONGEST) -> str:
 
 
 def say_failure(error: BaseException, *, debug: bool) -> int:
-    """Print one line for an exception that ended a command, and give the exit code."""
-    line, code, foreseen = _explain(error)
+    """Print one line for the exception that ended a command, and return the exit code."""
+    line, code, expected = _explain(error)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    elif not foreseen:
+    elif not expected:
         line += f"; {_log_place(error)}"
     sys.stderr.write(f"fedscape: {line}\n")
     return code
 
 
 def _explain(error: BaseException) -> tuple[str, int, bool]:
-    """What to say, the exit code, and whether the exception was meant for the reader."""
+    """The message, the exit code, and whether the exception is one that fedscape raises on purpose."""
     if isinstance(error, FedscapeError):
         return str(error), BAD_INPUT if isinstance(error, _INPUT) else FAILURE, True
     if isinstance(error, KeyboardInterrupt):
         return "stopped", STOPPED, True
     if isinstance(error, MemoryError) or any(words in str(error) for words in _TORCH_MEMORY):
-        advice = "take fewer rows or columns, a smaller model, or a machine with more"
+        advice = "use fewer rows or columns, a smaller model, or a machine with more memory"
         return (
-            f"there is not enough memory for this ({one_line(error) or 'no size is known'}): {advice}",
+            f"not enough memory ({one_line(error) or 'size unknown'}): {advice}",
             BAD_INPUT,
             True,
         )
     if isinstance(error, OSError) and error.strerror is not None:
         what = one_line(error.strerror if error.filename is None else f"{error.filename}: {error.strerror}")
         if isinstance(error, _PLACES):
-            return f"{what}: name another place, or change who may use it", BAD_INPUT, True
+            return f"{what}: name another path, or change its permissions", BAD_INPUT, True
         return what, FAILURE, True
     kind = one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
-    return f"this is a fault of fedscape, not yours ({kind})", FAILURE, False
+    return f"this is a bug in fedscape ({kind})", FAILURE, False
 
 
 def _log_place(error: BaseException) -> str:
-    """Write the traceback where only this user can read it, and say where."""
+    """Write the traceback to a file that only this user can read, and say where it is."""
     header = f"fedscape {_version()}, Python {platform.python_version()}, {platform.platform()}\n{sys.argv}\n\n"
     try:
         number, path = tempfile.mkstemp(prefix="fedscape-", suffix=".log")  # mode 0600

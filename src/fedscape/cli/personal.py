@@ -1,4 +1,4 @@
-"""Commands about personalised models: new clients, and what is new in their data."""
+"""Commands for personalised models: adapt to new clients, and detect novelty."""
 
 from __future__ import annotations
 
@@ -18,51 +18,53 @@ Model = Annotated[Path, typer.Argument(help="The --out folder of 'fedscape train
 def adapt(
     model: Model,
     source: Source,
-    out: Annotated[Path | None, typer.Option(help="Where the model goes that knows these clients too.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the model that includes these clients.")] = None,
     client: Client = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
-    """Learn what new clients have of their own, from labelled rows or (fedgmm) features alone; nothing else changes.
+    """Fit the personal part of new clients from labelled rows, or (fedgmm) from features; the rest does not change.
 
-    accuracy_before and accuracy_after are of these same rows, those adapted to: rows kept apart tell how new ones fare.
+    accuracy_before and accuracy_after are of these same rows. To estimate accuracy on new rows, hold some out.
     """
     require("torch", extra="learn")
     from fedscape.trained.model import load
 
     free(out, force)
-    made = load(model)
-    adapted, about = made.adapt(datasets.read(source, client=client or made.inputs.client))
+    trained = load(model)
+    adapted, about = trained.adapt(datasets.read(source, client=client or trained.inputs.client))
     if out is not None:
         adapted.save(out)
-    show(about, json_, lambda found: pairs("new clients", _short(flat(found))))
+    show(about, json_, lambda scores: pairs("new clients", _short(flat(scores))))
 
 
 def novelty(
     model: Model,
-    known: Annotated[str, typer.Argument(help="Rows that count as known, best not those trained on.")],
+    reference: Annotated[
+        str, typer.Argument(metavar="KNOWN", help="Rows that count as known; best not the training rows.")
+    ],
     source: Source,
     score: Annotated[
         str,
         typer.Option(help="log_prob_x, typicality, confidence; with labels also log_prob_y_given_x, log_prob_joint."),
     ] = "log_prob_x",
-    rate: Annotated[float, typer.Option(help="The rate of false alarms on known rows.")] = 0.05,
+    rate: Annotated[float, typer.Option(help="False-alarm rate on known rows.")] = 0.05,
     client: Client = None,
     json_: Json = False,
 ) -> None:
-    """Say which rows and clients are new to a personalised model, at a stated rate of false alarms."""
+    """Detect rows and clients that are new to a personalised model, at a given false-alarm rate."""
     require("torch", extra="learn")
     from fedscape.trained.model import load
 
-    made = load(model)
-    read = [datasets.read(which, client=client or made.inputs.client) for which in (known, source)]
-    show(made.novelty(*read, score=score, rate=rate), json_, _for_people)
+    trained = load(model)
+    tables = [datasets.read(which, client=client or trained.inputs.client) for which in (reference, source)]
+    show(trained.novelty(*tables, score=score, rate=rate), json_, _for_people)
 
 
-def _for_people(found: dict[str, Any]) -> None:
-    pairs("novelty", _short({n: v for n, v in found.items() if n != "clients"}))
+def _for_people(scores: dict[str, Any]) -> None:
+    pairs("novelty", _short({n: v for n, v in scores.items() if n != "clients"}))
     columns = ["client", "rows", "score", "share_new"]
-    table("the clients with the highest scores", columns, [[short(c[n]) for n in columns] for c in found["clients"]])
+    table("clients with the highest scores", columns, [[short(c[n]) for n in columns] for c in scores["clients"]])
 
 
 def _short(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands that look at a federation and model its clients."""
+"""Commands that describe a federation and model its population of clients."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def describe(
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
-    """Findings, clients, sizes, columns and their kinds; with --column also how far clients are apart in it."""
+    """Show findings, clients, sizes, columns and their kinds; with --column also how much clients differ in it."""
     from fedscape.statistics.description import describe as described
 
-    said = overrules(categorical, numeric, ignore, names=names)
-    fed, reading = datasets.read_table(source, client=client, target=column, overrules=said)
+    columns = overrules(categorical, numeric, ignore, names=names)
+    fed, reading = datasets.read_table(source, client=client, target=column, overrules=columns)
     say_reading(reading, json_)
-    show(reading_json(reading) | described(fed, column=column, overrules=said, seed=seed), json_, description)
+    show(reading_json(reading) | described(fed, column=column, overrules=columns, seed=seed), json_, description)
 
 
 def fit(
     source: Source,
     column: Annotated[str, typer.Option("--column", help="The column to model: categories or count vectors.")] = "y",
     components: Annotated[
-        str | None, typer.Option(help="How many kinds of clients: 3, or 1-6 to choose; by default as a study does.")
+        str | None, typer.Option(help="Number of kinds of clients: 3, or 1-6 to choose; by default as in a study.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the population goes: a .json file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the population: a .json file.")] = None,
     client: Client = None,
     solver: Annotated[str, typer.Option(help="exact, newton or fixed_point.")] = "exact",
-    starts: Annotated[int, typer.Option(help="How many starts run side by side.")] = 4,
-    rounds: Annotated[int, typer.Option(help="At most this many rounds.")] = 30,
+    starts: Annotated[int, typer.Option(help="Number of starts run in parallel.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Most rounds of EM.")] = 30,
     engine: EngineName = "local",
     address: Address = None,
     workers: Workers = None,
@@ -85,16 +85,16 @@ def fit(
 
     free(out, force)
     check_json(out)
-    said = overrules(categorical, numeric, ignore, names=names)
-    fed, reading = datasets.read_table(source, client=client, target=column, overrules=said)
+    columns = overrules(categorical, numeric, ignore, names=names)
+    fed, reading = datasets.read_table(source, client=client, target=column, overrules=columns)
     say_reading(reading, json_, features=False)
-    fed, classes = with_classes(fed, column, kind=reading[column], overrules=said)
+    fed, classes = with_classes(fed, column, kind=reading[column], overrules=columns)
     if classes is not None and classes.remark and not json_:
         typer.echo(classes.remark)
     single = single_rows(fed.sizes) if fed[column].ndim == 1 else None
     if single and not json_:
         typer.echo(single)
-    made, about = population(
+    mixture, about = population(
         fed,
         column,
         candidates=candidates_for(fed, column) if components is None else numbers(components),
@@ -106,21 +106,21 @@ def fit(
         place=placing(engine, address, workers),
     )
     if out is not None:
-        made.save(out)
+        mixture.save(out)
     show(reading_json(reading) | about, json_, population_table)
 
 
 def sample(
     population: Annotated[Path, typer.Argument(help="A .json file that 'fedscape fit' wrote.")],
-    clients: Annotated[int, typer.Option(help="How many clients to draw.")] = 1000,
+    clients: Annotated[int, typer.Option(help="Number of clients to draw.")] = 1000,
     out: Annotated[
-        Path | None, typer.Option(help="Where their counts go: .csv, .parquet, .json (LEAF) or a folder.")
+        Path | None, typer.Option(help="Where to write their counts: .csv, .parquet, .json (LEAF) or a folder.")
     ] = None,
     force: Force = False,
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
-    """Draw new clients from a fitted population: their counts, one row a client."""
+    """Draw new clients from a fitted population: their counts, one row per client."""
     from fedscape.statistics.description import describe as described
     from fedscape.studies import draw
     from fedscape.studies.kinds import in_columns

@@ -13,7 +13,7 @@ from fedscape.cli.show import flat, pairs, short, show
 from fedscape.cli.tables import predict_table
 from fedscape.errors import DataError, require
 
-ROW = "fedscape.row"  # as learning.inputs has it, which is not imported before something is shown
+ROW = "fedscape.row"  # same as in learning.inputs, which is slow to import
 Saved = Annotated[
     Path, typer.Argument(help="The --out folder of 'train', a file of 'adapt --out', or the .json of 'regress --out'.")
 ]
@@ -22,16 +22,18 @@ Saved = Annotated[
 def predict(
     model: Saved,
     source: Source,
-    out: Annotated[Path | None, typer.Option(help="Where predictions go, a line a row: .csv or .parquet.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write predictions, one line per row: .csv or .parquet.")
+    ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write the probability of every class too.")
+        bool, typer.Option("--probabilities", help="Also write the probability of every class.")
     ] = False,
     client: Client = None,
     force: Force = False,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Predict each row of a table by a saved model: known clients by their own, new ones as the method says."""
+    """Predict each row of a table with a saved model: known clients with their own, new ones as the method says."""
     from fedscape.tabular.saved import is_table_model
 
     free(out, force)
@@ -43,7 +45,7 @@ def predict(
         columns = _in_order(rows, columns)
     elif model.suffix == ".json":
         if probabilities:
-            raise DataError("--probabilities goes with classes, and this is a regression")
+            raise DataError("--probabilities needs classes, and this is a regression")
         columns, about = _by_regression(model, source, client)
     else:
         columns, about = _by_network(model, source, client, probabilities)
@@ -53,7 +55,7 @@ def predict(
     if not quiet:
         for remark in about["remarks"]:
             typer.echo(remark, err=True)
-    show(about, json_, lambda made: pairs("predictions", _shown(made)))
+    show(about, json_, lambda counts: pairs("predictions", _shown(counts)))
 
 
 def _by_network(model: Path, source: str, client: str | None, every: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -62,37 +64,37 @@ def _by_network(model: Path, source: str, client: str | None, every: bool) -> tu
 
     from fedscape.trained.model import load
 
-    made = load(model)
-    table = datasets.read(source, client=client or made.inputs.client, rows=ROW)
-    found = made.predict(table)
-    codes, names = found.codes, np.array([*found.classes, ""], dtype=object)
-    some = codes >= 0
+    saved = load(model)
+    table = datasets.read(source, client=client or saved.inputs.client, rows=ROW)
+    predicted = saved.predict(table)
+    codes, names = predicted.codes, np.array([*predicted.classes, ""], dtype=object)
+    answered = codes >= 0
     columns = {
-        "prediction": [name if there else None for name, there in zip(names[codes], some, strict=True)],
-        "probability": np.where(some, np.nan_to_num(found.probabilities).max(axis=1), np.nan),
+        "prediction": [name if ok else None for name, ok in zip(names[codes], answered, strict=True)],
+        "probability": np.where(answered, np.nan_to_num(predicted.probabilities).max(axis=1), np.nan),
     }
     if every:
-        columns |= {f"p({name})": found.probabilities[:, i] for i, name in enumerate(found.classes)}
-    about: dict[str, Any] = {"method": made.method, "rows": table.n_rows, "clients": len(table)}
-    remarks = found.applied.remarks()
-    if found.known is not None:
-        new = int((~found.known).sum())
-        about |= {"known_clients": int(found.known.sum()), "new_clients": new}
-        about["new_clients_get"] = made.newcomers or "no prediction"
-        if new and made.newcomers is None:
+        columns |= {f"p({name})": predicted.probabilities[:, i] for i, name in enumerate(predicted.classes)}
+    about: dict[str, Any] = {"method": saved.method, "rows": table.n_rows, "clients": len(table)}
+    remarks = predicted.applied.remarks()
+    if predicted.known is not None:
+        new = int((~predicted.known).sum())
+        about |= {"known_clients": int(predicted.known.sum()), "new_clients": new}
+        about["new_clients_get"] = saved.newcomers or "no prediction"
+        if new and saved.newcomers is None:
             if new == len(table):
                 raise DataError(
-                    f"none of the {new:,} clients is known to the model, and {made.method} has nothing for new ones: "
-                    "give them a model with 'fedscape adapt' first"
+                    f"the model knows none of the {new:,} clients, and {saved.method} has no model for new ones: "
+                    "run 'fedscape adapt' first"
                 )
             remarks.append(
-                f"{new:,} of {len(table):,} clients are new: {made.method} has nothing for them, 'fedscape adapt' "
-                "gives them a model"
+                f"{new:,} of {len(table):,} clients are new and get no prediction: {saved.method} has no model for "
+                "them, 'fedscape adapt' fits one"
             )
         elif new:
-            remarks.append(f"{new:,} of {len(table):,} clients are new and get {made.newcomers}")
-    about["rows_without_prediction"] = int((~some).sum())
-    judged = found.accuracy(made.inputs.target)
+            remarks.append(f"{new:,} of {len(table):,} clients are new and get {saved.newcomers}")
+    about["rows_without_prediction"] = int((~answered).sum())
+    judged = predicted.accuracy(saved.inputs.target)
     if judged is not None:
         about |= {"accuracy": judged[0], "labelled_rows": judged[1]}
     return _in_order(table, columns), {**about, "remarks": remarks}
@@ -109,12 +111,12 @@ def _by_regression(model: Path, source: str, client: str | None) -> tuple[dict[s
 
 
 def _in_order(table: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Client and row beside the columns, in the order of the file."""
+    """Add the columns client and row, and sort by the order of the file."""
     import numpy as np
 
     order = np.argsort(table[ROW], kind="stable")
-    made = {"client": table.ids[table.client_of_row], "row": table[ROW], **columns}
-    return {name: [v[i] for i in order] if isinstance(v, list) else v[order] for name, v in made.items()}
+    full = {"client": table.ids[table.client_of_row], "row": table[ROW], **columns}
+    return {name: [v[i] for i in order] if isinstance(v, list) else v[order] for name, v in full.items()}
 
 
 def _write(columns: dict[str, Any], out: Path) -> None:
@@ -147,7 +149,9 @@ def export(
     model: Annotated[Path, typer.Argument(help="The --out folder of 'fedscape train', or a file of 'adapt --out'.")],
     out: Annotated[Path, typer.Argument(help="The file to write.")],
     to: Annotated[str, typer.Option(help="torch (a .pt2 program), onnx, or sklearn (JSON).")],
-    whose: Annotated[str | None, typer.Option("--for", help="Whose model; by default what a new client gets.")] = None,
+    whose: Annotated[
+        str | None, typer.Option("--for", help="Client whose model to export; by default what a new client gets.")
+    ] = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
@@ -159,4 +163,4 @@ def export(
     if to not in FORMS:
         raise DataError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
     free(out, force)
-    show(exported(model, out, to=to, client=whose), json_, lambda made: pairs("exported", _shown(made)))
+    show(exported(model, out, to=to, client=whose), json_, lambda about: pairs("exported", _shown(about)))

@@ -1,4 +1,4 @@
-"""The commands that regress on nested data."""
+"""The command for latent-class regression on nested data."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ from fedscape.cli.options import (
 from fedscape.cli.show import pairs, short, show, table
 from fedscape.errors import plural
 
-Agent = Annotated[str | None, typer.Option("--client", help="Column that says whose a row is (Parquet, CSV).")]
-FEWEST_DRAWS = 50  # of a chain: with fewer the largest R-hat of chains that agree is often above 1.1
+Agent = Annotated[str | None, typer.Option("--client", help="Column with the client of each row (Parquet, CSV).")]
+FEWEST_DRAWS = 50  # per chain: with fewer, R-hat is often above 1.1 even for chains that agree
 
 
 def regress(
     source: Source,
     target: Annotated[str, typer.Option("--column", help="The column to predict.")],
-    features: Annotated[str, typer.Option(help="The columns to predict it from, with commas between.")],
+    features: Annotated[str, typer.Option(help="The columns to predict it from (comma-separated).")],
     agent: Agent = None,
     entity: Annotated[
-        str | None, typer.Option(help="Column of an agent's entities; by default each row is one.")
+        str | None, typer.Option(help="Column with the entity of each row; by default each row is an entity.")
     ] = None,
-    components: Annotated[str, typer.Option(help="How many classes: 3, or 1-8 to choose among them.")] = "1-8",
+    components: Annotated[str, typer.Option(help="Number of classes: 3, or 1-8 to choose.")] = "1-8",
     method: Annotated[str, typer.Option(help="federated, central, central-exact or em.")] = "federated",
-    link: Annotated[str, typer.Option(help="identity; logistic or probit where the target is 0 or 1.")] = "identity",
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
-    chains: Annotated[int, typer.Option(help="How many chains of labels, which R-hat compares.")] = 1,
-    alpha: Annotated[float, typer.Option(help="How even classes are over all agents.")] = 1.0,
-    beta: Annotated[float, typer.Option(help="How close agents are to that.")] = 1.0,
+    link: Annotated[str, typer.Option(help="identity, or logistic or probit for a target of 0 and 1.")] = "identity",
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
+    chains: Annotated[int, typer.Option(help="Number of chains, compared by R-hat.")] = 1,
+    alpha: Annotated[float, typer.Option(help="Dirichlet prior of the class shares over all clients.")] = 1.0,
+    beta: Annotated[float, typer.Option(help="Concentration of each client's shares around them.")] = 1.0,
     learn_prior: Annotated[bool, typer.Option("--learn-prior", help="Learn alpha and beta instead.")] = False,
     fill: Annotated[
         str, typer.Option(help="Missing features: drop the row, or mean or median of the training rows.")
     ] = "drop",
-    out: Annotated[Path | None, typer.Option(help="Where the regression goes: a .json file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the regression: a .json file.")] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -65,16 +65,16 @@ def regress(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Sort the entities of agents into classes, each with a regression of its own; a fifth of the rows test it."""
+    """Sort the entities of clients into classes, each with its own regression; a fifth of the rows is held out."""
     from fedscape.mixtures.latent_class.baselines import Fill, regression
     from fedscape.mixtures.latent_class.model import Link, Method
 
     free(out, force)
     check_json(out)
-    said = overrules(categorical, numeric, ignore)
-    fed, reading = datasets.read_table(source, client=agent, overrules=said)
+    columns = overrules(categorical, numeric, ignore)
+    fed, reading = datasets.read_table(source, client=agent, overrules=columns)
     say_reading(reading, json_, features=False)
-    made, about = regression(
+    fitted, about = regression(
         fed,
         target=target,
         features=[name.strip() for name in features.split(",") if name.strip()],
@@ -92,13 +92,13 @@ def regress(
         place=placing(engine, address, workers),
     )
     if out is not None:
-        made.save(out)
+        fitted.save(out)
     show(about, json_, _for_people)
 
 
 def _for_people(about: dict[str, Any]) -> None:
     if about["candidates"]:
-        names = ["classes", "held-out log-likelihood of a row", "behind the best", "standard error"]
+        names = ["classes", "held-out log-likelihood per row", "behind the best", "standard error"]
         table("how many classes", names, [[short(v) for v in row.values()] for row in about["candidates"]])
     names = list(about["classes"][0]["coefficients"])
     rows = [
@@ -109,8 +109,8 @@ def _for_people(about: dict[str, Any]) -> None:
     title = f"{plural(len(rows), 'class', 'classes')} of entities: {about['target']} by class"
     table(title, ["share", "entities", "rows", "intercept", *names], rows)
     if "r_hat" in about:
-        remark = "the chains agree" if about["r_hat"] < 1.1 else "the chains differ: more rounds, or fewer classes"
+        remark = "the chains agree" if about["r_hat"] < 1.1 else "the chains differ: use more rounds or fewer classes"
         if about["late_draws"] < FEWEST_DRAWS:
-            remark = f"{about['late_draws']} late draws a chain are too few to tell, take --rounds {2 * FEWEST_DRAWS}"
+            remark = f"{about['late_draws']} late draws per chain are too few to tell, use --rounds {2 * FEWEST_DRAWS}"
         typer.echo(f"largest R-hat {about['r_hat']:.3g}: {remark}")
-    pairs("how well", {name: short(value) for name, value in about["test"].items()})
+    pairs("held-out rows", {name: short(value) for name, value in about["test"].items()})

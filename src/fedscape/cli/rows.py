@@ -1,4 +1,4 @@
-"""From a table to rows for training, and the options that say how."""
+"""Turn a table into training and test rows, and the options for it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ _PATTERN = re.compile(r"[*?\[]")
 
 Features = Annotated[
     str | None,
-    typer.Option(help="Columns of features with commas between, or patterns such as p*; by default all that can be."),
+    typer.Option(help="Feature columns (comma-separated), or patterns such as p*; by default all that are usable."),
 ]
 Target = Annotated[str, typer.Option("--column", help="The column of classes to learn.")]
-Standardise = Annotated[bool, typer.Option("--standardise", help="Give every number mean 0 and deviation 1.")]
+Standardise = Annotated[
+    bool, typer.Option("--standardise", help="Scale numeric features to mean 0 and standard deviation 1.")
+]
 Fill = Annotated[
-    str | None, typer.Option(help="Missing numbers: mean or median of the training rows, drop the row, or a number.")
+    str | None, typer.Option(help="Missing numbers: mean or median of the training rows, drop (the row), or a number.")
 ]
 Shape = Annotated[str | None, typer.Option(help="The shape of a row's features, such as 28,28 for an image.")]
 Classes = Annotated[
     str | None,
-    typer.Option("--names", help="Which classes there are, commas between, or a file of lines; others are left out."),
+    typer.Option(
+        "--names", help="The classes (comma-separated), or a file with one per line; rows of others are left out."
+    ),
 ]
-Test = Annotated[float, typer.Option(help="The share of each client's rows that is held out.")]
+Test = Annotated[float, typer.Option(help="Share of each client's rows to hold out.")]
 
 
 def read_rows(
@@ -47,55 +51,55 @@ def read_rows(
     target: str,
     overrules: Overrules,
 ) -> tuple[Federation, Reading, list[str]]:
-    """The rows that have a label, how the table was read, and what is to be said about it first."""
+    """Read the rows that have a label; also return how the table was read, and remarks to print."""
     from fedscape.learning.cells import missing_in
 
     named = None if features is None or _PATTERN.search(features) else listed(features)
     if named is not None and not named:
         raise DataError("--features must name at least one column")
-    found, reading = datasets.read_table(source, client=client, target=target, features=named, overrules=overrules)
+    table, reading = datasets.read_table(source, client=client, target=target, features=named, overrules=overrules)
     if features is not None and named is None:
-        reading = replace(reading, features=_matched(found, features, target))
+        reading = replace(reading, features=_matched(table, features, target))
     lines = reading.lines()
-    if found[target].ndim != 1:
-        return found, reading, lines
-    known = ~missing_in(found, target)
-    return (found if known.all() or not known.any() else found.where(known)), reading, lines
+    if table[target].ndim != 1:
+        return table, reading, lines
+    labelled = ~missing_in(table, target)
+    return (table if labelled.all() or not labelled.any() else table.where(labelled)), reading, lines
 
 
 def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federation, list[str]]:
-    """The rows of the classes that someone names with --names, and what is to be said of those left out."""
-    called = overrules(names=names).names
-    if called is None:
+    """Keep the rows of the classes in --names; also return a remark on those left out."""
+    class_names = overrules(names=names).names
+    if class_names is None:
         return fed, []
-    named = declare_classes(fed, target, called)
+    named = declare_classes(fed, target, class_names)
     others = int((named[target] < 0).sum())
     if others == named.n_rows:
-        raise DataError(f"--names names no class that {target!r} has: {', '.join(called)}")
-    said = [f"{plural(others, 'row')} of classes that --names does not name: left out"] if others else []
-    return (named.where(named[target] >= 0) if others else named), said
+        raise DataError(f"none of the classes in --names occurs in {target!r}: {', '.join(class_names)}")
+    remarks = [f"{plural(others, 'row')} of classes not in --names: left out"] if others else []
+    return (named.where(named[target] >= 0) if others else named), remarks
 
 
 def check_declared_rows(fed: Federation, reading: Reading, target: str) -> None:
-    """Refuse a private training where classes or categories follow from the rows: they would tell of clients."""
+    """Refuse private training if classes or categories are inferred from the rows: that would leak about clients."""
     from fedscape.learning.fitting import feature_kinds
 
     if not fed.is_declared(target):
         raise DataError(
-            f"the classes of {target!r} follow from the rows, and which there are --epsilon does not cover: name them "
-            "with --names a,b,c"
+            f"the classes of {target!r} are inferred from the rows, which --epsilon does not cover: declare them with "
+            "--names a,b,c"
         )
     kinds = feature_kinds(reading)
-    learned = [name for name in reading.features if kinds[name] == "category" and not fed.is_declared(name)]
-    if learned:
+    inferred = [name for name in reading.features if kinds[name] == "category" and not fed.is_declared(name)]
+    if inferred:
         raise DataError(
-            f"the categories of {', '.join(learned)} follow from the rows, and which there are --epsilon does not "
-            f"cover: leave them out with --ignore {','.join(learned)}"
+            f"the categories of {', '.join(inferred)} are inferred from the rows, which --epsilon does not cover: "
+            f"leave them out with --ignore {','.join(inferred)}"
         )
 
 
 def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:
-    """The columns that names and patterns stand for, those of a pattern in the order of the table."""
+    """Expand names and patterns to columns, those of a pattern in table order."""
     names: list[str] = []
     for part in listed(features):
         matched = [name for name in fed.columns if fnmatchcase(name, part) and name != target]
@@ -118,7 +122,7 @@ def split_rows(
     seed: int,
     client: str | None,
 ) -> tuple[Federation, Federation, Inputs, list[str]]:
-    """Inputs to train on, inputs to test on, what made them of the table, and what is to be said about that."""
+    """Split into training and test inputs; also return the fitted preprocessing and remarks to print."""
     from fedscape.learning.fitting import class_names, feature_kinds, learn_inputs
     from fedscape.learning.run import held_out
 
@@ -139,12 +143,12 @@ def split_rows(
     for where, part in zip(("to train on", "held out"), parts, strict=True):
         lines += [f"rows {where}: {remark}" for remark in part.remarks()]
         if not part.rows.n_rows:
-            raise DataError(f"no rows are left {where}: every one lacks a feature; fill them in with --fill mean")
+            raise DataError(f"no rows are left {where}: each lacks a feature; fill them in with --fill mean")
     return parts[0].rows, parts[1].rows, inputs, lines
 
 
 def say_lines(lines: list[str], quiet: bool) -> None:
-    """Say what was found and done, before the work begins: what is refused is refused in one line."""
+    """Print remarks, after all checks have passed: a refusal is a single line."""
     if not quiet:
         for line in lines:
             typer.echo(line, err=True)
@@ -165,20 +169,20 @@ def _shape(text: str | None) -> list[int] | None:
     if text is None:
         return None
     try:
-        made = [int(part) for part in text.lower().replace("x", ",").split(",")]
+        sizes = [int(part) for part in text.lower().replace("x", ",").split(",")]
     except ValueError:
-        made = [0]
-    if min(made) < 1:
-        raise DataError(f"--shape must be whole numbers with commas between, such as 28,28, not {text!r}")
-    return made
+        sizes = [0]
+    if min(sizes) < 1:
+        raise DataError(f"--shape must be comma-separated whole numbers, such as 28,28, not {text!r}")
+    return sizes
 
 
 def network_of(model: str, rows: Federation, inputs: Inputs, seed: int) -> tuple[Any, dict[str, Any]]:
-    """The network that fits these inputs, and the arguments it was made with."""
+    """Build a network for these inputs; also return its arguments."""
     from fedscape.learning import models
     from fedscape.learning.run import arguments_for
 
     if model == "char_lstm" and not inputs.as_stored:
-        raise DataError("char_lstm reads codes of characters as they are: no --standardise, --fill or joined columns")
-    given = arguments_for(model, rows, features=inputs.column, target=inputs.target)
-    return getattr(models, model)(**given, seed=seed), given
+        raise DataError("char_lstm reads character codes unchanged: drop --standardise and --fill, and name one column")
+    arguments = arguments_for(model, rows, features=inputs.column, target=inputs.target)
+    return getattr(models, model)(**arguments, seed=seed), arguments

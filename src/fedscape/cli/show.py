@@ -1,4 +1,4 @@
-"""Printing for people, and JSON for programs."""
+"""Print results as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def show(result: T, as_json: bool, for_people: Callable[[T], None]) -> None:
-    """Print a result: JSON, or by `for_people`."""
+    """Print a result as JSON, or with `for_people`."""
     if as_json:
         typer.echo(as_text(result, indent=2))
     else:
@@ -24,26 +24,26 @@ def show(result: T, as_json: bool, for_people: Callable[[T], None]) -> None:
 
 
 def as_text(result: Any, *, indent: int | None) -> str:
-    """JSON as every program reads it: NaN and infinities, which it has no word for, are null.
+    """Encode as standard JSON: NaN and infinities become null.
 
     >>> as_text([float("nan"), 0.5], indent=None)
     '[null, 0.5]'
     """
-    return json.dumps(_known(result), indent=indent, allow_nan=False)
+    return json.dumps(_finite(result), indent=indent, allow_nan=False)
 
 
-def _known(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _known(each) for name, each in value.items()}
+        return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_known(each) for each in value]
+        return [_finite(each) for each in value]
     if value is None or isinstance(value, str | int):
         return value
     return float(value) if math.isfinite(value) else None
 
 
 def short(value: Any) -> Any:
-    """Four significant digits of a number with a fraction; anything else as it is.
+    """Round a float to four significant digits; leave anything else unchanged.
 
     >>> short(0.123456), short(7)
     ('0.1235', 7)
@@ -57,12 +57,12 @@ def table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title, title_justify="left", header_style="bold")
+    grid = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        made.add_column(column)
+        grid.add_column(column)
     for row in rows:
-        made.add_row(*[Text(f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v)) for v in row])
-    Console(width=None if sys.stdout.isatty() else 120).print(made)
+        grid.add_row(*[Text(f"{v:,}" if isinstance(v, int) and not isinstance(v, bool) else str(v)) for v in row])
+    Console(width=None if sys.stdout.isatty() else 120).print(grid)
 
 
 def pairs(title: str, values: dict[str, Any]) -> None:
@@ -71,35 +71,35 @@ def pairs(title: str, values: dict[str, Any]) -> None:
 
 
 def flat(about: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested names joined by dots, lists as text."""
-    found: dict[str, Any] = {}
+    """Flatten nested dicts: names joined by dots, lists as text."""
+    result: dict[str, Any] = {}
     for name, value in about.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
+            result |= flat(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return found
+            result[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return result
 
 
 def description(about: dict[str, Any]) -> None:
-    """What `describe` found."""
+    """Print the result of `describe`."""
     columns = about.pop("columns")
     skew = about.pop("skew", None)
-    for said_before in ("findings", "kinds", "features"):
-        about.pop(said_before, None)
+    for printed_before in ("findings", "kinds", "features"):
+        about.pop(printed_before, None)
     pairs("federation", flat(about))
     names = ["name", "kind", "type", "shape", "missing", "categories", "min", "mean", "max"]
     table("columns", names, [[column.get(name, "") for name in names] for column in columns])
     if skew is not None:
-        pairs(f"skew of {skew.pop('column')}: mean distance to all clients together (0 to 1)", flat(skew))
+        pairs(f"skew of {skew.pop('column')}: mean distance of a client to the pooled data (0 to 1)", flat(skew))
 
 
 def population_table(about: dict[str, Any]) -> None:
-    """The kinds of clients, and how their number was chosen."""
+    """Print the kinds of clients, and how their number was chosen."""
     if len(about["candidates"]) > 1:
         names = ["components", "held-out log-likelihood", "behind the best", "standard error"]
         table("how many kinds of clients", names, [list(row.values()) for row in about["candidates"]])
     rows = [[c["weight"], c["scale"], c["mean_size"], c["most"]] for c in about["components"]]
     kinds, rounds = plural(len(rows), "kind"), plural(about["rounds"], "round")
-    title = f"{kinds} of clients, found in {rounds} of {about['bytes_up']:,} bytes per client"
+    title = f"{kinds} of clients, fitted in {rounds} with {about['bytes_up']:,} bytes per client"
     table(title, ["share of clients", "concentration (large: alike)", "mean size", "most frequent categories"], rows)

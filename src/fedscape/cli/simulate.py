@@ -1,4 +1,4 @@
-"""Commands that cut clients from server data, and compare them with true ones."""
+"""Commands that simulate clients from server data and compare them with true clients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fedscape import datasets
 from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Names, Numeric, Seed, free, overrules
 from fedscape.cli.show import show, table
 
-Label = Annotated[str, typer.Option("--column", help="The column of categories that is modelled.")]
+Label = Annotated[str, typer.Option("--column", help="The column of categories to model.")]
 
 
 def simulate(
     proxy: Annotated[str, typer.Argument(help="The server's rows: a name, a file or a folder; clients are ignored.")],
     population: Annotated[Path, typer.Option(help="A .json file that 'fedscape fit' wrote.")],
-    clients: Annotated[int, typer.Option(help="How many clients to cut.")] = 1000,
-    out: Annotated[Path | None, typer.Option(help="Where they go: .parquet, .json (LEAF) or a folder.")] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients to simulate.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="Where to write them: .parquet, .json (LEAF) or a folder.")] = None,
     column: Label = "y",
     policy: Annotated[
-        str, typer.Option(help="Where a category has too few rows: refuse, replace, scale, or independent.")
+        str, typer.Option(help="If a category has too few rows: refuse, replace, scale, or independent.")
     ] = "refuse",
     client: Client = None,
     categorical: Categorical = None,
@@ -32,13 +32,13 @@ def simulate(
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
-    """Cut clients like the true ones from data without clients."""
+    """Simulate clients like the true ones from data without clients."""
     from fedscape.studies import simulated
 
     free(out, force)
-    said = overrules(categorical, numeric, ignore, names=names)
+    columns = overrules(categorical, numeric, ignore, names=names)
     fed, about = simulated(
-        proxy, population, n_clients=clients, column=column, policy=policy, client=client, overrules=said, seed=seed
+        proxy, population, n_clients=clients, column=column, policy=policy, client=client, overrules=columns, seed=seed
     )
     if out is not None:
         datasets.write(fed, out, overwrite=force)
@@ -49,7 +49,7 @@ def fidelity(
     true: Annotated[str, typer.Argument(help="The true clients: a name, a file or a folder.")],
     simulated: Annotated[str, typer.Argument(help="The simulated clients: a name, a file or a folder.")],
     column: Label = "y",
-    features: Annotated[str | None, typer.Option(help="A column of numbers to compare by sketches as well.")] = None,
+    features: Annotated[str | None, typer.Option(help="A numeric column to compare by sketches as well.")] = None,
     client: Client = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -58,13 +58,13 @@ def fidelity(
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
-    """How alike true and simulated clients are: the size of the misfit with its interval, then a p-value."""
+    """Measure how alike true and simulated clients are: the misfit with its interval, then a p-value."""
     from fedscape.formats.modelled import with_same_classes
     from fedscape.simulate import fidelity as compared
 
-    said = overrules(categorical, numeric, ignore, names=names)
-    both = [datasets.read_table(source, client=client, overrules=said)[0] for source in (true, simulated)]
-    both = with_same_classes(both, column, overrules=said)
+    columns = overrules(categorical, numeric, ignore, names=names)
+    both = [datasets.read_table(source, client=client, overrules=columns)[0] for source in (true, simulated)]
+    both = with_same_classes(both, column, overrules=columns)
     show(compared(both[0], both[1], column=column, features=features, seed=seed).table(), json_, fidelity_table)
 
 
@@ -77,19 +77,19 @@ def _clients_for_people(about: dict[str, Any]) -> None:
 
 
 def fidelity_table(about: dict[str, Any]) -> None:
-    """The measures, the size of the misfit first."""
-    said = {
-        "misfit": "misfit of matched clients, to order simulators by",
-        "auc": "classifier AUC (0.5: not told apart)",
-        "distance": "laws of the distance to all clients",
-        "size": "laws of sizes, in mean sizes",
-        "pool": "all rows together, total variation",
+    """Print the measures, the misfit first."""
+    titles = {
+        "misfit": "misfit of matched clients (ranks simulators)",
+        "auc": "classifier AUC (0.5: indistinguishable)",
+        "distance": "distribution of distances to the pooled data",
+        "size": "distribution of sizes, in units of the mean",
+        "pool": "pooled rows, total variation",
         "sketch": "sketches, energy distance",
     }
     rows = [
-        [said[name], *(f"{m[part]:.4g}" for part in ("value", "low", "high", "alike", "p"))]
+        [titles[name], *(f"{m[part]:.4g}" for part in ("value", "low", "high", "alike", "p"))]
         for name, m in about.items()
-        if name in said
+        if name in titles
     ]
     table("true against simulated clients", ["misfit", "value", "from", "to", "if alike", "p"], rows)
     missing = ", ".join(map(str, about["missing_ids"][:5])) or "none"

@@ -1,4 +1,4 @@
-"""Commands on sketches of clients' data."""
+"""Commands for sketches of clients' data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Numer
 from fedscape.cli.show import flat, pairs, show, table
 from fedscape.errors import plural
 
-sketch = typer.Typer(help="Small summaries of clients' data: make, compare, search.", no_args_is_help=True)
+sketch = typer.Typer(help="Small summaries of clients' data: build, compare, search.", no_args_is_help=True)
 
 Sketches = Annotated[Path, typer.Argument(help="A file that 'fedscape sketch build' wrote.")]
 
@@ -23,21 +23,24 @@ def sketch_build(
     out: Annotated[Path, typer.Option("--out", help="File for the clients' sketches.")],
     column: Annotated[str, typer.Option("--column", help="The column to sketch.")] = "x",
     client: Client = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of the sketch; by default the root of all rows.")] = None,
-    bits: Annotated[int, typer.Option(help="A row has 2**bits cells.")] = 4,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows of the sketch; by default the square root of the number of data rows.")
+    ] = None,
+    bits: Annotated[int, typer.Option(help="Each row has 2**bits cells.")] = 4,
     family: Annotated[
         str, typer.Option(help="srp, hadamard (angles), pstable (distances), minhash (texts, sets).")
     ] = "srp",
     centre: Annotated[str, typer.Option(help="A number, or mean.")] = "mean",
-    scale: Annotated[str, typer.Option(help="A number, or deviation.")] = "1",
+    scale: Annotated[str, typer.Option(help="A number, or deviation (standard deviation).")] = "1",
     width: Annotated[float, typer.Option(help="pstable: the width of a bucket.")] = 4.0,
     shingle: Annotated[int, typer.Option(help="minhash: codes or characters in a token.")] = 1,
     epsilon: Annotated[
-        float | None, typer.Option(help="Protect each row on its client: Laplace noise for this budget.")
+        float | None, typer.Option(help="Protect each row by local Laplace noise, within this budget.")
     ] = None,
     relation: Annotated[str, typer.Option(help="With --epsilon: add-remove or replace-one.")] = "add-remove",
     typical_size: Annotated[
-        float | None, typer.Option(help="With --epsilon and no --rows: a client's rows, as far as is public.")
+        float | None,
+        typer.Option(help="With --epsilon and without --rows: a public guess of a client's number of rows."),
     ] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -52,21 +55,21 @@ def sketch_build(
 
     free(out, force)
     options = {"rows": rows, "bits": bits, "family": family, "column": column, "width": width, "shingle": shingle}
-    said = overrules(categorical, numeric, ignore)
-    fed, reading = datasets.read_table(source, client=client, overrules=said)
+    columns = overrules(categorical, numeric, ignore)
+    fed, reading = datasets.read_table(source, client=client, overrules=columns)
     fed = sketchable(fed, reading[column], family)
     options |= {"centre": centre, "scale": scale, "seed": seed}
-    done = build(fed, out, options, epsilon=epsilon, relation=relation, typical_size=typical_size)
-    show(done, json_, lambda about: pairs(f"sketches in {out}", flat(about)))
+    summary = build(fed, out, options, epsilon=epsilon, relation=relation, typical_size=typical_size)
+    show(summary, json_, lambda about: pairs(f"sketches in {out}", flat(about)))
 
 
 @sketch.command("compare")
 def sketch_compare(
     file: Sketches,
-    other: Annotated[Path | None, typer.Argument(help="Another such file: how far its clients are.")] = None,
+    other: Annotated[Path | None, typer.Argument(help="Another such file to compare with.")] = None,
     json_: Json = False,
 ) -> None:
-    """How far the clients of a federation are apart; or two federations as a whole."""
+    """Measure how much the clients of a federation differ, or how far two federations are apart."""
     from fedscape.sketches.files import compare
 
     show(compare(file, other), json_, lambda about: pairs("heterogeneity", flat(about)))
@@ -75,11 +78,11 @@ def sketch_compare(
 @sketch.command("neighbours")
 def sketch_neighbours(
     file: Sketches,
-    client: Annotated[str, typer.Option("--client", help="The id of the client whose neighbours are wanted.")],
-    k: Annotated[int, typer.Option("-k", help="How many.")] = 5,
+    client: Annotated[str, typer.Option("--client", help="Id of the client.")],
+    k: Annotated[int, typer.Option("-k", help="Number of neighbours.")] = 5,
     json_: Json = False,
 ) -> None:
-    """The clients whose data are most like this client's."""
+    """List the clients whose data are most like this client's."""
     from fedscape.sketches.files import nearest
 
     show(nearest(file, client, k=k), json_, _neighbours_for_people)
@@ -87,5 +90,5 @@ def sketch_neighbours(
 
 def _neighbours_for_people(about: dict[str, Any]) -> None:
     names = ["client", "rows", "distance", "debiased square"]
-    rows = [[found[name] for name in ("client", "rows", "distance", "square")] for found in about["neighbours"]]
+    rows = [[other[name] for name in ("client", "rows", "distance", "square")] for other in about["neighbours"]]
     table(f"nearest to client {about['client']} ({plural(about['rows'], 'row')})", names, rows)

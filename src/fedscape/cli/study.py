@@ -1,4 +1,4 @@
-"""The main job, its report, and what is done with its result."""
+"""The study, its report, and commands that use its result."""
 
 from __future__ import annotations
 
@@ -41,28 +41,31 @@ Folder = Annotated[Path, typer.Argument(help="The folder that 'fedscape study --
 
 def study(
     source: Annotated[
-        str, typer.Argument(metavar="[DATA]", help="A name, a file or a folder; without one, embedded writers.")
+        str,
+        typer.Argument(metavar="[DATA]", help="A name, a file or a folder; by default the embedded FEMNIST writers."),
     ] = "femnist-mini",
     column: Annotated[
         str | None,
         typer.Option("--column", help="Categories, count vectors, or a number; by default y, label or target."),
     ] = None,
-    features: Annotated[str | None, typer.Option(help="Columns to learn from, with commas between.")] = None,
+    features: Annotated[str | None, typer.Option(help="Columns to learn from (comma-separated).")] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html, result.json and tables.")] = Path("study"),
     client: Client = None,
-    budget: Annotated[str, typer.Option(help="How far the tournament goes: 30s, 2min or 20min.")] = "30s",
+    budget: Annotated[str, typer.Option(help="Time for the tournament: 30s, 2min or 20min.")] = "30s",
     sites: Annotated[
         bool | None,
         typer.Option("--sites/--devices", help="Clients are a few sites (by default fewer than 20), or a sample."),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the tournament, instead of the budget's.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How often each method is trained in it.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Also count the categories privately in this budget.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Training runs per method, each with its own seed.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Also count the categories privately within this budget.")
+    ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="With --epsilon: the ledger; by default one for the folder of the data.")
+        Path | None, typer.Option(help="With --epsilon: the ledger; by default one in the data's folder.")
     ] = None,
     show_clients: Annotated[
-        bool, typer.Option("--show-clients", help="Ids and a row for each client in the report: do not share it then.")
+        bool, typer.Option("--show-clients", help="Put ids and a row per client into the report: do not share it then.")
     ] = False,
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -74,31 +77,33 @@ def study(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """From a federation to an answer: describe, measure, model, simulate, learn, advise; a report to read."""
+    """Study a federation: describe, measure, model, simulate, learn, advise; write a report."""
     from fedscape.studies import study as studied
     from fedscape.studies.budget import BUDGETS
 
     if ledger is not None and epsilon is None:
-        raise DataError("--ledger goes with --epsilon, the budget of the private count")
+        raise DataError("--ledger needs --epsilon, the budget of the private count")
     if budget not in BUDGETS:
         raise DataError(f"--budget must be one of {', '.join(BUDGETS)}, not {budget!r}")
     for name, value in (("--rounds", rounds), ("--seeds", seeds)):
         if value is not None and value < 1:
             raise DataError(f"{name} must be at least 1, not {value}")
-    said = overrules(categorical, numeric, ignore, keep, names)
-    wanted = None if features is None else listed(features)
-    fed, reading = datasets.read_table(source, client=client, target=column or LABELS, features=wanted, overrules=said)
-    free_folder(out, force)  # after what is wrong with the table, before the long work
+    columns = overrules(categorical, numeric, ignore, keep, names)
+    feature_names = None if features is None else listed(features)
+    fed, reading = datasets.read_table(
+        source, client=client, target=column or LABELS, features=feature_names, overrules=columns
+    )
+    free_folder(out, force)  # after the checks of the table, before the long work
     say_reading(reading, json_)
     if epsilon is not None:
-        _check_declared(fed, column, said.names)
+        _check_declared(fed, column, columns.names)
     book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
     try:
-        made = studied(
+        outcome = studied(
             fed,
             column=column,
-            features=wanted,
-            overrules=said,
+            features=feature_names,
+            overrules=columns,
             reading=reading,
             budget=budget,
             rounds=rounds,
@@ -115,14 +120,14 @@ def study(
     except PrivacyError as error:
         if book is None:
             raise
-        remedy = f"{book.path} holds what was released: leave --epsilon out, or --ledger for data of other people"
+        remedy = f"{book.path} holds earlier releases: drop --epsilon, or name another --ledger for other people's data"
         raise PrivacyError(f"{error}; {remedy}") from None
-    folder = made.save(out)
-    show(dict(made.result), json_, lambda result: _for_people(result, made.seconds, folder))
+    folder = outcome.save(out)
+    show(dict(outcome.result), json_, lambda result: _for_people(result, outcome.seconds, folder))
 
 
 def _check_declared(fed: Federation, column: str | None, names: Sequence[str] | None) -> None:
-    """Refuse classes that follow from the rows before a ledger is made."""
+    """Refuse classes that are inferred from the rows, before a ledger is created."""
     from fedscape.studies.kinds import declared_counts
 
     try:
@@ -140,11 +145,11 @@ def _ledger(source: str, path: Path | None, epsilon: float, quiet: bool) -> Ledg
 
 
 def report(folder: Folder, json_: Json = False) -> None:
-    """Render the report of a study again from its result.json."""
+    """Render the report of a study from its result.json."""
     from fedscape.studies import Study
 
-    made = Study.load(folder)
-    path = made.render_into(folder if folder.is_dir() else folder.parent)
+    loaded = Study.load(folder)
+    path = loaded.render_into(folder if folder.is_dir() else folder.parent)
     show({"report": str(path), "bytes": path.stat().st_size}, json_, lambda about: typer.echo(about["report"]))
 
 
@@ -154,7 +159,7 @@ def compare(
     seed: Seed = 0,
     json_: Json = False,
 ) -> None:
-    """Two studies side by side, with a test for drift of the labels and its interval."""
+    """Compare two studies, with a test for label drift and its interval."""
     from fedscape.studies import Study
     from fedscape.studies import compare as compared
 
@@ -165,7 +170,7 @@ def explain(
     method: Annotated[str, typer.Argument(metavar="METHOD", help="Such as fedavg, fedgmm, trees, glm, mdm, kmeans.")],
     json_: Json = False,
 ) -> None:
-    """What the server sees of a method: what is summed, what is revealed, bytes, the unit of privacy."""
+    """Show what the server sees of a method: what is summed, what is revealed, bytes, the unit of privacy."""
     from fedscape.studies import explain as explained
 
     show(explained(method), json_, _explanation)
@@ -178,7 +183,7 @@ def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder:
         {
             "clients": about["clients"],
             "rows": about["rows"],
-            "rows a client, median": round(about["rows_per_client"]["median"]),
+            "rows per client, median": round(about["rows_per_client"]["median"]),
             "categories": len(about["categories"]["names"]),
             "missing values": sum(column["missing"] for column in about["columns"]),
         },
@@ -193,20 +198,20 @@ def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder:
         typer.echo(f"  {item['text']}")
     for note in result["notes"]:
         typer.echo(f"\nnote: {note}")
-    typer.echo(f"\n{folder / 'report.html'}: the report; done in {sum(seconds.values()):.0f} s")
+    typer.echo(f"\n{folder / 'report.html'}: the report, after {sum(seconds.values()):.0f} s")
 
 
 def _measured(measured: Mapping[str, Any]) -> None:
     shown = {"labels": "labels", "features": "features", "quantity": "sizes (Gini)"}
-    rows = [[called, *_numbers(measured[name])] for name, called in shown.items() if "value" in measured.get(name, {})]
+    rows = [[title, *_numbers(measured[name])] for name, title in shown.items() if "value" in measured.get(name, {})]
     by_labels = measured.get("features", {}).get("by_labels", {})
     if "value" in by_labels:
-        rows.insert(2, ["features, as far as labels explain", *_numbers(by_labels)])
-    table("how far clients are apart (0: alike, 1: nothing in common)", ["in", "value", "95% interval"], rows)
+        rows.insert(2, ["features, part explained by labels", *_numbers(by_labels)])
+    table("how much clients differ (0: alike, 1: nothing in common)", ["in", "value", "95% interval"], rows)
 
 
 def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:
-    # plus 0.0: a rounded -0.0 is no negative number
+    # adding 0.0 turns -0.0 into 0.0
     ends = ["?" if about[end] is None else f"{round(about[end], digits) + 0.0:.{digits}f}" for end in ("low", "high")]
     return [f"{round(about['value'], digits) + 0.0:.{digits}f}", f"{ends[0]} to {ends[1]}"]
 
@@ -226,10 +231,10 @@ def _tournament(learn: Mapping[str, Any]) -> None:
 
 def _comparison(about: Mapping[str, Any]) -> None:
     drift = about["drift"]
-    said = "Labels drifted" if drift["p"] < 0.05 else "No drift of labels is shown"
+    verdict = "Labels drifted" if drift["p"] < 0.05 else "No significant label drift"
     typer.echo(
-        f"{said}: distance {drift['value']:.3f} [{drift['low']:.3f}, {drift['high']:.3f}], {drift['none']:.3f} "
-        f"would be seen without any, p = {drift['p']:.2g}."
+        f"{verdict}: distance {drift['value']:.3f} [{drift['low']:.3f}, {drift['high']:.3f}], {drift['none']:.3f} "
+        f"expected without drift, p = {drift['p']:.2g}."
     )
     moved = [[row["category"], f"{row['first']:.4f}", f"{row['second']:.4f}"] for row in drift["moved"]]
     table("categories that moved most (mean share of a client)", ["category", about["first"], about["second"]], moved)
@@ -250,10 +255,10 @@ def _explanation(about: Mapping[str, Any]) -> None:
     typer.echo(about["words"])
     for phase in about["phases"]:
         rows = [[a["name"], "x".join(map(str, a["shape"])) or "1", a["bytes"], a["seen"]] for a in phase["sent"]]
-        title = f"{phase['phase']}: {phase['bytes_down']:,} bytes down, {phase['bytes_up']:,} bytes up a client"
-        table(title, ["sent", "shape", "bytes", "the server sees it"], rows)
+        title = f"{phase['phase']}: {phase['bytes_down']:,} bytes down, {phase['bytes_up']:,} bytes up per client"
+        table(title, ["sent", "shape", "bytes", "seen by the server as"], rows)
         typer.echo(f"  kept, never sent: {', '.join(phase['kept']) or 'nothing'}")
     typer.echo(f"revealed client by client: {', '.join(about['reveals']) or 'nothing'}")
     typer.echo(about["privacy"])
     typer.echo(about["secure"])
-    typer.echo(f"(bytes are those of {about['reference']})")
+    typer.echo(f"(bytes for {about['reference']})")

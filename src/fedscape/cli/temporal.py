@@ -1,4 +1,4 @@
-"""Training on a schedule: clients of the day and of the night, as the command line writes them."""
+"""Options for training on a schedule: day and night clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def of_modes(fed: Federation, text: str | None, target: str) -> tuple[Federation, Array]:
-    """Clients of one mode each: rows cut at `COLUMN:a,b,...`, by default at the middle of the classes."""
+    """Split clients by mode: cut rows at `COLUMN:a,b,...`, by default at the middle class."""
     import numpy as np
 
     from fedscape.temporal import by_mode
@@ -24,12 +24,14 @@ def of_modes(fed: Federation, text: str | None, target: str) -> tuple[Federation
     except ValueError:
         raise DataError(f"--modes must be a column and where to cut it, such as y:10, not {text!r}") from None
     if name not in fed.columns or fed[name].ndim != 1:
-        raise DataError(f"--modes cuts a column of one number a row, not {name!r}: there are {', '.join(fed.columns)}")
+        raise DataError(
+            f"--modes needs a column with one number per row, not {name!r}: the columns are {', '.join(fed.columns)}"
+        )
     return by_mode(fed, np.searchsorted(sorted(ends), fed[name], side="right"))
 
 
 def sampler_for(schedule: str, modes: Array, cohort: int) -> Any:
-    """Cohorts of this schedule."""
+    """Return the sampler of this schedule."""
     from fedscape.temporal import Shifting, parse_curve
 
     if cohort < 1:
@@ -38,7 +40,7 @@ def sampler_for(schedule: str, modes: Array, cohort: int) -> Any:
 
 
 def options_on(options: Options, sampler: Any, prior: str | None) -> Options:
-    """The same with what methods on a schedule believe of it."""
+    """Add the assumed prior and period of the schedule."""
     from dataclasses import replace
 
     from fedscape.temporal import parse_prior

@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from fedscape.learning.inputs import Inputs
 
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
-Epochs = Annotated[int, typer.Option(help="How often a client goes through its rows in a round.")]
-BatchSize = Annotated[int, typer.Option(help="Rows of a step.")]
-Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
+Epochs = Annotated[int, typer.Option(help="Local epochs per round.")]
+BatchSize = Annotated[int, typer.Option(help="Rows per local step.")]
+Cohort = Annotated[int, typer.Option(help="Clients per round; 0 means all.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or stacked.")]
 
@@ -79,13 +79,15 @@ def train(
             "default fedavg, with --schedule fedclock."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How many rounds.")] = 20,
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 20,
     cohort: Cohort = 10,
     lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
     epochs: Epochs = 1,
     batch_size: BatchSize = 10,
-    proximal: Annotated[float, typer.Option(help="fedprox: how strongly clients are held to the model sent.")] = 0.0,
-    q: Annotated[float | None, typer.Option(help="qfedavg: how much the worst-off weigh; 1 by default.")] = None,
+    proximal: Annotated[float, typer.Option(help="fedprox: weight of the proximal term.")] = 0.0,
+    q: Annotated[
+        float | None, typer.Option(help="qfedavg: exponent q, larger favours the worst-off clients; 1 by default.")
+    ] = None,
     server_lr: Annotated[float | None, typer.Option(help="The server's learning rate.")] = None,
     features: Features = None,
     target: Target = "y",
@@ -99,30 +101,36 @@ def train(
     names: Classes = None,
     test: Test = 0.2,
     schedule: Annotated[
-        str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
+        str | None,
+        typer.Option(help="Availability: linear, cosine, blocks, steady or zones, such as cosine:p=1,T=256."),
     ] = None,
     prior: Annotated[
         str | None,
         typer.Option(
-            help="What fedclock and its kin believe of it: linear (default), cosine, soft, none, or a schedule."
+            help="Prior of fedclock and related methods: linear (default), cosine, soft, none, or a schedule."
         ),
     ] = None,
     modes: Annotated[
-        str | None, typer.Option(help="Day and night clients: COLUMN:CUT, as y:10; by default half of the classes.")
+        str | None,
+        typer.Option(help="Day and night clients: COLUMN:CUT, such as y:10; by default half of the classes."),
     ] = None,
-    trees: Annotated[int | None, typer.Option(help="--method trees: how many; 100 by default.")] = None,
+    trees: Annotated[int | None, typer.Option(help="--method trees: number of trees; 100 by default.")] = None,
     family: Annotated[
-        str | None, typer.Option(help="Law of the target, glm: gaussian, logistic, poisson, gamma; trees: poisson.")
+        str | None,
+        typer.Option(help="Distribution of the target, glm: gaussian, logistic, poisson, gamma; trees: poisson."),
     ] = None,
-    every: Annotated[int, typer.Option(help="Evaluate and save after so many rounds.")] = 5,
-    epsilon: Annotated[float | None, typer.Option(help="Train privately within this budget, with --clip.")] = None,
+    every: Annotated[int, typer.Option(help="Evaluate and save every N rounds.")] = 5,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Train with differential privacy within this budget; see --clip.")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="The delta of the budget; 1e-6 by default.")] = None,
     clip: Annotated[
-        float | None, typer.Option(help="Private: the longest move of a client that counts whole; 1 by default.")
+        float | None,
+        typer.Option(help="With --epsilon: clipping bound on the norm of a client's update; 1 by default."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for checkpoint, model, clients and table.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in --out.")] = False,
-    tensorboard: Annotated[Path | None, typer.Option(help="Folder for what TensorBoard shows.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the checkpoint, the model and the tables.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")] = None,
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
@@ -134,7 +142,7 @@ def train(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Train a network over cohorts of clients and evaluate every client; a run that was stopped can go on."""
+    """Train a network over cohorts of clients and evaluate every client; a stopped run can be resumed."""
     require("torch", extra="learn")
     from fedscape.learning.run import training
     from fedscape.learning.tracking import Board
@@ -153,7 +161,7 @@ def train(
         )  # fmt: skip
         return
     if family is not None or trees is not None:
-        raise DataError(f"--family and --trees go with --method trees or glm, not {method}")
+        raise DataError(f"--family and --trees need --method trees or glm, not {method}")
     check_method(method, rounds, every, proximal=proximal, q=q, server_lr=server_lr, private=epsilon is not None)
     check_schedule(method, schedule, modes, prior)
     check_private(epsilon, delta, clip, standardise, fill)
@@ -185,22 +193,22 @@ def train(
     say_revealed(method, METHODS[method].reveals)
     folder = folder_for(out, resume, quiet)
     how = _private(epsilon, delta or 1e-6, clip or 1.0, rounds, sampler, len(learners), folder)
-    said: list[dict[str, Any]] = []
+    printed: list[dict[str, Any]] = []
     board = None if tensorboard is None else Board(tensorboard)
-    for r, found, rows in training(
+    for r, evaluation, rows in training(
         course.computation, course.engine, test=held_out, n_rounds=rounds, sampler=sampler, seed=seed, every=every,
         checkpoint=folder and folder / "checkpoint", allow=course.computation.reveals, judge=course.judge,
         progress=False if quiet else None, **how,
     ):  # fmt: skip
-        say(rows[len(said) :], quiet or json_, first=not said)
+        say(rows[len(printed) :], quiet or json_, first=not printed)
         if board is not None:
-            board.write(rows[len(said) :])
-        said = list(rows)
+            board.write(rows[len(printed) :])
+        printed = list(rows)
         if folder is not None:
-            write(folder, model, arguments, inputs, method, course, r.state, found, rows)
-    if not said:
-        raise DataError(f"the run in {out} has made its {rounds} rounds already: raise --rounds to go on")
-    result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": said}
+            write(folder, model, arguments, inputs, method, course, r.state, evaluation, rows)
+    if not printed:
+        raise DataError(f"the run in {out} has already finished its {rounds} rounds: raise --rounds to continue")
+    result = {"model": model, "method": method, "clients": len(learners), "rounds": rounds, "table": printed}
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
         result["parts_of_a_client"] = 1 if schedule is None else chosen.curve.n_modes
@@ -211,12 +219,14 @@ def train(
 def sweep(
     source: Source,
     model: Model = "mlp",
-    lr: Annotated[str, typer.Option(help="Learning rates to try, with commas between.")] = "0.01,0.03,0.1,0.3",
+    lr: Annotated[str, typer.Option(help="Learning rates to try (comma-separated).")] = "0.01,0.03,0.1,0.3",
     proximal: Annotated[str, typer.Option(help="Proximal weights to try.")] = "0",
-    server: Annotated[str, typer.Option(help="Factors on the server's learning rate to try.")] = "1",
-    seeds: Annotated[str, typer.Option(help="Seeds of shuffles and first weights.")] = "0",
-    rounds: Annotated[int, typer.Option(help="Rounds of the settings that stay to the end.")] = 20,
-    rungs: Annotated[int, typer.Option(help="How often the worse two thirds leave; 1: all stay.")] = 1,
+    server: Annotated[str, typer.Option(help="Factors of the server's learning rate to try.")] = "1",
+    seeds: Annotated[str, typer.Option(help="Seeds of the shuffles and initial weights.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Rounds of the settings that survive to the end.")] = 20,
+    rungs: Annotated[
+        int, typer.Option(help="Rungs of successive halving: after each the worse two thirds stop; 1: none stop early.")
+    ] = 1,
     cohort: Cohort = 10,
     epochs: Epochs = 1,
     batch_size: BatchSize = 10,
@@ -231,8 +241,8 @@ def sweep(
     keep: Keep = None,
     names: Classes = None,
     test: Test = 0.2,
-    out: Annotated[Path | None, typer.Option(help="Folder for the table and what a stopped sweep needs.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that is in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table and the checkpoint.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the sweep in --out.")] = False,
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
@@ -244,14 +254,14 @@ def sweep(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Try many settings of a training as one run, on the same cohorts; the best by held-out loss comes first."""
+    """Train many settings in one run on the same cohorts; list them by held-out loss, best first."""
     require("torch", extra="learn")
     from fedscape.learning import grid
     from fedscape.learning import sweep as swept
 
     check_out(out, resume, force)
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
-    whole = whole_numbers(seeds, "seeds")
+    seed_values = whole_numbers(seeds, "seeds")
     for name, value in (("rounds", rounds), ("rungs", rungs)):
         if value < 1:
             raise DataError(f"--{name} must be at least 1, not {value}")
@@ -268,7 +278,7 @@ def sweep(
     say_lines([*lines, *left_out, *more], quiet)
     folder = folder_for(out, resume, quiet)
     trials = swept(
-        local, place(learners), grid(**lists, seeds=whole), n_rounds=rounds, validation=held_out, rungs=rungs,
+        local, place(learners), grid(**lists, seeds=seed_values), n_rounds=rounds, validation=held_out, rungs=rungs,
         sampler=_sampler(cohort, len(learners)), initial="seed", seed=seed,
         checkpoint=folder and folder / "checkpoint", progress=False if quiet else None,
     )  # fmt: skip
@@ -281,8 +291,8 @@ def sweep(
 
 
 _PARTS = (
-    "a client is cut into up to {0} by its modes, each protected by itself: one with rows of all modes spends up to "
-    "{0} times the epsilon that the ledger says"
+    "a client is split by mode into up to {0} parts, each protected separately: a client with rows of all modes "
+    "spends up to {0} times the epsilon in the ledger"
 )
 
 

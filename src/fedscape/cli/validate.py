@@ -1,4 +1,4 @@
-"""What a training is refused for, or told, before it begins."""
+"""Checks of the training options, before any work."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedscape.methods import check_private as refuse_exact
 def check_method(
     name: str, rounds: int, every: int, *, proximal: float, q: float | None, server_lr: float | None, private: bool
 ) -> None:
-    """Refuse a method that there is not, options that it does not take, privacy that it cannot have, and no rounds."""
-    known = (*names(command=True), *TABLES)
-    if name not in known:
-        raise DataError(f"--method must be one of {', '.join(known)}, not {name!r}")
+    """Refuse an unknown method, options it does not take, privacy it does not support, and zero rounds."""
+    available = (*names(command=True), *TABLES)
+    if name not in available:
+        raise DataError(f"--method must be one of {', '.join(available)}, not {name!r}")
     method = find(name, command=True)
     check_options(method, proximal=proximal, q=q, server_lr=server_lr)
     if private:
@@ -30,17 +30,19 @@ def check_method(
 def check_private(
     epsilon: float | None, delta: float | None, clip: float | None, standardise: bool, fill: str | None
 ) -> None:
-    """Refuse what a private training cannot keep, and parts of a budget without one."""
+    """Refuse options that --epsilon does not cover, and --delta or --clip without --epsilon."""
     if epsilon is None:
         for name, value in (("delta", delta), ("clip", clip)):
             if value is not None:
-                raise DataError(f"--{name} goes with --epsilon, the budget to train within")
+                raise DataError(f"--{name} needs --epsilon, the privacy budget")
         return
     if standardise:
-        raise DataError("--standardise takes exact means of all rows, which --epsilon does not cover: scale them first")
+        raise DataError(
+            "--standardise takes exact means over all rows, which --epsilon does not cover: scale the features first"
+        )
     if fill in ("mean", "median"):
         raise DataError(
-            f"--fill {fill} takes an exact {fill} of all rows, which --epsilon does not cover: declare a number, such "
+            f"--fill {fill} takes the exact {fill} of all rows, which --epsilon does not cover: declare a number, such "
             "as --fill 0, or --fill drop"
         )
     from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
@@ -53,40 +55,40 @@ def check_private(
 
 
 def check_schedule(method: str, schedule: str | None, modes: str | None, prior: str | None) -> None:
-    """Refuse a schedule, or what goes with one, where the other is missing."""
+    """Refuse --prior and --modes without a schedule, and temporal methods without one."""
     if prior is not None and "prior" not in METHODS[method].takes:
         with_prior = ", ".join(name for name in names(command=True) if "prior" in METHODS[name].takes)
-        raise DataError(f"--prior goes with --schedule and {with_prior}, not {method}")
+        raise DataError(f"--prior needs --schedule and one of {with_prior}, not {method}")
     if schedule is not None:
         return
     if METHODS[method].family == "temporal":
-        raise DataError(f"{method} needs --schedule, such as cosine:p=1,T=256: who is there when")
+        raise DataError(f"{method} needs --schedule, the availability of clients, such as cosine:p=1,T=256")
     if modes is not None:
-        raise DataError("--modes goes with --schedule")
+        raise DataError("--modes needs --schedule")
 
 
 def check_out(out: Path | None, resume: bool, force: bool) -> None:
-    """Refuse to write over a run, or to go on with one that has no folder."""
+    """Refuse to overwrite a run, or to resume without a folder."""
     if not resume:
         free(out, force)
     elif out is None:
-        raise DataError("--resume goes with --out, the folder of the run to go on with")
+        raise DataError("--resume needs --out, the folder of the run to resume")
 
 
 def whole_numbers(text: str, name: str) -> list[int]:
-    """0,1 is [0, 1]."""
+    """Parse whole numbers: 0,1 is [0, 1]."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise DataError(f"--{name} must be whole numbers with commas between, such as 0,1, not {text!r}") from None
+        raise DataError(f"--{name} must be comma-separated whole numbers, such as 0,1, not {text!r}") from None
 
 
 def fractions(text: str, name: str) -> list[float]:
-    """0.01,0.1 is [0.01, 0.1]."""
+    """Parse numbers: 0.01,0.1 is [0.01, 0.1]."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise DataError(f"--{name} must be numbers with commas between, such as 0.01,0.1, not {text!r}") from None
+        raise DataError(f"--{name} must be comma-separated numbers, such as 0.01,0.1, not {text!r}") from None
     if not all(0 <= number < float("inf") for number in numbers):
         raise DataError(f"--{name} must be numbers of at least 0, such as 0.01,0.1, not {text!r}")
     return numbers

@@ -138,7 +138,7 @@ def answer_of(task: Task, state: Arrays, clients: Federation, place: Array | sli
     totals, left = fast if isinstance(fast, tuple) else (fast or {}, {})
     sums = {name: values for name, values in totals.items() if name not in computation.reveals}
     lost = computation.reveals and not all(np.isfinite(float(v.sum())) for v in sums.values())
-    if fast is not None and not lost:  # step says whose numbers they are
+    if fast is not None and not lost:  # for a bad number step names the client
         if missing := set(computation.reveals) - set(totals):
             raise EngineError(f"{type(computation).__name__}.total must have a row a client of {sorted(missing)}")
         rows = _checked(computation, {name: totals[name] for name in computation.reveals}, clients)

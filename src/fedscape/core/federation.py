@@ -126,7 +126,7 @@ class Federation(Clients):
         Parameters
         ----------
         frame, client, ids
-            The table, the column that says whose a row is, and all clients where some have no rows.
+            The table, the column with the client of each row, and all clients if some have no rows.
         categorical
             Columns whose values are classes: they become codes 0, 1, ... with the values as names, -1 where missing.
         numeric

@@ -57,7 +57,7 @@ def learn_inputs(
     classes
         All classes, where the rows may lack some; by default those of the rows.
     client
-        What said whose a row is, for the record.
+        The column with the client of each row; kept as information only.
 
     >>> fed = Federation({"a": [1.0, 3.0], "b": ["u", "v"], "y": [0, 1]}, [0, 2])
     >>> [each.kind for each in learn_inputs(fed, features=["a", "b"], target="y").features]

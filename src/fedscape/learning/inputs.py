@@ -116,7 +116,7 @@ class Inputs:
     missing
         What happens to a row with a gap: "refuse", "fill" or "drop".
     client
-        The column, or columns with commas between, that said whose a row is.
+        The column with the client of each row, or several, comma-separated.
 
     >>> from fedscape.learning.fitting import learn_inputs
     >>> fed = Federation({"age": [20.0, np.nan, 40.0], "job": ["cook", "pilot", "cook"], "y": [3, 5, 5]}, [0, 3])

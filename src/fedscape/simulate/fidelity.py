@@ -1,4 +1,4 @@
-"""How alike true and simulated clients are: sizes of the misfit with intervals, then p-values."""
+"""Compare true and simulated clients: the misfit with intervals, then p-values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedscape.types import Array
 
 Population = Federation | npt.ArrayLike
 MEASURES = ("misfit", "auc", "distance", "size", "pool", "sketch")
-CERTAIN = 0.9  # a client is not represented where it is at least nine times as common in the other population
+CERTAIN = 0.9  # not represented: clients like this are at least nine times as common in the other population
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure of misfit: its 95% interval, its value under equal laws (`alike`), and the p-value of equal laws.
+    """One measure of misfit: its 95% interval, its value under equal distributions (`alike`), and their p-value.
 
     >>> str(Measure(0.61, 0.57, 0.65, 0.5, 0.003))
     '0.61 [0.57, 0.65], 0.5 if alike, p = 0.003'

@@ -1,4 +1,4 @@
-"""The main job, section by section, and what can be done with its result."""
+"""A study: its sections, and functions that use its result."""
 
 from __future__ import annotations
 

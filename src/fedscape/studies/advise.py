@@ -1,4 +1,4 @@
-"""What follows: sentences, each with its number and interval. "Not worth it" is one of the answers."""
+"""The advice of a study: sentences with a number and its interval. "Not worth it" is a possible answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
 
-#: A plain phone, assumed: multiplications and additions a second, bytes up and down a second.
+#: Assumed device, a plain phone: multiply-adds per second, bytes per second up and down.
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
 _ENDS = ("low", "high")
@@ -16,7 +16,7 @@ Item = dict[str, Any]
 
 
 def advise(result: dict[str, Any]) -> list[Item]:
-    """Questions and answers from what a study found; sections that are not there give no answers."""
+    """Answer the questions of a study from its result; a missing section gives no answers."""
     items: list[Item | None] = [_differ(result)]
     if "learn" in result:
         learn = result["learn"]
@@ -33,7 +33,7 @@ def advise(result: dict[str, Any]) -> list[Item]:
 
 
 def verdict(gain: dict[str, float] | None) -> str:
-    """yes: surely above 0 and a point or more; no: surely below a point; else unclear.
+    """Judge a gain: "yes" if significantly above 0 and at least a point, "no" if below a point, else "unclear".
 
     >>> verdict({"value": 0.05, "low": 0.02, "high": 0.08}), verdict({"value": 0.0, "low": -0.004, "high": 0.004})
     ('yes', 'no')
@@ -47,7 +47,7 @@ def verdict(gain: dict[str, float] | None) -> str:
 
 
 def points(about: dict[str, float], *, sign: bool = True) -> str:
-    """A difference of accuracies in points, with its interval.
+    """Format a difference of accuracies in points, with its interval.
 
     >>> points({"value": 0.031, "low": 0.012, "high": 0.05})
     '+3.1 points [+1.2, +5.0]'
@@ -58,7 +58,7 @@ def points(about: dict[str, float], *, sign: bool = True) -> str:
 
 
 def percent(about: dict[str, float]) -> str:
-    """An accuracy with its interval.
+    """Format an accuracy with its interval.
 
     >>> percent({"value": 0.5, "low": 0.4, "high": None})
     '50.0% [40.0%, unknown]'
@@ -73,25 +73,27 @@ def _item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
 
 def _differ(result: dict[str, Any]) -> Item:
     question, measured = "Do clients differ?", result["measure"]
-    known = {name: measured[name] for name in ("labels", "features") if "value" in measured.get(name, {})}
-    if not known:
-        return _item(question, "unknown", "No two clients have two rows each: this cannot be told.", {})
-    if len(known) > 1:
-        known = {name: _of_two(about) for name, about in known.items()}
-    sure = {name: about for name, about in known.items() if about["low"] is not None and about["low"] > 0}
-    together = " (the two intervals hold together)" if len(known) > 1 else ""
-    said = " and ".join(_heterogeneity(name, about) for name, about in known.items()) + together
+    measures = {name: measured[name] for name in ("labels", "features") if "value" in measured.get(name, {})}
+    if not measures:
+        return _item(question, "unknown", "Unknown: fewer than two clients have two rows or more.", {})
+    if len(measures) > 1:
+        measures = {name: _of_two(about) for name, about in measures.items()}
+    sure = {name: about for name, about in measures.items() if about["low"] is not None and about["low"] > 0}
+    together = " (simultaneous intervals)" if len(measures) > 1 else ""
+    numbers = " and ".join(_heterogeneity(name, about) for name, about in measures.items()) + together
     if not sure:
-        text = f"Clients cannot be told from parts of one pool: {said}, where IID clients have 0."
-        return _item(question, "not measurably", text, next(iter(known.values())))
-    text = f"Clients differ in {' and '.join(sure)}: {said}, where IID clients have 0 and clients that share nothing 1."
+        text = f"Clients look like random parts of one pool: {numbers}, where IID clients have 0."
+        return _item(question, "not measurably", text, next(iter(measures.values())))
+    text = (
+        f"Clients differ in {' and '.join(sure)}: {numbers}, where IID clients have 0 and clients that share nothing 1."
+    )
     if "labels" in sure and "tvd" in measured["labels"]:
         text += _in_plain_words(measured["labels"])
     return _item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
 
 
 def _of_two(about: dict[str, Any]) -> dict[str, Any]:
-    """The same number with a wider interval: of two such, both hold with 95%."""
+    """Widen the interval (Bonferroni for two), so that both intervals hold with 95%."""
     wider = 2.2414 / 1.96  # normal quantiles at 1 - 0.025 / 2 and 1 - 0.025
     ends = {
         end: None if about[end] is None else about["value"] + wider * (about[end] - about["value"]) for end in _ENDS
@@ -106,12 +108,12 @@ def _heterogeneity(name: str, about: dict[str, Any]) -> str:
 
 
 def _in_plain_words(labels: dict[str, Any]) -> str:
-    """A distance that people can picture, beside what chance alone makes of clients of these sizes."""
+    """The distance as a share of rows, beside what chance gives for clients of these sizes."""
     chance, reach = labels["tvd_iid"], 1.96 * labels["tvd_iid_sd"]
     low, high = (100 * max(chance + sign * reach, 0.0) for sign in (-1, 1))
     return (
-        f" On average {100 * labels['tvd']:.0f}% of a client's rows would need other labels to have the shares of all; "
-        f"by chance alone it would be {100 * chance:.1f}% [{low:.1f}%, {high:.1f}%]."
+        f" On average {100 * labels['tvd']:.0f}% of a client's rows would need other labels to match the overall "
+        f"shares; by chance alone it would be {100 * chance:.1f}% [{low:.1f}%, {high:.1f}%]."
     )
 
 
@@ -162,14 +164,14 @@ def _clients(learn: dict[str, Any]) -> str:
 
 
 def _more(learn: dict[str, Any]) -> str:
-    """What would settle what is not shown."""
+    """Say what would give a clearer answer."""
     if learn["capped"]:
-        return "; a larger --budget takes more of the clients and rows there are"
-    return "; only more clients or rows would settle more"
+        return "; a larger --budget uses more of the clients and rows"
+    return "; only more clients or rows would tell"
 
 
 def _held(learn: dict[str, Any]) -> str:
-    """How often the same would have been advised."""
+    """Say how often the same method is advised for redrawn clients."""
     about = learn["stability"]
     what = "rows inside each site" if learn["sites"] else "clients"
     text = f"The same is advised in {about['same']} of {about['redraws']} redraws of the {what}"
@@ -182,40 +184,40 @@ def _held(learn: dict[str, Any]) -> str:
 def _worth(learn: dict[str, Any], best: Item) -> Item:
     question = "Is personalisation worth it?"
     others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
-    others = [r for r in others if r["method"] != "local"]  # who trains alone personalises nothing
+    others = [r for r in others if r["method"] != "local"]  # training alone is not personalisation
     personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
-    said, gain = verdict(personal["gain"]), personal["gain"]
+    answer, gain = verdict(personal["gain"]), personal["gain"]
     verb = "gains" if gain["value"] >= 0 else "has"
-    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired, all comparisons together"
+    body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired, corrected for all comparisons"
     body += _one_seed(learn)
-    if said == "yes":
+    if answer == "yes":
         better = personal.get("better")
         text = (
             f"Worth it: {body}; {100 * better:.0f}% of the {_clients(learn)} gain."
             if better is not None
             else f"Worth it: {body}."
         )
-    elif said == "no":
+    elif answer == "no":
         text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
     else:
         text = f"Not shown: {body}{_more(learn)}."
-    return _item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[said], text, gain)
+    return _item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[answer], text, gain)
 
 
 def _one_seed(learn: dict[str, Any]) -> str:
-    return " (of one seed: how results move with the seed is not in the interval)" if learn["seeds"] == 1 else ""
+    return " (one seed: the interval leaves out the variation between seeds)" if learn["seeds"] == 1 else ""
 
 
 def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     about = learn.get("federated")
     if about is None or about["value"] is None:
         return None
-    called = learn["federated_method"]
-    body = f"{called} has {points(about)} over {_clients(learn)} that train alone, each at its own learning rate"
-    said = verdict(about)
-    if said == "yes":
+    method = learn["federated_method"]
+    body = f"{method} has {points(about)} over {_clients(learn)} that train alone, each at its own learning rate"
+    answer = verdict(about)
+    if answer == "yes":
         return _item("Is federation worth it?", "worth it", f"Yes: {body}, paired{_one_seed(learn)}.", about)
-    if said == "no":
+    if answer == "no":
         return _item(
             "Is federation worth it?", "not worth it", f"No: {body}, and the interval ends below a point.", about
         )
@@ -223,27 +225,27 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
 
 
 def _joining(learn: dict[str, Any]) -> Item | None:
-    """Who gains by joining, of a few sites."""
+    """Say which of a few sites gain by joining."""
     about = learn.get("joining")
     if about is None or not about["rows"]:
         return None
     by = {word: [r for r in about["rows"] if r["verdict"] == word] for word in ("gains", "loses", "not shown")}
     many = len(about["rows"]) > 5
-    called = {word: str(len(rows)) if many else _listed([r["site"] for r in rows]) for word, rows in by.items() if rows}
-    said = [
-        f"{called[word]} {word if len(by[word]) == 1 else word[:-1]}" for word in ("gains", "loses") if word in called
+    sites = {word: str(len(rows)) if many else _listed([r["site"] for r in rows]) for word, rows in by.items() if rows}
+    parts = [
+        f"{sites[word]} {word if len(by[word]) == 1 else word[:-1]}" for word in ("gains", "loses") if word in sites
     ]
     if by["not shown"]:
         of = f" of {len(about['rows'])}" if many else ""
-        said.append(f"for {called['not shown']}{of} neither is shown")
+        parts.append(f"for {sites['not shown']}{of} neither is shown")
     each = "; ".join(f"{r['site']} {points(r['gain'])}" for r in about["rows"])
     spread = about["spread"]
     text = (
-        f"Against training alone, {about['called']} changes the accuracy of each site's own rows by {each} (these "
-        f"intervals hold together). Mean over sites {points(about['pooled'])}. Sites differ in it with I2 "
-        f"{100 * spread['i2']:.0f}% and tau {100 * spread['tau2'] ** 0.5:.1f} points (p = {spread['p']:.2g} of none)."
+        f"Against training alone, {about['called']} changes the accuracy on each site's own rows by {each} "
+        f"(simultaneous intervals). Mean over sites {points(about['pooled'])}. Heterogeneity of the sites: I2 "
+        f"{100 * spread['i2']:.0f}%, tau {100 * spread['tau2'] ** 0.5:.1f} points, p = {spread['p']:.2g}."
     )
-    return _item("Who gains by joining?", "; ".join(said), text, about["pooled"])
+    return _item("Who gains by joining?", "; ".join(parts), text, about["pooled"])
 
 
 def _worst(learn: dict[str, Any], best: Item) -> Item:
@@ -254,22 +256,22 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
         text = f"The site served worst has {percent(about)} with {best['called']}, where the mean is {mean}."
         return _item("For whom does it fail?", f"{100 * about['value']:.0f}% at the worst site", text, about)
     text = (
-        f"The {n} clients served worst had {100 * about['seen']:.1f}% of the rows they were tested on right with "
-        f"{best['called']}, partly by bad luck in few rows (served equally, {n} would be at "
-        f"{100 * about['equal']:.1f}%). Allowing for it, the accuracy of the worst {n} is {percent(about)}, where the "
+        f"The {n} clients served worst have {100 * about['seen']:.1f}% of their test rows right with "
+        f"{best['called']}, partly by bad luck on few rows (if all were served equally, the worst {n} would have "
+        f"{100 * about['equal']:.1f}%). Corrected for that, the accuracy of the worst {n} is {percent(about)}; the "
         f"mean is {mean}."
     )
     kinds = [k for k in learn["by_kind"] if k["value"] is not None]
     if len(kinds) > 1:
         low = min(kinds, key=lambda k: k["value"])
-        some = sum(k["clients"] for k in kinds) < learn["clients"]  # a kind of fewer is withheld
-        which = f"Of the kinds of {FEW} clients or more here" if some else "Of the kinds"
+        withheld = sum(k["clients"] for k in kinds) < learn["clients"]  # smaller kinds are withheld
+        which = f"Of the kinds of {FEW} clients or more here" if withheld else "Of the kinds"
         text += f" {which}, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
     return _item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
 
 
 def _behind(about: dict[str, Any]) -> str:
-    """How far behind, or ahead of where the difference is negative."""
+    """Format a difference as "behind", or as "ahead of" if it is negative."""
     if about["value"] >= 0:
         return f"{points(about, sign=False)} behind"
     ends = {"low": about["high"], "high": about["low"]}
@@ -284,13 +286,13 @@ def _cohort(learn: dict[str, Any]) -> Item:
     enough = next((r for r in fewer if r["behind"]["high"] is not None and r["behind"]["high"] <= WORTH), None)
     if enough is not None:
         text = (
-            f"{enough['clients']} of {total} clients a round are enough: FedAvg with them is "
+            f"{enough['clients']} of {total} clients per round are enough: FedAvg with them is "
             f"{_behind(enough['behind'])} all {total} after {learn['rounds']} rounds"
             f"{_one_seed(learn)}."
         )
         return _item(question, str(enough["clients"]), text, enough["behind"])
     near = fewer[-1] if fewer else rows[-1]
-    tail = f"with {near['clients']} a round FedAvg is {_behind(near['behind'])} all {total}"
+    tail = f"with {near['clients']} per round FedAvg is {_behind(near['behind'])} all {total}"
     tail += f" after {learn['rounds']} rounds{_one_seed(learn)}."
     if not fewer or (near["behind"]["low"] is not None and near["behind"]["low"] > WORTH):
         return _item(question, str(total), f"All {total}: {tail}", near["behind"])
@@ -304,8 +306,8 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
     up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
     text = (
         f"{learn['rounds']} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
-        f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed are 1 GFLOP/s, "
-        f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its end after {settled} rounds."
+        f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
+        f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its final accuracy after {settled} rounds."
     )
     return _item("What does it cost?", f"{learn['rounds']} rounds", text, cost["seconds"])
 
@@ -318,7 +320,7 @@ def _planning(learn: dict[str, Any]) -> Item | None:
     text = (
         f"{first} For {about['method']} they predict {points(about['gain'])} over FedAvg, where the true clients have "
         f"{points(about['true_gain'])}; predicted accuracies are {100 * about['error']:.1f} points off, mean over the "
-        "methods. The learning rates were tuned on the true clients: a plan without them would have to guess them."
+        "methods. The learning rates were tuned on the true clients; planning without them means guessing the rates."
     )
     answer = "yes" if about["same"] else "with care"
     return _item("Could it have been planned on simulated clients?", answer, text, about["gain"])

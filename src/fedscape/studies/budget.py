@@ -1,4 +1,4 @@
-"""How far a tournament goes: clients, rows, rounds and repeats for the time that a person has."""
+"""The size of a tournament: clients, rows, rounds and repeats for a given time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fedscape.errors import DataError
 
 @dataclass(frozen=True)
 class Budget:
-    """What a tournament may use. The clock is never read: the same budget gives the same result on any machine.
+    """Caps on a tournament. The clock is never read: the same budget gives the same result on any machine.
 
-    The names say about how long a whole study takes on one core where the data fill the budget.
+    The name is about the time that a whole study takes on one core if the data reach the caps.
     """
 
     name: str
@@ -30,16 +30,16 @@ DEFAULT = "30s"
 
 
 def budget_of(name: str, *, rounds: int | None = None, repeats: int | None = None) -> Budget:
-    """The budget of a name, with other rounds or repeats where they are given.
+    """Look up a budget, with other rounds or repeats if passed.
 
     >>> budget_of("2min", rounds=5)
     Budget(name='2min', clients=300, rows=40000, rounds=5, repeats=8)
     """
     if name not in BUDGETS:
         raise DataError(f"budget must be one of {', '.join(BUDGETS)}, not {name!r}")
-    known = BUDGETS[name]
-    made = replace(known, rounds=known.rounds if rounds is None else rounds)
-    made = replace(made, repeats=known.repeats if repeats is None else repeats)
-    if made.rounds < 1 or made.repeats < 1:
-        raise DataError(f"rounds and seeds must be at least 1, not {made.rounds} and {made.repeats}")
-    return made
+    budget = BUDGETS[name]
+    budget = replace(budget, rounds=budget.rounds if rounds is None else rounds)
+    budget = replace(budget, repeats=budget.repeats if repeats is None else repeats)
+    if budget.rounds < 1 or budget.repeats < 1:
+        raise DataError(f"rounds and seeds must be at least 1, not {budget.rounds} and {budget.repeats}")
+    return budget

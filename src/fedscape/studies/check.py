@@ -1,4 +1,4 @@
-"""Whether later data are still those of a study: drift of labels, features, sizes and kinds, and problems to mend."""
+"""Check later data against a study: drift of labels, features, sizes and kinds, and problems of single clients."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedscape.studies.reference import BINS, counts_against, kinds, moments
 from fedscape.studies.result import Study
 
 NIGHTS = 365
-_DRAWS = 40_000  # a p-value of a thousandth and less has to be told
+_DRAWS = 40_000  # enough to resolve p-values below 1/1000
 DELTA = 1e-5
-_ROUNDED = 1e-9  # a study keeps nine digits: means this close are the same
+_ROUNDED = 1e-9  # a study keeps nine digits: means this close are equal
 
 
 def check(
@@ -34,20 +34,20 @@ def check(
     """Compare data with the study of a reference: tests of drift, each with its threshold, and problems per client.
 
     If nothing has changed, a run raises an alarm with probability `alarms_per_year` / 365, over all tests and on
-    average over references. One reference that is off by luck raises it every night. Clients of both are taken as
-    different draws: for the same clients at two times the tests are cautious. Problems are rules, not tests: values
-    that no client of the reference came near.
+    average over references. A single reference that is off by chance raises it every night. The tests assume that both
+    samples of clients are independent: for the same clients at two times they are conservative. Problems come from
+    rules, not tests: values far outside those of all clients of the reference.
 
     Parameters
     ----------
     federation
-        The data as they are now.
+        The current data.
     against
         The study of the reference.
     column
         The column of categories; by default that of the study.
     alarms_per_year
-        How many false alarms a year of nightly runs may have.
+        False alarms allowed in a year of nightly runs.
 
     >>> from fedscape import datasets
     >>> from fedscape.studies import study
@@ -57,27 +57,27 @@ def check(
     """
     _check_rate(alarms_per_year)
     result = against.result
-    known: Any = result.get("reference")
-    if known is None:
-        raise DataError("this study keeps no reference: run it again with this version of fedscape")
+    reference: Any = result.get("reference")
+    if reference is None:
+        raise DataError("this study has no reference: run it again with this version of fedscape")
     if not result["about"]["labels"]:
-        raise DataError("the study has no column of labels, only cells of its features: name one with --column there")
+        raise DataError("the study has no column of labels, only cells of its features: run it again with --column")
     if not len(federation) or not federation.n_rows:
-        raise DataError("the data have no rows: there is nothing to check")
+        raise DataError("the data have no rows to check")
     categories: Any = result["describe"]["categories"]
     counts, unknown = counts_against(
-        federation, column or result["about"]["column"], list(categories["names"]), known.get("cuts")
+        federation, column or result["about"]["column"], list(categories["names"]), reference.get("cuts")
     )
-    tests = [_labels(categories, counts, seed), _sizes(known["sizes"], counts)]
-    tests += _features(known["columns"], federation)
-    tests += [_kinds(known["kinds"], counts, result["model"], seed)]
-    found = problems(federation, known)
+    tests = [_labels(categories, counts, seed), _sizes(reference["sizes"], counts)]
+    tests += _features(reference["columns"], federation)
+    tests += [_kinds(reference["kinds"], counts, result["model"], seed)]
+    issues = problems(federation, reference)
     if unknown > 0:
-        text = f"{unknown:.1%} of the rows have a category that the reference does not know"
+        text = f"{unknown:.1%} of the rows have a category that the reference lacks"
         rows = round(unknown * federation.n_rows)
-        found.insert(0, problem("", column or result["about"]["column"], "new category", text, rows))
+        issues.insert(0, problem("", column or result["about"]["column"], "new category", text, rows))
     about = {"reference": result["about"]["source"], "clients": len(federation), "rows": federation.n_rows}
-    return _verdict(tests, found, alarms_per_year, about)
+    return _verdict(tests, issues, alarms_per_year, about)
 
 
 def check_population(
@@ -102,22 +102,22 @@ def check_population(
         privacy = Gaussian(clip=2.45, multiplier=multiplier)
         ledger = Ledger(epsilon=epsilon, delta=DELTA) if ledger is None else ledger
     score: SelfScore = self_score(population, federation, column=column, privacy=privacy, ledger=ledger, seed=seed)
-    called = {
+    titles = {
         "likelihood": "kinds of clients (likelihood)",
-        "distance": "distance of clients to all",
-        "support": "how many categories clients have",
+        "distance": "distance of clients to the pooled data",
+        "support": "number of categories per client",
         "direction_1": "labels, first direction",
         "direction_2": "labels, second direction",
         "size": "sizes of clients",
     }
     tests = [
         {
-            "test": called[name],
+            "test": titles[name],
             "value": score.misfit[name],
             "low": score.interval[name][0],
             "high": score.interval[name][1],
             "p": score.p[name],
-            "text": f"share of clients that would have to score otherwise {score.misfit[name]:.3f}",
+            "text": f"total variation distance of the scores {score.misfit[name]:.3f}",
         }
         for name in score.histograms
     ]
@@ -129,11 +129,11 @@ def check_population(
 
 def _check_rate(alarms_per_year: float) -> None:
     if not 0 < alarms_per_year <= NIGHTS:
-        raise DataError(f"alarms per year must lie above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
+        raise DataError(f"alarms per year must be above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
 
 
 def _verdict(
-    tests: list[dict[str, Any]], found: list[dict[str, Any]], alarms_per_year: float, about: Mapping[str, Any]
+    tests: list[dict[str, Any]], issues: list[dict[str, Any]], alarms_per_year: float, about: Mapping[str, Any]
 ) -> dict[str, Any]:
     level = alarms_per_year / NIGHTS / max(len(tests), 1)
     for test in tests:
@@ -141,23 +141,23 @@ def _verdict(
         test["alarm"] = bool(test["p"] < level)
     tests.sort(key=lambda test: test["p"])
     alarms = sum(test["alarm"] for test in tests)
-    made: dict[str, Any] = plain(
+    result: dict[str, Any] = plain(
         {**about, "alarms_per_year": alarms_per_year, "level": level, "alarms": alarms, "tests": tests}, 9
     )
-    return made | {"problems": found}
+    return result | {"problems": issues}
 
 
 def _labels(categories: Mapping[str, Any], counts: Any, seed: int) -> dict[str, Any]:
     now = shares_of(counts, list(categories["names"]))
-    found = drift(categories, now, seed=seed, draws=_DRAWS)
-    most = found["moved"][0]
-    text = f"distance of mean shares {found['value']:.3f}, {found['none']:.3f} without drift; most moved: "
+    shift = drift(categories, now, seed=seed, draws=_DRAWS)
+    most = shift["moved"][0]
+    text = f"distance of mean shares {shift['value']:.3f}, {shift['none']:.3f} without drift; most moved: "
     text += f"{most['category']} ({most['first']:.1%} to {most['second']:.1%})"
-    return {"test": "labels", **{k: found[k] for k in ("value", "low", "high", "p")}, "text": text}
+    return {"test": "labels", **{k: shift[k] for k in ("value", "low", "high", "p")}, "text": text}
 
 
 def _welch(name: str, before: Mapping[str, Any], now: Mapping[str, Any], text: str) -> dict[str, Any] | None:
-    """The difference of two means over clients, Welch's t."""
+    """Compare two means over clients by Welch's t-test."""
     from scipy.special import stdtr, stdtrit
 
     if None in (before["sd"], now["sd"]) or min(before["clients"], now["clients"]) < 2:
@@ -177,22 +177,29 @@ def _welch(name: str, before: Mapping[str, Any], now: Mapping[str, Any], text: s
 def _sizes(before: Mapping[str, Any], counts: Any) -> dict[str, Any]:
     now = moments(np.log(np.maximum(counts.sum(axis=1), 1)))
     ratio = np.exp(now["mean"] - before["mean"])
-    made = _welch("sizes", before, now, f"clients have {ratio:.2f} times as many rows (geometric mean)")
-    return made or {"test": "sizes", "value": 0.0, "low": None, "high": None, "p": 1.0, "text": "one client: not told"}
+    test = _welch("sizes", before, now, f"clients have {ratio:.2f} times as many rows (geometric mean)")
+    return test or {
+        "test": "sizes",
+        "value": 0.0,
+        "low": None,
+        "high": None,
+        "p": 1.0,
+        "text": "one client: not tested",
+    }
 
 
 def _features(columns: list[Mapping[str, Any]], federation: Federation) -> list[dict[str, Any]]:
-    """One test over all columns of numbers: the smallest p-value times how many there are."""
-    known = {about["name"]: about for about in columns}
-    names = list(dict.fromkeys(name.partition("[")[0] for name in known))
+    """One test over all numeric columns: the smallest p-value times their number (Bonferroni)."""
+    reference = {about["name"]: about for about in columns}
+    names = list(dict.fromkeys(name.partition("[")[0] for name in reference))
     tested = []
     for name, values in numbers_of(federation, names):
-        if name in known:
+        if name in reference:
             now = moments(of_clients(federation, values)["mean"])
             if now["mean"] is None:
                 continue
-            text = f"{name}: mean of clients {known[name]['mean']:.4g} to {now['mean']:.4g}"
-            test = _welch(name, known[name], now, text)
+            text = f"{name}: mean of clients {reference[name]['mean']:.4g} to {now['mean']:.4g}"
+            test = _welch(name, reference[name], now, text)
             tested += [] if test is None else [test]
     if not tested:
         return []
@@ -201,17 +208,17 @@ def _features(columns: list[Mapping[str, Any]], federation: Federation) -> list[
 
 
 def _kinds(before: Mapping[str, Any], counts: Any, model: Any, seed: int) -> dict[str, Any]:
-    """Whether clients fit the reference's kinds as its own do, by the ranks of their likelihoods.
+    """Test whether clients fit the kinds as well as those of the reference, by the ranks of their likelihoods.
 
-    Two tests, and twice the smaller p-value. Fisher's exact test looks for more clients of the lowest rank, as a new
-    kind has. A chi-square test over tenths looks for other ranks altogether.
+    Two tests, and twice the smaller p-value. Fisher's exact test looks for more clients of the lowest rank, as from a
+    new kind. A chi-square test over tenths looks for any other change of the ranks.
     """
     from scipy.stats import chi2_contingency, fisher_exact
 
     now = kinds(counts, model, seed=seed + 1)
     ranks = np.array([before["ranks"], now["ranks"]])
     if min(ranks.sum(axis=1)) < BINS:
-        text = f"fewer than {BINS} clients of two rows or more: not told"
+        text = f"fewer than {BINS} clients with two rows or more: not tested"
         return {"test": "kinds", "value": 0.0, "low": None, "high": None, "p": 1.0, "text": text}
     low, total = ranks[:, 0], ranks.sum(axis=1)
     tenths = ranks.reshape(2, 10, -1).sum(axis=2)
@@ -219,7 +226,7 @@ def _kinds(before: Mapping[str, Any], counts: Any, model: Any, seed: int) -> dic
     new = float(fisher_exact([[low[1], total[1] - low[1]], [low[0], total[0] - low[0]]], "greater").pvalue)
     other = float(chi2_contingency(tenths, correction=False).pvalue)
     share = low / total
-    text = f"{share[1]:.1%} of the clients fit the kinds as badly as one in {BINS} should; "
+    text = f"{share[1]:.1%} of the clients have the lowest of {BINS} ranks of fit to the kinds; "
     text += f"{share[0]:.1%} in the reference"
     p = min(1.0, 2 * min(new, other))
     return {"test": "kinds", "value": float(share[1] - share[0]), "low": None, "high": None, "p": p, "text": text}

@@ -1,4 +1,4 @@
-"""Which method is advised: the simplest that is not shown to lose a point against the best, or none at all."""
+"""Choose the method to advise: the simplest not shown to be a point worse than the best, or none."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedscape.studies.tournament import ENTRANTS
 
 WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
 REDRAWS = 100
-#: The simplest first: who trains alone needs no federation.
+#: The simplest first: training alone needs no federation.
 ORDER = tuple(sorted(ENTRANTS, key=lambda name: name != "local"))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What follows from a tournament: the method advised (None: none), the most accurate, and who is tied with it."""
+    """The outcome of a tournament: the advised method or None, the most accurate, and those tied with it."""
 
     advised: str | None
     best: str
@@ -30,9 +30,9 @@ class Choice:
 def choose(judged: Judged, *, order: tuple[str, ...] = ORDER) -> Choice:
     """Choose among methods, the simplest first in `order`.
 
-    A method is *able* if it is shown to beat the better baseline, by its own paired interval. It is *tied* if its loss
-    against the most accurate is not shown to exceed a point. Advised is the simplest that is both; one that is more
-    than FedAvg has to be shown to gain over FedAvg, too. Where nobody is able, none is advised.
+    A method is *able* if its paired interval shows that it beats the better baseline. It is *tied* if it is not shown
+    to be more than a point behind the most accurate. Advised is the simplest that is both; a method more complex than
+    FedAvg must also be shown to gain over FedAvg. If no method is able, none is advised.
     """
     means = judged.means
     best = max(order, key=lambda name: means[name])
@@ -50,7 +50,7 @@ def _above(gain: Interval, least: float) -> bool:
 
 
 def stability(judged: Judged, choice: Choice, *, order: tuple[str, ...] = ORDER, seed: int) -> dict[str, Any]:
-    """How often the same is advised for redrawn clients (of sites: rows), and what else is."""
+    """Count how often the same method is advised for redrawn clients (for sites: rows), and which others are."""
     rng = Key(seed, purpose="redraws of a tournament").generator()
     drawn = [choose(judged.redrawn(rng), order=order).advised for _ in range(REDRAWS)]
     others = {str(m): drawn.count(m) for m in dict.fromkeys(drawn) if m != choice.advised}

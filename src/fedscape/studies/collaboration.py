@@ -16,7 +16,7 @@ from fedscape.types import Array
 if TYPE_CHECKING:
     from fedscape.learning.local import LocalSGD
 
-_MOST = 40  # clients, beyond which pairs are too many to train
+_MOST = 40  # clients; beyond this there are too many pairs to train
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Collaboration:
     """What clients gain by training together.
 
     `distances` [clients, clients] are squared Gaussian 2-Wasserstein distances between clients' features, debiased for
-    their sizes. `gains` has for every pair, from a training, what the first gains in accuracy when the second joins
-    it. `together` has what each gains when all join. Each gain has `value`, `low` and `high`: a 95% interval over the
-    rows it was tested on and the seeds. `weights` [clients, clients] are what the rows of each client count for each
-    client; a row of them sums to 1.
+    their sizes. `gains` has for every ordered pair the gain in accuracy of the first when the second joins it.
+    `together` has the gain of each client when all join. Each gain has `value`, `low` and `high`: a 95% interval over
+    test rows and seeds. `weights` [clients, clients] has in row i the weights of all clients' rows for client i; each
+    row sums to 1.
 
     >>> Collaboration(("a", "b"), np.zeros((2, 2)), np.full((2, 2), 0.5), [], []).best("a")
     'b'
@@ -40,7 +40,7 @@ class Collaboration:
     together: list[dict[str, Any]]
 
     def best(self, client: str) -> str | None:
-        """The client whose rows count most for this one, itself aside."""
+        """The other client whose rows have the largest weight for this one."""
         if client not in self.clients:
             raise DataError(f"client must be one of {', '.join(self.clients)}, not {client!r}")
         mine = self.clients.index(client)
@@ -49,11 +49,11 @@ class Collaboration:
 
     def verdicts(self) -> dict[str, str]:
         """For each client: "joins", "stays alone" or "not sure", by the interval of what it gains when all join."""
-        said = {}
+        verdicts = {}
         for row in self.together:
             sure = row["low"] is not None and (row["low"] > 0 or row["high"] < 0)
-            said[row["client"]] = "not sure" if not sure else "joins" if row["low"] > 0 else "stays alone"
-        return said
+            verdicts[row["client"]] = "not sure" if not sure else "joins" if row["low"] > 0 else "stays alone"
+        return verdicts
 
 
 def collaboration(
@@ -88,15 +88,15 @@ def collaboration(
     column, target
         Features and classes.
     local
-        How a client trains; None looks at profiles alone.
+        How a client trains; None compares profiles only.
     rounds, seeds
-        Of each training, and how many.
+        Rounds of each training, and number of trainings.
     test
-        The share of each client's rows that is held out.
+        Share of each client's rows to hold out.
     pairs
-        Whether pairs are trained too, besides all together.
+        Whether to train pairs too, besides all together.
     seed
-        Of splits and trainings.
+        Seed of splits and trainings.
 
     >>> rng = np.random.default_rng(0)
     >>> x = np.concatenate([rng.normal(m, 1.0, (50, 2)) for m in (0, 0, 9)])
@@ -128,11 +128,11 @@ def collaboration(
 
 
 def gaussian_distances(fed: Federation, column: str = "x") -> tuple[Array, float]:
-    """Squared 2-Wasserstein distances of the Gaussians with the clients' moments, and the mean variance of a row.
+    """Squared 2-Wasserstein distances between Gaussians with the clients' moments, and the mean variance of a row.
 
     |m_i - m_j|^2 + tr(S_i + S_j - 2 (S_i^1/2 S_j S_i^1/2)^1/2), less the sampling variance of the means, tr(S_i) / n_i
-    and tr(S_j) / n_j, so that clients are not apart because they are small; never below 0. That of the covariances is
-    not taken off: with fewer rows than features small clients still look farther than they are.
+    and tr(S_j) / n_j, so that small clients do not look far apart; at least 0. The sampling variance of the covariances
+    is not subtracted: with fewer rows than features, small clients still look farther apart than they are.
 
     >>> x = np.array([[0.0], [2.0], [3.0], [5.0]])
     >>> gaussian_distances(Federation({"x": x}, [0, 2, 4]))[0].tolist()  # 9, less 2 / 2 + 2 / 2
@@ -142,7 +142,7 @@ def gaussian_distances(fed: Federation, column: str = "x") -> tuple[Array, float
     x = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
     if (fed.sizes < 2).any():
         few = int(np.flatnonzero(fed.sizes < 2)[0])
-        raise DataError(f"every client must have 2 rows at least, but {fed.ids[few]!s} has {fed.sizes[few]}")
+        raise DataError(f"every client must have at least 2 rows, but {fed.ids[few]!s} has {fed.sizes[few]}")
     parts = [x[a:b] for a, b in zip(fed.offsets[:-1], fed.offsets[1:], strict=True)]
     means = np.stack([part.mean(axis=0) for part in parts])
     spreads = [np.atleast_2d(np.cov(part.T)) for part in parts]
@@ -160,7 +160,7 @@ def gaussian_distances(fed: Federation, column: str = "x") -> tuple[Array, float
 
 
 def aggregation_weights(distances: Array, sizes: Array, variance: float) -> Array:
-    """What each client's rows count for each client: n_j / (1 + n_j d_ij / v), rows summing to 1.
+    """Weights of each client's rows for each client: n_j / (1 + n_j d_ij / v), each row normalised to 1.
 
     >>> aggregation_weights(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([10, 10]), 10.0).round(3).tolist()
     [[0.667, 0.333], [0.333, 0.667]]
@@ -178,26 +178,26 @@ def _root(covariance: Array) -> Array:
 def _hits(
     fed: Federation, groups: list[list[int]], local: LocalSGD, rounds: int, test: float, seed: int, target: str
 ) -> list[dict[int, Array]]:
-    """Whether each held-out row of each member is classified rightly by the model of each group."""
+    """Whether the model of each group classifies each held-out row of its members correctly."""
     from fedscape.methods import train
 
     learners, judges = fed.split(test=test, seed=seed)
     if (judges.sizes == 0).any() or (learners.sizes == 0).any():
         few = fed.ids[int(np.argmin(np.minimum(judges.sizes, learners.sizes)))]
-        raise DataError(f"every client must have rows to train and to test on, {few!s} has none of one: raise test")
-    found = []
+        raise DataError(f"every client needs rows to train and to test on, {few!s} lacks one of them: raise test")
+    hits = []
     for members in groups:
         model = train("fedavg", local, learners.take(members), n_rounds=rounds, seed=seed)
         mine: dict[int, Array] = {}
         for i in members:
-            one = judges.take([i])
-            mine[i] = np.asarray(model.predict(one) == one[target], dtype=np.float64)
-        found.append(mine)
-    return found
+            rows = judges.take([i])
+            mine[i] = np.asarray(model.predict(rows) == rows[target], dtype=np.float64)
+        hits.append(mine)
+    return hits
 
 
 def _gain(hits: list[list[dict[int, Array]]], client: int, alone: int, group: int) -> Interval:
-    """The mean difference in accuracy of a client, seed by seed, with an interval over rows and seeds.
+    """Mean gain in accuracy of a client over the seeds, with an interval over rows and seeds.
 
     Each seed holds out other rows of the same client, so seeds are not independent. The variance is that of one seed's
     rows, or that between seeds if larger.
@@ -210,12 +210,12 @@ def _gain(hits: list[list[dict[int, Array]]], client: int, alone: int, group: in
     between = float(means.var(ddof=1)) if len(means) > 1 else 0.0
     reach = float(norm.ppf(0.975)) * np.sqrt(max(rows, between))
     value = float(means.mean())
-    made: Interval = plain({"value": value, "low": value - reach, "high": value + reach})
-    return made
+    interval: Interval = plain({"value": value, "low": value - reach, "high": value + reach})
+    return interval
 
 
 def selected(study: Collaboration, client: str, *, most: int) -> list[str]:
-    """The clients whose rows count most for this one, at most `most` of them, itself included.
+    """The clients whose rows have the largest weights for this one, at most `most`, itself included.
 
     >>> selected(Collaboration(("a", "b", "c"), np.zeros((3, 3)), np.eye(3) * 0.5 + 0.1, [], []), "b", most=1)
     ['b']

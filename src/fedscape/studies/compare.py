@@ -1,4 +1,4 @@
-"""Two studies side by side: whether labels drifted, and every number of one beside that of the other."""
+"""Compare two studies: whether labels drifted, and their numbers side by side."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ DRAWS = 4000
 
 
 def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
-    """Compare two studies by their results alone; no client is looked at again.
+    """Compare two studies by their results only, without the data.
 
     `drift` is the total variation distance between the clients' mean shares, with its interval and the p-value of no
-    drift. `rows` are numbers that both have, with the 95% interval of their difference. Both take the clients of both
-    studies to be different draws. For the same clients at two times the intervals are too wide, so a drift they find
-    holds.
+    drift. `rows` are numbers that both have, with the 95% interval of their difference. Both assume that the clients of
+    the two studies are independent samples. For the same clients at two times the intervals are conservative.
 
     Parameters
     ----------
     first, second
         Studies; categories are matched by name.
     seed
-        For the draws behind p-value and interval.
+        Seed of the draws for p-value and interval.
 
     >>> from fedscape import datasets
     >>> from fedscape.studies import study
@@ -47,13 +46,13 @@ def compare(first: Study, second: Study, *, seed: int = 0) -> dict[str, Any]:
 
 
 def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0, draws: int = DRAWS) -> dict[str, Any]:
-    """The distance of two populations' mean shares, its interval, and the p-value of none.
+    """Distance between two populations' mean shares, its interval, and the p-value of no drift.
 
     The means of many clients are near normal with the covariances that both studies keep. These are estimates, so
     draws are from a multivariate t (Welch and Satterthwaite's degrees of freedom by the traces). Under no drift the
-    difference has the sum of both covariances, and the p-value is the share of such draws that are as long. The
-    interval is that of draws about the difference seen, at its lower end less what noise alone adds. A study of one
-    client says nothing: p is 1.
+    difference has the sum of both covariances, and the p-value is the share of such draws that are at least as long.
+    The interval is that of draws around the observed difference; its lower end is corrected for the noise. For a study
+    of one client p is 1.
     """
     means, covariances, names = _matched(first, second)
     covariance, freedom = covariances[0] + covariances[1], _freedom(covariances, first, second)
@@ -64,11 +63,11 @@ def drift(first: Mapping[str, Any], second: Mapping[str, Any], *, seed: int = 0,
     if freedom:
         noise *= np.sqrt(freedom / rng.chisquare(freedom, size=(draws, 1)))
     else:
-        noise += 3.0  # longer than any difference: nothing is ruled out
+        noise += 3.0  # larger than any difference: no drift can be ruled out
     value = float(np.abs(apart).sum() / 2)
     null = np.abs(noise).sum(axis=1) / 2
-    again = np.abs(apart + noise).sum(axis=1) / 2
-    low, high = np.quantile(again, [0.025, 0.975])
+    redrawn = np.abs(apart + noise).sum(axis=1) / 2
+    low, high = np.quantile(redrawn, [0.025, 0.975])
     moved = np.argsort(-np.abs(apart))[:5]
     return {
         "value": round(value, 6),
@@ -104,19 +103,19 @@ def _matched(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[
 
 
 def _freedom(covariances: Sequence[Array], *studies: Mapping[str, Any]) -> float:
-    """Degrees of freedom of the sum of both covariances: n1 + n2 - 2 for alike studies of as many clients."""
-    known = [about["clients_with_rows"] - 1 for about in studies]
-    if min(known) < 1:
+    """Degrees of freedom of the sum of both covariances: n1 + n2 - 2 for equal covariances and sizes."""
+    freedoms = [about["clients_with_rows"] - 1 for about in studies]
+    if min(freedoms) < 1:
         return 0.0
     traces = [float(np.trace(covariance)) for covariance in covariances]
-    below = sum(trace**2 / n for trace, n in zip(traces, known, strict=True))
-    return sum(traces) ** 2 / below if below > 0 else float(sum(known))
+    below = sum(trace**2 / n for trace, n in zip(traces, freedoms, strict=True))
+    return sum(traces) ** 2 / below if below > 0 else float(sum(freedoms))
 
 
 def _best(result: Mapping[str, Any]) -> Any:
     learn = result.get("learn", {})
     rows = [row for row in learn.get("true", []) if row["method"] == learn["advised"]]
-    return rows[0]["together"] if rows else None  # chosen for its accuracy: the interval that holds for all
+    return rows[0]["together"] if rows else None  # chosen for its accuracy: the simultaneous interval
 
 
 def _method(result: Mapping[str, Any], name: str) -> Any:
@@ -157,6 +156,6 @@ def _row(name: str, get: Any, a: Mapping[str, Any], b: Mapping[str, Any]) -> dic
     reach = None
     if all(v.get(end) is not None for v in (first, second) for end in ("low", "high")):
         reach = float(np.hypot(*((v["high"] - v["low"]) / 2 for v in (first, second))))
-    made = {"what": name, "first": first["value"], "second": second["value"], "difference": difference}
+    numbers = {"what": name, "first": first["value"], "second": second["value"], "difference": difference}
     ends = {"low": None, "high": None} if reach is None else {"low": difference - reach, "high": difference + reach}
-    return dict(plain({**made, **ends}))
+    return dict(plain({**numbers, **ends}))

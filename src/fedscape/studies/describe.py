@@ -1,4 +1,4 @@
-"""What there is: sizes, categories and columns of the clients, their numbers or names, and where it was computed."""
+"""Describe the clients: sizes, categories, columns, their numbers or names; and the versions used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("fedscape", "numpy", "scipy", "numba", "torch")
 
 
 def about_study(data: Prepared, source: str, seed: int, show_clients: bool) -> dict[str, Any]:
-    def known(package: str) -> str:
+    def version_of(package: str) -> str:
         try:
             return version(package)
         except PackageNotFoundError:
@@ -32,7 +32,7 @@ def about_study(data: Prepared, source: str, seed: int, show_clients: bool) -> d
         "features": list(data.features),
         "seed": seed,
         "show_clients": show_clients,
-        "versions": {"python": platform.python_version(), **{name: known(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
         "machine": platform.machine(),
     }
 
@@ -56,13 +56,13 @@ def described(data: Prepared, show: bool) -> dict[str, Any]:
         "rows": counts.sum(axis=0),
         "clients": (counts > 0).sum(axis=0),
     }
-    made: dict[str, Any] = plain(about)
-    made["categories"] |= shares
-    return made
+    result: dict[str, Any] = plain(about)
+    result["categories"] |= shares
+    return result
 
 
 def shares_of(counts: Array, names: Sequence[str]) -> dict[str, Any]:
-    """What a comparison of two studies needs: clients' mean shares, and how far the means of this many clients vary."""
+    """Mean shares of the clients and the covariance of that mean, for comparisons of studies."""
     filled = counts[counts.sum(axis=1) > 0]
     shares, n = filled / filled.sum(axis=1, keepdims=True), len(filled)
     spread = np.cov(shares.T, ddof=1) / n if n > 1 else np.zeros((counts.shape[1],) * 2)
@@ -75,23 +75,23 @@ def shares_of(counts: Array, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _size_bins(sizes: Array) -> tuple[list[float], list[int]]:
-    """Bins between powers of two, or of their roots where there are few: no edge is the size of a client."""
-    known = sizes[sizes > 0]
-    logs = np.log2([known.min(), known.max()])
+    """Histogram of sizes with bins at powers of 2, or of sqrt(2) for a narrow range: no edge reveals a size."""
+    positive = sizes[sizes > 0]
+    logs = np.log2([positive.min(), positive.max()])
     fine = 1 if logs[1] - logs[0] > 8 else 2
     edges = np.arange(np.floor(fine * logs[0]), np.floor(fine * logs[1]) + 2) / fine
     edges = np.unique(np.floor(2**edges))
     if len(edges) < 2:  # all clients have one row, or all have two
         edges = np.append(edges, edges[-1] + 1)
-    return edges.tolist(), np.histogram(known, edges)[0].tolist()
+    return edges.tolist(), np.histogram(positive, edges)[0].tolist()
 
 
 def name_clients(
     result: dict[str, Any], data: Prepared, shares: Array, accuracies: dict[str, Array], show: bool
 ) -> None:
-    """Give the points of the map a kind and a number; where clients may be shown, one row for each.
+    """Add kind and number to the points of the map; with `show`, also a row per client.
 
-    Numbers follow the places on the map: whoever knows the order of the ids learns nothing from them.
+    Numbers follow positions on the map, so they reveal nothing about the order of the ids.
     """
     kind = [chr(ord("A") + k) for k in shares.argmax(axis=1).tolist()]
     points = result["measure"]["map"]
@@ -102,7 +102,7 @@ def name_clients(
         ([[_last(v) for v in points[name]["points"][j]] for name in ways], sizes[j], kind[i])
         for j, i in enumerate(places)
     ]
-    order = sorted(range(len(places)), key=printed.__getitem__)  # who is equal in all that is printed may swap
+    order = sorted(range(len(places)), key=printed.__getitem__)  # ties are equal in everything printed
     for name in ways:
         points[name]["points"] = [points[name]["points"][j] for j in order]
     shown = [places[j] for j in order]
@@ -122,12 +122,12 @@ def name_clients(
 
 
 def _last(value: float | None) -> float:
-    """A coordinate to sort by; who has no place comes last."""
+    """A coordinate to sort by; clients without a position come last."""
     return float("inf") if value is None else value
 
 
 def about_size(size: int, exact: bool) -> str:
-    """A size, or the power of two it lies below: enough for a picture, and less to recognise a client by."""
+    """A size, exact or as a range between powers of two: enough for a figure, and harder to recognise a client by."""
     if exact or size < 2:
         return plural(size, "row")
     low = 2 ** (size.bit_length() - 1)

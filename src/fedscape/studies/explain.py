@@ -1,4 +1,4 @@
-"""What the server sees of a method: every array a client sends, whether it is summed or revealed, and its bytes."""
+"""Explain what the server sees of a method: each array a client sends, summed or revealed, and its bytes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NOT_MASKED = "With secure= it is refused, unless SecureSum(allow={names!r}) let
 
 _REVEALED = "What is revealed can only be protected on the client itself (place local), before it is sent."
 
-#: What a statistic or a model of a table is, in a sentence; methods have theirs in the table of methods.
+#: One sentence for each statistic and tabular model; those of methods are in the table of methods.
 STATISTICS = {
-    "histogram": "How many rows of each category all clients have together.",
+    "histogram": "Number of rows of each category over all clients.",
     "moments": "Mean and covariance of all rows, from sums.",
     "kmeans": "Centres of all rows: each client sends, for each centre, the sum and number of its nearest rows.",
     "mdm": "A mixture of Dirichlet-multinomials over clients' label histograms, by EM over tail counts.",
@@ -47,7 +47,7 @@ STATISTICS = {
 
 
 class _Watch(Local):
-    """An engine that writes down what the first client sends in each kind of round."""
+    """An engine that records what the first client sends in each phase."""
 
     def __init__(self, clients: Federation) -> None:
         super().__init__(clients, threads=1)
@@ -55,12 +55,14 @@ class _Watch(Local):
 
     def run(self, computation: Computation, state: Arrays, cohort: Array, key: Key, **how: Any) -> Any:
         name = type(computation).__name__
-        self.seen[name] = phase_of(computation, state, self.clients.take(cohort[:1]), key)  # the last of its kind
+        self.seen[name] = phase_of(
+            computation, state, self.clients.take(cohort[:1]), key
+        )  # the last round of each phase
         return super().run(computation, state, cohort, key, **how)
 
 
 def phase_of(computation: Computation, state: Arrays, client: Federation, key: Key) -> dict[str, Any]:
-    """What one client is sent, sends and keeps in a round of this computation."""
+    """What one client receives, sends and keeps in a round of this computation."""
     ready = computation.prepare(dict(state))
     sent, kept = computation.step(ready, client, key)
     down = {n: np.asarray(v) for n, v in state.items() if not n.startswith("server.")}
@@ -89,7 +91,7 @@ def names() -> list[str]:
 
 
 def explain(method: str) -> dict[str, Any]:
-    """Run a method for two rounds on a few made-up clients, and say what the server sees of them.
+    """Run a method for two rounds on a few synthetic clients, and report what the server sees.
 
     Parameters
     ----------
@@ -112,12 +114,12 @@ def explain(method: str) -> dict[str, Any]:
         "reveals": revealed,
         "privacy": privacy,
         "secure": _NOT_MASKED.format(names=tuple(revealed)) if revealed else _MASKED,
-        "reference": f"made-up clients, {_FEATURES} features, {_CLASSES} classes, one hidden layer of {_HIDDEN}",
+        "reference": f"synthetic clients, {_FEATURES} features, {_CLASSES} classes, one hidden layer of {_HIDDEN}",
     }
 
 
 def watched(run: Callable[[Engine], object], clients: Federation) -> list[dict[str, Any]]:
-    """The phases of whatever is run on an engine with these clients."""
+    """Call `run` with an engine of these clients, and return the phases it went through."""
     watch = _Watch(clients)
     run(watch)
     return list(watch.seen.values())

@@ -1,4 +1,4 @@
-"""Clients like the true ones, cut from rows without clients, and how alike they are."""
+"""Simulate clients from rows without clients, and compare them with the true ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedscape.studies.intervals import plain
 from fedscape.studies.prepare import Prepared
 from fedscape.types import Array
 
-LEAST = 20  # clients, for a comparison of laws
+LEAST = 20  # clients, to compare distributions
 _DRAWS = 200
 _MOST = 1000
 
@@ -38,19 +38,19 @@ def simulated(
     overrules: Overrules | None = None,
     seed: int = 0,
 ) -> tuple[Federation, dict[str, Any]]:
-    """Clients of a saved population cut from the rows of a name, file or folder: the clients, and what was done.
+    """Simulate clients of a saved population from the rows of a name, file or folder; also return a description.
 
     A Parquet file needs no client column unless `client` names one.
     """
-    made = MixtureOfDirichletMultinomials.load(population)
+    mixture = MixtureOfDirichletMultinomials.load(population)
     bare = Path(proxy).suffix == ".parquet" and client is None
-    said = overrules or Overrules()
+    columns = overrules or Overrules()
     rows = as_proxy(proxy) if bare else datasets.read(proxy, client=client)
-    rows = rows.select([name for name in rows.columns if name not in said.ignore])
-    rows = by_names(rows, column, made.category_names_, said)
-    named = made.category_names_ is not None and column in rows.names
-    modelled = Labels(column, None if named else made.concentrations_.shape[1])
-    recipe = FromMixture(made)
+    rows = rows.select([name for name in rows.columns if name not in columns.ignore])
+    rows = by_names(rows, column, mixture.category_names_, columns)
+    named = mixture.category_names_ is not None and column in rows.names
+    modelled = Labels(column, None if named else mixture.concentrations_.shape[1])
+    recipe = FromMixture(mixture)
     cut = plan(recipe, rows, n_clients=n_clients, column=modelled, seed=seed, policy=cast(Policy, policy))
     fed = cut.federation()
     about = describe(fed)
@@ -58,24 +58,29 @@ def simulated(
 
 
 def by_names(
-    rows: Federation, column: str, known: Sequence[str] | None, overrules: Overrules | None = None
+    rows: Federation, column: str, category_names: Sequence[str] | None, overrules: Overrules | None = None
 ) -> Federation:
-    """The rows that have a class, as codes whose names are the population's, where that has names."""
+    """Keep the rows that have a class, coded by the population's category names if it has any."""
     if rows[column].ndim > 1:
         return rows
     coded, classes = with_classes(rows, column, overrules=overrules)
-    if classes is None or known is None or column in coded.names or not set(classes.names) <= set(known):
-        return coded  # codes 0, 1, ... without names are those of the population by number
+    if (
+        classes is None
+        or category_names is None
+        or column in coded.names
+        or not set(classes.names) <= set(category_names)
+    ):
+        return coded  # codes without names match the population's by number
     return coded.with_column(column, coded[column].astype(np.int32), names=classes.names)
 
 
 def simulating(data: Prepared, mixture: MixtureOfDirichletMultinomials, *, seed: int = 0) -> dict[str, Any]:
-    """How alike the true clients are to clients of the mixture and to fully IID ones: {"mixture": ..., "iid": ...}.
+    """Compare the true clients with clients of the mixture and with IID ones: {"mixture": ..., "iid": ...}.
 
-    Where rows are known both are cut from all rows together, and compared by sketches of the features too.
+    If there are rows, both are drawn from the pooled rows, and also compared by sketches of the features.
     """
     recipes: dict[str, Recipe] = {"mixture": FromMixture(mixture), "iid": FullyIID(data.counts.sum(axis=1))}
-    made: dict[str, Any] = {}
+    fidelities: dict[str, Any] = {}
     for name, recipe in recipes.items():
         if data.width and data.rows is not None and data.rows.n_rows == data.counts.sum():  # no row left out
             if name == "iid":
@@ -84,14 +89,14 @@ def simulating(data: Prepared, mixture: MixtureOfDirichletMultinomials, *, seed:
             about = fidelity(data.rows, sim, features="x", draws=_DRAWS, most=_MOST, seed=seed)
         else:
             about = fidelity(data.counts, _histograms(data, mixture, name, seed), draws=_DRAWS, most=_MOST, seed=seed)
-        made[name] = {k: v for k, v in about.table().items() if k != "missing_ids"}
-    return cast("dict[str, Any]", plain(made))
+        fidelities[name] = {k: v for k, v in about.table().items() if k != "missing_ids"}
+    return cast("dict[str, Any]", plain(fidelities))
 
 
 def clients_of(rows: Federation, recipe: Recipe, n_clients: int, *, seed: int) -> Federation:
-    """Simulated clients cut from all rows together, with `row`, the place of each of their rows among these.
+    """Simulate clients from the pooled rows, with a column `row`, the index of each row in the pool.
 
-    Clients share rows of a category that has too few. `row` says which, so no row that was trained on is tested on.
+    Clients share rows of a category that has too few. With `row` no row is both trained and tested on.
     """
     numbered = rows.with_column("row", np.arange(rows.n_rows))
     column = Labels("y", rows.categories("y"))
@@ -99,7 +104,7 @@ def clients_of(rows: Federation, recipe: Recipe, n_clients: int, *, seed: int) -
 
 
 def _histograms(data: Prepared, mixture: MixtureOfDirichletMultinomials, name: str, seed: int) -> Array:
-    """Label histograms of simulated clients, where there are no rows to cut them from."""
+    """Label histograms of simulated clients, if there are no rows to draw from."""
     n = len(data.counts)
     if name == "mixture":
         return np.asarray(mixture.sample(n, seed=seed))

@@ -1,4 +1,4 @@
-"""Which rows each method hit, and what follows with its interval: over clients, or over the rows of a few sites."""
+"""Hits of each method, and accuracies and differences with intervals: over clients, or over rows of a few sites."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from fedscape.studies.intervals import Interval, mean_interval, plain
 from fedscape.types import Array
 
-#: What needs no training: a method has to beat the better of the two.
+#: Baselines without training: a method has to beat the better of the two.
 BASELINES = {"commonest": "Commonest class of all", "own-commonest": "Commonest class of each client"}
 
-NOTHING = ""  # what an accuracy by itself is compared with
+NOTHING = ""  # the "second" method of a plain accuracy
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Hits of each method, [repeats, rows]: 1 right, 0 wrong, -1 where the row was not held out in that repeat.
+    """Hits of each method, [repeats, rows]: 1 right, 0 wrong, -1 if the row was not held out in that repeat.
 
-    Many clients are a sample: intervals are over them, by Student's t. A few sites are all there are: intervals are
-    over rows inside each site, all sites weighing the same. Differences are paired, row by row or client by client.
-    Their intervals include how far trainings differ beyond what the rows tested on explain. Repeats train on
-    overlapping rows, so that variance is divided by less than their number (Nadeau and Bengio 2003).
+    Many clients are a sample: intervals are over clients, by Student's t. A few sites are the whole population:
+    intervals are over the rows of each site, with equal weight for all sites. Differences are paired, by row or by
+    client. Their intervals include the variance between trainings beyond that of the test rows. Repeats train on
+    overlapping rows, so this variance is divided by less than their number (Nadeau and Bengio 2003).
 
     >>> hits = {"a": np.array([[1, 1, 0, 1]]), "b": np.array([[1, 0, 0, 1]])}
     >>> Judged(hits, np.array([0, 0, 1, 1]), 2, 4).difference("a", "b")["value"]
@@ -36,30 +36,30 @@ class Judged:
     n_clients: int
     folds: int
     sites: bool = False
-    moves: Mapping[tuple[str, str], float] | None = None  # how far trainings differ, where that is known already
+    moves: Mapping[tuple[str, str], float] | None = None  # variances between trainings, if known already
 
     @cached_property
     def tests(self) -> Array:
-        """How many rows of each client were tested on in each repeat: [repeats, clients]."""
+        """Test rows of each client in each repeat, [repeats, clients]."""
         first = next(iter(self.hits.values()))
         return np.array([np.bincount(self.owner[run >= 0], minlength=self.n_clients) for run in first])
 
     @cached_property
     def rows_tested(self) -> Array:
-        """How many of its rows each client was ever tested on: [clients]."""
+        """Rows of each client that were tested on in any repeat, [clients]."""
         ever = (next(iter(self.hits.values())) >= 0).any(axis=0)
         return np.bincount(self.owner[ever], minlength=self.n_clients)
 
     @cached_property
     def rows(self) -> dict[str, Array]:
-        """How often each row was hit by each method: [rows], NaN where it was never held out."""
+        """Share of repeats in which each method hit each row, [rows]; NaN if it was never held out."""
         tested = (next(iter(self.hits.values())) >= 0).sum(axis=0)
         share = {name: (runs > 0).sum(axis=0) / np.maximum(tested, 1) for name, runs in self.hits.items()}
         return {name: np.where(tested > 0, values, np.nan) for name, values in share.items()}
 
     @cached_property
     def clients(self) -> dict[str, Array]:
-        """The accuracy of each client under each method: [clients], NaN where it was never tested."""
+        """The accuracy of each client under each method, [clients]; NaN if it was never tested."""
         sums = {name: self._sums(values) for name, values in self.rows.items()}
         return {name: np.where(n > 0, total / np.maximum(n, 1), np.nan) for name, (total, n) in sums.items()}
 
@@ -69,15 +69,15 @@ class Judged:
         return {name: float(np.nanmean(values)) for name, values in self.clients.items()}
 
     def of_runs(self, name: str) -> Array:
-        """The mean over clients in each repeat: [repeats]."""
+        """Mean accuracy of the clients in each repeat, [repeats]."""
         right = np.array([np.bincount(self.owner[run > 0], minlength=self.n_clients) for run in self.hits[name]])
         share = np.where(self.tests > 0, right / np.maximum(self.tests, 1), np.nan)
         return np.asarray(np.nanmean(share, axis=1))
 
     def _sums(self, values: Array) -> tuple[Array, Array]:
-        known = np.isfinite(values)
-        owner = self.owner[known]
-        total = np.bincount(owner, weights=values[known], minlength=self.n_clients)
+        finite = np.isfinite(values)
+        owner = self.owner[finite]
+        total = np.bincount(owner, weights=values[finite], minlength=self.n_clients)
         return total, np.bincount(owner, minlength=self.n_clients)
 
     def accuracy(self, name: str, *, comparisons: int = 1) -> Interval:
@@ -96,7 +96,7 @@ class Judged:
         return [wilson(t, n, comparisons=comparisons) for t, n in zip(total, number, strict=True)]
 
     def difference(self, first: str, second: str, *, comparisons: int = 1) -> Interval:
-        """By how much the first is more accurate than the second, mean over clients."""
+        """Accuracy of the first minus that of the second, mean over clients."""
         extra = self.training_variance(first, second)
         if not self.sites:
             paired = self.clients[first] - self.clients[second]
@@ -105,29 +105,29 @@ class Judged:
         return stratified(parts, comparisons=comparisons, variance=extra)
 
     def site_differences(self, first: str, second: str, *, comparisons: int = 1) -> list[Interval]:
-        """The same for each site, over its rows alone (Bonett and Price 2012)."""
+        """The difference at each site, over its own rows (Bonett and Price 2012)."""
         return [stratified([part], comparisons=comparisons) for part in self._paired(first, second, shared=False)]
 
     def _paired(self, first: str, second: str, *, shared: bool) -> list[tuple[float, float, float, int]]:
-        """Of each site: the mean difference, its adjusted mean and variance, its rows."""
+        """For each site: mean difference, adjusted mean, its variance, number of rows."""
         apart = self.rows[first] - self.rows[second]
         total, number = self._sums(apart)
         squares, _ = self._sums(apart**2)
         tested = int((number > 0).sum())
-        extra = 2 / tested if shared else 2.0  # rows of +1 and -1 added: no interval of no width
-        made = []
+        extra = 2 / tested if shared else 2.0  # pseudo-rows of +1 and -1, so that no interval has zero width
+        parts = []
         for t, s, n in zip(total, squares, number, strict=True):
             if n or not shared:
                 middle = t / (n + extra)
                 variance = ((s + extra) / (n + extra) - middle**2) / (n + extra)
-                made.append((float(t / max(n, 1)), float(middle), float(variance), int(n)))
-        return made
+                parts.append((float(t / max(n, 1)), float(middle), float(variance), int(n)))
+        return parts
 
     def training_variance(self, first: str, second: str) -> tuple[float, float]:
-        """The variance of a mean difference for other trainings than these, and its degrees of freedom.
+        """Variance of a mean difference between trainings, and its degrees of freedom.
 
-        The variance that the rows tested on add to the mean of a repeat is taken off. A few repeats say little of one
-        pair. So the variance is pooled over all methods, and a pair that moves more keeps its own.
+        The part due to the test rows is subtracted. A few repeats give a poor estimate for one pair, so the variance is
+        pooled over all methods; a pair with a larger variance keeps its own.
         """
         n = len(self.tests)
         if n < 2:
@@ -136,29 +136,29 @@ class Judged:
         if first in BASELINES and second == NOTHING:
             return 0.0, np.inf
         trained = [name for name in self.hits if name not in BASELINES and name != second]
-        every = [moves[name, second] for name in trained]
-        variance = max(float(np.mean(every)) if every else 0.0, moves[first, second], 0.0)
+        pooled = [moves[name, second] for name in trained]
+        variance = max(float(np.mean(pooled)) if pooled else 0.0, moves[first, second], 0.0)
         factor = 1 / n + 1 / (self.folds - 1)
         return variance * factor, max(len(trained), 1) * (n - 1)
 
     @cached_property
     def _moves(self) -> dict[tuple[str, str], float]:
-        """For each pair the variance over repeats of the mean difference, less what the rows tested on explain."""
+        """For each pair the variance of the mean difference over repeats, minus the part due to the test rows."""
         runs = {NOTHING: np.zeros(len(self.tests)), **{name: self.of_runs(name) for name in self.hits}}
         rows = {NOTHING: 0.0 * next(iter(self.rows.values())), **self.rows}
         by_rows = np.mean([(1 / run[run > 0]).sum() / max((run > 0).sum(), 1) ** 2 for run in self.tests])
-        made = {}
+        variances = {}
         for first in self.hits:
             for second in runs:
                 apart = rows[first] - rows[second]
                 total, number = self._sums(apart)
                 squares, _ = self._sums(apart**2)
                 within = (squares - total**2 / np.maximum(number, 1)).sum() / max((number - 1).clip(0).sum(), 1)
-                made[first, second] = float((runs[first] - runs[second]).var(ddof=1) - within * by_rows)
-        return made
+                variances[first, second] = float((runs[first] - runs[second]).var(ddof=1) - within * by_rows)
+        return variances
 
     def redrawn(self, rng: np.random.Generator) -> Judged:
-        """Clients redrawn, or rows inside each site, with their hits."""
+        """Redraw clients, or rows inside each site, with their hits."""
         order = np.argsort(self.owner, kind="stable")
         number = np.bincount(self.owner, minlength=self.n_clients)
         starts = np.cumsum(number) - number
@@ -182,7 +182,7 @@ def _share(total: float, n: int, extra: float) -> tuple[float, float, float, int
 
 
 def wilson(right: float, n: float, *, comparisons: int = 1) -> Interval:
-    """A share of n rows and its 95% interval by Wilson's score; unknown of no rows.
+    """A share of n rows and its 95% Wilson score interval; None for no rows.
 
     >>> wilson(0, 4)
     {'value': 0.0, 'low': 0.0, 'high': 0.489891}
@@ -194,8 +194,8 @@ def wilson(right: float, n: float, *, comparisons: int = 1) -> Interval:
     z, share = float(ndtri(1 - 0.025 / comparisons)), right / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    made: Interval = plain({"value": share, "low": max(middle - reach, 0.0), "high": min(middle + reach, 1.0)})
-    return made
+    interval: Interval = plain({"value": share, "low": max(middle - reach, 0.0), "high": min(middle + reach, 1.0)})
+    return interval
 
 
 def stratified(
@@ -208,14 +208,14 @@ def stratified(
     """The mean of independent strata (value, adjusted mean, its variance, rows) and its 95% interval."""
     from scipy.special import stdtrit
 
-    known = [part for part in parts if part[3]]
-    if not known:
+    tested = [part for part in parts if part[3]]
+    if not tested:
         return {"value": None, "low": None, "high": None}
-    value, middle = (float(np.mean([part[i] for part in known])) for i in (0, 1))
-    each = np.array([part[2] for part in known] + [variance[0] * len(known) ** 2]) / len(known) ** 2
-    freedom = np.array([max(part[3] - 1, 1) for part in known] + [variance[1]])
+    value, middle = (float(np.mean([part[i] for part in tested])) for i in (0, 1))
+    each = np.array([part[2] for part in tested] + [variance[0] * len(tested) ** 2]) / len(tested) ** 2
+    freedom = np.array([max(part[3] - 1, 1) for part in tested] + [variance[1]])
     together = float(each.sum() ** 2 / (each**2 / freedom).sum())
     reach = float(stdtrit(together, 1 - 0.025 / comparisons) * np.sqrt(each.sum()))
     low, high = max(min(middle - reach, value), least), min(max(middle + reach, value), 1.0)
-    made: Interval = plain({"value": value, "low": low, "high": high})
-    return made
+    interval: Interval = plain({"value": value, "low": low, "high": high})
+    return interval

@@ -1,4 +1,4 @@
-"""The kinds of clients there are: a mixture of Dirichlet-multinomials, how many components, and each in words."""
+"""The kinds of clients: a mixture of Dirichlet-multinomials, its number of components, and each in words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 
 def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tuple[dict[str, Any], Any, Array]:
-    """The kinds of clients of a study: what is said of them, the mixture, and each client's shares [clients, K]."""
+    """Fit the kinds of clients: the section of the result, the mixture, and responsibilities [clients, K]."""
     clients = _modelled(data)
     mixture, about = population(clients, "y", candidates=candidates_for(clients, "y"), seed=seed, progress=progress)
     shares = mixture.predict_proba(clients)
@@ -42,20 +42,20 @@ def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tup
     components = []
     for place, k in enumerate(order.tolist()):
         alpha = mixture.concentrations_[k]
-        known = about["components"][k]
+        component = about["components"][k]
         components.append(
             {
                 "kind": chr(ord("A") + place),
                 "share": mean_interval(shares[:, k], least=0.0, most=1.0),
-                "size": known["mean_size"],
-                "scale": known["scale"],
+                "size": component["mean_size"],
+                "scale": component["scale"],
                 "means": alpha / alpha.sum(),
             }
         )
         components[-1]["words"] = _words(components[-1], pool, data.names, len(order))
     if (undecided := single_rows(data.counts)) and len(components) == 1:
         components[0]["words"] = _single_words(components[0], data.names)
-    made = {
+    section = {
         "candidates": about["candidates"],
         "names": list(data.names),
         "pool": pool,
@@ -65,12 +65,12 @@ def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tup
         "price": price(data.counts),
     }
     if undecided:
-        made["undecided"] = undecided
-    return plain(made), mixture, shares[:, order]
+        section["undecided"] = undecided
+    return plain(section), mixture, shares[:, order]
 
 
 def _modelled(data: Prepared) -> Federation:
-    """The clients with all their categories in the column y, as `fedscape fit` models them; a study reports fewer."""
+    """The clients with all categories in the column y, as `fedscape fit` models them; reports merge rare ones."""
     if data.apart is not None:
         return data.apart.clients
     ends = np.arange(len(data.counts) + 1)
@@ -78,9 +78,9 @@ def _modelled(data: Prepared) -> Federation:
 
 
 def candidates_for(federation: Federation, column: str, most: int = 6) -> list[int]:
-    """Numbers of kinds to choose among: from one up to six, with five clients of two rows or more for each.
+    """Candidate numbers of kinds: 1 to 6, with at least five clients of two rows or more for each.
 
-    One row of a client says nothing of its kind: for single rows every mixture of kinds has the same law as some
+    A client with one row says nothing about its kind: for single rows every mixture has the same distribution as some
     single kind.
 
     >>> candidates_for(Federation({"y": np.zeros(36, dtype=int)}, np.arange(0, 38, 2)), "y")
@@ -93,26 +93,26 @@ def candidates_for(federation: Federation, column: str, most: int = 6) -> list[i
 def joined(
     mixture: MixtureOfDirichletMultinomials, place: Array, names: Sequence[str]
 ) -> MixtureOfDirichletMultinomials:
-    """The mixture of categories that are put together: concentrations of a Dirichlet-multinomial add up, exactly."""
+    """The mixture over merged categories: concentrations of a Dirichlet-multinomial add up exactly."""
     into = np.zeros((len(place), len(names)))
     into[np.arange(len(place)), place] = 1
-    made = copy.copy(mixture)
-    made.concentrations_ = mixture.concentrations_ @ into
+    merged = copy.copy(mixture)
+    merged.concentrations_ = mixture.concentrations_ @ into
     reach = np.asarray(mixture.reach_)
-    made.reach_ = np.append(reach[:-1] @ into, reach[-1]).astype(reach.dtype)
-    made.category_names_ = tuple(names)
-    return made
+    merged.reach_ = np.append(reach[:-1] @ into, reach[-1]).astype(reach.dtype)
+    merged.category_names_ = tuple(names)
+    return merged
 
 
 def _single_words(component: dict[str, Any], names: Sequence[str]) -> str:
-    """What is known of clients of one row each: what they have together."""
+    """Describe clients of one row each: only their pooled shares are known."""
     top = np.argsort(-component["means"])[:4]
     listed = ", ".join(f"{names[j]} ({component['means'][j]:.1%})" for j in top)
     return f"All clients, one row each: their kinds cannot be told apart. Most frequent: {listed}."
 
 
 def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number: int) -> str:
-    """A kind of clients as a sentence: how many, how large, what they have more and less of, how alike they are."""
+    """Describe a kind of clients: share, size, categories above and below average, concentration."""
     means = component["means"]
     share = component["share"]["value"]
     scale = component["scale"]
@@ -133,7 +133,7 @@ def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number:
 
 
 def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
-    """What one private count of the categories would cost, without making it: the expected error for some epsilons.
+    """Expected error of a private count of the categories for some epsilons, without making a release.
 
     The clip is the 90th percentile of the clients' lengths. The error is half the L1 distance of noisy to exact
     shares. It has a part from clipping (exact) and one from noise (its mean over Gaussian noise).
@@ -154,43 +154,45 @@ def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
 
 
 def declared_counts(federation: Federation, column: str | None, names: Sequence[str] | None) -> Array:
-    """The counts [clients, C] of categories that were declared; rows of any other are left out.
+    """Counts [clients, C] of declared categories; rows of others are left out.
 
-    Categories, bins or cells that follow from the rows would tell what rows there are.
+    Categories, bins or cells inferred from the rows would leak which rows there are.
     """
-    found = column or next((name for name in LABELS if name in federation), None)
-    if found is not None and names is not None and federation[found].ndim == 1:
-        federation = declare_classes(federation, found, names)
-    if found is None or not federation.is_declared(found):
-        what = "there is no column of labels" if found is None else f"the categories of {found!r} follow from the rows"
+    target = column or next((name for name in LABELS if name in federation), None)
+    if target is not None and names is not None and federation[target].ndim == 1:
+        federation = declare_classes(federation, target, names)
+    if target is None or not federation.is_declared(target):
+        what = (
+            "there is no column of labels" if target is None else f"the categories of {target!r} follow from the rows"
+        )
         raise PrivacyError(f"{what}, and a private count needs declared ones: name them with --names a,b,c (names=)")
-    number = federation.categories(found)
-    valid = valid_categories(federation[found], number)
-    return (federation if valid is None else federation.where(valid)).counts(found, number)
+    number = federation.categories(target)
+    valid = valid_categories(federation[target], number)
+    return (federation if valid is None else federation.where(valid)).counts(target, number)
 
 
 def census(
     counts: Array, *, epsilon: float, delta: float = CENSUS_DELTA, ledger: Ledger | None = None
 ) -> dict[str, Any]:
-    """Count the categories of all clients under client-level privacy: a release, with its entries in a ledger.
+    """Count the categories of all clients with client-level privacy: a release, recorded in a ledger.
 
-    The clip is the 90th percentile of the clients' lengths, read from the data here: right for a simulation. A real
-    deployment takes it from a public guess or an AdaptiveClip.
+    The clip is the 90th percentile of the clients' norms, read from the data: acceptable in a simulation only. A real
+    deployment uses a public guess or an AdaptiveClip.
     """
     clients = Federation({"y": counts}, np.arange(len(counts) + 1))
     lengths = np.linalg.norm(counts, axis=1)
     multiplier = calibrate(epsilon, delta, rounds=1, sampler=All())
     clip = float(max(np.quantile(lengths, 0.9), 1.0))
     ledger = Ledger(epsilon=epsilon, delta=delta) if ledger is None else ledger
-    how = Gaussian(clip=clip, multiplier=multiplier)
-    made = Histogram(counts.shape[1], column="y").fit(clients, privacy=how, ledger=ledger, progress=False)
+    privacy = Gaussian(clip=clip, multiplier=multiplier)
+    histogram = Histogram(counts.shape[1], column="y").fit(clients, privacy=privacy, ledger=ledger, progress=False)
     exact = counts.sum(axis=0) / max(counts.sum(), 1)
     spent = [
         {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": ledger.delta}
         for (unit, relation, place), value in ledger.spent().items()
     ]
-    error = float(np.abs(exact - made.shares_).sum() / 2)
-    about = {"shares": made.shares_, "error": error, "clip": clip, "multiplier": multiplier, "spent": spent}
+    error = float(np.abs(exact - histogram.shares_).sum() / 2)
+    about = {"shares": histogram.shares_, "error": error, "clip": clip, "multiplier": multiplier, "spent": spent}
     return cast("dict[str, Any]", plain(about))
 
 
@@ -206,12 +208,12 @@ def population(
     progress: bool | None = None,
     place: Callable[[Federation], Engine] = Local,
 ) -> tuple[MixtureOfDirichletMultinomials, dict[str, Any]]:
-    """Model the kinds of clients, choosing how many by clients held out: the mixture, and what it says.
+    """Fit the kinds of clients, their number chosen on held-out clients; return the mixture and its description.
 
-    `place` says where the clients live.
+    `place` builds the engine from the Federation.
 
     >>> from fedscape import datasets
-    >>> made, about = population(datasets.load("acs-race"), "y", candidates=[2])
+    >>> mixture, about = population(datasets.load("acs-race"), "y", candidates=[2])
     >>> len(about["components"])
     2
     """
@@ -256,7 +258,7 @@ def _component(mixture: MixtureOfDirichletMultinomials, k: int, names: Sequence[
 
 
 def in_columns(drawn: Federation) -> Federation:
-    """Drawn clients with a column for each category, as a CSV file has them."""
+    """Drawn clients with one column per category, for a CSV file."""
     counts = drawn["y"]
     names = drawn.names.get("y") or [str(c) for c in range(counts.shape[1])]
     columns = {str(name): counts[:, c] for c, name in enumerate(names)}
@@ -264,9 +266,9 @@ def in_columns(drawn: Federation) -> Federation:
 
 
 def draw(path: str | os.PathLike[str], n_clients: int, *, seed: int = 0) -> Federation:
-    """New clients from a saved population: one row of counts each, in the column y."""
+    """Draw new clients from a saved population: one row of counts each, in the column y."""
     if n_clients < 1:
         raise DataError(f"at least one client must be drawn, not {n_clients}")
-    made = MixtureOfDirichletMultinomials.load(path)
-    names = None if made.category_names_ is None else {"y": made.category_names_}
-    return Federation({"y": made.sample(n_clients, seed=seed)}, np.arange(n_clients + 1), names=names)
+    mixture = MixtureOfDirichletMultinomials.load(path)
+    names = None if mixture.category_names_ is None else {"y": mixture.category_names_}
+    return Federation({"y": mixture.sample(n_clients, seed=seed)}, np.arange(n_clients + 1), names=names)

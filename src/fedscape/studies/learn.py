@@ -1,4 +1,4 @@
-"""The section learn: the tournament on simulated and true clients, and what advice needs beside its tables."""
+"""The section learn: the tournament on simulated and true clients, and further numbers for the advice."""
 
 from __future__ import annotations
 
@@ -55,27 +55,27 @@ def learn(
     show_clients: bool,
     seed: int,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
-    assert data.rows is not None  # asked by the caller
+    assert data.rows is not None  # checked by the caller
     rows = learning.directions(data.rows)
     who = learning.some_clients(rows, notes, seed=seed, most=budget.clients)
     true = learning.fewer_rows(rows.take(who), notes, seed=seed, most=budget.rows)
     few = are_sites(len(data.counts), sites)
     guessed = replace(budget, repeats=min(budget.repeats, 2))
-    said = stages.inside("learn", len(learning.ENTRANTS) * (budget.repeats + guessed.repeats) + 4 * guessed.repeats + 1)
+    say = stages.inside("learn", len(learning.ENTRANTS) * (budget.repeats + guessed.repeats) + 4 * guessed.repeats + 1)
     judged, used = learning.tournament(
-        true, budget, seed=seed, sites=few, say=lambda what: said(f"true clients: {what}")
+        true, budget, seed=seed, sites=few, say=lambda what: say(f"true clients: {what}")
     )
     rates = learning.typical(used)
     simulated = _simulated(rows, mixture, len(who), budget, seed)
     predicted, _ = learning.tournament(
-        simulated, guessed, seed=seed, sites=few, rates=rates, say=lambda what: said(f"simulated clients: {what}")
+        simulated, guessed, seed=seed, sites=few, rates=rates, say=lambda what: say(f"simulated clients: {what}")
     )
     choice = choose(judged)
     table = standing(judged, seed=seed)
     for row in table:
         row["lr"] = rates.get(row["method"])
         row["behind"] = judged.difference(choice.best, row["method"])
-    made: dict[str, Any] = {
+    section: dict[str, Any] = {
         "clients": len(who),
         "sites": few,
         "test_rows": int(judged.rows_tested.sum()),
@@ -94,13 +94,13 @@ def learn(
         "tied": list(choice.tied),
         "over": {**choice.over, "method": choice.best, "baseline": BASELINES[choice.baseline]},
         "stability": stability(judged, choice, seed=seed),
-        "cohorts": learning.cohorts(true, budget, lr=rates["fedavg"], seed=seed, sites=few, say=said),
+        "cohorts": learning.cohorts(true, budget, lr=rates["fedavg"], seed=seed, sites=few, say=say),
         "costs": _costs(learning.held_out(true, repeat=0, seed=seed), rates["fedavg"], seed),
     }
-    made |= _beside(made, judged, choice, choose(predicted), shares[who])
+    section |= _beside(section, judged, choice, choose(predicted), shares[who])
     if few:
-        made["joining"] = _joining(judged, who, data, show_clients)
-    return plain(made), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
+        section["joining"] = _joining(judged, who, data, show_clients)
+    return plain(section), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
 
 
 def _simulated(rows: Federation, mixture: Any, n_clients: int, budget: Budget, seed: int) -> Federation:
@@ -110,12 +110,12 @@ def _simulated(rows: Federation, mixture: Any, n_clients: int, budget: Budget, s
 
 
 def _federated(judged: Judged) -> str:
-    """The most accurate method that is not training alone."""
+    """The most accurate method, training alone excluded."""
     return max((m for m in ORDER if m != "local"), key=lambda name: judged.means[name])
 
 
 def _joining(judged: Judged, who: Array, data: Prepared, show_clients: bool) -> dict[str, Any]:
-    """Who gains by joining: sites by name where they may be shown, else by number, those that gain the most first."""
+    """What each site gains by joining, largest gain first; sites have numbers unless `show_clients`."""
     method = _federated(judged)
     gains = judged.clients[method] - judged.clients["local"]
     order = np.argsort(-np.nan_to_num(gains, nan=-2.0), kind="stable")
@@ -123,13 +123,15 @@ def _joining(judged: Judged, who: Array, data: Prepared, show_clients: bool) -> 
     if not show_clients:
         place = {int(c): i for i, c in enumerate(order)}
         names = [f"site {place[c] + 1}" for c in range(len(names))]
-    made = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
-    made["rows"].sort(key=lambda row: -row["gain"]["value"])
-    return made | {"called": _CALLED[method]}
+    section = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
+    section["rows"].sort(key=lambda row: -row["gain"]["value"])
+    return section | {"called": _CALLED[method]}
 
 
-def _beside(made: dict[str, Any], judged: Judged, choice: Choice, predicted: Choice, shares: Array) -> dict[str, Any]:
-    """What advice needs beside the tables: kinds, federation against none, prediction against truth, settled rounds."""
+def _beside(
+    section: dict[str, Any], judged: Judged, choice: Choice, predicted: Choice, shares: Array
+) -> dict[str, Any]:
+    """Further numbers for the advice: by kind, federated against alone, simulated against true, rounds to settle."""
     mine = judged.clients[choice.advised or choice.best]
     kind = shares.argmax(axis=1)
     by_kind = [
@@ -142,13 +144,13 @@ def _beside(made: dict[str, Any], judged: Judged, choice: Choice, predicted: Cho
         if (kind == k).any()
     ]
     together = _federated(judged)
-    value = {which: {row["method"]: row for row in made[which]} for which in ("true", "simulated")}
-    personal = max((r for r in made["simulated"] if r["gain"]), key=lambda r: r["gain"]["value"] or -1)["method"]
+    value = {which: {row["method"]: row for row in section[which]} for which in ("true", "simulated")}
+    personal = max((r for r in section["simulated"] if r["gain"]), key=lambda r: r["gain"]["value"] or -1)["method"]
     errors = [
         abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"])
         for m in learning.ENTRANTS
     ]
-    curve = made["cohorts"][-1]["curve"]
+    curve = section["cohorts"][-1]["curve"]
     settled = next(number for number, accuracy in curve if accuracy >= curve[-1][1] - 0.01)
     comparisons = len(learning.ENTRANTS) - 1  # the best of the others
     return {
@@ -169,12 +171,12 @@ def _beside(made: dict[str, Any], judged: Judged, choice: Choice, predicted: Cho
 
 
 def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, Any]]:
-    """For each method: arrays and bytes of the costliest round of a client, and its seconds on an assumed device."""
+    """For each method: arrays and bytes of a client's most expensive round, and its seconds on an assumed device."""
     from fedscape.core.engine import Engine
 
     local = learning.way(clients.train, seed=seed, lr=lr)
     few = clients.train.take(np.argsort(-clients.train.sizes, kind="stable")[:6])
-    made = []
+    costs = []
     for name in learning.ENTRANTS:
 
         def run(engine: Engine, name: str = name) -> object:
@@ -188,7 +190,7 @@ def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, An
         work = 6 * local.n_parameters * learners * size / DEVICE["operations"]
         wire = heaviest["bytes_up"] / DEVICE["up"] + heaviest["bytes_down"] / DEVICE["down"]
         low, middle, high = (work + wire).tolist()
-        made.append(
+        costs.append(
             {
                 "method": name,
                 "called": METHODS[name].title,
@@ -200,4 +202,4 @@ def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, An
                 "kept": sorted({name for p in phases for name in p["kept"]}),
             }
         )
-    return made
+    return costs

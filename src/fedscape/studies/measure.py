@@ -1,4 +1,4 @@
-"""How far clients are apart: in labels, in features, in features beyond what labels explain, and in size."""
+"""Heterogeneity of clients: in labels, in features, in features given labels, and in size."""
 
 from __future__ import annotations
 
@@ -18,44 +18,47 @@ from fedscape.types import Array
 
 _CELLS = 2**25
 _MOST_SKETCH_ROWS = 256
-_WORK = 2e10  # multiplications for the sketches of all rows: some seconds
+_WORK = 2e10  # multiplications for the sketches of all rows: a few seconds
 _ON_MAP = 600
 
 
 def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
-    """Label, feature and quantity skew, each with its interval and what clients without it would have.
+    """Label, feature and quantity skew, each with its interval and the value of IID clients.
 
     >>> from fedscape import datasets
     >>> from fedscape.studies.prepare import prepare
     >>> round(measure(prepare(datasets.load("acs-race")))["labels"]["value"], 3)
     0.157
     """
-    made: dict[str, Any] = {"labels": _labels(data.counts, seed), "quantity": _quantity(data.counts.sum(axis=1), seed)}
+    section: dict[str, Any] = {
+        "labels": _labels(data.counts, seed),
+        "quantity": _quantity(data.counts.sum(axis=1), seed),
+    }
     shown = _on_map(len(data.counts), seed)
     maps = {"labels": _map(_shares(data.counts)[shown], data.counts.sum(axis=1)[shown])}
     if data.rows is not None and "x" in data.rows:
         about, sketches = sketched(data.rows, "x", seed=seed)
-        made["features"] = about
+        section["features"] = about
         if sketches is not None:
             maps["features"] = _map(sketches[shown], data.rows.sizes[shown])
             if data.labels:
                 about["by_labels"] = _by_labels(data, seed)
-    made["map"] = {"clients": shown.tolist(), **{name: plain(points, 4) for name, points in maps.items()}}
-    found: dict[str, Any] = plain({k: v for k, v in made.items() if k != "map"})
-    return found | {"map": made["map"]}
+    section["map"] = {"clients": shown.tolist(), **{name: plain(points, 4) for name, points in maps.items()}}
+    rounded: dict[str, Any] = plain({k: v for k, v in section.items() if k != "map"})
+    return rounded | {"map": section["map"]}
 
 
 def sketched(federation: Federation, features: str, *, seed: int = 0) -> tuple[dict[str, Any], Array | None]:
-    """How far clients are apart in a column of numbers, by sketches: the number, its interval, the IID reference."""
+    """Heterogeneity of a numeric column by sketches: value, interval, IID reference; also the sketches."""
     if (federation.sizes >= 2).sum() < 2:
         return {"clients": int((federation.sizes >= 2).sum())}, None
-    bits, most = 4, _CELLS // (16 * len(federation))  # all clients' sketches are in memory at once
+    bits, most = 4, _CELLS // (16 * len(federation))  # the sketches of all clients are in memory at once
     work = int(_WORK // max(federation[features].size * bits, 1))
     rows = max(4, min(int(np.ceil(np.sqrt(federation.n_rows))), max(work, 32), _MOST_SKETCH_ROWS, most))
     sketch = DistributionSketch(rows, bits=bits, column=features, centre="mean", seed=seed)
     sketches = sketch.fit(federation, progress=False).transform(federation)
-    found = heterogeneity(sketches, federation.sizes)
-    return plain({**asdict(found), "rows": rows, "cells": 2**bits}), sketches
+    result = heterogeneity(sketches, federation.sizes)
+    return plain({**asdict(result), "rows": rows, "cells": 2**bits}), sketches
 
 
 def _shares(counts: Array) -> Array:
@@ -74,15 +77,15 @@ def _labels(counts: Array, seed: int) -> dict[str, Any]:
 
 
 def _quantity(sizes: Array, seed: int) -> dict[str, Any]:
-    known = sizes.astype(float)
-    effective = known.sum() ** 2 / max((known**2).sum(), 1e-12)
-    about = bootstrap_interval(known, gini, seed=seed)
+    numbers = sizes.astype(float)
+    effective = numbers.sum() ** 2 / max((numbers**2).sum(), 1e-12)
+    about = bootstrap_interval(numbers, gini, seed=seed)
     return {**about, "effective_clients": float(effective), "clients": len(sizes)}
 
 
 def _by_labels(data: Prepared, seed: int) -> dict[str, Any]:
-    """The same number for clients with the same labels whose rows were exchanged within each label."""
-    assert data.rows is not None  # asked by the caller
+    """Heterogeneity of features after permuting rows within each label: the part that labels explain."""
+    assert data.rows is not None  # checked by the caller
     counts = data.rows.counts("y")
     column = Labels("y", counts.shape[1])
     swapped = plan(ConditionallyIID(counts), data.rows, column=column, seed=seed).federation()
@@ -96,7 +99,7 @@ def _on_map(n: int, seed: int) -> Array:
 
 
 def _map(sketches: Array, sizes: Array) -> dict[str, Any]:
-    """Classical scaling of the debiased squared distances to two dimensions; clients below two rows have no place."""
+    """Classical scaling of the debiased squared distances to 2-D; clients with fewer than two rows have no point."""
     kept = np.flatnonzero(sizes >= 2)
     points = np.full((len(sizes), 2), np.nan)
     explained = 0.0
@@ -107,6 +110,8 @@ def _map(sketches: Array, sizes: Array) -> dict[str, Any]:
         two = np.maximum(values[::-1][:2], 0)
         explained = float(two.sum() / max(np.maximum(values, 0).sum(), 1e-300))
         axes = vectors[:, ::-1][:, :2] * np.sqrt(two)
-        signs = np.where(axes[np.abs(axes).argmax(axis=0), np.arange(2)] < 0, -1.0, 1.0)  # an eigenvector has no sign
+        signs = np.where(
+            axes[np.abs(axes).argmax(axis=0), np.arange(2)] < 0, -1.0, 1.0
+        )  # fix the sign of the eigenvectors
         points[kept] = axes * signs / np.sqrt(sketches.shape[1])
     return {"points": points, "explained": explained}

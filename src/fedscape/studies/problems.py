@@ -1,4 +1,4 @@
-"""What a data manager mends first: columns that are gone, empty, constant, out of range or in another unit."""
+"""Data problems of single clients: columns that are missing, empty, constant, out of range or in another unit."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from fedscape.core.federation import Federation
 from fedscape.studies.profile import duplicates, numbers_of, of_clients
 from fedscape.types import Array
 
-_BEYOND = 0.3  # how much more may be missing or repeated than in any client of the reference
-_LEAST = 10  # rows, for what is said of a client's rows as a whole
-#: What units differ by: thousands, hundreds, tens, inches, pounds, minutes, mmol of glucose.
+_BEYOND = 0.3  # allowed excess of missing or repeated rows over the worst client of the reference
+_LEAST = 10  # rows, for statements about all rows of a client
+#: Ratios of units: thousands, hundreds, tens, inches, pounds, minutes, mmol of glucose.
 _FACTORS = (1000.0, 100.0, 10.0, 2.54, 0.45359237, 60.0, 18.016)
 
 
 def problems(federation: Federation, reference: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is odd in single clients, most rows first: {client, column, kind, text, rows}."""
-    known = {about["name"]: about for about in reference["columns"]}
-    names = list(dict.fromkeys(name.partition("[")[0] for name in known))
-    there = dict(numbers_of(federation, names))
-    found = [
-        problem("", name, "missing column", f"the column {name!r} is gone or holds no numbers", federation.n_rows)
-        for name in known
-        if name not in there
+    """List the problems of single clients, most rows first: {client, column, kind, text, rows}."""
+    profiles = {about["name"]: about for about in reference["columns"]}
+    names = list(dict.fromkeys(name.partition("[")[0] for name in profiles))
+    columns = dict(numbers_of(federation, names))
+    issues = [
+        problem("", name, "missing column", f"the column {name!r} is missing or holds no numbers", federation.n_rows)
+        for name in profiles
+        if name not in columns
     ]
-    for name, values in there.items():
-        if name in known:
-            found += _of_column(federation, name, values, known[name])
+    for name, values in columns.items():
+        if name in profiles:
+            issues += _of_column(federation, name, values, profiles[name])
     most = reference["duplicates_most"] + _BEYOND
     for c, share in enumerate(duplicates(federation).tolist()):
         if share > most and federation.sizes[c] >= _LEAST:
             text = f"{share:.0%} of the rows repeat another row"
-            found.append(problem(federation.ids[c], "", "duplicated", text, round(share * int(federation.sizes[c]))))
-    return sorted(found, key=lambda one: -one["rows"])
+            issues.append(problem(federation.ids[c], "", "duplicated", text, round(share * int(federation.sizes[c]))))
+    return sorted(issues, key=lambda issue: -issue["rows"])
 
 
 def problem(client: Any, column: str, kind: str, text: str, rows: int) -> dict[str, Any]:
-    """One problem of a client, or of all of them where it is ""."""
+    """One problem of a client; a client "" stands for all."""
     return {"client": str(client), "column": column, "kind": kind, "text": text, "rows": int(rows)}
 
 
@@ -47,28 +47,28 @@ def _of_column(federation: Federation, name: str, values: Array, about: Mapping[
     clients = of_clients(federation, values)
     outside = (values < about["low"]) | (values > about["high"])
     often = np.bincount(federation.client_of_row[outside], minlength=len(federation))
-    found = []
+    issues = []
     for c, client in enumerate(federation.ids):
         rows = int(federation.sizes[c])
         missing = float(clients["missing"][c])
         if missing > about["missing_most"] + _BEYOND or (missing == 1.0 and about["missing_most"] < 1.0):
             if rows >= (3 if missing == 1.0 else _LEAST):
                 text = f"{missing:.0%} of {name!r} is missing, at most {about['missing_most']:.0%} in the reference"
-                found.append(problem(client, name, "missing", text, round(missing * rows)))
+                issues.append(problem(client, name, "missing", text, round(missing * rows)))
             continue
         if rows < _LEAST:
             if often[c]:
-                found.append(_outside(client, name, int(often[c]), about))
+                issues.append(_outside(client, name, int(often[c]), about))
             continue
         if clients["constant"][c] and not about["constant"]:
             text = f"{name!r} is {clients['median'][c]:.4g} in all its rows"
-            found.append(problem(client, name, "constant", text, rows))
+            issues.append(problem(client, name, "constant", text, rows))
         elif unit := _unit(float(clients["median"][c]), about):
             text = f"{name!r} is about {unit:g} times as large as elsewhere: another unit?"
-            found.append(problem(client, name, "another unit", text, rows))
+            issues.append(problem(client, name, "another unit", text, rows))
         elif often[c]:
-            found.append(_outside(client, name, int(often[c]), about))
-    return found
+            issues.append(_outside(client, name, int(often[c]), about))
+    return issues
 
 
 def _outside(client: Any, name: str, often: int, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _outside(client: Any, name: str, often: int, about: Mapping[str, Any]) -> di
 
 
 def _unit(median: float, about: Mapping[str, Any]) -> float | None:
-    """The factor of another unit, where a client's median lies beyond all others' and the factor brings it back."""
+    """The ratio of another unit, if a client's median is out of range and dividing by it brings it back."""
     low, high = about["median_low"], about["median_high"]
     if not np.isfinite(median) or low <= median <= high or median == 0:
         return None

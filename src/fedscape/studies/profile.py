@@ -1,4 +1,4 @@
-"""What a later check needs of the columns: means and spreads over clients, shares missing, blurred ranges."""
+"""Profiles of the columns for later checks: means and spreads over clients, missing shares, blurred ranges."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from fedscape.formats.kinds import as_numbers
 from fedscape.studies.intervals import plain
 from fedscape.types import Array
 
-MOST = 100  # inputs of an array that are looked at
-_GRID = 0.05  # to which shares of one client are rounded up
+MOST = 100  # inputs of an array column that are profiled
+_GRID = 0.05  # grid to which shares of one client are rounded up
 
 
 def profile(federation: Federation, columns: list[str]) -> list[dict[str, Any]]:
-    """One entry for each column of numbers: `mean` and `sd` of the clients' means, and what no client went beyond.
+    """Profile each numeric column: `mean` and `sd` of the clients' means, and ranges that hold all clients.
 
-    One range is that of the rows, widened by half its width on both sides. The other is that of clients' medians,
-    widened by its whole width. Both are rounded outwards to two digits: no value of a row is in them.
+    One range is that of the rows, widened by half its width on both sides. The other is that of the clients' medians,
+    widened by its full width. Both are rounded outwards to two digits, so they reveal no row.
 
     >>> fed = Federation({"a": [1.0, 3.0, np.nan, 5.0]}, [0, 2, 4])
     >>> about = profile(fed, ["a"])[0]
     >>> about["mean"], about["missing"], about["low"], about["high"]
     (3.5, 0.25, -1.0, 7.0)
     """
-    made = []
+    profiles = []
     for name, values in numbers_of(federation, columns):
         about = of_clients(federation, values)
-        known = np.isfinite(about["mean"])
-        if not known.any():
+        present = np.isfinite(about["mean"])
+        if not present.any():
             continue
         low, high = _blurred(values[np.isfinite(values)])
-        medians = _blurred(about["median"][known], 1.0)  # medians of few rows vary: no unit differs by so little
-        sizable = known & (about["rows"] >= 10)
-        made.append(
+        medians = _blurred(about["median"][present], 1.0)  # medians of few rows vary, by less than a unit
+        sizable = present & (about["rows"] >= 10)
+        profiles.append(
             {
                 "name": name,
-                "clients": int(known.sum()),
-                "mean": float(about["mean"][known].mean()),
-                "sd": float(about["mean"][known].std(ddof=1)) if known.sum() > 1 else None,
+                "clients": int(present.sum()),
+                "mean": float(about["mean"][present].mean()),
+                "sd": float(about["mean"][present].std(ddof=1)) if present.sum() > 1 else None,
                 "missing": float(np.isnan(values).mean()),
                 "missing_most": _up(float(about["missing"].max())),
                 "low": low,
@@ -52,33 +52,33 @@ def profile(federation: Federation, columns: list[str]) -> list[dict[str, Any]]:
                 "constant": bool((about["constant"] & sizable).any()),
             }
         )
-    return plain(made, 9)  # type: ignore[no-any-return]
+    return plain(profiles, 9)  # type: ignore[no-any-return]
 
 
 def numbers_of(federation: Federation, columns: list[str]) -> list[tuple[str, Array]]:
-    """The columns that hold numbers, as (name, float64 [rows], NaN where missing); of an array the first inputs."""
-    made: list[tuple[str, Array]] = []
+    """The numeric columns as (name, float64 [rows]), NaN if missing; of an array column the first inputs."""
+    numeric: list[tuple[str, Array]] = []
     for name in columns:
         if name not in federation:
             continue
         values = federation[name]
         if values.ndim > 1:
             flat = values.reshape(len(values), -1)
-            made += [(f"{name}[{j}]", flat[:, j].astype(np.float64)) for j in range(min(flat.shape[1], MOST))]
+            numeric += [(f"{name}[{j}]", flat[:, j].astype(np.float64)) for j in range(min(flat.shape[1], MOST))]
             continue
         try:
-            made.append((name, np.asarray(as_numbers(values, federation.names.get(name)), dtype=np.float64)))
-        except (DataError, ValueError, TypeError):  # a text where numbers were: said as a column that is gone
+            numeric.append((name, np.asarray(as_numbers(values, federation.names.get(name)), dtype=np.float64)))
+        except (DataError, ValueError, TypeError):  # now text: reported as a missing column
             continue
-    return made
+    return numeric
 
 
 def of_clients(federation: Federation, values: Array) -> dict[str, Array]:
-    """Of each client: mean, median, share missing, whether all its values are the same, and its rows."""
+    """For each client: mean, median, share missing, whether it is constant, and its rows."""
     owner, n = federation.client_of_row, len(federation)
-    known = np.isfinite(values)
-    number = np.bincount(owner[known], minlength=n)
-    total = np.bincount(owner[known], weights=values[known], minlength=n)
+    finite = np.isfinite(values)
+    number = np.bincount(owner[finite], minlength=n)
+    total = np.bincount(owner[finite], weights=values[finite], minlength=n)
     median, constant = np.full(n, np.nan), np.zeros(n, dtype=bool)
     for c in range(n):
         own = values[federation.offsets[c] : federation.offsets[c + 1]]
@@ -119,7 +119,7 @@ def _blurred(values: Array, wider: float = 0.5) -> tuple[float, float]:
 
 
 def _outward(value: float, way: int) -> float:
-    """The number of two digits next to a value on its outer side.
+    """Round away from the centre to two digits.
 
     >>> _outward(123.4, 1), _outward(-123.4, -1)
     (130.0, -130.0)

@@ -1,4 +1,4 @@
-"""What a study keeps for later checks: profiles of columns, kinds as they are scored, cuts of a number."""
+"""The reference for later checks: profiles of columns, fit of clients to the kinds, bins of a number."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fedscape.studies.profile import duplicates, profile
 from fedscape.types import Array
 
 _MOST = 2000  # clients whose fit is scored
-BINS = 50  # the first is the one that a new kind fills
+BINS = 50  # a new kind fills the first
 
 
 def reference(data: Prepared, model: dict[str, Any], *, seed: int) -> dict[str, Any]:
-    """The section of a study that `check` compares later data with. Nothing in it is a value of one row."""
+    """The section of a study that `check` compares later data with; it holds no value of a single row."""
     numbers = [
         c.name for c in data.reading.columns if c.kind in ("number", "weight", "array") and c.name != data.column
     ]
     sizes = np.log(np.maximum(data.counts.sum(axis=1), 1))
-    made: dict[str, Any] = {
+    section: dict[str, Any] = {
         "columns": profile(data.given, [name for name in numbers if name in data.given]),
         "sizes": moments(sizes),
         "kinds": kinds(data.counts, model, seed=seed),
@@ -36,35 +36,35 @@ def reference(data: Prepared, model: dict[str, Any], *, seed: int) -> dict[str, 
     }
     if data.ordered and data.labels and data.reading[data.column].kind in ("number", "weight"):
         values = as_numbers(data.given[data.column], data.given.names.get(data.column))
-        made["cuts"] = cut_points(values)
-    return plain(made, 9)  # type: ignore[no-any-return]
+        section["cuts"] = cut_points(values)
+    return plain(section, 9)  # type: ignore[no-any-return]
 
 
 def moments(values: Array) -> dict[str, Any]:
-    """Mean and standard deviation over clients, and how many there are."""
-    known = values[np.isfinite(values)]
-    spread = float(known.std(ddof=1)) if len(known) > 1 else None
-    return {"mean": float(known.mean()) if len(known) else None, "sd": spread, "clients": len(known)}
+    """Mean and standard deviation over clients, and their number."""
+    finite = values[np.isfinite(values)]
+    spread = float(finite.std(ddof=1)) if len(finite) > 1 else None
+    return {"mean": float(finite.mean()) if len(finite) else None, "sd": spread, "clients": len(finite)}
 
 
 def mixture_of(model: dict[str, Any]) -> MixtureOfDirichletMultinomials:
-    """The mixture that the section model of a result describes, without a law of sizes."""
+    """Rebuild the mixture from the section model of a result, without size laws."""
     kinds = model["components"]
     scale = np.array([1e9 if kind["scale"] == "multinomial" else float(kind["scale"]) for kind in kinds])
     means = np.maximum(np.array([kind["means"] for kind in kinds], dtype=float), 1e-9)
-    made = MixtureOfDirichletMultinomials(len(kinds), sizes=None)
+    mixture = MixtureOfDirichletMultinomials(len(kinds), sizes=None)
     weights = np.maximum([kind["share"]["value"] for kind in kinds], 1e-9)
-    made.weights_ = weights / weights.sum()
-    made.concentrations_ = means / means.sum(axis=1, keepdims=True) * scale[:, None]
-    made.size_laws_, made.n_clients_ = None, 0
-    made.category_names_ = tuple(model["names"])
-    return made
+    mixture.weights_ = weights / weights.sum()
+    mixture.concentrations_ = means / means.sum(axis=1, keepdims=True) * scale[:, None]
+    mixture.size_laws_, mixture.n_clients_ = None, 0
+    mixture.category_names_ = tuple(model["names"])
+    return mixture
 
 
 def kinds(counts: Array, model: dict[str, Any], *, seed: int) -> dict[str, Any]:
-    """How clients fit the kinds of a model: a histogram of the ranks of their likelihoods among draws from it.
+    """Score how clients fit the kinds of a model: a histogram of the ranks of their likelihoods among draws from it.
 
-    Clients that the kinds explain have ranks that are even; those of a new kind have low ones.
+    Ranks are uniform for clients of these kinds, and low for a new kind.
     """
     some = counts[counts.sum(axis=1) > 1]
     if len(some) > _MOST:
@@ -79,19 +79,19 @@ def kinds(counts: Array, model: dict[str, Any], *, seed: int) -> dict[str, Any]:
 def counts_against(
     federation: Federation, column: str, names: list[str], cuts: list[float] | None
 ) -> tuple[Array, float]:
-    """Counts [clients, C] of a reference's categories in other data, and the share of rows of no such category."""
+    """Counts [clients, C] of a reference's categories in other data, and the share of rows with other categories."""
     if federation[column].ndim == 2:
         counts = federation.counts(column)
         called = list(map(str, federation.names.get(column) or range(counts.shape[1])))
         codes_names: tuple[str, ...] = tuple(called)
     else:
         if cuts is not None:
-            made = cut_number(as_numbers(federation[column], federation.names.get(column)), column, np.asarray(cuts))
+            classes = cut_number(as_numbers(federation[column], federation.names.get(column)), column, np.asarray(cuts))
         else:
-            made = classes_of(federation, column)
-        known = made.codes >= 0
-        rows = federation.select([]).where(known).with_column("y", made.codes[known].astype(np.int32))
-        counts, codes_names = rows.counts("y", len(made.names)), made.names
+            classes = classes_of(federation, column)
+        labelled = classes.codes >= 0
+        rows = federation.select([]).where(labelled).with_column("y", classes.codes[labelled].astype(np.int32))
+        counts, codes_names = rows.counts("y", len(classes.names)), classes.names
     out = np.zeros((len(counts), len(names)), dtype=np.int64)
     unknown = 0
     for j, name in enumerate(codes_names):

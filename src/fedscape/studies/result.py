@@ -1,4 +1,4 @@
-"""What a study leaves behind: a plain result, its tables, its report."""
+"""The result of a study, its tables and its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedscape.studies.validate import misfit
 
 @dataclass(frozen=True)
 class Study:
-    """A finished study: `result`, plain numbers, lists and texts by section; `seconds` each section took.
+    """A finished study: `result` by section, ready for JSON, and the `seconds` of each section.
 
     >>> Study({"advise": [{"question": "Do clients differ?", "text": "Not measurably: 0.0 [-0.1, 0.1]."}]})
     Do clients differ?
@@ -32,11 +32,11 @@ class Study:
         return "\n".join(f"{item['question']}\n  {item['text']}" for item in self.result.get("advise", []))
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The tables of the result by name, one dict a row."""
+        """The tables of the result by name, one dict per row."""
         return tables(self.result)
 
     def html(self) -> str:
-        """The report: one self-contained page."""
+        """The report as one self-contained page."""
         from fedscape.report import render
 
         return render(self.result, self.tables())
@@ -51,27 +51,29 @@ class Study:
         return summary(self.result)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write result.json, report.html, tables/*.parquet and seconds.json; all but the last are the same bytes for
-        the same inputs and seed. Files of a study with a private count are for their owner alone. Gives the folder.
+        """Write result.json, report.html, tables/*.parquet and seconds.json into a folder, and return it.
+
+        All but seconds.json are the same bytes for the same inputs and seed. Files of a study with a private count are
+        readable by their owner only.
         """
         target = Path(folder)
         try:
             (target / "tables").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DataError(f"{folder} cannot be made: {error.strerror}") from None
+            raise DataError(f"{folder} cannot be created: {error.strerror}") from None
         _write(target / "result.json", json.dumps(self.result, indent=1, allow_nan=False) + "\n", private=self._private)
         _write(target / "seconds.json", json.dumps(dict(self.seconds), indent=1) + "\n", private=self._private)
         self.render_into(target)
-        made = self.tables()
-        for old in (target / "tables").glob("*.parquet"):  # an older study may have named clients
-            if old.stem not in made:
+        tables = self.tables()
+        for old in (target / "tables").glob("*.parquet"):  # of an older study; they may name clients
+            if old.stem not in tables:
                 old.unlink()
-        for name, rows in made.items():
+        for name, rows in tables.items():
             _write_table(target / "tables" / f"{name}.parquet", rows, private=self._private)
         return target
 
     def render_into(self, folder: str | os.PathLike[str]) -> Path:
-        """Write report.html into a folder; gives its path."""
+        """Write report.html into a folder, and return its path."""
         path = Path(folder) / "report.html"
         _write(path, self.html(), private=self._private)
         return path
@@ -81,23 +83,23 @@ class Study:
         """Read the result.json of a folder that `save` wrote."""
         path = Path(folder) / "result.json" if Path(folder).is_dir() else Path(folder)
         if not path.is_file():
-            raise DataError(f"there is no study in {folder}: 'fedscape study --out {folder}' writes one")
+            raise DataError(f"no study in {folder}: 'fedscape study --out {folder}' writes one")
         try:
-            found = json.loads(path.read_text())
+            result = json.loads(path.read_text())
         except (ValueError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is no result of a study: {error}") from None
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise DataError(f"{path} is no result of a study of format {FORMAT}: run the study again")
-        if torn := misfit(found):
-            raise DataError(f"{path} is no result of a study: {torn}; run the study again")
-        return cls(found)  # type: ignore[arg-type]
+            raise DataError(f"{path} is not the result of a study: {error}") from None
+        if not isinstance(result, dict) or result.get("format") != FORMAT:
+            raise DataError(f"{path} is not the result of a study of format {FORMAT}: run the study again")
+        if problem := misfit(result):
+            raise DataError(f"{path} is not the result of a study: {problem}; run the study again")
+        return cls(result)  # type: ignore[arg-type]
 
 
 def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
     """The tables of a result by name: categories, kinds, fidelity, methods, cohorts, advice, and clients if shown."""
     categories = result["describe"]["categories"]
     columns = zip(*(categories[k] for k in ("names", "rows", "clients", "mean_share")), strict=True)
-    made = {
+    by_name = {
         "categories": [dict(zip(("category", "rows", "clients", "mean_share"), row, strict=True)) for row in columns],
         "kinds": [
             {
@@ -114,7 +116,7 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
     }
     if "simulate" in result:
         compared = (("mixture", result["simulate"]["mixture"]), ("iid", result["simulate"]["iid"]))
-        made["fidelity"] = [
+        by_name["fidelity"] = [
             {"clients": clients, "measure": name, **value}
             for clients, about in compared
             for name, value in about.items()
@@ -122,9 +124,9 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
         ]
     if "learn" in result:
         standings = {"true": result["learn"]["true"], "simulated": result["learn"]["simulated"]}
-        made["methods"] = [row for which, rows in standings.items() for row in _methods(rows, which)]
+        by_name["methods"] = [row for which, rows in standings.items() for row in _methods(rows, which)]
         if "joining" in result["learn"]:
-            made["sites"] = [
+            by_name["sites"] = [
                 {
                     "site": row["site"],
                     "size": row["size"],
@@ -135,12 +137,12 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
                 }
                 for row in result["learn"]["joining"]["rows"]
             ]
-        made["cohorts"] = [
+        by_name["cohorts"] = [
             {"clients": row["clients"], "round": number, "accuracy": accuracy}
             for row in result["learn"]["cohorts"]
             for number, accuracy in row["curve"]
         ]
-        made["costs"] = [
+        by_name["costs"] = [
             {
                 **{k: ", ".join(v) if isinstance(v, list) else v for k, v in row.items() if k != "seconds"},
                 **_spread("seconds", row["seconds"]),
@@ -148,8 +150,8 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
             for row in result["learn"]["costs"]
         ]
     if "clients" in result:
-        made["clients"] = [dict(row) for row in result["clients"]]
-    return made
+        by_name["clients"] = [dict(row) for row in result["clients"]]
+    return by_name
 
 
 def _methods(standings: Sequence[Standing], which: str) -> list[dict[str, Any]]:

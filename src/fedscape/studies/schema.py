@@ -1,4 +1,4 @@
-"""The result of a study, key by key: what is written to result.json, and what report, compare and the commands read."""
+"""Types of the result of a study: what result.json holds, and report, compare and the commands read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMAT = 2
 
 
 class Asked(TypedDict):
-    """What the caller asked for, beside the data."""
+    """The arguments of the caller, besides the data."""
 
     features: list[str] | None
     epsilon: float | None
@@ -36,7 +36,7 @@ class About(TypedDict):
 
 
 class Finding(TypedDict):
-    """Something odd in the data, as a reader of the report is told."""
+    """A finding about the data, as the report shows it."""
 
     kind: str
     column: str | None
@@ -44,7 +44,7 @@ class Finding(TypedDict):
 
 
 class Column(TypedDict):
-    """A column of the data as it was given."""
+    """A column of the data, before any change."""
 
     name: str
     type: str
@@ -54,7 +54,7 @@ class Column(TypedDict):
 
 
 class Sizes(TypedDict):
-    """How many clients have how many rows."""
+    """Histogram of the clients' sizes."""
 
     edges: list[float]
     clients: list[int]
@@ -86,7 +86,7 @@ class Describe(TypedDict):
 
 
 class LabelSkew(TypedDict):
-    """How far clients are apart in labels; value, low and high only where two clients have two rows."""
+    """Heterogeneity of labels; value, low and high only if two clients have two rows."""
 
     tvd: float
     tvd_iid: float
@@ -99,7 +99,7 @@ class LabelSkew(TypedDict):
 
 
 class FeatureSkew(TypedDict):
-    """How far clients are apart in features; `by_labels` is what labels alone would explain."""
+    """Heterogeneity of features; `by_labels` is the part that labels explain."""
 
     clients: int
     value: NotRequired[float]
@@ -109,14 +109,14 @@ class FeatureSkew(TypedDict):
 
 
 class Quantity(Interval):
-    """How uneven sizes are (Gini)."""
+    """Gini coefficient of the sizes."""
 
     effective_clients: float
     clients: int
 
 
 class Places(TypedDict):
-    """The places of clients on a map; [None, None] for one without a place."""
+    """Positions of clients on a map; [None, None] for one without."""
 
     points: list[list[float | None]]
     explained: float
@@ -142,7 +142,7 @@ class Measured(TypedDict):
 
 
 class Candidate(TypedDict):
-    """A number of kinds that was tried on clients held out."""
+    """A candidate number of kinds, scored on held-out clients."""
 
     components: int
     score: float
@@ -162,7 +162,7 @@ class KindOfClient(TypedDict):
 
 
 class Price(TypedDict):
-    """What a private count of the categories would cost."""
+    """Expected error of a private count of the categories."""
 
     epsilon: float
     delta: float
@@ -172,7 +172,7 @@ class Price(TypedDict):
 
 
 class Spent(TypedDict):
-    """What a private count has cost."""
+    """Privacy spent by a private count."""
 
     unit: str
     relation: str
@@ -205,7 +205,7 @@ class Model(TypedDict):
 
 
 class Profile(TypedDict):
-    """A column of numbers: mean and spread of clients' means, and blurred what no client of the study went beyond."""
+    """A numeric column: mean and spread of clients' means, and blurred ranges that hold all clients of the study."""
 
     name: str
     clients: int
@@ -229,14 +229,14 @@ class Moments(TypedDict):
 
 
 class Ranks(TypedDict):
-    """How clients fit the kinds: a histogram of the ranks of their likelihoods among draws from them."""
+    """Fit of clients to the kinds: a histogram of the ranks of their likelihoods among draws from the mixture."""
 
     ranks: list[int]
     clients: int
 
 
 class Reference(TypedDict):
-    """What a later check compares with."""
+    """The reference of a later check."""
 
     columns: list[Profile]
     sizes: Moments
@@ -246,14 +246,14 @@ class Reference(TypedDict):
 
 
 class Measure(Interval):
-    """One number of a fidelity, what equal laws would give, and the p-value of equal laws."""
+    """One measure of fidelity, its value under equal distributions, and the p-value of that."""
 
     alike: float
     p: float
 
 
 class Fidelity(TypedDict):
-    """How alike simulated clients are to the true ones."""
+    """Fidelity of simulated clients to the true ones."""
 
     misfit: Measure
     auc: Measure

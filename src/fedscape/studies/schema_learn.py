@@ -1,4 +1,4 @@
-"""The section learn of a study's result, key by key."""
+"""Types of the section learn of a result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 
 
 class Interval(TypedDict):
-    """A number and the ends of its 95% interval; None where there is none."""
+    """A number and the ends of its 95% interval; None if there is none."""
 
     value: float | None
     low: float | None
@@ -14,7 +14,7 @@ class Interval(TypedDict):
 
 
 class Worst(Interval):
-    """The accuracy of the clients served worst, how many, what was seen of them, and would be if all were equal."""
+    """Accuracy of the worst-served clients, their number, the observed value, and the one if all were equal."""
 
     clients: int
     seen: float
@@ -39,7 +39,7 @@ class Standing(TypedDict):
 
 
 class Cohort(TypedDict):
-    """FedAvg with this number of clients a round."""
+    """FedAvg with this number of clients per round."""
 
     clients: int
     curve: list[list[float]]
@@ -76,7 +76,7 @@ class ByKind(Interval):
 
 
 class Prediction(TypedDict):
-    """What simulated clients predicted, beside what the true ones have."""
+    """Results on simulated clients beside those on the true ones."""
 
     predicted: str
     realised: str
@@ -88,14 +88,14 @@ class Prediction(TypedDict):
 
 
 class Lead(Interval):
-    """By how much the most accurate method leads the better baseline."""
+    """Lead of the most accurate method over the better baseline."""
 
     method: str
     baseline: str
 
 
 class Stability(TypedDict):
-    """In how many redraws of the clients the same method is advised, and how often others are."""
+    """Number of redraws of the clients in which the same method is advised, and counts of others."""
 
     redraws: int
     same: int
@@ -103,7 +103,7 @@ class Stability(TypedDict):
 
 
 class Site(TypedDict):
-    """A site alone and joined, over its own rows."""
+    """Accuracy of a site alone and joined, on its own rows."""
 
     site: str
     size: str

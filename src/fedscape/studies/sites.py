@@ -1,4 +1,4 @@
-"""A handful of sites: what each gains by joining, and how far the sites differ in it."""
+"""A few sites: what each gains by joining, and the heterogeneity of these gains."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from fedscape.studies.describe import about_size
 from fedscape.studies.intervals import Interval, plain
 from fedscape.studies.judged import Judged
 
-FEWER = 20  # clients than this are sites: all there are, and no sample of clients
+FEWER = 20  # with fewer clients they are sites: a whole population, not a sample
 
 
-def are_sites(n_clients: int, asked: bool | None) -> bool:
-    """Whether the clients are a few sites: as a person says, or where there are fewer than 20.
+def are_sites(n_clients: int, override: bool | None) -> bool:
+    """Whether the clients are sites: as `override` says, by default if there are fewer than 20.
 
     >>> are_sites(4, None), are_sites(4, False), are_sites(500, None)
     (True, False, False)
     """
-    return n_clients < FEWER if asked is None else asked
+    return n_clients < FEWER if override is None else override
 
 
 def pooled(values: Sequence[float], variances: Sequence[float]) -> dict[str, Any]:
     """Random-effects meta-analysis of independent estimates (DerSimonian and Laird 1986).
 
-    `q`, `tau2` and `i2` are those of `statistics.heterogeneity`. The pooled value weighs by 1 / (variance + tau2); `p`
-    is that of no heterogeneity.
+    `q`, `tau2` and `i2` are those of `statistics.heterogeneity`. The pooled value has weights 1 / (variance + tau2);
+    `p` is the p-value of no heterogeneity.
 
-    >>> found = pooled([0.1, 0.3], [0.01, 0.01])
-    >>> round(found["tau2"], 3), round(found["i2"], 3), found["value"]
+    >>> estimate = pooled([0.1, 0.3], [0.01, 0.01])
+    >>> round(estimate["tau2"], 3), round(estimate["i2"], 3), estimate["value"]
     (0.01, 0.5, 0.2)
     """
     k = len(values)
     if k > 1:
-        found = heterogeneity(values, variances)
-        value, error = float(found.random), float(found.random_error)
-        q, tau2, i2, p = map(float, (found.q, found.tau2, found.i2, found.p_value))
-    else:  # one site differs from no other
+        estimate = heterogeneity(values, variances)
+        value, error = float(estimate.random), float(estimate.random_error)
+        q, tau2, i2, p = map(float, (estimate.q, estimate.tau2, estimate.i2, estimate.p_value))
+    else:  # a single site has no heterogeneity
         value, error = float(values[0]), float(variances[0]) ** 0.5
         q, tau2, i2, p = 0.0, 0.0, 0.0, 1.0
     about = {"value": value, "low": value - 1.96 * error, "high": value + 1.96 * error}
-    made: dict[str, Any] = plain(about | {"q": q, "tau2": tau2, "i2": i2, "p": p, "sites": k})
-    return made
+    rounded: dict[str, Any] = plain(about | {"q": q, "tau2": tau2, "i2": i2, "p": p, "sites": k})
+    return rounded
 
 
 def joining(judged: Judged, method: str, names: Sequence[str], *, least: int, exact: bool = False) -> dict[str, Any]:
-    """Each site alone and with `method`, what it gains by joining, and how far sites differ in that.
+    """Accuracy of each site alone and with `method`, its gain by joining, and the heterogeneity of the gains.
 
-    The gains of all sites hold together. A site of fewer than `least` rows tested on has no row of its own. Sizes are
+    The intervals of the gains are simultaneous. A site with fewer than `least` test rows is not listed. Sizes are
     ranges, or `exact`.
     """
     shown = [c for c in range(judged.n_clients) if judged.rows_tested[c] >= max(least, 1)]
@@ -66,8 +66,8 @@ def joining(judged: Judged, method: str, names: Sequence[str], *, least: int, ex
         for c in shown
     ]
     parts = judged._paired(method, "local", shared=False)
-    known = [part for part in parts if part[3]]
-    about = pooled([part[1] for part in known], [part[2] for part in known])
+    tested = [part for part in parts if part[3]]
+    about = pooled([part[1] for part in tested], [part[2] for part in tested])
     return plain({"method": method, "rows": rows, "spread": about, "pooled": judged.difference(method, "local")})  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""The stages of a study: what is being done, how much is left, and the seconds of each."""
+"""The stages of a study: progress, and the seconds of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 
 
 class Stages:
-    """Says what is being done and how much is left; keeps the seconds of each stage."""
+    """Progress of a study, and the seconds of each stage."""
 
     def __init__(self, tell: Tell) -> None:
         self.seconds: dict[str, float] = {}

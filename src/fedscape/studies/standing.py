@@ -1,4 +1,4 @@
-"""The table of a tournament: accuracy, gain over FedAvg, lead over guessing, and the clients served worst."""
+"""The table of a tournament: accuracy, gain over FedAvg, lead over the baseline, and the worst-served clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedscape.types import Array
 
 
 def standing(judged: Judged, *, seed: int) -> list[dict[str, Any]]:
-    """Every method and baseline with its accuracy, its worst tenth, its gain over FedAvg and its lead over baselines.
+    """Tabulate every method and baseline: accuracy, worst tenth, gain over FedAvg and lead over the baseline.
 
-    Gains and leads are paired. Gains of all methods hold together; a lead is that over the better baseline.
-    `together` is the interval of the accuracy that also holds for a method that was chosen for it.
+    Gains and leads are paired. The intervals of the gains are simultaneous; a lead is that over the better baseline.
+    `together` is the accuracy with a simultaneous interval, valid also for the method chosen for its accuracy.
     """
     trained = [name for name in judged.hits if name not in BASELINES]
     means = judged.means
@@ -45,21 +45,21 @@ def standing(judged: Judged, *, seed: int) -> list[dict[str, Any]]:
 
 
 def worst(judged: Judged, name: str, *, seed: int) -> Interval:
-    """The accuracy of the clients served worst, a tenth of them, at least five; of sites the one served worst."""
+    """Accuracy of the worst tenth of the clients, at least five; for sites, of the worst one."""
     accuracy, tests = judged.clients[name], judged.rows_tested
-    known = tests > 0
+    tested = tests > 0
     if judged.sites:
-        sites = [s for s in judged.of_sites(name, comparisons=int(known.sum())) if s["value"] is not None]
+        sites = [s for s in judged.of_sites(name, comparisons=int(tested.sum())) if s["value"] is not None]
         low = min(sites, key=lambda site: float(site["value"]))
         return {**low, "clients": 1, "seen": low["value"], "equal": None}
-    right, tests = accuracy[known] * tests[known], tests[known]
+    right, tests = accuracy[tested] * tests[tested], tests[tested]
     about = worst_interval(right, tests, seed=seed)
-    equal = equal_tenth(accuracy[known], tests, seed=seed)
-    return about | {"clients": worst_clients(len(tests)), "seen": worst_tenth(accuracy[known]), "equal": equal}
+    equal = equal_tenth(accuracy[tested], tests, seed=seed)
+    return about | {"clients": worst_clients(len(tests)), "seen": worst_tenth(accuracy[tested]), "equal": equal}
 
 
 def worst_clients(n: int) -> int:
-    """How many clients the worst tenth of n are: at least five, fewer would be about single clients.
+    """Size of the worst tenth of n clients: at least five, since fewer would be about single clients.
 
     >>> worst_clients(20), worst_clients(80), worst_clients(4)
     (5, 8, 4)
@@ -68,7 +68,7 @@ def worst_clients(n: int) -> int:
 
 
 def worst_tenth(values: Array) -> float:
-    """The mean of the lowest tenth, at least five.
+    """Mean of the lowest tenth of the values, at least five.
 
     >>> worst_tenth(np.arange(20.0))
     2.0
@@ -77,10 +77,11 @@ def worst_tenth(values: Array) -> float:
 
 
 def worst_interval(right: Array, tests: Array, *, seed: int, draws: int = 400) -> Interval:
-    """The mean accuracy of the clients whose accuracy is lowest, from what few rows each say of it.
+    """Mean accuracy of the worst tenth of the clients, corrected for the noise of few test rows.
 
-    The lowest shares seen are partly bad luck. Clients' accuracies are taken to follow a beta law, fitted by moments
-    to redrawn clients. Each draw gives every client an accuracy from its posterior and averages the lowest tenth.
+    The lowest observed accuracies are partly bad luck. Accuracies are assumed to follow a beta distribution, fitted by
+    moments to redrawn clients. Each draw samples every client's accuracy from its posterior and averages the lowest
+    tenth.
 
     >>> worst_interval(np.zeros(10), np.full(10, 4), seed=0)["high"] > 0.01
     True
@@ -88,17 +89,17 @@ def worst_interval(right: Array, tests: Array, *, seed: int, draws: int = 400) -
     rng = Key(seed, purpose="clients served worst").generator()
     n, drawn = len(tests), []
     for _ in range(draws):
-        again = rng.integers(0, n, n)
-        middle, spread = beta_moments(right[again], tests[again])
+        sample = rng.integers(0, n, n)
+        middle, spread = beta_moments(right[sample], tests[sample])
         a, b = middle * spread, (1 - middle) * spread
         drawn.append(worst_tenth(rng.beta(right + a, tests - right + b)))
     low, high = np.quantile(drawn, [0.025, 0.975])
-    made: Interval = plain({"value": float(np.mean(drawn)), "low": float(low), "high": float(high)})
-    return made
+    interval: Interval = plain({"value": float(np.mean(drawn)), "low": float(low), "high": float(high)})
+    return interval
 
 
 def beta_moments(right: Array, tests: Array) -> tuple[float, float]:
-    """Mean and concentration a + b of the beta law of clients' accuracies, from the analysis of variance.
+    """Mean and concentration a + b of the beta distribution of accuracies, from the analysis of variance.
 
     >>> beta_moments(np.array([5.0, 5.0, 5.0]), np.array([10, 10, 10]))[1] > 1e5
     True
@@ -115,7 +116,7 @@ def beta_moments(right: Array, tests: Array) -> tuple[float, float]:
 
 
 def equal_tenth(accuracy: Array, sizes: Array, *, seed: int, draws: int = 200) -> float:
-    """The worst tenth of clients who all have the mean accuracy: what few rows to test on do by themselves.
+    """Expected worst tenth if all clients had the mean accuracy: the effect of few test rows.
 
     >>> equal_tenth(np.full(50, 0.5), np.full(50, 10**8), seed=0).__round__(3)
     0.5

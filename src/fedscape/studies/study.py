@@ -1,4 +1,4 @@
-"""The main job, end to end: describe, measure, model, simulate, learn, advise."""
+"""The study, end to end: describe, measure, model, simulate, learn, advise."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def study(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Study:
-    """From a federation to an answer: how clients differ, what kinds there are, which method to train, and for whom.
+    """Study a federation: how clients differ, what kinds there are, which method to train, and whom it fails.
 
     Parameters
     ----------
@@ -60,37 +60,37 @@ def study(
     features
         Columns to learn from; by default x, or all other columns of numbers and of few categories.
     names
-        What the categories are called, in the order of their codes. With epsilon, which categories count.
+        Names of the categories, in the order of their codes. With epsilon, only these are counted.
     overrules
-        What columns are, against what their values suggest.
+        Kinds of columns that override the inferred ones.
     reading
         How the columns were read, from `datasets.read_table`; by default they are read here.
     budget
-        How far the tournament goes: "30s", "2min" or "20min", about what a study takes on one core. More clients,
-        rows, rounds and repeats; the clock is not read.
+        Size of the tournament: "30s", "2min" or "20min", about the time of a study on one core. It caps clients, rows,
+        rounds and repeats; the clock is not read.
     rounds, seeds
         Rounds and repeats of the tournament, instead of the budget's. Each repeat trains every method for this many
         rounds, with other rows held out.
     sites
-        True: the clients are a few sites, all there are, and intervals are over rows inside each. False: they are a
-        sample of clients. By default fewer than 20 clients are sites.
+        True: the clients are a few sites, a whole population, and intervals are over rows inside each. False: they are
+        a sample. By default fewer than 20 clients are sites.
     epsilon
         Also count the categories privately within this budget (unit client, delta 1e-5). They must be declared, by
         `names` or by the data. The noise is secret, so two such studies differ. Without it the same inputs and seed
         give the same bytes.
     show_clients
-        Put ids and one row for every client into the result. By default a result is made to be shared: clients are
-        numbers in the order of their places on the map.
+        Put ids and a row per client into the result. By default a result may be shared: clients are numbered by their
+        position on the map.
     source
-        What the data are called in the report.
+        Name of the data in the report.
     command
-        What makes this study again, as the report prints it; by default a call of this function.
+        Command that repeats this study, printed in the report; by default a call of this function.
     ledger
-        Where the private count is written before it is released; by default one in memory, of this budget.
+        Ledger of the private count; by default one in memory with this budget.
     seed
-        Everything random but the noise is a function of it.
+        Seed of all randomness except the noise.
     progress
-        True shows a bar, False nothing; by default a bar on a terminal, elsewhere a line a minute.
+        True shows a bar, False nothing; by default a bar on a terminal, elsewhere a line per minute.
 
     >>> from fedscape import datasets
     >>> done = study(datasets.load("acs-race").take(slice(40)))
@@ -100,21 +100,21 @@ def study(
     limits = budget_of(budget, rounds=rounds, repeats=seeds)
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
-        called = names if names is not None or overrules is None else overrules.names
-        declared = declared_counts(federation, column, called)
+        class_names = names if names is not None or overrules is None else overrules.names
+        declared = declared_counts(federation, column, class_names)
     least = 1 if show_clients else FEW
     data = prepare(
         federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
         seed=seed,
     )  # fmt: skip
     notes = list(data.notes)
-    result: dict[str, Any] = {"format": FORMAT, "findings": [found.shared() for found in data.reading.findings]}
+    result: dict[str, Any] = {"format": FORMAT, "findings": [finding.shared() for finding in data.reading.findings]}
     result["about"] = about_study(data, source, seed, show_clients)
     result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
     result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds, "sites": sites}
     result["about"]["asked"] |= {"budget": None if budget == DEFAULT else budget}
     result["about"]["command"] = command
-    # before the long work: a budget that does not allow it is known at once
+    # before the long work, so that an exceeded budget fails at once
     counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
@@ -131,8 +131,8 @@ def _fill(
     show_clients: bool,
     limits: Budget,
 ) -> None:
-    """Work out the sections of a result, one stage after the other."""
-    seed, asked, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
+    """Compute the sections of a result, one stage after the other."""
+    seed, options, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
     with stages.of("describe"):
         result["describe"] = described(data, show_clients)
     with stages.of("measure"):
@@ -147,15 +147,13 @@ def _fill(
         if len(data.counts) >= LEAST:
             result["simulate"] = simulating(data, mixture, seed=seed)
         else:
-            notes.append(
-                f"Fidelity compares laws and needs {LEAST} clients: there are {len(data.counts)}, it is left out."
-            )
+            notes.append(f"Fidelity compares distributions and needs {LEAST} clients: there are {len(data.counts)}.")
     accuracies: dict[str, Array] = {}
     with stages.of("learn"):
         why = why_not(data)
         if why is None:
             result["learn"], accuracies = learn(
-                data, mixture, shares, notes, stages, budget=limits, sites=asked["sites"], show_clients=show_clients,
+                data, mixture, shares, notes, stages, budget=limits, sites=options["sites"], show_clients=show_clients,
                 seed=seed,
             )  # fmt: skip
             kinds = result["learn"]["by_kind"]

@@ -1,4 +1,4 @@
-"""A short tournament of methods, on simulated clients first and on the true ones then."""
+"""A short tournament of methods on the clients of a study."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: Methods of the tournament, the simplest first.
 ENTRANTS = ("fedavg", "fedavg+", "ifca", "fedem", "fedgmm", "local")
-DIRECTIONS = 48  # features a model sees: the leading directions of wider rows
-_GAUSSIAN = 8  # of those, the ones FedGMM's Gaussians are fitted to
+DIRECTIONS = 48  # model inputs: wider rows are reduced to their leading directions
+_GAUSSIAN = 8  # of those, the ones FedGMM fits its Gaussians to
 _FINISH = 3
 _BATCH = 32
 _RATES = (0.1, 0.4, 1.6)
@@ -37,28 +37,30 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """Rows to train and to test on, of the same clients, with the columns x, z and y."""
+    """Training and test rows of the same clients, with the columns x, z and y."""
 
     train: Federation
     test: Federation
 
 
 def folds_for(rows: Federation) -> int:
-    """Into how many parts a client's rows are cut, of which one is held out: four, or two where clients are small."""
+    """Number of folds of a client's rows: four, or two if clients are small."""
     return _FOLDS if np.median(rows.sizes[rows.sizes > 0]) >= 2 * _FOLDS else 2
 
 
 def held_out(rows: Federation, *, repeat: int, seed: int) -> Clients:
-    """The clients of one repeat: in as many repeats as there are folds every row is held out once, then recut.
+    """Split the rows for one repeat: cross-validation folds, redrawn when every row was held out once.
 
-    A row that simulated clients share (the column `row`) is tested on only where no one trains on it.
+    A row that simulated clients share (the column `row`) is a test row only if no client trains on it.
     """
     folds = folds_for(rows)
     cut, fold = divmod(repeat, folds)
     key = Key(seed, purpose=f"folds of a tournament, cut {cut}")
     owner = rows.client_of_row
     order = np.argsort(owner + key.uniform_rows(rows), kind="stable")
-    first = np.floor(key.to("first fold").uniform(rows) * folds).astype(np.int64)  # who has few rows is in any fold
+    first = np.floor(key.to("first fold").uniform(rows) * folds).astype(
+        np.int64
+    )  # so that small clients occur in all folds
     chosen = np.zeros(rows.n_rows, dtype=bool)
     chosen[order[(np.arange(rows.n_rows) - rows.offsets[owner] + first[owner]) % folds == fold]] = True
     chosen &= rows.sizes[owner] > 1
@@ -69,28 +71,28 @@ def held_out(rows: Federation, *, repeat: int, seed: int) -> Clients:
 
 
 def some_clients(rows: Federation, notes: list[str], *, seed: int, most: int) -> Array:
-    """The clients that take part: those with rows to train and to test on, up to a cap."""
+    """The clients that take part: those with two rows or more, up to a cap."""
     able = np.flatnonzero(rows.sizes >= 2)
     if len(able) > most:
         notes.append(
-            f"The tournament is among {most:,} of the {len(able):,} clients, chosen by the seed; a larger --budget "
-            "takes more of them."
+            f"The tournament uses {most:,} of the {len(able):,} clients, chosen by the seed; a larger --budget uses "
+            "more of them."
         )
         able = np.sort(Key(seed, purpose="clients of a tournament").generator().permutation(able)[:most])
     return able
 
 
 def fewer_rows(rows: Federation, notes: list[str], *, seed: int, most: int) -> Federation:
-    """The same clients with a cap on their rows together: the largest give up the most."""
+    """Cap the total number of rows by a cap per client."""
     if rows.n_rows <= most:
         return rows
     low, high = 1, int(rows.sizes.max())
-    while low < high:  # the largest cap that keeps the sum
+    while low < high:  # bisect for the largest cap per client
         middle = (low + high + 1) // 2
         low, high = (middle, high) if np.minimum(rows.sizes, middle).sum() <= most else (low, middle - 1)
     notes.append(
-        f"Clients train and test on at most {low:,} of their rows each, so that the tournament ends in time; a larger "
-        "--budget takes more of them."
+        f"Clients train and test on at most {low:,} of their rows each, to stay within the budget; a larger --budget "
+        "uses more of them."
     )
     owner = rows.client_of_row
     order = np.argsort(owner + Key(seed, purpose="rows of a tournament").uniform_rows(rows), kind="stable")
@@ -100,7 +102,7 @@ def fewer_rows(rows: Federation, notes: list[str], *, seed: int, most: int) -> F
 
 
 def directions(rows: Federation) -> Federation:
-    """The same rows with x cut to its leading directions, scaled to one size, and z, the first few of them whitened.
+    """Project x on its leading principal directions, scaled; add z, the first few of them whitened.
 
     Mean and covariance are two sums over the clients.
 
@@ -122,7 +124,7 @@ def directions(rows: Federation) -> Federation:
 
 
 def way(rows: Federation, *, seed: int, lr: float = 1.0) -> LocalSGD:
-    """How clients train in the tournament: a linear model, one epoch of small batches."""
+    """Local training in the tournament: a linear model, one epoch of small batches."""
     from fedscape.learning import LocalSGD, cross_entropy, models
 
     model = models.linear(rows["x"].shape[1], max(2, rows.categories("y")), seed=seed)
@@ -130,21 +132,21 @@ def way(rows: Federation, *, seed: int, lr: float = 1.0) -> LocalSGD:
 
 
 def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[float, int]:
-    """The learning rate, then the start (a seed) with which a method is best on rows held out of those to train on.
+    """Tune the learning rate, then the initial seed, on rows held out of the training rows.
 
-    The score is Brier's, mean over clients. These rows judge nothing else: the rows that a method is tested on are not
-    looked at. Methods of several models fall into bad optima from some starts, so theirs is chosen among a few.
+    The score is the Brier score, mean over clients. Test rows are not used. Methods with several models can end in bad
+    local optima, so for them the best of three starts is taken.
     """
     fit, held = clients.train.split(test=0.25, seed=seed + 1)
-    if held.n_rows == 0:  # clients of one row to train on: nothing can be held out of them
+    if held.n_rows == 0:  # one training row per client: nothing to hold out
         return _RATES[1], seed
     right = np.eye(max(2, clients.train.categories("y")))[held["y"]]
-    weight = 1 / held.sizes[held.client_of_row]  # the mean over clients, as in what is judged
+    weight = 1 / held.sizes[held.client_of_row]  # mean over clients, as in the evaluation
 
     def score(lr: float, start: int) -> float:
         proba = trained(method, fit, lr=lr, seed=start, n_rounds=n_rounds).predict_proba(held)
-        found = float(weight @ ((proba - right) ** 2).sum(axis=1))
-        return found if np.isfinite(found) else np.inf
+        brier = float(weight @ ((proba - right) ** 2).sum(axis=1))
+        return brier if np.isfinite(brier) else np.inf
 
     by_rate = {lr: score(lr, seed) for lr in _RATES}
     lr = min(by_rate, key=lambda rate: by_rate[rate])
@@ -155,22 +157,24 @@ def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[f
 
 
 def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds: int) -> Personalised:
-    """A method trained to its end."""
+    """Train a method for all its rounds."""
     local = way(clients, seed=seed, lr=lr)
     options = Options(column="z")
     return train(method, local, clients, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=options)
 
 
 def guesses(clients: Clients) -> dict[str, Array]:
-    """What the baselines say of each row to test on, from the labels of the rows to train on.
+    """Predictions of the baselines for the test rows, from the labels of the training rows.
 
     >>> fed = Federation({"y": [0, 0, 1, 1, 1, 1]}, [0, 3, 6])
-    >>> {name: said.tolist() for name, said in guesses(Clients(fed, fed)).items()}
+    >>> {name: classes.tolist() for name, classes in guesses(Clients(fed, fed)).items()}
     {'commonest': [1, 1, 1, 1, 1, 1], 'own-commonest': [0, 0, 0, 1, 1, 1]}
     """
     counts = clients.train.counts("y", max(2, clients.train.categories("y")))
     together = counts.sum(axis=0)
-    own = (counts + together / (together.sum() + 1)).argmax(axis=1)  # ties go to what all have more of
+    own = (counts + together / (together.sum() + 1)).argmax(
+        axis=1
+    )  # ties go to the class that is more frequent overall
     common = np.full(clients.test.n_rows, int(together.argmax()))
     return {"commonest": common, "own-commonest": own[clients.test.client_of_row]}
 
@@ -184,7 +188,7 @@ def tournament(
     rates: Mapping[str, float] | None = None,
     sites: bool = False,
 ) -> tuple[Judged, dict[str, list[float]]]:
-    """Every method in every repeat: which rows it hit, and its learning rates, tuned inside each repeat or given."""
+    """Train every method in every repeat; return its hits and its learning rates, tuned in each repeat or passed."""
     hits = {name: np.full((budget.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*ENTRANTS, *BASELINES)}
     used: dict[str, list[float]] = {name: [] for name in ENTRANTS}
     rows = rows.with_column("at", np.arange(rows.n_rows))
@@ -197,15 +201,15 @@ def tournament(
             if rates is None:
                 lr, start = tuned(name, clients, seed=start, n_rounds=max(1, budget.rounds // 3))
             used[name].append(lr)
-            done = trained(name, clients.train, lr=lr, seed=start, n_rounds=budget.rounds)
-            hits[name][repeat, at] = done.predict(clients.test) == truth
-        for name, said in guesses(clients).items():
-            hits[name][repeat, at] = said == truth
+            model = trained(name, clients.train, lr=lr, seed=start, n_rounds=budget.rounds)
+            hits[name][repeat, at] = model.predict(clients.test) == truth
+        for name, classes in guesses(clients).items():
+            hits[name][repeat, at] = classes == truth
     return Judged(hits, rows.client_of_row, len(rows), folds_for(rows), sites), used
 
 
 def typical(rates: Mapping[str, list[float]]) -> dict[str, float]:
-    """The middle learning rate of each method over the repeats.
+    """Median learning rate of each method over the repeats.
 
     >>> typical({"fedavg": [0.1, 1.0, 1.0]})
     {'fedavg': 1.0}
@@ -216,7 +220,7 @@ def typical(rates: Mapping[str, list[float]]) -> dict[str, float]:
 def cohorts(
     rows: Federation, budget: Budget, *, lr: float, seed: int, say: Say, sites: bool = False
 ) -> list[dict[str, Any]]:
-    """FedAvg with fewer clients a round: accuracy after every other round, the last beside that of all clients."""
+    """Run FedAvg with fewer clients per round: accuracy every second round, and the final gap to all clients."""
     from fedscape.core.rounds import rounds
     from fedscape.learning import evaluate
     from fedscape.personal import Personalised
@@ -246,13 +250,13 @@ def cohorts(
             proba = Personalised(Common(local), r.state, clients.train.ids[:0], {}).predict(clients.test)
             hits[str(size)][run, clients.test["at"]] = proba == clients.test["y"]
     judged = Judged(hits, rows.client_of_row, n, folds, sites)
-    made = []
+    table = []
     for size in sizes:
         curve = np.mean(curves[size], axis=0).tolist()
         behind = judged.difference(str(n), str(size), comparisons=max(1, len(sizes) - 1))
         if size == n:
             behind = {"value": 0.0, "low": 0.0, "high": 0.0}
-        made.append(
+        table.append(
             {
                 "clients": size,
                 "curve": [[int(number), value] for number, value in curve],
@@ -260,4 +264,4 @@ def cohorts(
                 "behind": behind,
             }
         )
-    return plain(made)  # type: ignore[no-any-return]
+    return plain(table)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Whether a value read from a file is of the types that the schema says."""
+"""Check the types of a result read from a file against the schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedscape.studies.schema import Result
 
 
 def misfit(value: Any, kind: Any = Result, place: str = "result") -> str | None:
-    """The first place at which a value read from JSON is not of a type, and what is wrong there; None if all is well.
+    """Describe the first part of a JSON value that does not match a type; None if all match.
 
     Further keys are allowed. A whole number is a float; a bool is neither.
 
@@ -24,7 +24,7 @@ def misfit(value: Any, kind: Any = Result, place: str = "result") -> str | None:
         return _of_keys(value, kind, place)
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return None if any(misfit(value, one, place) is None for one in inner) else f"{place} is {_called(value)}"
+        return None if any(misfit(value, option, place) is None for option in inner) else f"{place} is {_called(value)}"
     if origin is Literal:
         return None if value in inner else f"{place} is {value!r}, not {inner[0]!r}"
     if origin in (list, dict):

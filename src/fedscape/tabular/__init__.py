@@ -1,4 +1,4 @@
-"""Models of tables, by sums: generalised linear models and boosted trees."""
+"""Models for tables, fitted from sums: generalised linear models and boosted trees."""
 
 from typing import TYPE_CHECKING
 

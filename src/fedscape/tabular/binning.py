@@ -1,4 +1,4 @@
-"""Features of a table as bins: numbers between edges, categories as they are, missing values apart."""
+"""Bin the features of a table: numbers by edges, one bin per category, one bin for missing values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fedscape.core.kernel import kernel
 from fedscape.errors import DataError
 from fedscape.types import Array
 
-MOST = 255  # bins of a feature, beside that of the missing: codes are bytes
+MOST = 255  # bins per feature besides the one for missing values: codes are uint8
 
 
 class Bins(NamedTuple):
-    """Edges [features, edges] of numbers, and for each feature the number of its categories, 0 for numbers."""
+    """Bin edges [features, edges] of numbers, and the number of categories of each feature, 0 for numbers."""
 
     edges: Array
     categories: Array
 
     @property
     def n_bins(self) -> Array:
-        """Bins of each feature, the missing not counted."""
+        """Bins of each feature, without the one for missing values."""
         return np.where(self.categories > 0, self.categories, self.edges.shape[1] + 1).astype(np.int64)
 
     @property
     def width(self) -> int:
-        """The most bins that a feature has; missing values have this code."""
+        """Largest number of bins of a feature; also the code of missing values."""
         return int(self.n_bins.max(initial=1))
 
 
 def column_values(clients: Federation, features: str | Sequence[str]) -> Array:
-    """The features [rows, f] as numbers; codes of categories as they are, NaN for a missing one."""
+    """The features [rows, f] as floats: numbers or category codes, NaN if missing."""
     names = (features,) if isinstance(features, str) else tuple(features)
     parts = []
     for name in names:
@@ -48,13 +48,13 @@ def column_values(clients: Federation, features: str | Sequence[str]) -> Array:
 
 
 def binned(x: Array, bins: Bins) -> Array:
-    """Codes [rows, features], uint8; a category that is not known counts as missing.
+    """Bin rows to codes [rows, features], uint8; an unknown category counts as missing.
 
     >>> binned(np.array([[0.5], [np.nan], [2.0]]), Bins(np.array([[1.0]]), np.array([0]))).ravel().tolist()
     [0, 2, 1]
     """
     if x.shape[1] != len(bins.edges):
-        raise DataError(f"there are {x.shape[1]} features a row, the model has {len(bins.edges)}")
+        raise DataError(f"x has {x.shape[1]} features per row, the model has {len(bins.edges)}")
     codes = np.empty(x.shape, dtype=np.uint8)
     code_rows(x, np.ascontiguousarray(bins.edges), bins.categories, bins.width, codes)
     return codes
@@ -62,7 +62,7 @@ def binned(x: Array, bins: Bins) -> Array:
 
 @kernel
 def code_rows(x: Array, edges: Array, categories: Array, missing: int, codes: Array) -> None:
-    """codes = number of edges below the value, or the category; `missing` for NaN and what is no category."""
+    """codes = number of edges below the value, or the category; `missing` for NaN and unknown categories."""
     for row in range(x.shape[0]):
         for f in range(x.shape[1]):
             value = x[row, f]
@@ -86,7 +86,7 @@ def code_rows_twin(x: Array, edges: Array, categories: Array, missing: int, code
         gap = np.isnan(x[:, f])
         value = np.where(gap, 0.0, x[:, f])
         if categories[f]:
-            known = ~gap & (value == np.floor(value)) & (value >= 0) & (value < categories[f])
-            codes[:, f] = np.where(known, value, missing)
+            valid = ~gap & (value == np.floor(value)) & (value >= 0) & (value < categories[f])
+            codes[:, f] = np.where(valid, value, missing)
         else:
             codes[:, f] = np.where(gap, missing, np.searchsorted(edges[f], value, side="left"))

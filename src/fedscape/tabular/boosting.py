@@ -1,4 +1,4 @@
-"""Gradient boosting over histograms, by sums."""
+"""Gradient boosting with histograms, which are sums over clients."""
 
 from __future__ import annotations
 
@@ -29,40 +29,41 @@ if TYPE_CHECKING:
     from fedscape.privacy.mechanisms import Privacy
 
 Ranges = Mapping[str, Sequence[float]]
-_ROWS = 200_000.0  # of which bin edges are made where there are more, as scikit-learn does
+_ROWS = 200_000.0  # bin edges are quantiles of a sample of about this many rows, as in scikit-learn
 
 
 class BoostedTrees(Estimator):
     """Gradient boosted trees over all clients' rows: a histogram of gradients is a sum.
 
-    Phases: a survey of the target (one round), bin edges by `Quantiles` (a few), then one round for each level of each
-    step, all nodes at once. Gradients lie on a grid, so that the forest does not depend on how rows are dealt to
-    clients. Missing values go to the side that is better; categories (columns with names) are split by subsets.
+    Phases: a survey of the target (one round), bin edges by `Quantiles` (a few rounds), then one round per level of
+    each boosting step, all nodes at once. Gradients are rounded to a grid, so the forest does not depend on how rows
+    are distributed over clients. Missing values go to the better side; categories (columns with names) are split by
+    subsets.
 
     Parameters
     ----------
     n_trees, depth, learning_rate
-        Steps of boosting, levels of a tree, and the share of each Newton step that is taken.
+        Boosting steps, levels of a tree, and the factor on each Newton step (shrinkage).
     l2, least_weight, least_gain
-        Added to a leaf's curvature; the least curvature of a leaf; the least gain of a split.
+        L2 penalty on leaf values; the least sum of second derivatives in a leaf; the least gain of a split.
     bins
-        Bins of a feature, at most 255; their edges are quantiles of all rows, or of 200,000 drawn from more.
+        Bins per feature, at most 255; their edges are quantiles of all rows, or of a sample of about 200,000.
     loss
-        "squared", "logistic", "softmax" or "poisson"; by default classes for a target of names or whole numbers, the
-        squared error for other numbers. Counts are said: "poisson".
+        "squared", "logistic", "softmax" or "poisson". By default a target of names or whole numbers is classified, and
+        other numbers get the squared error. For counts pass "poisson".
     monotone
-        For features by name -1 or 1: predictions must not rise, or fall, with it.
+        Constraint by feature name: 1 for predictions that must not fall with it, -1 for ones that must not rise.
     held_out, patience
-        The share of each client's rows to judge by, and after how many steps without a lower loss to stop; the forest
-        ends with its best step. By default all rows are learned from.
+        Early stopping: the share of each client's rows held out, and the number of steps without a lower loss after
+        which to stop; the forest is cut at its best step. By default all rows are used for training.
     ranges
-        The least and greatest value of feature columns and of a numeric target, to which values are cut. A private fit
-        needs them.
+        The least and greatest value of feature columns and of a numeric target, to which values are clipped. A private
+        fit needs them.
     features, target
         Columns; features are one column of any trailing shape or several.
 
-    Learns `forest_`, `n_trees_`, `losses_` (of held-out rows before each step), `classes_` and `feature_names_`. Every
-    round of a private fit is a release: `n_releases` says how many.
+    Learns `forest_`, `n_trees_`, `losses_` (on held-out rows before each step), `classes_` and `feature_names_`. Every
+    round of a private fit is a release; `n_releases` counts them.
 
     >>> fed = Federation({"x": [[0.0], [1.0], [2.0], [3.0]] * 9, "y": [0, 0, 1, 1] * 9}, [0, 16, 36])
     >>> trees = BoostedTrees(seed=0).fit(fed, features="x", target="y")
@@ -155,7 +156,7 @@ class BoostedTrees(Estimator):
             check_loss(self.loss)
 
     def n_releases(self) -> int:
-        """How many releases a private fit makes at most: what `calibrate` needs as `rounds`.
+        """Largest number of releases of a private fit: the `rounds` of `calibrate`.
 
         >>> BoostedTrees(10, depth=3, ranges={"x": (0, 1)}).n_releases()
         34
@@ -163,7 +164,7 @@ class BoostedTrees(Estimator):
         return 1 + self._quantiles((), private=True, ranges=(0.0, 1.0)).n_rounds() + self.n_trees * self.depth
 
     def _quantiles(self, columns: Sequence[str], *, private: bool, ranges: Any) -> Quantiles:
-        """The edges of bins: quantiles to a share of the value, or of the range."""
+        """Quantiles for the bin edges; their resolution is relative to the value, or to the range if there is one."""
         shares = (np.arange(1, self.bins) / self.bins).tolist()
         if ranges is None:
             return Quantiles(shares, column=tuple(columns), resolution=2.0**-12, cells=16)
@@ -216,7 +217,7 @@ class BoostedTrees(Estimator):
         )  # fmt: skip
         self._take(work, state, clients, labels)
 
-    _loaded_private = False  # whether it was read from the file of a private fit
+    _loaded_private = False  # whether it was loaded from the file of a private fit
 
     def _target_of(self, clients: Federation, private: bool) -> tuple[str, int, tuple[str, ...]]:
         """The loss, the number of classes (0 for numbers) and their names."""
@@ -229,7 +230,7 @@ class BoostedTrees(Estimator):
             check_declared_classes(clients, self.target)
         classes = 2 if self.loss == "logistic" else max(clients.categories(self.target), 2)
         if classes > 1_000:
-            raise DataError(f"the target {self.target!r} has {classes:,} classes: say loss='squared' or 'poisson'")
+            raise DataError(f"the target {self.target!r} has {classes:,} classes: pass loss='squared' or 'poisson'")
         if self.loss is None:
             loss = "logistic" if classes == 2 else "softmax"
         return loss, classes, tuple(known)
@@ -253,14 +254,14 @@ class BoostedTrees(Estimator):
     ) -> Array:
         """Bin edges of every feature, [features, edges]; those of categories are not used."""
         numbers = [name for name, own in zip(names, listed, strict=True) if not own]
-        every = [width for width, own in zip(widths, listed, strict=True) if not own]
+        number_widths = [width for width, own in zip(widths, listed, strict=True) if not own]
         edges = np.zeros((sum(widths), self.bins - 1))
         if not numbers:
             return edges
         private, ranges = how.privacy is not None, None
         if private or all(name in (self.ranges or {}) for name in numbers):
             pairs = [self._ends(name, private, 0) for name in numbers]
-            ranges = np.repeat(np.array(pairs, dtype=float), every, axis=0)
+            ranges = np.repeat(np.array(pairs, dtype=float), number_widths, axis=0)
         work = self._quantiles(numbers, private=private, ranges=ranges).set_params(share=share, seed=self.seed)
         assert isinstance(work, Quantiles)
         work.history_ = self.history_
@@ -270,11 +271,11 @@ class BoostedTrees(Estimator):
         return edges
 
     def _directions(self, names: Sequence[str], widths: Sequence[int], listed: Sequence[bool]) -> tuple[int, ...]:
-        wanted = dict(self.monotone or {})
-        for name, way in wanted.items():
+        directions = dict(self.monotone or {})
+        for name, way in directions.items():
             if name not in names or way not in (-1, 0, 1) or listed[list(names).index(name)]:
                 raise DataError(f"monotone must give -1, 0 or 1 for numeric features, not {way!r} for {name!r}")
-        return tuple(wanted.get(name, 0) for name, width in zip(names, widths, strict=True) for _ in range(width))
+        return tuple(directions.get(name, 0) for name, width in zip(names, widths, strict=True) for _ in range(width))
 
     def _is_done(self, state: Arrays) -> bool:
         losses = state["server.losses"]
@@ -306,7 +307,7 @@ class BoostedTrees(Estimator):
     # -- use -----------------------------------------------------------------------------------------------------------
 
     def predict(self, x: npt.ArrayLike | Federation) -> Array:
-        """The class of each row by its number, or its expected target; rows are [rows, f], or those of a Federation."""
+        """Predict the class code or the mean of each row of x, [rows, f] or a Federation."""
         self._check_fitted("forest_")
         if self.forest_.loss in ("squared", "poisson"):
             return self.forest_.means(self._rows(x))
@@ -316,7 +317,7 @@ class BoostedTrees(Estimator):
         """The probability of each class, [rows, classes]."""
         self._check_fitted("forest_")
         if self.forest_.loss in ("squared", "poisson"):
-            raise DataError(f"the target {self.target!r} is a number: predict() gives what is expected of it")
+            raise DataError(f"the target {self.target!r} is a number and has no classes: use predict()")
         return self.forest_.probabilities(self._rows(x))
 
     def _rows(self, x: npt.ArrayLike | Federation) -> Array:
@@ -335,7 +336,7 @@ class BoostedTrees(Estimator):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoostedTrees:
-        """What `save` wrote; anything else is refused.
+        """Read a file that `save` wrote; refuse anything else.
 
         >>> import tempfile
         >>> fed = Federation({"x": [0.0, 1.0] * 9, "y": [0, 1] * 9}, [0, 18])
@@ -345,15 +346,15 @@ class BoostedTrees(Estimator):
         [1]
         """
         forest, about = Forest.load(path)
-        known = {name: value for name, value in about.items() if name in cls().get_params()}
-        made = cls(**known)
-        made.forest_, made.classes_, made.n_trees_ = forest, forest.classes, len(forest.feature)
-        made.feature_names_, made._loaded_private = forest.names, bool(about.get("private"))
-        return made
+        settings = {name: value for name, value in about.items() if name in cls().get_params()}
+        trees = cls(**settings)
+        trees.forest_, trees.classes_, trees.n_trees_ = forest, forest.classes, len(forest.feature)
+        trees.feature_names_, trees._loaded_private = forest.names, bool(about.get("private"))
+        return trees
 
     @classmethod
     def examples(cls) -> Sequence[tuple[BoostedTrees, Federation]]:
-        return []  # its phases have their own
+        return []  # its phases have examples
 
 
 _SHARED = ("n_trees", "depth", "learning_rate", "l2", "least_weight", "least_gain", "held_out", "seed")

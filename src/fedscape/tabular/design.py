@@ -1,4 +1,4 @@
-"""The rows of a regression: features with an intercept, target, offset and weights."""
+"""Design matrix of a regression: features with an intercept, target, offset and weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ranges = Mapping[str, Sequence[float]]
 
 
 class Rows(NamedTuple):
-    """What a model sees of some rows: [rows, p] with the intercept last, and [rows] each."""
+    """Design matrix [rows, p] with the intercept last; target, offset and weight [rows]."""
 
     x: Array
     y: Array
@@ -36,7 +36,7 @@ class Columns(NamedTuple):
     ranges: Ranges | None
 
     def rows(self, clients: Federation, family: Family) -> Rows:
-        """The rows as numbers; what is no number, or not of the law, is refused."""
+        """Read the rows; refuse missing numbers and targets outside the support of the family."""
         x, y = self.x(clients), self.y(clients)
         bad = ~family.valid(y)
         if bad.any():
@@ -86,7 +86,7 @@ class Columns(NamedTuple):
         return low, high
 
     def valid_rows(self, clients: Federation, family: Family) -> Array | None:
-        """Which rows have numbers everywhere, and a target of the law."""
+        """Which rows have all numbers, and a target in the support of the family."""
         extra = [name for name in (self.offset, self.weights) if name is not None]
         masks = [valid_numbers(clients[name]) for name in (*self.features, self.target, *extra)]
         with np.errstate(invalid="ignore"):

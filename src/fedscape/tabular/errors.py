@@ -65,11 +65,11 @@ class GLMErrors(Computation):
         slope, variance = family.slope(eta), family.variance(mu)
         score = clients.segment_sum(rows.x * (rows.weight * slope / variance * (y - mu))[:, None])
         wx = rows.x * (rows.weight * slope**2 / variance)[:, None]
-        seen = wx * (y / mu)[:, None] if self.family == "gamma" else wx  # other links are canonical
+        observed = wx * (y / mu)[:, None] if self.family == "gamma" else wx  # other links are canonical
         cuts = list(pairwise(clients.offsets))
         return {
             "information": np.array([wx[a:b].T @ rows.x[a:b] for a, b in cuts]),
-            "observed": np.array([seen[a:b].T @ rows.x[a:b] for a, b in cuts]),
+            "observed": np.array([observed[a:b].T @ rows.x[a:b] for a, b in cuts]),
             "outer": score[:, :, None] * score[:, None, :],
             "deviance": clients.segment_sum(rows.weight * family.deviance(y, mu)),
             "pearson": clients.segment_sum(rows.weight * (y - mu) ** 2 / variance),

@@ -1,4 +1,4 @@
-"""The laws of a generalised linear model, each with its link."""
+"""The families of a generalised linear model, each with its link."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from fedscape.errors import DataError, nearest
 from fedscape.types import Array
 
-_FAR = 30.0  # beyond it a mean on the logarithmic or logit scale is as good as infinite
+_FAR = 30.0  # predictors are clipped here: exp(30) is about 1e13
 
 
 @dataclass(frozen=True)
 class Family:
-    """A law of the target: its mean from the linear predictor, its variance, its deviance.
+    """A distribution of the target: its mean from the linear predictor, its variance, its deviance.
 
-    `slope` is the derivative of the mean by the predictor; `first` a mean to begin with, as R's glm has it; `least` and
-    `most` bound the target; `scaled` says whether the dispersion is estimated, else it is 1.
+    `slope` is the derivative of the mean by the predictor; `first` the starting mean, as in R's glm; `least` and `most`
+    bound the target; `scaled` says whether the dispersion is estimated, otherwise it is 1.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Family:
     scaled: bool
 
     def valid(self, y: Array) -> Array:
-        """Which targets the law can have."""
+        """Whether each target is in the support of the family."""
         above = y > 0 if self.name == "gamma" else y >= self.least
         return np.asarray(above & (y <= self.most))
 
     def within(self, eta: Array) -> Array:
-        """The predictor; a logistic one is cut where its mean is as good as 0 or 1, so that no row outgrows its bound.
+        """Clip a logistic predictor, so that `row_bound` holds for any coefficients.
 
         >>> FAMILIES["logistic"].within(np.array([1.0, 1e300, np.nan])).tolist()
         [1.0, 30.0, 0.0]
@@ -55,7 +55,7 @@ def _exponential(eta: Array) -> Array:
 
 
 def _entropy(y: Array, mu: Array) -> Array:
-    """y log(y / mu), 0 where y is."""
+    """y log(y / mu), 0 at y = 0."""
     return np.asarray(np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mu), 0.0))
 
 
@@ -112,7 +112,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(name: str) -> Family:
-    """The law of this name, or a DataError.
+    """Look up a family by name.
 
     >>> family_of("poisson").mean(np.zeros(1))
     array([1.])

@@ -1,4 +1,4 @@
-"""A grown forest: predictions, and a file of JSON."""
+"""A fitted forest: predictions, and its JSON file."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _BLOCK = 2**16  # rows at once
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees with the bins of their features; nodes in the order of a heap, `feature` -1 for a leaf.
+    """Trees and the bins of their features; nodes are in heap order, `feature` is -1 at a leaf.
 
     Parameters
     ----------
     loss, base
-        What the margins mean, and where they begin, [outputs].
+        The loss, and the initial margins [outputs].
     bins
-        How values become codes.
+        Bin edges and categories.
     feature, left, value
-        [trees, outputs, nodes], the second with 32 bytes of a bit for each bin that goes left.
+        [trees, outputs, nodes]; `left` has 32 bytes per node, one bit per bin, set for bins that go left.
     names
-        Of the features, and of their categories where they have any.
+        Names of the features.
     classes
-        Names of the classes, where the target has them.
+        Names of the classes; empty for a numeric target.
     """
 
     loss: str
@@ -52,7 +52,7 @@ class Forest:
     classes: tuple[str, ...]
 
     def margins(self, x: Array) -> Array:
-        """What the trees add up to, [rows, outputs]."""
+        """Sum of the trees' values, [rows, outputs]."""
         parts = [self._margins(x[begin : begin + _BLOCK]) for begin in range(0, len(x), _BLOCK)]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.base)))
 
@@ -68,7 +68,7 @@ class Forest:
         return margin
 
     def probabilities(self, x: Array) -> Array:
-        """Of the classes, [rows, classes]."""
+        """Probabilities of the classes, [rows, classes]."""
         return probabilities(self.loss, self.margins(x))
 
     def means(self, x: Array) -> Array:
@@ -77,8 +77,8 @@ class Forest:
         return np.exp(np.clip(margin, -30, 30)) if self.loss == "poisson" else margin
 
     def save(self, path: str | os.PathLike[str], about: dict[str, Any], *, private: bool = False) -> None:
-        """Write it as JSON, numbers to their last digit; of a private fit for its owner alone."""
-        said = {
+        """Write as JSON without rounding; the file of a private fit is readable by its owner only."""
+        document = {
             "what": WHAT,
             "format": 1,
             "about": about,
@@ -94,7 +94,7 @@ class Forest:
             "depth": int(np.log2(self.value.shape[2] + 1)) - 1,
             "trees": [[self._tree(t, k) for k in range(len(self.base))] for t in range(len(self.feature))],
         }
-        replace_file(path, lambda file: file.write(json.dumps(said).encode() + b"\n"), private=private)
+        replace_file(path, lambda file: file.write(json.dumps(document).encode() + b"\n"), private=private)
 
     def _tree(self, t: int, k: int) -> dict[str, Any]:
         used = np.flatnonzero(self.feature[t, k] >= 0)
@@ -109,12 +109,12 @@ class Forest:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[Forest, dict[str, Any]]:
-        """What `save` wrote, and what it said about it; anything else is refused."""
+        """Read the forest and the settings that `save` wrote; refuse anything else."""
         try:
-            said = json.loads(Path(path).read_text())
-            if said.get("what") != WHAT or said.get("format") != 1:
-                raise ValueError("it is no forest of this version")
-            return _forest(said), dict(said["about"])
+            document = json.loads(Path(path).read_text())
+            if document.get("what") != WHAT or document.get("format") != 1:
+                raise ValueError("not a forest of format 1")
+            return _forest(document), dict(document["about"])
         except OSError as error:
             raise CheckpointError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -122,20 +122,20 @@ class Forest:
             raise CheckpointError(f"{os.fspath(path)} holds no boosted trees, or is damaged ({why})") from None
 
 
-def _forest(said: dict[str, Any]) -> Forest:
-    """Checked while it is read: compiled loops do not look where they read."""
-    edges = np.array(said["edges"], dtype=float)
-    bins = Bins(edges, np.array(said["n_categories"], dtype=np.int64))
-    depth, outputs, trees = int(said["depth"]), len(said["base"]), len(said["trees"])
+def _forest(document: dict[str, Any]) -> Forest:
+    """Build a forest from a document and check every index: compiled loops have no bounds checks."""
+    edges = np.array(document["edges"], dtype=float)
+    bins = Bins(edges, np.array(document["n_categories"], dtype=np.int64))
+    depth, outputs, trees = int(document["depth"]), len(document["base"]), len(document["trees"])
     if edges.ndim != 2 or len(bins.categories) != len(edges) or bins.width > 255 or not 1 <= depth <= 12:
-        raise ValueError("bins or depth are of no forest")
-    if said["loss"] not in LOSSES or not outputs or trees * outputs * 2**depth > 2**28:
-        raise ValueError("loss, outputs or size are of no forest")
+        raise ValueError("bins or depth are out of range")
+    if document["loss"] not in LOSSES or not outputs or trees * outputs * 2**depth > 2**28:
+        raise ValueError("loss, outputs or size are out of range")
     inner = 2**depth - 1
     feature = np.full((trees, outputs, inner), -1, dtype=np.int32)
     left = np.zeros((trees, outputs, inner, 32), dtype=np.uint8)
     value = np.zeros((trees, outputs, 2 * inner + 1))
-    for t, step in enumerate(said["trees"]):
+    for t, step in enumerate(document["trees"]):
         for k, tree in enumerate(step):
             if min([*tree["nodes"], *tree["at"], *tree["feature"]], default=0) < 0:
                 raise ValueError("a node or feature is negative")
@@ -143,18 +143,18 @@ def _forest(said: dict[str, Any]) -> Forest:
             left[t, k, tree["nodes"]] = [list(bytes.fromhex(bits)) for bits in tree["left"]] or 0
             value[t, k, tree["at"]] = tree["value"]
     if feature.max(initial=-1) >= len(edges) or not np.isfinite(value).all() or not np.isfinite(edges).all():
-        raise ValueError("a feature or value is of no forest")
-    categories = {str(name): tuple(map(str, names)) for name, names in said["categories"].items()}
+        raise ValueError("a feature or value is out of range")
+    categories = {str(name): tuple(map(str, names)) for name, names in document["categories"].items()}
     return Forest(
-        loss=said["loss"],
-        base=np.array(said["base"], dtype=float),
+        loss=document["loss"],
+        base=np.array(document["base"], dtype=float),
         bins=bins,
         feature=feature,
         left=left,
         value=value,
-        names=tuple(map(str, said["names"])),
-        columns=tuple(map(str, said["columns"])),
-        target=str(said["target"]),
+        names=tuple(map(str, document["names"])),
+        columns=tuple(map(str, document["columns"])),
+        target=str(document["target"]),
         categories=categories,
-        classes=tuple(map(str, said["classes"])),
+        classes=tuple(map(str, document["classes"])),
     )

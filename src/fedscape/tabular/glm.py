@@ -1,4 +1,4 @@
-"""Generalised linear models by sums: Fisher scoring, standard errors, and how much clients differ."""
+"""Generalised linear models from sums: Fisher scoring, standard errors, and heterogeneity of clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GLM(Estimator):
     features, target
         Columns; features are one column of any trailing shape or several.
     offset
-        A column that is added to the linear predictor with coefficient one: the logarithm of an exposure.
+        A column added to the linear predictor with coefficient 1, such as the logarithm of an exposure.
     weights
         A column of prior weights, as R's glm has them: the variance of a row is divided by its weight.
     intercept
@@ -110,7 +110,7 @@ class GLM(Estimator):
         self.tol = tol
 
     def columns(self) -> Columns:
-        """Which columns are what."""
+        """Roles of the columns."""
         names = column_names(self.features, target=self.target)
         return Columns(names, self.target, self.offset, self.weights, self.intercept, self.ranges)
 
@@ -336,7 +336,7 @@ class GLM(Estimator):
         return family_of(self.family).mean(rows @ self.coefficients_ + self.intercept_ + np.asarray(offset))
 
     def heterogeneity(self, data: Engine | Federation) -> Heterogeneity:
-        """How much the clients' own coefficients differ beyond chance, by sums: Q, I2 and tau2 of each.
+        """Measure how much the clients' own coefficients differ beyond chance: Q, I2 and tau2 of each, from sums.
 
         Each client fits the model to its own rows. One without enough of them, or whose own fit has no answer, counts
         as none. Coefficients are in the columns' own units, the intercept last.

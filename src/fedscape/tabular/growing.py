@@ -1,4 +1,4 @@
-"""Trees that grow level by level, all nodes of a level in one round."""
+"""Grow trees level by level, all nodes of a level in one round."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedscape.tabular.losses import GRID, bounds, check_loss, derivatives, row_l
 from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
 from fedscape.types import Array, Arrays, Kept
 
-_FREE = 1e100  # a bound on a leaf's value that is none
+_FREE = 1e100  # bound on a leaf's value where there is no constraint
 
 
-class Standing(NamedTuple):
-    """Where the rows of some clients stand: bins, margins, nodes of the present trees, gradients."""
+class RowState(NamedTuple):
+    """The rows of some clients: bin codes, margins, nodes in the current trees, gradients; `changed` names new ones."""
 
     codes: Array  # [rows, features] uint8
     margin: Array  # [rows, outputs]
@@ -35,31 +35,31 @@ class Standing(NamedTuple):
 class TreeRounds(Computation):
     """Boosting by histograms of gradients: a round grows all trees of a step by one level.
 
-    The state is the forest, one tree for each output and step, nodes in the order of a heap. A client brings its rows
-    to the nodes of the present level and sends, for each node, feature and bin, the sums of first and second
-    derivatives; the server splits every node, and the other child of a split is what the sent one leaves of its parent.
-    Clients keep where their rows stand; one that kept nothing, or missed a round, goes through the forest again.
+    The state is the forest, one tree per output and step, nodes in heap order. A client moves its rows down to the
+    nodes of the current level and sends the sums of first and second derivatives per node, feature and bin. The server
+    splits every node. Only the smaller child of a split is sent; the other is parent minus sibling. Clients keep the
+    position of their rows; one that kept nothing, or missed a round, runs its rows through the whole forest.
 
     Parameters
     ----------
     edges
-        Bin edges [features, edges], rising; a row's bin is the number of edges below its value.
+        Bin edges [features, edges], ascending; a row's bin is the number of edges below its value.
     categories
-        For each feature the number of its categories, which are their own bins; 0 for numbers.
+        Number of categories of each feature, one bin each; 0 for numbers.
     loss
         "squared", "logistic", "softmax" or "poisson".
     base
-        The margins to begin with, [outputs].
+        Initial margins, [outputs].
     unit
-        In which gradients are measured.
+        Unit of the gradients.
     features, target
         Columns.
     n_trees, depth, learning_rate, l2, least_weight, least_gain, monotone
         As for `BoostedTrees`.
     held_out
-        The share of rows that is not learned from but judged: their loss is sent, too.
+        Share of rows that is held out; their loss is sent too.
     subtract
-        Whether one child in two is sent. Under privacy both are, as differences would have the noise of two.
+        Whether only one child of each split is sent. Under privacy both are: a difference would have the noise of two.
     """
 
     name = "tree-rounds"
@@ -107,7 +107,7 @@ class TreeRounds(Computation):
 
     @property
     def bins(self) -> Bins:
-        """How values become codes."""
+        """Bin edges and categories."""
         edges = np.asarray(self.edges, dtype=float)
         return Bins(edges, np.asarray(self.categories or [0] * len(edges), dtype=np.int64))
 
@@ -130,7 +130,7 @@ class TreeRounds(Computation):
         }
 
     def _rooted(self, outputs: int) -> Arrays:
-        """The part of the state that begins anew with every tree: one slot, for the root."""
+        """Reset the part of the state that belongs to one tree: a single slot, for the root."""
         slots = np.full((outputs, 2 ** (self.depth - 1)), -1, dtype=np.int32)
         slots[:, 0] = 0 if outputs == 1 else np.arange(outputs)
         width = self.bins.width + 1
@@ -162,7 +162,7 @@ class TreeRounds(Computation):
                     if side == smaller or not self.subtract:
                         slots[k, 2 * node + side], sent = sent, sent + 1
                     else:
-                        slots[k, 2 * node + side] = -2  # what the other leaves
+                        slots[k, 2 * node + side] = -2  # parent minus sibling
                     parents[k, 2 * node + side] = hist[k, node]
         ready = {**state, **forest}
         if last or not sent:
@@ -177,7 +177,7 @@ class TreeRounds(Computation):
         }
 
     def _whole(self, state: Arrays, sent: Array) -> Array:
-        """Histograms of all nodes of the level, [outputs, nodes, features, bins + 1, 2]; noise makes none negative."""
+        """Histograms of all nodes of the level, [outputs, nodes, features, bins + 1, 2], curvature at least 0."""
         slots = state["slots"][:, : 2 ** int(state["level"])]
         hist = np.zeros((*slots.shape, *sent.shape[1:]))
         hist[slots >= 0] = sent[slots[slots >= 0]]
@@ -189,15 +189,15 @@ class TreeRounds(Computation):
     def _split(
         self, state: Arrays, forest: Arrays, hist: Array, k: int, low: Array, high: Array
     ) -> list[tuple[int, Array]]:
-        """Split the nodes of one output's tree, and write values; the nodes that have children, and their sums."""
+        """Split the nodes of one output's tree and write leaf values; return split nodes and sums of their children."""
         tree, first = int(state["trees"]), 2 ** int(state["level"]) - 1
-        active = np.flatnonzero(state["slots"][k] != -1)  # none where another output's tree still grows
+        active = np.flatnonzero(state["slots"][k] != -1)  # empty if only another output's tree still grows
         mine = hist[k, active]
         splits = best_splits(mine, state["server.low"][k, active], state["server.high"][k, active], self._rules())
         if first == 0 and splits.feature[0] < 0:  # nothing to split: the tree is one leaf
             g, h = mine[0, 0].sum(axis=0)
             forest["value"][tree, k, 0] = self._leaf(g, h, -_FREE, _FREE)
-        found = []
+        split_nodes = []
         for i, node in enumerate(active):
             f = int(splits.feature[i])
             if f < 0:
@@ -213,14 +213,14 @@ class TreeRounds(Computation):
                 middle = (values[0] + values[1]) / 2
                 (high if direction > 0 else low)[k, 2 * node] = middle
                 (low if direction > 0 else high)[k, 2 * node + 1] = middle
-            found.append((int(node), splits.sums[i]))
-        return found
+            split_nodes.append((int(node), splits.sums[i]))
+        return split_nodes
 
     def _raw(self, g: float, h: float, low: float, high: float) -> float:
         return float(np.clip(-g / max(h + self.l2, 1e-12), low, high))
 
     def _rate(self, value: float) -> float:
-        """A leaf's value as it is added: a Newton step times the rate, in the margins' own units."""
+        """Scale a Newton step to a leaf's value: times the learning rate, in the units of the margins."""
         return float(value * self.learning_rate * (self.unit if self.loss == "squared" else 1.0))
 
     def _leaf(self, g: float, h: float, low: float, high: float) -> float:
@@ -238,14 +238,14 @@ class TreeRounds(Computation):
     def _answer(self, state: Arrays, clients: Federation, owner: Array, n: int) -> tuple[Arrays, Kept]:
         self._check_forest(state)
         y = self._y(clients)
-        rows = self._standing(state, clients, y)
+        rows = self._row_state(state, clients, y)
         slots, level = state["slots"], int(state["level"])
         judged = self._judged(clients)
         n_slots, first = int(slots.max(initial=-1)) + 1, 2**level - 1
         bins = self.bins
         hist = np.zeros((n * n_slots, len(bins.edges), bins.width + 1, 2))
         for k in range(slots.shape[0]):
-            place = rows.node[:, k].astype(np.int64) - first  # a leaf of a level above lies before the first
+            place = rows.node[:, k].astype(np.int64) - first  # negative for a leaf of a level above
             slot = np.where(place >= 0, slots[k][np.maximum(place, 0)], -1).astype(np.int64)
             slot = np.where((slot >= 0) & ~judged, owner * n_slots + slot, -1)
             order = rows_by_slot(slot, n * n_slots)
@@ -257,7 +257,9 @@ class TreeRounds(Computation):
             if level == 0:
                 loss[judged] = row_losses(self.loss, y[judged], rows.margin[judged])
             loss = np.rint(np.clip(loss, -(2.0**20), 2.0**20) / GRID) * GRID
-            sent["loss"] = np.bincount(owner, loss, minlength=n).astype(np.float64)  # whole for no rows
+            sent["loss"] = np.bincount(owner, loss, minlength=n).astype(
+                np.float64
+            )  # bincount of no rows is an integer array
             sent["held_out"] = np.bincount(owner, judged, minlength=n).astype(np.int64)
         stamp = np.tile([int(state["trees"]), level], (len(clients), 1))
         kept: dict[str, Array | Ragged] = {
@@ -266,34 +268,34 @@ class TreeRounds(Computation):
         return sent, kept | {"trees.stamp": stamp}
 
     def _check_forest(self, state: Arrays) -> None:
-        """Refuse a state that compiled loops would follow beyond the end of an array, or that adds nodes up."""
+        """Refuse a state that would make compiled loops read out of bounds, or put two nodes into one slot."""
         outputs, leaves, inner = len(np.atleast_1d(self.base)), 2 ** (self.depth - 1), 2**self.depth - 1
         trees = (self.n_trees, outputs)
         shapes = {"feature": (*trees, inner), "left": (*trees, inner, 32), "value": (*trees, 2 * inner + 1)}
         inside = all(state[name].shape == shape for name, shape in {**shapes, "slots": (outputs, leaves)}.items())
         inside = inside and 0 <= int(state["trees"]) <= self.n_trees and 0 <= int(state["level"]) < self.depth
-        used = state["slots"][state["slots"] >= 0]  # a row that two trees bring to one slot moves it twice
+        used = state["slots"][state["slots"] >= 0]  # in a shared slot a row would count twice, and exceed its bound
         apart = len(np.unique(used)) == used.size and used.max(initial=-1) < outputs * leaves
         if not (inside and apart) or state["feature"].max(initial=-1) >= len(self.bins.edges):
             raise DataError("the state names features, nodes or trees that this forest cannot have")
 
-    def _standing(self, state: Arrays, clients: Federation, y: Array) -> Standing:
-        """Where rows stand now: from where they stood a round before, or else through the whole forest."""
+    def _row_state(self, state: Arrays, clients: Federation, y: Array) -> RowState:
+        """Advance the kept row state by a round, or recompute it through the whole forest."""
         tree, level = int(state["trees"]), int(state["level"])
         kept = {name: clients.kept.get(f"trees.{name}") for name in ("codes", "margin", "node", "g", "h", "stamp")}
         stamps = None if kept["stamp"] is None else kept["stamp"].flat
         held = {name: values.flat for name, values in kept.items() if values is not None}
         lengths = kept["codes"].lengths if kept["codes"] is not None else np.zeros(0)
-        known = stamps is not None and len(stamps) == len(clients) and np.array_equal(lengths, clients.sizes)
-        if known and stamps is not None and (stamps == [tree, level - 1]).all() and level:
+        has_kept = stamps is not None and len(stamps) == len(clients) and np.array_equal(lengths, clients.sizes)
+        if has_kept and stamps is not None and (stamps == [tree, level - 1]).all() and level:
             node = self._down(state, tree, held["codes"], held["node"], 1)
-            return Standing(held["codes"], held["margin"], node, held["g"], held["h"], ("node",))
-        again = known and stamps is not None and (stamps == [tree, level]).all()
-        if again:
-            return Standing(held["codes"], held["margin"], held["node"], held["g"], held["h"], ())
+            return RowState(held["codes"], held["margin"], node, held["g"], held["h"], ("node",))
+        replayed = has_kept and stamps is not None and (stamps == [tree, level]).all()
+        if replayed:
+            return RowState(held["codes"], held["margin"], held["node"], held["g"], held["h"], ())
         margin: Array
         changed: tuple[str, ...] = ("margin", "node", "g", "h")
-        if known and stamps is not None and not level and (stamps[:, 0] == tree - 1).all():
+        if has_kept and stamps is not None and not level and (stamps[:, 0] == tree - 1).all():
             codes = held["codes"]
             margin = held["margin"] + self._values(state, tree - 1, codes, held["node"])
         else:
@@ -305,10 +307,10 @@ class TreeRounds(Computation):
         if level:
             node = self._down(state, tree, codes, node, level)
         g, h = derivatives(self.loss, y, margin, self.unit)
-        return Standing(codes, margin, node, g, h, changed)
+        return RowState(codes, margin, node, g, h, changed)
 
     def _down(self, state: Arrays, tree: int, codes: Array, node: Array, steps: int) -> Array:
-        """The nodes of rows after `steps` more splits of these trees, [rows, outputs]."""
+        """Nodes of the rows after `steps` more splits, [rows, outputs]."""
         out = np.empty_like(node)
         for k in range(node.shape[1]):
             own = np.ascontiguousarray(node[:, k])
@@ -319,7 +321,7 @@ class TreeRounds(Computation):
         return out
 
     def _values(self, state: Arrays, tree: int, codes: Array, node: Array) -> Array:
-        """What the leaves of these trees add, from the nodes where rows are."""
+        """Leaf values of the rows, which start at these nodes, [rows, outputs]."""
         leaf = self._down(state, tree, codes, node, self.depth)
         return np.stack([state["value"][tree, k][leaf[:, k]] for k in range(leaf.shape[1])], axis=1)
 
@@ -339,7 +341,7 @@ class TreeRounds(Computation):
         return (*names, self.target) if self.loss in ("logistic", "softmax") else names
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """A row of a class is in one bin of each feature, once for each output; numbers have no bound."""
+        """A row is in one bin of each feature and output; losses on numbers have unbounded gradients."""
         most = bounds(self.loss)
         if most is None or self.held_out:
             return None
@@ -367,20 +369,20 @@ class TreeRounds(Computation):
 
 
 def target_values(clients: Federation, target: str, loss: str, outputs: int) -> Array:
-    """The target as numbers; what the loss cannot have is refused."""
+    """The target as numbers; refuse values outside the domain of the loss."""
     values = clients[target]
     valid = valid_targets(values, loss, outputs)
     if values.ndim != 1 or values.dtype.kind not in "biuf":
-        raise DataError(f"the target {target!r} must be one number or class a row, not {values.dtype}")
+        raise DataError(f"the target {target!r} must be one number or class per row, not {values.dtype}")
     if valid is not None and not valid.all():
         row = int(np.argmin(valid))
-        what = {"poisson": "a count", "squared": "a number"}.get(loss, "a class that was declared")
+        what = {"poisson": "a count", "squared": "a number"}.get(loss, "a declared class")
         raise DataError(f"the target {target!r} is {values[row]} in row {row:,}, which is not {what}: drop such rows")
     return values.astype(np.float64)
 
 
 def valid_targets(values: Array, loss: str, outputs: int) -> Array | None:
-    """Which rows have a target that the loss can have."""
+    """Which rows have a target in the domain of the loss."""
     if values.ndim != 1 or values.dtype.kind not in "biuf":
         return None
     y = values.astype(np.float64)

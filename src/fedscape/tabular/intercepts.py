@@ -1,4 +1,4 @@
-"""A GLM whose clients have intercepts of their own: the marginal likelihood by Laplace's approximation, by sums."""
+"""A GLM with a random intercept per client: the marginal likelihood by Laplace's approximation, from sums."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from fedscape.core.engine import Engine
     from fedscape.core.estimator import Fit
 
-_INNER = 50  # steps of a client towards the mode of its intercept, at most
-_DIFFERENCE = 1e-3  # of a parameter's error: how far apart gradients are compared for the curvature
-_LEAST = -9.0  # logarithm of a standard deviation that is as good as none
+_INNER = 50  # most Newton steps to the mode of a client's intercept
+_DIFFERENCE = 1e-3  # step of the finite differences, in units of a parameter's error
+_LEAST = -9.0  # log of a standard deviation that counts as 0
 
 
 class RandomIntercepts(Computation):
     """Newton's method on the marginal likelihood of a GLM with a normal intercept for each client.
 
     The parameters are the coefficients, the logarithm of the intercepts' standard deviation and, for "gaussian", that
-    of the residuals' variance. A client finds the mode of its own intercept, and sends its log-likelihood by Laplace's
-    approximation with the exact gradient, at a few points about the present one: differences of the summed gradients
-    are the curvature.
+    of the residual variance. A client finds the mode of its own intercept and sends its log-likelihood by Laplace's
+    approximation with the exact gradient, at the current point and a few around it: finite differences of the summed
+    gradients give the curvature.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class RandomIntercepts(Computation):
     features, target, offset, weights, intercept
         As for `GLM`.
     initial
-        Where to begin, [parameters].
+        Initial parameters, [parameters].
     scale
-        How far each parameter moves the likelihood by about one, [parameters]: its error.
+        Approximate standard error of each parameter, [parameters].
     """
 
     name = "glm-random-intercepts"
@@ -72,10 +72,10 @@ class RandomIntercepts(Computation):
 
     def start(self, seed: int) -> Arrays:
         if self.family not in ("gaussian", "logistic", "poisson"):
-            raise DataError(f"random intercepts go with gaussian, logistic and poisson, not with {self.family!r}")
+            raise DataError(f"random intercepts need family gaussian, logistic or poisson, not {self.family!r}")
         at, scale = np.asarray(self.initial, dtype=float), np.asarray(self.scale, dtype=float)
         if not at.size or at.shape != scale.shape:
-            raise DataError(f"initial and scale must be as many numbers, got {at.shape} and {scale.shape}")
+            raise DataError(f"initial and scale must have the same length, got {at.shape} and {scale.shape}")
         return self._points(at) | {
             "server.best": at,
             "server.log_likelihood": np.full((), -1e300),
@@ -96,7 +96,7 @@ class RandomIntercepts(Computation):
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         at = state["points"][0]
         best = float(state["server.log_likelihood"])
-        if total["log_likelihood"][0] < best - 1e-9 * abs(best):  # half the step from the best point
+        if total["log_likelihood"][0] < best - 1e-9 * abs(best):  # step halving
             move = state["server.move"] / 2
             return {**state, **self._points(state["server.best"] + move), "server.move": move}
         gradient = total["gradient"]
@@ -113,7 +113,7 @@ class RandomIntercepts(Computation):
         }
 
     def _points(self, at: Array) -> Arrays:
-        """The point itself, and one to each side along every parameter."""
+        """The point and its neighbours on both sides along every parameter."""
         at = self._bounded(at)
         aside = np.diag(_DIFFERENCE * np.asarray(self.scale, dtype=float))
         return {"points": np.concatenate([at[None], at + aside, at - aside])}
@@ -138,7 +138,7 @@ class RandomIntercepts(Computation):
 
 
 def ascent(curvature: Array, gradient: Array, scale: Array) -> Array:
-    """Newton's step up a hill whose curvature may not be negative everywhere; no longer than three errors."""
+    """Newton step of a maximisation, also where the Hessian is not negative definite; at most three errors long."""
     values, vectors = np.linalg.eigh(curvature * np.outer(scale, scale))
     step = scale * ((vectors / np.maximum(np.abs(values), 1e-6)) @ (vectors.T @ (gradient * scale)))
     length = float(np.sqrt(np.mean((step / scale) ** 2)))
@@ -146,10 +146,10 @@ def ascent(curvature: Array, gradient: Array, scale: Array) -> Array:
 
 
 def laplace(family: str, rows: Rows, clients: Federation, point: Array) -> tuple[Array, Array]:
-    """For each client log-likelihood and gradient [clients, parameters] with its intercept integrated out.
+    """Log-likelihood and gradient [clients, parameters] of each client with its intercept integrated out.
 
     With s = 1 / sd^2, the mode u of h(u) = sum log f - s u^2 / 2 and A = s + W(u), the approximation is
-    h(u) - log(A / s) / 2 (Breslow and Clayton 1993, equation 5); the mode moves with the parameters as well.
+    h(u) - log(A / s) / 2 (Breslow and Clayton 1993, equation 5). The gradient includes the change of the mode.
     """
     p, law = rows.x.shape[1], family_of(family)
     s = float(np.exp(-2 * point[p]))
@@ -175,7 +175,7 @@ def laplace(family: str, rows: Rows, clients: Federation, point: Array) -> tuple
 
 
 def _modes(law: Family, rows: Rows, clients: Federation, fixed: Array, s: float, phi: float) -> Array:
-    """The mode of each client's intercept: Newton's method, each step at most one."""
+    """Find the mode of each client's intercept by Newton's method with steps of at most 1."""
     u, owner = np.zeros(len(clients)), clients.client_of_row
     for _ in range(_INNER):
         eta = fixed + u[owner]
@@ -189,7 +189,7 @@ def _modes(law: Family, rows: Rows, clients: Federation, fixed: Array, s: float,
 
 
 def _log_density(family: str, rows: Rows, eta: Array, phi: float) -> Array:
-    """Of each row; the part of a binomial that depends on its weight alone is left out."""
+    """Log-density of each row; for a binomial without the term that depends on its weight only."""
     if family == "gaussian":
         return np.asarray(-rows.weight * (rows.y - eta) ** 2 / (2 * phi) - np.log(2 * np.pi * phi) / 2)
     if family == "logistic":
@@ -200,9 +200,9 @@ def _log_density(family: str, rows: Rows, eta: Array, phi: float) -> Array:
 
 
 def learn_intercepts(model: GLM, engine: Engine, how: Fit, coefficients: Array, covariance: Array) -> None:
-    """Fit the marginal likelihood from the coefficients without intercepts, and put what is learned into the model."""
+    """Maximise the marginal likelihood, starting at the plain GLM, and write the estimates into the model."""
     if model.ranges is not None or model.l2 > 0:
-        raise DataError("random intercepts go without ranges and with l2=0")
+        raise DataError("random intercepts take no ranges and need l2=0")
     gaussian = model.family == "gaussian"
     tails = [-1.0, float(np.log(max(model.dispersion_, 1e-12)))][: 1 + gaussian]
     if gaussian:

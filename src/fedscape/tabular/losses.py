@@ -1,4 +1,4 @@
-"""Losses of boosted trees: gradients on a grid, so that their sums are exact in any order."""
+"""Losses of boosted trees, with gradients on a grid so that sums are exact in any order."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from fedscape.errors import DataError
 from fedscape.types import Array
 
 LOSSES = ("squared", "logistic", "softmax", "poisson")
-GRID = 2.0**-24  # of gradients, in the loss's unit: float64 adds multiples of it exactly up to 2**29
-_MOST = 2.0**14  # units that a gradient may be
+GRID = 2.0**-24  # of gradients, in units of the loss: float64 adds its multiples exactly up to 2**29
+_MOST = 2.0**14  # largest gradient, in units
 _FAR = 30.0
 
 
 def check_loss(loss: str) -> None:
-    """Refuse a loss that is not there."""
+    """Refuse an unknown loss."""
     if loss not in LOSSES:
         raise DataError(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}")
 
 
 def on_grid(values: Array) -> Array:
-    """Numbers rounded to the grid.
+    """Round to the grid.
 
     >>> float(on_grid(np.array([0.1]))[0] * 2**24)
     1677722.0
@@ -44,7 +44,7 @@ def derivatives(loss: str, y: Array, margin: Array, unit: float) -> tuple[Array,
 
 
 def row_losses(loss: str, y: Array, margin: Array) -> Array:
-    """The loss of each row, but for what depends on its target alone."""
+    """The loss of each row, up to a term that depends on its target only."""
     if loss == "squared":
         return np.asarray((margin[:, 0] - y) ** 2 / 2)
     if loss == "logistic":
@@ -57,7 +57,7 @@ def row_losses(loss: str, y: Array, margin: Array) -> Array:
 
 
 def probabilities(loss: str, margin: Array) -> Array:
-    """Of the classes, [rows, classes], from margins [rows, outputs]."""
+    """Class probabilities [rows, classes] from margins [rows, outputs]."""
     if loss == "logistic":
         p = 1 / (1 + np.exp(-np.clip(margin[:, 0], -_FAR, _FAR)))
         return np.column_stack([1 - p, p])
@@ -66,5 +66,5 @@ def probabilities(loss: str, margin: Array) -> Array:
 
 
 def bounds(loss: str) -> tuple[float, float] | None:
-    """The largest gradient and curvature of a row; None where there is none: a number may lie far from its margin."""
+    """Largest gradient and curvature of a row; None if unbounded, as for losses on numbers."""
     return (1.0, 0.25) if loss in ("logistic", "softmax") else None

@@ -1,4 +1,4 @@
-"""A model of a table as commands make, save and use it: columns by name, categories, classes, one JSON file."""
+"""A tabular model with its preprocessing, as the commands train, save and use it: one JSON file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEARNED = ("coefficients_", "standard_errors_", "robust_errors_", "z_values_", 
 
 @dataclass(frozen=True)
 class TableModel:
-    """Boosted trees or a GLM with what turns a table into their features.
+    """Boosted trees or a GLM with the encoding of their features.
 
     Parameters
     ----------
@@ -40,10 +40,10 @@ class TableModel:
     model
         The fitted model.
     columns
-        Feature columns in order, each with its categories; none for numbers. A GLM has an indicator for each category
+        Feature columns in order, each with its categories; none for numbers. A GLM has an indicator for every category
         but the first.
     target, classes
-        The column to predict, and what its classes are called; none for numbers.
+        The column to predict, and the names of its classes; none for numbers.
     """
 
     method: str
@@ -55,39 +55,41 @@ class TableModel:
     def predict(self, table: Federation) -> Array:
         """Probabilities [rows, classes], or the expected target [rows]; NaN where a GLM lacks a number."""
         if isinstance(self.model, BoostedTrees):
-            x = np.column_stack([_values(table, name, known) for name, known in self.columns.items()])
+            x = np.column_stack([_values(table, name, categories) for name, categories in self.columns.items()])
             return self.model.predict_proba(x) if self.classes else self.model.predict(x)
         x = indicators(table, self.columns)
         mean = np.where(np.isnan(x).any(axis=1), np.nan, self.model.predict(np.nan_to_num(x)))
         return np.column_stack([1 - mean, mean]) if self.classes else mean
 
     def score(self, table: Federation) -> dict[str, float]:
-        """How it does on rows with a known target: accuracy and log loss, or root mean squared error and R squared."""
+        """Evaluate on the rows that have a target: accuracy and log loss, or root mean squared error and R squared."""
         if not table.n_rows:
-            raise DataError("there are no rows: nothing can be judged")
-        found = self.predict(table)
+            raise DataError("the table has no rows to evaluate")
+        predicted = self.predict(table)
         y = target_of(table, self.target, self.classes)
-        used = (y >= 0 if self.classes else np.isfinite(y)) & ~np.isnan(found.reshape(len(found), -1)).any(axis=1)
+        used = (y >= 0 if self.classes else np.isfinite(y)) & ~np.isnan(predicted.reshape(len(predicted), -1)).any(
+            axis=1
+        )
         if not used.any():
-            raise DataError(f"no row has both a known {self.target!r} and the features: nothing can be judged")
-        found, y = found[used], y[used]
+            raise DataError(f"no row has both the target {self.target!r} and all features: nothing to evaluate")
+        predicted, y = predicted[used], y[used]
         if self.classes:
-            own = found[np.arange(len(y)), y.astype(int)]
+            own = predicted[np.arange(len(y)), y.astype(int)]
             return {
                 "rows": float(len(y)),
-                "accuracy": float((found.argmax(axis=1) == y).mean()),
+                "accuracy": float((predicted.argmax(axis=1) == y).mean()),
                 "loss": float(-np.log(np.maximum(own, 1e-15)).mean()),
             }
-        error, spread = float(((found - y) ** 2).mean()), float(y.var())
+        error, spread = float(((predicted - y) ** 2).mean()), float(y.var())
         return {"rows": float(len(y)), "rmse": error**0.5, "r2": 1 - error / spread if spread else 0.0}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one JSON file; trees are beside it, as `BoostedTrees.save` writes them."""
-        said: dict[str, Any] = {
+        """Write one JSON file; trees go to a second file beside it, written by `BoostedTrees.save`."""
+        document: dict[str, Any] = {
             "what": _WHAT,
             "format": 1,
             "method": self.method,
-            "columns": {name: list(known) for name, known in self.columns.items()},
+            "columns": {name: list(categories) for name, categories in self.columns.items()},
             "target": self.target,
             "classes": list(self.classes),
         }
@@ -95,27 +97,29 @@ class TableModel:
             self.model.save(_trees_beside(path))
         else:
             model = self.model
-            said |= {"family": model.family, "intercept": model.intercept_, "names": list(model.feature_names_)}
-            said |= {name: getattr(model, name).tolist() for name in _LEARNED if hasattr(model, name)}
-            said |= {"deviance": model.deviance_, "dispersion": model.dispersion_, "rows": model.n_rows_}
-        Path(path).write_text(json.dumps(said, indent=1) + "\n")
+            document |= {"family": model.family, "intercept": model.intercept_, "names": list(model.feature_names_)}
+            document |= {name: getattr(model, name).tolist() for name in _LEARNED if hasattr(model, name)}
+            document |= {"deviance": model.deviance_, "dispersion": model.dispersion_, "rows": model.n_rows_}
+        Path(path).write_text(json.dumps(document, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TableModel:
-        """What `save` wrote; anything else is refused."""
+        """Read a file that `save` wrote; refuse anything else."""
         try:
-            said = json.loads(Path(path).read_text())
-            if said.get("what") != _WHAT or said.get("format") != 1 or said["method"] not in METHODS:
-                raise ValueError("it is no model of a table of this version")
-            columns = {str(name): tuple(map(str, known)) for name, known in said["columns"].items()}
+            document = json.loads(Path(path).read_text())
+            if document.get("what") != _WHAT or document.get("format") != 1 or document["method"] not in METHODS:
+                raise ValueError("not a tabular model of format 1")
+            columns = {str(name): tuple(map(str, categories)) for name, categories in document["columns"].items()}
             model: BoostedTrees | GLM
-            if said["method"] == "trees":
+            if document["method"] == "trees":
                 model = BoostedTrees.load(_trees_beside(path))
             else:
-                model = GLM(family_of(said["family"]).name, target=said["target"])
-                model.coefficients_ = np.array(said["coefficients_"], dtype=float)
-                model.intercept_, model.feature_names_ = float(said["intercept"]), tuple(said["names"])
-            return cls(said["method"], model, columns, str(said["target"]), tuple(map(str, said["classes"])))
+                model = GLM(family_of(document["family"]).name, target=document["target"])
+                model.coefficients_ = np.array(document["coefficients_"], dtype=float)
+                model.intercept_, model.feature_names_ = float(document["intercept"]), tuple(document["names"])
+            return cls(
+                document["method"], model, columns, str(document["target"]), tuple(map(str, document["classes"]))
+            )
         except OSError as error:
             raise CheckpointError(f"{os.fspath(path)} cannot be read: {error.strerror}") from None
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -124,7 +128,7 @@ class TableModel:
 
 
 def is_table_model(path: Path) -> bool:
-    """Whether this file, or the one in this folder, is such a model."""
+    """Whether this file, or model.json in this folder, is a tabular model."""
     file = path / FILE if path.is_dir() else path
     try:
         return file.suffix == ".json" and json.loads(file.read_text()).get("what") == _WHAT
@@ -149,21 +153,21 @@ def learn_table(
     place: Callable[[Federation], Engine] | None = None,
     progress: bool | None = None,
 ) -> TableModel:
-    """Fit trees or a GLM to the rows of a table that have the target.
+    """Fit trees or a GLM to the rows that have a target.
 
     Parameters
     ----------
     method
         "trees" or "glm".
     fed, columns, target, classes
-        The table, and what of it is what; see `TableModel`.
+        The table and the roles of its columns; see `TableModel`.
     family
-        The law of the target: for a GLM one of its families, for trees "poisson" for counts; by default logistic for
-        classes, Gaussian (the squared error) for numbers.
+        The distribution of the target: for a GLM one of its families, for trees "poisson" for counts. By default
+        logistic for classes, Gaussian (the squared error) for numbers.
     rounds
-        For trees how many; for a GLM at most how many rounds.
+        The number of trees, or the most rounds of a GLM.
     place
-        Makes the engine; by default in this process.
+        Builds the engine; by default one in this process.
     """
     if method not in METHODS:
         raise DataError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
@@ -176,14 +180,14 @@ def learn_table(
     y = target_of(fed, target, classes)
     used = y >= 0 if classes else np.isfinite(y)
     inputs = [f"x{i}" for i in range(len(columns))] if method == "trees" else ["x"]
-    called = "y" if target in inputs else target  # as messages say it
-    names = {called: classes} if method == "trees" and classes else {}
-    parts: dict[str, Array] = {called: y.astype(np.int32) if classes else y}
+    target_name = "y" if target in inputs else target  # the name that messages show
+    names = {target_name: classes} if method == "trees" and classes else {}
+    parts: dict[str, Array] = {target_name: y.astype(np.int32) if classes else y}
     if method == "trees":
-        for x, (name, known) in zip(inputs, columns.items(), strict=True):
-            values = _values(fed, name, known)
-            parts[x] = np.nan_to_num(values, nan=-1).astype(np.int32) if known else values
-            names |= {x: known} if known else {}
+        for x, (name, categories) in zip(inputs, columns.items(), strict=True):
+            values = _values(fed, name, categories)
+            parts[x] = np.nan_to_num(values, nan=-1).astype(np.int32) if categories else values
+            names |= {x: categories} if categories else {}
     else:
         parts["x"] = indicators(fed, columns)
         used &= ~np.isnan(parts["x"]).any(axis=1)
@@ -193,46 +197,50 @@ def learn_table(
     if method == "trees":
         loss = None if classes else "poisson" if family == "poisson" else "squared"
         model = BoostedTrees(rounds or 100, loss=loss, seed=seed)
-        model.fit(engine, features=inputs, target=called, progress=progress)
+        model.fit(engine, features=inputs, target=target_name, progress=progress)
     else:
         model = GLM(family or ("logistic" if classes else "gaussian"), rounds=rounds or 25)
-        model.fit(engine, features="x", target=called, progress=progress)
+        model.fit(engine, features="x", target=target_name, progress=progress)
         model.feature_names_ = (*_indicator_names(columns), "intercept")
     return TableModel(method, model, columns, target, classes)
 
 
 def target_of(table: Federation, target: str, classes: Sequence[str]) -> Array:
-    """The target as codes of these classes, -1 where it is none of them, or as numbers, NaN where missing."""
+    """The target as class codes, -1 for other values, or as numbers, NaN if missing."""
     if classes:
         return as_codes(table[target], classes, table.names.get(target)).astype(float)
     return _values(table, target, ())
 
 
 def indicators(table: Federation, columns: Mapping[str, tuple[str, ...]]) -> Array:
-    """Features of a GLM: numbers, and 0 or 1 for each category but the first; NaN where a number is missing.
+    """Features of a GLM: numbers, NaN if missing, and a 0/1 indicator for every category but the first.
 
     >>> fed = Federation({"a": [1.0, 2.0], "b": ["u", "v"]}, [0, 2])
     >>> indicators(fed, {"a": (), "b": ("u", "v")}).tolist()
     [[1.0, 0.0], [2.0, 1.0]]
     """
     parts = []
-    for name, known in columns.items():
-        values = _values(table, name, known)
-        parts += [(values == code).astype(float) for code in range(1, len(known))] if known else [values]
+    for name, categories in columns.items():
+        values = _values(table, name, categories)
+        parts += [(values == code).astype(float) for code in range(1, len(categories))] if categories else [values]
     return np.column_stack(parts)
 
 
 def _indicator_names(columns: Mapping[str, tuple[str, ...]]) -> list[str]:
-    return [n for name, known in columns.items() for n in ([f"{name}={k}" for k in known[1:]] if known else [name])]
+    return [
+        n
+        for name, categories in columns.items()
+        for n in ([f"{name}={c}" for c in categories[1:]] if categories else [name])
+    ]
 
 
-def _values(table: Federation, name: str, known: Sequence[str]) -> Array:
-    """A column as numbers, or as codes of its categories; NaN where missing or not known."""
+def _values(table: Federation, name: str, categories: Sequence[str]) -> Array:
+    """A column as numbers or category codes; NaN if missing or unknown."""
     values = table[name]
     if values.ndim != 1:
-        raise DataError(f"column {name!r} must hold one value a row, not {list(values.shape[1:])}")
-    if known:
-        codes = as_codes(values, known, table.names.get(name)).astype(float)
+        raise DataError(f"column {name!r} must hold one value per row, not {list(values.shape[1:])}")
+    if categories:
+        codes = as_codes(values, categories, table.names.get(name)).astype(float)
         return np.where(codes < 0, np.nan, codes)
     if name in table.names or values.dtype.kind not in "biuf":
         raise DataError(f"column {name!r} must hold numbers, as when the model was trained")

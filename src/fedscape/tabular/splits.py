@@ -1,4 +1,4 @@
-"""Histograms of gradients, and the best split of each: the compiled inner loops of boosted trees."""
+"""Gradient histograms and best splits: the compiled inner loops of boosted trees."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 from fedscape.core.kernel import kernel
 from fedscape.types import Array
 
-_BYTES = 32  # of a split: a bit for each of 256 bins, set where rows go left
+_BYTES = 32  # per split: one bit for each of 256 bins, set if its rows go left
 
 
 class Rules(NamedTuple):
-    """What a split must obey: penalties, the least weight of a leaf, and directions of features (-1, 0, 1)."""
+    """Constraints on splits: penalties, the least weight of a leaf, and monotone directions (-1, 0, 1)."""
 
     l2: float
     least_weight: float
     least_gain: float
     monotone: Array  # [features]
-    n_bins: Array  # [features], the missing not counted
+    n_bins: Array  # [features], without the bin for missing values
     is_category: Array  # [features]
 
 
 class Splits(NamedTuple):
-    """The best split of each node: `feature` is -1 where none is worth it."""
+    """The best split of each node; `feature` is -1 if no split gains enough."""
 
     feature: Array  # [nodes]
     left: Array  # [nodes, 32]: packed bits of the bins that go left
@@ -45,7 +45,7 @@ def add_histograms(codes: Array, slot: Array, order: Array, g: Array, h: Array, 
 
 @kernel
 def rows_by_slot(slot: Array, n_slots: int) -> Array:
-    """Rows that have a slot, those of a slot together: a counting sort."""
+    """Sort the rows that have a slot by slot: a counting sort."""
     place = np.zeros(n_slots + 1, dtype=np.int64)
     for row in range(len(slot)):
         if slot[row] >= 0:
@@ -63,7 +63,7 @@ def rows_by_slot(slot: Array, n_slots: int) -> Array:
 
 @kernel
 def descend(codes: Array, node: Array, feature: Array, left: Array, steps: int) -> None:
-    """Let each row go down from its node, in place, by at most `steps` splits; feature -1 is a leaf."""
+    """Move each row down from its node by at most `steps` splits, in place; feature -1 is a leaf."""
     inner = len(feature)
     for row in range(len(node)):
         at = node[row]
@@ -81,10 +81,10 @@ def best_thresholds(
     hist: Array, n_bins: Array, skip: Array, monotone: Array, low: Array, high: Array, l2: float, least: float,
     gain: Array, choice: Array,
 ) -> None:  # fmt: skip
-    """The best threshold of each node over features that have an order.
+    """Find the best threshold of each node over numeric features.
 
-    `gain` [nodes] is raised where a split is better; `choice` [nodes, 3] is its feature, the last bin that goes left,
-    and whether missing values go left.
+    Both outputs are updated in place if a split is better: `gain` [nodes], and `choice` [nodes, 3] with the feature,
+    the last bin that goes left, and whether missing values go left.
     """
     missing = hist.shape[2] - 1
     for node in range(hist.shape[0]):
@@ -120,9 +120,9 @@ def best_thresholds(
 
 
 def best_splits(hist: Array, low: Array, high: Array, rules: Rules) -> Splits:
-    """The best split of each node by its histograms [nodes, features, bins + 1, 2]; the last bin is the missing.
+    """Find the best split of each node from its histograms [nodes, features, bins + 1, 2]; the last bin is for missing.
 
-    A threshold may be after any bin, with missing values on either side. Categories are first put in the order of
+    A threshold may be after any bin, with missing values on either side. Categories are first sorted by
     gradient over curvature, in which the best subset is a prefix (Fisher 1958).
     """
     nodes, gain = len(hist), np.full(len(hist), max(rules.least_gain, 1e-12))
@@ -153,7 +153,7 @@ def best_splits(hist: Array, low: Array, high: Array, rules: Rules) -> Splits:
 def _best_subset(
     cells: Array, low: float, high: float, l2: float, least: float, gain: float
 ) -> tuple[float, Array | None]:
-    """The best set of bins to go left, the missing as one of them; None where none is better than `gain`."""
+    """Find the best set of bins to go left, missing values included; None if none is better than `gain`."""
     used = np.flatnonzero(cells[:, 1] > 0)
     if len(used) < 2:
         return gain, None

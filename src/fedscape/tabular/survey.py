@@ -1,4 +1,4 @@
-"""The target of boosted trees, looked at once: where boosting begins."""
+"""Statistics of the target, from which boosting starts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fedscape.types import Array, Arrays, Kept
 
 
 class TargetSurvey(Computation):
-    """How often each class occurs, or number, sum and sum of squares of a target: where boosting begins.
+    """Class counts, or number, sum and sum of squares of a numeric target: the initial margins of boosting.
 
     Parameters
     ----------
     loss, target
         As for `BoostedTrees`.
     classes
-        How many classes there are; 0 for numbers.
+        Number of classes; 0 for numbers.
     ends
-        The least and greatest target, to which it is cut; numbers are then in units of half of that.
+        The least and greatest target, to which it is clipped; sums are then in units of half the range.
     """
 
     name = "tree-survey"
@@ -65,7 +65,7 @@ class TargetSurvey(Computation):
         return (self.target,) if self.classes else ()
 
     def begin(self, sums: Array) -> tuple[Array, float]:
-        """The margins to begin with, and the unit of gradients: a power of two near the target's spread."""
+        """Initial margins, and the unit of gradients: a power of two near the standard deviation of the target."""
         if self.classes:
             shares = np.maximum(sums, 0.5) / np.maximum(sums, 0.5).sum()
             base = np.log(shares[1:] / shares[:1]) if self.loss == "logistic" else np.log(shares)

@@ -75,7 +75,7 @@ def test_weights_are_rows_for_clients_that_are_alike_and_none_for_those_that_are
 def test_bad_federations_are_refused():
     with pytest.raises(DataError, match="from 2 to 40 clients"):
         collaboration(sites((False,)))
-    with pytest.raises(DataError, match="every client must have 2 rows at least, but 1 has 1"):
+    with pytest.raises(DataError, match="every client must have at least 2 rows, but 1 has 1"):
         collaboration(Federation({"x": np.ones((3, 1))}, [0, 2, 3]))
     with pytest.raises(DataError, match="client must be one of site 0, site 1, not 'x'"):
         collaboration(sites((False, True))).best("x")

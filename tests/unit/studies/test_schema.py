@@ -37,7 +37,7 @@ def test_what_does_not_fit_is_named_with_its_place(result, tmp_path):
     del torn["learn"]["true"][0]["worst"]
     assert misfit(torn) == "result['learn']['true'][0] has no 'worst'"
     (tmp_path / "result.json").write_text(json.dumps(torn))
-    with pytest.raises(DataError, match=r"is no result of a study: result\['learn'\].* run the study again"):
+    with pytest.raises(DataError, match=r"is not the result of a study: result\['learn'\].* run the study again"):
         Study.load(tmp_path)
     assert misfit({"value": True, "low": 0, "high": None}, Interval) is not None
     assert misfit({"value": 1, "low": 0, "high": None}, Interval) is None

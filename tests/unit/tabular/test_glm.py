@@ -214,5 +214,5 @@ def test_what_is_refused():
         GLM("poison").fit(fed)
     with pytest.raises(PrivacyError, match="needs ranges"):
         GLM("logistic", target="logistic").fit(fed, privacy=Gaussian(clip=1.0, multiplier=1.0))
-    with pytest.raises(DataError, match="go with gaussian, logistic and poisson"):
+    with pytest.raises(DataError, match="need family gaussian, logistic or poisson"):
         GLM("gamma", target="gamma", random_intercept=True).fit(fed)

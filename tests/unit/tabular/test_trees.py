@@ -206,7 +206,7 @@ def test_what_is_refused():
         BoostedTrees(2, loss="hinge").fit(fed, target="logistic")
     with pytest.raises(DataError, match="monotone must give"):
         BoostedTrees(2, monotone={"kind": 1}).fit(fed, features=["x", "kind"], target="logistic")
-    with pytest.raises(DataError, match="features a row"):
+    with pytest.raises(DataError, match="features per row"):
         BoostedTrees(2).fit(fed, features="x", target="logistic").predict([[1.0]])
     with pytest.raises(DataError, match="which is not a count"):
         BoostedTrees(2, loss="poisson").fit(fed, features="x", target="squared")
