@@ -10,6 +10,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.validate import all_valid, check_finite, valid_numbers
 from fedscape.errors import DataError
+from fedscape.tabular.estimator import feature_names
 from fedscape.tabular.families import Family
 from fedscape.types import Array
 
@@ -97,11 +98,8 @@ class Columns(NamedTuple):
 
     def names(self, clients: Federation) -> tuple[str, ...]:
         """What the coefficients are called; those of a two-dimensional column are numbered."""
-        found = []
-        for name in self.features:
-            n = int(np.prod(clients[name].shape[1:]))
-            found += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
-        return (*found, "intercept") if self.intercept else tuple(found)
+        names = feature_names(clients, self.features)
+        return (*names, "intercept") if self.intercept else names
 
     def units(self, widths: Sequence[int]) -> tuple[Array, Array]:
         """Centre and half range of each feature, [features]: 0 and 1 without ranges."""
