@@ -28,10 +28,10 @@ def adapt(
     accuracy_before and accuracy_after are of these same rows, those adapted to: rows kept apart tell how new ones fare.
     """
     require("torch", extra="learn")
-    from fedscape.trained.model import load
+    from fedscape.trained.model import load_network
 
     free(out, force)
-    made = load(model)
+    made = load_network(model)
     adapted, about = made.adapt(datasets.read(source, client=client or made.inputs.client))
     if out is not None:
         adapted.save(out)
@@ -52,9 +52,9 @@ def novelty(
 ) -> None:
     """Say which rows and clients are new to a personalised model, at a stated rate of false alarms."""
     require("torch", extra="learn")
-    from fedscape.trained.model import load
+    from fedscape.trained.model import load_network
 
-    made = load(model)
+    made = load_network(model)
     read = [datasets.read(which, client=client or made.inputs.client) for which in (known, source)]
     show(made.novelty(*read, score=score, rate=rate), json_, _for_people)
 

@@ -76,11 +76,11 @@ def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federat
     return (named.where(named[target] >= 0) if others else named), said
 
 
-def check_declared_rows(fed: Federation, reading: Reading, target: str) -> None:
+def check_declared_rows(fed: Federation, reading: Reading, target: str, *, classes: bool = True) -> None:
     """Refuse a private training where classes or categories follow from the rows: they would tell of clients."""
     from fedscape.learning.fitting import feature_kinds
 
-    if not fed.is_declared(target):
+    if classes and not fed.is_declared(target):
         raise DataError(
             f"the classes of {target!r} follow from the rows, and which there are --epsilon does not cover: name them "
             "with --names a,b,c"
@@ -127,7 +127,7 @@ def split_rows(
         learners,
         features=reading.features,
         target=target,
-        fill=_fill(fill),
+        fill=fill_of(fill),
         standardise=standardise,
         shape=_shape(shape),
         kinds=feature_kinds(reading),
@@ -150,7 +150,8 @@ def say_lines(lines: list[str], quiet: bool) -> None:
             typer.echo(line, err=True)
 
 
-def _fill(text: str | None) -> str | float | None:
+def fill_of(text: str | None) -> str | float | None:
+    """What stands for missing numbers, as --fill says it."""
     from fedscape.learning.fitting import FILLS
 
     if text is None or text in FILLS:

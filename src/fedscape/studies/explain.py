@@ -32,7 +32,7 @@ _NOT_MASKED = "With secure= it is refused, unless SecureSum(allow={names!r}) let
 
 _REVEALED = "What is revealed can only be protected on the client itself (place local), before it is sent."
 
-#: What a statistic or a model of a table is, in a sentence; methods have theirs in the table of methods.
+#: What a statistic is, in a sentence; methods have theirs in the table of methods.
 STATISTICS = {
     "histogram": "How many rows of each category all clients have together.",
     "moments": "Mean and covariance of all rows, from sums.",
@@ -41,8 +41,6 @@ STATISTICS = {
     "gmm": "A mixture of Gaussians over all rows, by EM over sums about the broadcast means.",
     "sketch": "Histograms of locality-sensitive codes of all rows together.",
     "regress": "Classes of entities with a regression each: labels stay with agents, products of features are summed.",
-    "trees": "Boosted trees of a table: clients sum gradients by node and bin, and the server picks the splits.",
-    "glm": "A generalised linear model of a table, by reweighted least squares: its normal equations are sums.",
 }
 
 
@@ -173,18 +171,6 @@ def _regress(engine: Engine) -> object:
     return LatentClassRegression(2, rounds=2).fit(engine, features="x", target="y", entity="entity", progress=False)
 
 
-def _trees(engine: Engine) -> object:
-    from fedscape.tabular import BoostedTrees
-
-    return BoostedTrees(2, depth=2).fit(engine, features="x", target="y", progress=False)
-
-
-def _glm(engine: Engine) -> object:
-    from fedscape.tabular import GLM
-
-    return GLM("poisson").fit(engine, features="x", target="y", progress=False)
-
-
 _RUNS: dict[str, Callable[[Engine], object]] = {
     "histogram": lambda engine: Histogram(_CLASSES).fit(engine, progress=False),
     "moments": lambda engine: Moments().fit(engine, progress=False),
@@ -193,6 +179,4 @@ _RUNS: dict[str, Callable[[Engine], object]] = {
     "gmm": _gmm,
     "sketch": _sketch,
     "regress": _regress,
-    "trees": _trees,
-    "glm": _glm,
 }

@@ -344,11 +344,11 @@ class BoostedTrees(TableEstimator):
         rows = np.asarray(x, dtype=float)
         return rows.reshape(len(rows), int(np.prod(rows.shape[1:])))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write forest, bins and settings as one JSON file."""
+    def save(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
+        """Write forest, bins and settings as one JSON file, of a private fit for its owner alone."""
         self._check_fitted("forest_")
         settings = {name: value for name, value in self.get_params().items() if name not in ("monotone", "ranges")}
-        private = self._loaded_private or getattr(self, "ledger_", None) is not None
+        private = private or self._loaded_private or getattr(self, "ledger_", None) is not None
         about = {**settings, "features": list(self.forest_.columns), "private": private}
         self.forest_.save(path, about, private=private)
 

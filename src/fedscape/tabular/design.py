@@ -38,7 +38,7 @@ class Columns(NamedTuple):
 
     def rows(self, clients: Federation, family: Family) -> Rows:
         """The rows as numbers; what is no number, or not of the law, is refused."""
-        x, y = self.x(clients), self.y(clients)
+        x, y = self.x(clients), self.y(clients, classes=family.name == "logistic")
         bad = ~family.valid(y)
         if bad.any():
             row = int(np.argmax(bad))
@@ -69,9 +69,10 @@ class Columns(NamedTuple):
             parts.append(np.ones((clients.n_rows, 1)))
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
-    def y(self, clients: Federation) -> Array:
-        """The target, cut to its range where one is declared."""
-        values = self._numbers(clients, self.target)
+    def y(self, clients: Federation, *, classes: bool = False) -> Array:
+        """The target, cut to its range where one is declared; of named classes their codes."""
+        named = classes and self.target in clients.names and clients[self.target].ndim == 1
+        values = clients[self.target].astype(float) if named else self._numbers(clients, self.target)
         if values.ndim != 1:
             raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
         return np.clip(values, *self.ends(self.target)) if self.ranges and self.target in self.ranges else values

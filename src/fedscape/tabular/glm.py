@@ -175,6 +175,9 @@ class GLM(TableEstimator):
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return self.columns().valid_rows(clients, family_of(self.family))
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.target,) if self.family == "logistic" else ()
+
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         """With ranges every |x| is at most one: W and W z bound a row; means on a logarithmic scale have no bound."""
         bounds = {"gaussian": (1.0, 1.0), "logistic": (0.25, 1.0 + _STEEPEST)}.get(self.family)
