@@ -197,6 +197,9 @@ def sweep(
 
     check_out(out, resume, force)
     lists = {name: fractions(text, name) for name, text in (("lr", lr), ("proximal", proximal), ("server", server))}
+    for name in ("lr", "server"):
+        if min(lists[name]) == 0:
+            raise DataError(f"--{name} must be numbers above 0: with 0 nothing is learned")
     whole = whole_numbers(seeds, "seeds")
     for name, value in (("rounds", rounds), ("rungs", rungs)):
         if value < 1:

@@ -84,8 +84,8 @@ class Study:
             raise DataError(f"there is no study in {folder}: 'fedscape study --out {folder}' writes one")
         try:
             found = json.loads(path.read_text())
-        except (ValueError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is no result of a study: {error}") from None
+        except ValueError:
+            raise DataError(f"{path} is no result of a study: give the folder that 'fedscape study' wrote") from None
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise DataError(f"{path} is no result of a study of format {FORMAT}: run the study again")
         if torn := misfit(found):
