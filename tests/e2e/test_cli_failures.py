@@ -164,3 +164,26 @@ WORDS = {
 def test_a_wrong_option_is_named_as_it_is_typed(words, tmp_path):
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     assert words in refused(2, *WORDS[words], folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["privacy", "show", "t.csv"], "t.csv is no ledger: give the .jsonl file that a private run wrote"),
+        (["privacy", "show", "torn.jsonl"], "line 1 of torn.jsonl is damaged or missing"),
+        (["report", "t.csv"], "t.csv is no result of a study: give the folder that 'fedscape study' wrote"),
+        (["check", "t.csv", "--against", "t.csv", "--client", "b"], "t.csv is neither a study nor a population: give"),
+        (
+            ["describe", "t.csv", "--client", "a", "--column", "b"],
+            "has no value in row 1, nor in 1 others: keep the rows that have one, in pandas table[table['a'].notna()]",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_is_one_line_without_the_words_of_a_parser(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("a,b\n1,2\n,3\n,4\n")
+    Path("torn.jsonl").write_text('{"line": 0}\n')
+    said = refused(2, *arguments)
+    assert message in said
+    assert said.count("\n") == 1
+    assert "Expecting" not in said

@@ -17,7 +17,7 @@ from fedscape.errors import FedscapeError
 from fedscape.methods import names
 from fedscape.trained import model as trained
 
-PERSONAL, TEMPORAL = (names(family, command=True) for family in ("personal", "temporal"))
+PERSONAL, TEMPORAL, TABULAR = (names(family, command=True) for family in ("personal", "temporal", "tabular"))
 HEADER = "town,street,age,job,income,species"
 
 
@@ -41,8 +41,9 @@ def people(path, *, towns=4, seed=0, first=0):
 
 CALL = [
     *("--client", "town,street", "--features", "age,job,income", "--column", "species", "--fill", "median"),
-    *("--standardise", "--rounds", 2, "--every", 2, "--cohort", 4, "--lr", 0.1, "--model", "mlp", "--quiet"),
+    *("--rounds", 2, "--every", 2, "--cohort", 4, "--quiet"),
 ]
+NETWORK = ["--standardise", "--lr", 0.1, "--model", "mlp"]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,7 @@ def train(method, table, out, *more):
     extra = {"fedprox": ["--proximal", "0.1"]}.get(method, [])
     if method in TEMPORAL:
         extra = ["--schedule", "linear:T=4", "--modes", "income:35000"]
+    extra += [] if method in TABULAR else NETWORK
     done = call("train", table, *CALL, "--method", method, "--out", out, *extra, *more)  # in this process
     assert done.code == 0, done.err
     return out
@@ -282,7 +284,7 @@ def test_out_is_csv_or_parquet_and_is_not_written_over(runs, tables, tmp_path):
 
 def test_fills_from_data_are_refused_under_privacy_and_declared_ones_are_not(tables):
     private = ["--rounds", 1, "--epsilon", 50, "--names", "ash,oak,yew", "--features", "age,income"]
-    asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") + 2 :], *private]
+    asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") + 2 :], *NETWORK[1:], *private]
     for fill in ("mean", "median"):
         said = call("train", tables[0], *asked, "--fill", fill).err
         assert f"--fill {fill} takes the exact {fill} of all rows, which --epsilon does not cover" in said
@@ -290,7 +292,7 @@ def test_fills_from_data_are_refused_under_privacy_and_declared_ones_are_not(tab
 
 
 def test_dropped_rows_have_no_prediction(tables, tmp_path):
-    asked = [*CALL[: CALL.index("--fill")], "--fill", "drop", *CALL[CALL.index("--standardise") :]]
+    asked = [*CALL[: CALL.index("--fill")], "--fill", "drop", *CALL[CALL.index("--rounds") :], *NETWORK]
     ok("train", tables[0], *asked, "--out", tmp_path / "run")
     about = json.loads(ok("predict", tmp_path / "run", tables[1], "--out", tmp_path / "p.csv", "--json"))
     gaps = sum(line.split(",")[2] == "" for line in tables[1].read_text().splitlines()[1:])
@@ -300,7 +302,7 @@ def test_dropped_rows_have_no_prediction(tables, tmp_path):
 
 
 def test_gaps_without_a_fill_are_refused_with_the_remedy(tables):
-    asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--standardise") :]]
+    asked = [*CALL[: CALL.index("--fill")], *CALL[CALL.index("--rounds") :], *NETWORK]
     said = refused(2, "train", tables[0], *asked)
     assert "column 'age' must hold one finite number a row" in said
     assert "pass --fill mean (or median, drop) in training" in said

@@ -53,11 +53,69 @@ def test_a_glm_shows_its_coefficients(visits, tmp_path):
     assert again["r2"] > 0.999
 
 
+BOTH = pytest.mark.parametrize("method", ["trees", "glm"])
+
+
+@BOTH
+def test_a_run_that_goes_on_ends_with_the_bytes_of_one_never_stopped_and_is_logged(method, visits, tmp_path):
+    how = ["--column", "ward", "--features", "age,cost", "--fill", "mean", "--method", method, "--every", 2]
+    whole = run("train", visits, *how, "--rounds", 7, "--out", tmp_path / "whole", "--tensorboard", tmp_path / "board")
+    assert [row["round"] for row in whole["table"]] == [2, 4, 6, 7]
+    run("train", visits, *how, "--rounds", 4, "--out", tmp_path / "parts")
+    on = run("train", visits, *how, "--rounds", 7, "--out", tmp_path / "parts", "--resume")
+    assert on["held_out"] == whole["held_out"]
+    for name in ["model.json", "clients.csv", *(["model.trees.json"] if method == "trees" else [])]:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert list((tmp_path / "board").iterdir())
+    said = refused(2, "train", visits, "--client", "site", *how, "--rounds", 7, "--out", tmp_path / "parts", "--resume")
+    assert "has made its 7 rounds already" in said
+
+
+@BOTH
+def test_private_training_stays_within_its_budget_and_says_what_it_needs(method, visits, tmp_path):
+    how = ["--column", "sick", "--features", "age,cost", "--method", method, "--epsilon", 20, "--names", "no,yes"]
+    said = refused(2, "train", visits, "--client", "site", *how)
+    assert f"--method {method} needs --ranges of all numbers, as age:0:100: missing are age, cost" in said
+    ranges = ["--ranges", "age:0:120,cost:0:300"]
+    done = run("train", visits, *how, *ranges, "--rounds", 3, "--out", tmp_path / "run")
+    assert 0 < max(done["epsilon"].values()) <= 20
+    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) >= 3
+    assert (tmp_path / "run" / "model.json").stat().st_mode & 0o077 == 0
+    assert "coefficients" not in done
+    again = run("predict", tmp_path / "run", visits)
+    assert 0 <= again["accuracy"] <= 1
+    number = ["--column", "cost", "--features", "age", "--method", method, "--epsilon", 20, "--rounds", 3]
+    done = run("train", visits, *number, "--ranges", "age:0:120,cost:0:300")
+    assert np.isfinite(done["held_out"]["rmse"])
+
+
+def test_enough_clients_learn_privately_what_they_would_without_noise(tmp_path):
+    """The oracle of a private run: with many clients and a large budget it is as accurate as an open one."""
+    rng = np.random.default_rng(1)
+    path = tmp_path / "many.csv"
+    rows = [f"c{i // 4},{a:.3f},{'yes' if a > 0 else 'no'}" for i, a in enumerate(rng.uniform(-1, 1, 8000))]
+    path.write_text("\n".join(["site,a,sick", *rows]) + "\n")
+    for method, how in {"trees": ["--rounds", 10], "glm": ["--rounds", 3]}.items():
+        call = ["--column", "sick", "--features", "a", "--method", method, "--names", "no,yes", *how]
+        assert run("train", path, *call, "--epsilon", 50, "--ranges", "a:-1:1")["held_out"]["accuracy"] > 0.95
+
+
 def test_what_is_refused_in_one_line(visits, tmp_path):
-    where = ("train", visits, "--client", "site", "--features", "age,ward")
-    assert "needs ranges" in refused(2, *where, "--column", "sick", "--method", "trees", "--epsilon", "1")
-    assert "--family must be" in refused(2, *where, "--column", "cost", "--method", "trees", "--family", "gamma")
-    assert "need --method trees or glm" in refused(2, *where, "--column", "sick", "--family", "poisson")
+    where = ("train", visits, "--client", "site", "--features", "age,ward", "--column", "sick")
+    for method, option, value in (
+        ("trees", "--lr", 0.1), ("glm", "--model", "mlp"), ("glm", "--standardise", None), ("trees", "--q", 1),
+        ("trees", "--schedule", "linear:T=4"), ("glm", "--batch-size", 3), ("trees", "--device", "cuda"),
+    ):  # fmt: skip
+        said = refused(2, *where, "--method", method, option, *([] if value is None else [value]))
+        assert f"{option} goes with networks, not with {method}" in said
+    assert "--family goes with --method trees or glm, not with fedavg" in refused(2, *where, "--family", "poisson")
+    assert "--ranges goes with --epsilon" in refused(2, *where, "--method", "glm", "--ranges", "age:0:1")
+    odd = ("--epsilon", 1, "--names", "no,yes", "--method", "glm", "--ignore", "ward", "--features", "age", "--ranges")
+    where = ("train", visits, "--client", "site", "--column", "sick")
+    assert "--ranges must be COLUMN:LEAST:GREATEST" in refused(2, *where, *odd, "age:3:1")
+    assert "--ranges names 'pay', which is no column" in refused(2, *where, *odd, "age:0:120,pay:0:1")
+    cost = ("--column", "cost", "--method", "trees", "--family", "gamma")
+    assert "--family must be gaussian, logistic, poisson, not 'gamma'" in refused(2, *where[:-2], *cost)
     (tmp_path / "model.json").write_text('{"what": "fedscape table model", "format": 1}')
     assert "holds no model of a table" in refused(2, "predict", tmp_path, visits, "--client", "site")
 
@@ -67,7 +125,9 @@ def test_options_and_messages_speak_of_the_command_line(visits, tmp_path):
     assert "--trees must be at least 1, not 0" in refused(
         2, *where, "--column", "sick", "--method", "trees", "--trees", 0
     )
-    assert "--trees needs --method trees" in refused(2, *where, "--column", "sick", "--method", "glm", "--trees", 5)
+    assert "--trees goes with --method trees, not with glm" in refused(
+        2, *where, "--column", "sick", "--method", "glm", "--trees", 5
+    )
     assert "trees, glm, not 'fedmagic'" in refused(2, *where, "--column", "sick", "--method", "fedmagic")
     zero = tmp_path / "zero.csv"
     zero.write_text("site,a,cost\n" + "".join(f"s{i % 2},{i * 0.37},{max(i - 9, 0) * 0.5}\n" for i in range(40)))

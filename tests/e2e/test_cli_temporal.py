@@ -50,7 +50,7 @@ def test_a_run_on_a_schedule_goes_on_to_the_same_numbers(tmp_path):
 def test_a_private_run_on_a_schedule_says_what_it_spent():
     told = ok("train", *SMALL, "--method", "fedtkm", "--schedule", "linear:T=4", "--epsilon", "100")
     assert list(json.loads(told)["epsilon"]) == ["client replace-one central"]
-    assert json.loads(told)["parts_of_a_client"] == 2  # each is protected by itself
+    assert json.loads(told)["parts_of_a_client"] == 2  # protected together
 
 
 @pytest.mark.parametrize(

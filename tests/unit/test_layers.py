@@ -99,7 +99,6 @@ LONG_MODULES = {
     "temporal/fedtem.py",
 }
 LONG_FUNCTIONS = {
-    "cli/train.py:train",
     "report/tournament.py:simulate",
 }
 

@@ -84,8 +84,11 @@ def _is_population(path: Path) -> bool:
         raise DataError(f"no study or population at {path}: 'fedscape study' or 'fedscape fit' writes one")
     try:
         about = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is neither a study nor a population: {error}") from None
+    except ValueError:
+        raise DataError(
+            f"{path} is neither a study nor a population: give the folder of 'fedscape study' or the .json of "
+            "'fedscape fit'"
+        ) from None
     return not (isinstance(about, dict) and "describe" in about)
 
 

@@ -28,10 +28,10 @@ def adapt(
     accuracy_before and accuracy_after are of these same rows. To estimate accuracy on new rows, hold some out.
     """
     require("torch", extra="learn")
-    from fedscape.trained.model import load
+    from fedscape.trained.model import load_network
 
     free(out, force)
-    trained = load(model)
+    trained = load_network(model)
     adapted, about = trained.adapt(datasets.read(source, client=client or trained.inputs.client))
     if out is not None:
         adapted.save(out)
@@ -54,9 +54,9 @@ def novelty(
 ) -> None:
     """Detect rows and clients that are new to a personalised model, at a given false-alarm rate."""
     require("torch", extra="learn")
-    from fedscape.trained.model import load
+    from fedscape.trained.model import load_network
 
-    trained = load(model)
+    trained = load_network(model)
     tables = [datasets.read(which, client=client or trained.inputs.client) for which in (reference, source)]
     show(trained.novelty(*tables, score=score, rate=rate), json_, _for_people)
 

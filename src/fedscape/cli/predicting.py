@@ -40,7 +40,7 @@ def predict(
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise DataError(f"--out must end in .csv or .parquet, not {out.name!r}")
     if is_table_model(model):
-        read = lambda: datasets.read(source, client=client, rows=ROW)  # noqa: E731
+        read = lambda own: datasets.read(source, client=client or own, rows=ROW)  # noqa: E731
         rows, columns, about = predict_table(model, read, probabilities)
         columns = _in_order(rows, columns)
     elif model.suffix == ".json":
@@ -62,9 +62,9 @@ def _by_network(model: Path, source: str, client: str | None, every: bool) -> tu
     require("torch", extra="learn")
     import numpy as np
 
-    from fedscape.trained.model import load
+    from fedscape.trained.model import load_network
 
-    saved = load(model)
+    saved = load_network(model)
     table = datasets.read(source, client=client or saved.inputs.client, rows=ROW)
     predicted = saved.predict(table)
     codes, names = predicted.codes, np.array([*predicted.classes, ""], dtype=object)

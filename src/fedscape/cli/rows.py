@@ -80,11 +80,11 @@ def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federat
     return (named.where(named[target] >= 0) if others else named), remarks
 
 
-def check_declared_rows(fed: Federation, reading: Reading, target: str) -> None:
+def check_declared_rows(fed: Federation, reading: Reading, target: str, *, classes: bool = True) -> None:
     """Refuse private training if classes or categories are inferred from the rows: that would leak about clients."""
     from fedscape.learning.fitting import feature_kinds
 
-    if not fed.is_declared(target):
+    if classes and not fed.is_declared(target):
         raise DataError(
             f"the classes of {target!r} are inferred from the rows, which --epsilon does not cover: declare them with "
             "--names a,b,c"
@@ -131,7 +131,7 @@ def split_rows(
         learners,
         features=reading.features,
         target=target,
-        fill=_fill(fill),
+        fill=fill_of(fill),
         standardise=standardise,
         shape=_shape(shape),
         kinds=feature_kinds(reading),
@@ -154,7 +154,8 @@ def say_lines(lines: list[str], quiet: bool) -> None:
             typer.echo(line, err=True)
 
 
-def _fill(text: str | None) -> str | float | None:
+def fill_of(text: str | None) -> str | float | None:
+    """What stands for missing numbers, as --fill says it."""
     from fedscape.learning.fitting import FILLS
 
     if text is None or text in FILLS:

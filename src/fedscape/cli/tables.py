@@ -1,93 +1,154 @@
-"""Train and use boosted trees and GLMs."""
+"""Train and use models of tables: boosted trees and GLMs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from fedscape.cli.results import folder_for
-from fedscape.cli.rows import say_lines
-from fedscape.cli.show import as_text, pairs, short, show, table
-from fedscape.errors import DataError
+from fedscape.cli.options import listed
+from fedscape.cli.results import write_tables
+from fedscape.cli.rows import check_declared_rows, fill_of
+from fedscape.errors import DataError, plural
+from fedscape.methods import Columns, Course, Options
 
 if TYPE_CHECKING:
-    from fedscape.core.engine import Engine
+    from fedscape.cli.training import Request
     from fedscape.core.federation import Federation
     from fedscape.formats.reading import Reading
+    from fedscape.learning.evaluation import Evaluation
+    from fedscape.tabular.inputs import TableInputs
+    from fedscape.tabular.saved import TableModel
+    from fedscape.types import Arrays
 
 
-TABLES = ("trees", "glm")  # methods of `train` that are not networks
+@dataclass(frozen=True)
+class TableTask:
+    """Trees or a GLM on the rows of a table."""
+
+    learners: Federation
+    held_out: Federation
+    local: Columns
+    options: Options
+    rounds: int
+    lines: list[str]
+    inputs: TableInputs
+    method: str
+    rest: Federation
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.inputs.classes)
+
+    def _model(self, course: Course) -> TableModel:
+        from fedscape.methods.tabular import TabularModel
+        from fedscape.tabular.saved import TableModel
+
+        assert isinstance(course.model, TabularModel)  # it was judged
+        model = course.model.model if course.private else course.model.with_errors(course.engine)
+        model.feature_names_ = (*self.inputs.names(), *(["intercept"] if self.method == "glm" else []))
+        return TableModel(self.method, model, self.inputs, course.private)
+
+    def save(self, folder: Path, course: Course, state: Arrays, found: Evaluation, rows: list[dict[str, Any]]) -> None:
+        from fedscape.tabular.saved import FILE
+
+        self._model(course).save(folder / FILE)
+        write_tables(folder, found, rows, private=course.private)
+
+    def about(self, course: Course) -> dict[str, Any]:
+        made = self._model(course)
+        about: dict[str, Any] = {"rows": self.learners.n_rows, "held_out": made.score(self.rest)}
+        if hasattr(made.model, "standard_errors_"):
+            about["coefficients"] = coefficients(made.model)
+        return about
 
 
-def check_table(method: str, epsilon: float | None, resume: bool, trees: int | None) -> None:
-    """Refuse options that these methods do not take."""
-    if trees is not None and method != "trees":
-        raise DataError(f"--trees needs --method trees, not {method}")
-    if trees is not None and trees < 1:
-        raise DataError(f"--trees must be at least 1, not {trees}")
-    if epsilon is not None:
-        raise DataError(
-            f"--epsilon with --method {method} needs the ranges of all columns, which the command line cannot take: "
-            f"use {'BoostedTrees' if method == 'trees' else 'GLM'}(ranges=...) in Python"
-        )
-    if resume:
-        raise DataError(f"--resume needs a network: --method {method} is fast enough to start over")
-
-
-def train_table(
-    method: str,
-    fed: Federation,
-    reading: Reading,
-    *,
-    target: str,
-    family: str | None,
-    rounds: int | None,
-    test: float,
-    seed: int,
-    place: Callable[[Federation], Engine],
-    out: Path | None,
-    lines: list[str],
-    quiet: bool,
-    json_: bool,
-) -> None:
-    """Fit trees or a GLM, evaluate it on each client's held-out rows, print and save it."""
-    from fedscape.formats.kinds import kind_of
+def table_task(asked: Request, fed: Federation, reading: Reading) -> TableTask:
+    """Columns as trees or a GLM read them, rows to learn from and to judge by, and who takes part."""
+    from fedscape.cli.training import sampler_of
     from fedscape.learning.fitting import class_names, feature_kinds
     from fedscape.learning.run import held_out
-    from fedscape.tabular.saved import FILE, learn_table
+    from fedscape.methods.tabular import rounds_for
+    from fedscape.tabular.inputs import TableInputs, fills
 
+    method, target, private = asked.name, asked.target, asked.epsilon is not None
     kinds = feature_kinds(reading)
     wide = [name for name, kind in kinds.items() if kind == "array"]
     if wide:
         raise DataError(
-            f"--method {method} takes columns with one value per row; {wide[0]!r} holds arrays: train a network"
+            f"--method {method} takes columns of one value a row; {wide[0]!r} holds arrays: train a network"
         )
-    number = target not in fed.names and kind_of(target, fed[target]).kind not in ("class", "ordered", "constant")
-    classes = () if number or family in ("gaussian", "poisson", "gamma") else class_names(fed, target)
+    classes = () if _is_number(asked, fed) else class_names(fed, target)
+    if private:
+        check_declared_rows(fed, reading, target, classes=bool(classes))
     columns = {name: class_names(fed, name) if kinds[name] == "category" else () for name in reading.features}
-    learners, rest = held_out(fed, test=test, seed=seed)
-    say_lines(lines, quiet)
-    fitted = learn_table(
-        method, learners, columns=columns, target=target, classes=classes, family=family, rounds=rounds, seed=seed,
-        place=place, progress=False if quiet else None,
+    learners, rest = held_out(fed, test=asked.test, seed=asked.seed)
+    fill = fill_of(asked.fill)
+    gaps = fill == "drop" or (fill is None and method == "glm")
+    inputs = TableInputs(
+        columns, target, classes, method == "glm", fills(learners, columns, fill), gaps,
+        _ranges(asked, columns, classes) if private else None, asked.client,
     )  # fmt: skip
-    n_rounds = len(fitted.model.history_)
-    about: dict[str, Any] = {"method": method, "clients": len(learners), "rounds": n_rounds, "rows": learners.n_rows}
-    about |= {"held_out": fitted.score(rest)}
-    if method == "glm":
-        about["coefficients"] = coefficients(fitted.model)
-    folder = folder_for(out, False, quiet)
-    if folder is not None:
-        fitted.save(folder / FILE)
-        (folder / "table.json").write_text(as_text(about, indent=1) + "\n")
-    show(about, json_, lambda result: _say(result, folder, quiet))
+    rows, judged = inputs.rows(learners), inputs.rows(rest)
+    lines = []
+    for where, part, table in (("to train on", rows, learners), ("held out", judged, rest)):
+        if not part.n_rows:
+            raise DataError(f"no rows are left {where}: every one lacks a feature; fill them in with --fill mean")
+        if part.n_rows < table.n_rows:
+            lines.append(f"rows {where}: {plural(table.n_rows - part.n_rows, 'row')} without a value left out")
+    trees = 100 if asked.trees is None else asked.trees
+    options = Options(
+        law=None if classes else asked.family or "gaussian", trees=trees, ranges=inputs.row_ranges, seed=asked.seed,
+        sampler=sampler_of(asked.cohort or 0, len(rows)), progress=False if asked.quiet else None,
+    )  # fmt: skip
+    local = Columns(features=inputs.features, target=inputs.called)
+    rounds = rounds_for(method, trees) if asked.rounds is None else asked.rounds
+    return TableTask(rows, judged, local, options, rounds, lines, inputs, method, rest)
+
+
+def _is_number(asked: Request, fed: Federation) -> bool:
+    from fedscape.formats.kinds import kind_of
+    from fedscape.methods.tabular import LAWS
+
+    laws = [law for law in LAWS if asked.name == "glm" or law != "gamma"]
+    if asked.family is not None and asked.family not in laws:
+        raise DataError(f"--family must be {', '.join(laws)}, not {asked.family!r}")
+    if asked.family is not None:
+        return asked.family != "logistic"
+    kind = "class" if asked.target in fed.names else kind_of(asked.target, fed[asked.target]).kind
+    return kind not in ("class", "ordered", "constant")
+
+
+def _ranges(
+    asked: Request, columns: dict[str, tuple[str, ...]], classes: tuple[str, ...]
+) -> dict[str, tuple[float, float]]:
+    """The declared ranges of all columns of numbers, and of a target that is one."""
+    ranges = {}
+    for part in listed(asked.ranges):
+        name, *ends = part.rsplit(":", 2)
+        try:
+            low, high = (float(end) for end in ends)
+        except ValueError:
+            low, high = 0.0, 0.0
+        if not -float("inf") < low < high < float("inf"):
+            raise DataError(f"--ranges must be COLUMN:LEAST:GREATEST with commas between, as age:0:120, not {part!r}")
+        ranges[name] = (low, high)
+    needed = [*(name for name, known in columns.items() if not known), *([] if classes else [asked.target])]
+    missing = [name for name in needed if name not in ranges]
+    if missing:
+        raise DataError(
+            f"--epsilon with --method {asked.name} needs --ranges of all numbers, as {missing[0]}:0:100: missing "
+            f"{'is' if len(missing) == 1 else 'are'} {', '.join(missing)}"
+        )
+    unknown = [name for name in ranges if name not in needed]
+    if unknown:
+        raise DataError(f"--ranges names {unknown[0]!r}, which is no column of numbers that the model reads")
+    return ranges
 
 
 def coefficients(model: Any) -> list[dict[str, Any]]:
-    """One row per coefficient of a GLM."""
+    """A line for each coefficient of a GLM."""
     values = [*model.coefficients_, *([model.intercept_] if model.intercept else [])]
     rows = zip(model.feature_names_, values, model.standard_errors_, model.robust_errors_, model.p_values_, strict=True)
     return [
@@ -96,48 +157,36 @@ def coefficients(model: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _say(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
-    if not quiet:
-        if "coefficients" in about:
-            columns = ["", "coefficient", "error", "error by client", "p"]
-            rows = [[line["name"], *(f"{v:.4g}" for v in list(line.values())[1:])] for line in about["coefficients"]]
-            table("coefficients", columns, rows)
-        sizes = {name: about[name] for name in ("method", "clients", "rounds", "rows")}
-        pairs("held-out rows", {**sizes, **{f"held-out {n}": short(v) for n, v in about["held_out"].items()}})
-    if folder is not None:
-        typer.echo(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-
-
 def predict_table(
-    model: Path, read: Callable[[], Federation], every: bool
+    model: Path, read: Callable[[str | None], Federation], every: bool
 ) -> tuple[Federation, dict[str, Any], dict[str, Any]]:
-    """Return the table, the prediction of each row, and a summary."""
+    """The table, predictions a row, and what is to be said about them."""
     import numpy as np
 
     from fedscape.tabular.saved import FILE, TableModel
 
-    saved = TableModel.load(model / FILE if model.is_dir() else model)
-    rows = read()
-    missing = [name for name in saved.columns if name not in rows]
+    made = TableModel.load(model / FILE if model.is_dir() else model)
+    rows, inputs = read(made.inputs.client), made.inputs
+    missing = [name for name in inputs.columns if name not in rows]
     if missing:
-        raise DataError(f"the model needs the column {missing[0]!r}, which the table lacks")
-    predicted = np.asarray(saved.predict(rows))
-    about: dict[str, Any] = {"method": saved.method, "rows": rows.n_rows, "clients": len(rows)}
-    if saved.classes:
-        answered = np.asarray(~np.isnan(predicted).any(axis=1))
-        codes, names = np.nan_to_num(predicted).argmax(axis=1), np.array(saved.classes, dtype=object)
+        raise DataError(f"the model needs the column {missing[0]!r}, which is not there")
+    said = np.asarray(made.predict(rows))
+    about: dict[str, Any] = {"method": made.method, "rows": rows.n_rows, "clients": len(rows)}
+    if inputs.classes:
+        some = np.asarray(~np.isnan(said).any(axis=1))
+        codes, names = np.nan_to_num(said).argmax(axis=1), np.array(inputs.classes, dtype=object)
         columns: dict[str, Any] = {
-            "prediction": [name if ok else None for name, ok in zip(names[codes], answered, strict=True)],
-            "probability": np.where(answered, np.nan_to_num(predicted).max(axis=1), np.nan),
+            "prediction": [name if there else None for name, there in zip(names[codes], some, strict=True)],
+            "probability": np.where(some, np.nan_to_num(said).max(axis=1), np.nan),
         }
         if every:
-            columns |= {f"p({name})": predicted[:, i] for i, name in enumerate(saved.classes)}
+            columns |= {f"p({name})": said[:, i] for i, name in enumerate(inputs.classes)}
     elif every:
-        raise DataError("--probabilities needs classes, and this model predicts numbers")
+        raise DataError("--probabilities goes with classes, and this model predicts numbers")
     else:
-        answered, columns = ~np.isnan(predicted), {"prediction": predicted}
-    about["rows_without_prediction"] = int((~answered).sum())
-    if saved.target in rows:
-        judged = saved.score(rows)
+        some, columns = ~np.isnan(said), {"prediction": said}
+    about["rows_without_prediction"] = int((~some).sum())
+    if inputs.target in rows:
+        judged = made.score(rows)
         about |= {"labelled_rows": int(judged.pop("rows")), **judged}
     return rows, columns, {**about, "remarks": []}

@@ -36,7 +36,8 @@ def sampler_for(schedule: str, modes: Array, cohort: int) -> Any:
 
     if cohort < 1:
         raise DataError(f"--schedule needs a --cohort of at least 1, not {cohort}")
-    return Shifting(modes, parse_curve(schedule), cohort)
+    curve = parse_curve(schedule)
+    return Shifting(modes, curve, cohort, parts=curve.n_modes)
 
 
 def options_on(options: Options, sampler: Any, prior: str | None) -> Options:

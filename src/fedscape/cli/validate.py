@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedscape.cli.options import free
-from fedscape.cli.tables import TABLES
 from fedscape.errors import DataError
-from fedscape.methods import METHODS, check_options, find, names
+from fedscape.methods import METHODS, Options, check_options, find, names
 from fedscape.methods import check_private as refuse_exact
 
+if TYPE_CHECKING:
+    from fedscape.cli.training import Request
 
-def check_method(
-    name: str, rounds: int, every: int, *, proximal: float, q: float | None, server_lr: float | None, private: bool
-) -> None:
-    """Refuse an unknown method, options it does not take, privacy it does not support, and zero rounds."""
-    available = (*names(command=True), *TABLES)
-    if name not in available:
-        raise DataError(f"--method must be one of {', '.join(available)}, not {name!r}")
+
+#: Options of networks, and of trees and GLMs: one given to the other is refused.
+_NETWORK = (
+    *("model", "lr", "epochs", "batch_size", "proximal", "q", "server_lr", "standardise", "shape", "device"),
+    *("strategy", "schedule", "prior", "modes"),
+)
+_TABULAR = ("trees", "family", "ranges")
+
+
+def check_request(name: str, asked: Request) -> None:
+    """Refuse a method that there is not, options that it does not take, privacy that it cannot have, and no rounds."""
+    if name not in names(command=True):
+        raise DataError(f"--method must be one of {', '.join(names(command=True))}, not {name!r}")
     method = find(name, command=True)
-    check_options(method, proximal=proximal, q=q, server_lr=server_lr)
-    if private:
+    tabular = method.family == "tabular"
+    for option in _NETWORK if tabular else _TABULAR:
+        if option in asked.typed:
+            known = "networks" if tabular else f"--method {' or '.join(names('tabular'))}"
+            raise DataError(f"--{option.replace('_', '-')} goes with {known}, not with {name}")
+    for option, value in (("rounds", asked.rounds), ("every", asked.every), ("trees", asked.trees)):
+        if value is not None and value < 1:
+            raise DataError(f"--{option} must be at least 1, not {value}")
+    if asked.trees is not None and "trees" not in method.takes:
+        raise DataError(f"--trees goes with --method trees, not with {name}")
+    check_options(method, Options(q=asked.q, server_lr=asked.server_lr), proximal=asked.proximal)
+    if asked.epsilon is not None:
         refuse_exact(method)
-    for name, value in (("rounds", rounds), ("every", every)):
-        if value < 1:
-            raise DataError(f"--{name} must be at least 1, not {value}")
+    elif asked.ranges is not None:
+        raise DataError("--ranges goes with --epsilon, the budget to train within")
+    check_schedule(name, asked.schedule, asked.modes, asked.prior)
 
 
 def check_private(

@@ -41,6 +41,19 @@ def marked(sampler: object, mark: str) -> bool:
     return sampler is not None
 
 
+def parts_of_client(sampler: object) -> int:
+    """How many of the clients drawn may be parts of one: what a sampler, or one that it wraps, has as `parts`.
+
+    >>> parts_of_client(All())
+    1
+    """
+    most = 1
+    while sampler is not None:
+        most = max(most, int(getattr(sampler, "parts", 1)))
+        sampler = getattr(sampler, "sampler", None)
+    return most
+
+
 @dataclass(frozen=True)
 class All:
     """Every client takes part in every round.

@@ -211,21 +211,30 @@ def read_clients(source: Source, client: str) -> tuple[Array, list[Any]]:
     """First pass: read the client code of each row, int32 [rows], and the client of each code."""
     check_client(source, client)
     codes, filled, table = np.empty(source.n_rows, dtype=np.int32), 0, Codes()
+    first, missing = None, 0
     for part in source.batches([client], CLIENT_ROWS):
         new = table.encode(part.column(client))
         if filled + len(new) > source.n_rows:
             raise _miscounted(source, filled + len(new))
         if len(new) and new.min() < 0:
-            row = filled + int(np.argmin(new))
-            raise DataError(
-                f"the client column {client!r} of {source.what} has no value in row {row:,}: every row "
-                "needs a client, drop those that have none"
-            )
+            first = filled + int(np.argmin(new)) if first is None else first
+            missing += int((new < 0).sum())
         codes[filled : filled + len(new)] = new
         filled += len(new)
     if filled < source.n_rows:
         raise _miscounted(source, filled)
+    if first is not None:
+        raise clientless(client, source.what, first, missing)
     return codes, list(table.table)
+
+
+def clientless(client: str, what: str, row: int, missing: int = 0) -> DataError:
+    """What is wrong where rows have no client, and what to do about it."""
+    number = f", nor in {missing - 1:,} others" if missing > 1 else ""
+    return DataError(
+        f"the client column {client!r} of {what} has no value in row {row:,}{number}: keep the rows that have one, in "
+        f"pandas table[table[{client!r}].notna()], or name another column with --client (client=)"
+    )
 
 
 def check_client(source: Source, client: str) -> None:

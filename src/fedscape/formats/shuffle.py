@@ -25,7 +25,7 @@ from fedscape.errors import DataError
 from fedscape.formats.arrow import Codes, holds_texts, is_text, recode, to_float, width
 from fedscape.formats.files import Name, new_folder, reading
 from fedscape.formats.folder import INDEX, Growing, write_index
-from fedscape.formats.grouping import Source, check_client, choose_columns, group, keyed, table_source
+from fedscape.formats.grouping import Source, check_client, choose_columns, clientless, group, keyed, table_source
 from fedscape.types import Array
 
 MEMORY = 2**29  # default bytes for grouping one part
@@ -164,10 +164,7 @@ class Parts:
         """The part of each row: bits of a hash of its client."""
         if clients.null_count:
             row = self.n_rows + int(np.argmax(clients.is_null().to_numpy(zero_copy_only=False)))
-            raise DataError(
-                f"the client column {self.client!r} of {self.source.what} has no value in row {row:,}: every row needs "
-                "a client, drop those that have none"
-            )
+            raise clientless(self.client, self.source.what, row)
         if is_text(clients.type):
             encoded = clients if pa.types.is_dictionary(clients.type) else clients.dictionary_encode()
             distinct = np.array([str(value) for value in encoded.dictionary.to_pylist()], dtype=object)

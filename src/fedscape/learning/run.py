@@ -142,6 +142,7 @@ def training(
     ledger: Ledger | None = None,
     allow: Sequence[str] = (),
     judge: Callable[[Arrays, Federation], Evaluation] | None = None,
+    done: Callable[[Arrays], bool] | None = None,
     progress: bool | None = False,
 ) -> Iterator[tuple[Round, Evaluation, list[dict[str, Any]]]]:
     """Train, and evaluate all clients every few rounds. Yield the round, the evaluation and the table so far.
@@ -167,6 +168,8 @@ def training(
         A file to save to and to resume from.
     judge
         Evaluates a state on the test rows; by default `evaluate` with the method's model and loss.
+    done
+        Whether a state has nothing left to learn: the run ends with it, before its last round.
     progress
         True shows a bar; None shows one on a terminal and prints a line a minute elsewhere.
 
@@ -191,9 +194,13 @@ def training(
         allow=allow,
     )
     table, seconds = list(loop.notes.get("table", [])), 0.0
+    if done is not None and loop.index and done(loop.state):
+        loop.close()
+        return
     for r in shown(loop, n_rounds=n_rounds, label=type(method).__name__, progress=progress):
         seconds += r.seconds
-        if (r.index + 1) % every and r.index + 1 < n_rounds:
+        last = done is not None and not r.abandoned and done(r.state)
+        if (r.index + 1) % every and r.index + 1 < n_rounds and not last:
             continue
         evaluation = _nobody() if test is None else (judge or _judge(method))(r.state, test)
         table.append({"round": r.index + 1, "cohort": r.clients, "seconds": seconds, **evaluation.summary()})
@@ -201,6 +208,9 @@ def training(
             r.save(checkpoint, notes={"table": table})
         seconds = 0.0
         yield r, evaluation, table
+        if last:
+            loop.close()
+            return
 
 
 def _judge(method: Any) -> Callable[[Arrays, Federation], Evaluation]:

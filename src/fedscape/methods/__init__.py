@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fedscape.methods.method import FAMILIES, Method, Options
+from fedscape.methods.method import FAMILIES, Columns, Method, Options
 from fedscape.methods.table import METHODS, check_options, check_private, find, make, names
 from fedscape.methods.training import Course, train
 
 __all__ = [
     "FAMILIES",
     "METHODS",
+    "Columns",
     "Course",
     "Method",
     "Options",

@@ -22,7 +22,17 @@ def a_class(path: str, arguments: Callable[[Options], dict[str, Any]], *, branch
         kind = getattr(import_module(f"fedscape.{module}"), name)
         return kind(_branched(local, how) if branches else local, **arguments(how))
 
-    return make
+    return building(path)(make)
+
+
+def building(*paths: str) -> Callable[[Maker], Maker]:
+    """Say which classes a maker builds, so that its line of the table is found from an object, too."""
+
+    def note(make: Maker) -> Maker:
+        make.paths = paths  # type: ignore[attr-defined]
+        return make
+
+    return note
 
 
 def _branched(local: LocalSGD, how: Options) -> LocalSGD:
@@ -101,6 +111,7 @@ def halved(how: Options) -> dict[str, Any]:
     return {**on_a_day(how), "schedule": halves(how.prior)}
 
 
+@building("personal.fedgmm:FedGMM")
 def fedgmm(local: LocalSGD, how: Options) -> Any:
     from fedscape.personal.methods import make_fedgmm
 
@@ -124,6 +135,7 @@ def single(local: LocalSGD, how: Options) -> Any:
     return FedAvg(replace(branched, model=branched.model.first()), **on_a_day(how))
 
 
+@building("temporal.baselines:NearestCentre")
 def t_shot(local: LocalSGD, how: Options) -> Any:
     from fedscape.temporal.baselines import NearestCentre
     from fedscape.temporal.methods import collect_centres

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,10 @@ from fedscape.core.sampling import Sampler
 from fedscape.types import Array
 
 if TYPE_CHECKING:
-    from fedscape.learning.local import LocalSGD
     from fedscape.learning.server import Rule
     from fedscape.temporal.priors import Prior
 
-FAMILIES = ("global", "personal", "temporal")
+FAMILIES = ("global", "personal", "temporal", "tabular")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,18 @@ class Options:
         Centres for t-shot; None collects them from the clients of `engine`.
     column
         The column to which fedgmm fits its Gaussians; None is the features.
-    engine, sampler, seed, progress
-        The clients, the sampler, the seed, and whether a bar is shown: for methods with a first phase.
+    trees, learning_rate
+        For trees: how many, and the share of each Newton step that is taken.
+    law
+        For trees and glm: the law of the target, "gaussian", "logistic", "poisson" or (glm) "gamma". By default
+        logistic for classes, Gaussian for numbers.
+    l2
+        For glm: half of it times the squared coefficients is taken from the log-likelihood.
+    ranges
+        For trees and glm: the least and greatest value of columns of numbers. Private training needs them.
+    engine, sampler, seed, progress, private
+        The clients, the sampler, the seed, whether a bar is shown, and whether the rounds are private: for methods with
+        a first phase.
 
     >>> Options(q=2.0).q
     2.0
@@ -62,13 +71,31 @@ class Options:
     scatter: str = "all"
     centres: Array | None = None
     column: str | None = None
+    trees: int = 100
+    learning_rate: float = 0.1
+    law: str | None = None
+    l2: float = 0.0
+    ranges: Mapping[str, Sequence[float]] | None = None
     engine: Engine | None = None
     sampler: Sampler | None = None
     seed: int = 0
     progress: bool | None = False
+    private: bool = False
 
 
-Maker = Callable[["LocalSGD", Options], Any]
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Features and target of a method that trains no network; it also takes a LocalSGD, of which it reads these.
+
+    >>> Columns(features="x", target="y").target
+    'y'
+    """
+
+    features: str | tuple[str, ...] = "x"
+    target: str = "y"
+
+
+Maker = Callable[[Any, Options], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +107,12 @@ class Method:
     name, title, sentence
         Its name in commands, its title, and one sentence on what it does.
     family
-        "global": one model for all. "personal": clients keep a part of their own. "temporal": branches on a
-        schedule.
+        "global": one network for all. "personal": clients keep a part of their own. "temporal": branches on a
+        schedule. "tabular": trees or a GLM for all.
     make
-        Builds the computation from the local training and the options.
+        Builds the computation from the local training (of "tabular": the columns) and the options.
     takes
-        Options that only some methods take: "proximal", "server_lr", "q", "prior".
+        Options that only some methods take: "proximal", "server_lr", "q", "prior", "trees", "law", "l2", "ranges".
     reveals
         What the server sees of single clients, in all phases.
     exact

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedscape.core.computation import Computation
 from fedscape.errors import DataError
-from fedscape.methods import makers
+from fedscape.methods import makers, tabular
 from fedscape.methods.makers import a_class
-from fedscape.methods.method import Method, Options
+from fedscape.methods.method import Columns, Method, Options
 
 if TYPE_CHECKING:
     from fedscape.learning.local import LocalSGD
@@ -191,6 +192,14 @@ _ALL = (
         make=a_class("temporal.baselines:BranchFedEM", makers.on_a_day, branches=True),
         sentence="Branches for all; each client keeps its own weights of them, and needs labels to be tested.",
     ),
+    Method(
+        name="trees", title="Boosted trees", family="tabular", takes=("trees", "law", "ranges"), make=tabular.trees,
+        sentence="Boosted trees of a table: clients sum gradients by node and bin, and the server picks the splits.",
+    ),
+    Method(
+        name="glm", title="GLM", family="tabular", takes=("law", "l2", "ranges"), make=tabular.glm,
+        sentence="A generalised linear model of a table, by reweighted least squares: its normal equations are sums.",
+    ),
 )  # fmt: skip
 
 #: All training methods by name, the simplest first.
@@ -218,7 +227,7 @@ def find(name: str, *, command: bool | None = None) -> Method:
     return METHODS[name]
 
 
-def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
+def make(name: str, local: LocalSGD | Columns, options: Options | None = None) -> Any:
     """Build the computation of a method for `rounds` and `training`; refuse an option that it does not take.
 
     Parameters
@@ -226,7 +235,8 @@ def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
     name
         A name of METHODS.
     local
-        How a client trains; methods on a schedule make branches of its model unless it is a MultiBranch.
+        How a client trains; methods on a schedule make branches of its model unless it is a MultiBranch. Methods of
+        the family "tabular" read its columns alone, and take `Columns`, too.
     options
         Other options of the method.
 
@@ -236,27 +246,49 @@ def make(name: str, local: LocalSGD, options: Options | None = None) -> Any:
     0.01
     """
     how, method = options or Options(), find(name)
-    check_options(method, proximal=local.proximal, q=how.q, server_lr=how.server_lr)
+    check_options(method, how, proximal=getattr(local, "proximal", 0.0))
     return method.make(local, how)
 
 
-def check_options(method: Method, *, proximal: float = 0.0, q: float | None = None, server_lr: float | None) -> None:
+def check_options(method: Method, options: Options | None = None, *, proximal: float = 0.0) -> None:
     """Refuse an option that the method does not take, and a missing one that it needs.
 
-    >>> check_options(METHODS["fedprox"], proximal=0.1, server_lr=None)
+    >>> check_options(METHODS["fedprox"], proximal=0.1)
     """
     if method.name == "fedprox" and proximal == 0:
         raise DataError("fedprox needs proximal above 0, such as 0.1: with 0 it is fedavg")
-    for option, value in {"proximal": proximal or None, "q": q, "server_lr": server_lr}.items():
-        if value is not None and option not in method.takes:
+    how, plain = options or Options(), Options()
+    changed = [option for option in _CHECKED if getattr(how, option) != getattr(plain, option)]
+    for option in [*(["proximal"] if proximal else []), *changed]:
+        if option not in method.takes:
             others = [n for n in names(command=True) if option in METHODS[n].takes]
             raise DataError(f"{option} goes with {', '.join(others)}, not with {method.name}")
 
 
-def check_private(method: Method) -> None:
+#: Options that are refused by methods that do not take them.
+_CHECKED = ("q", "server_lr", "trees", "law", "l2")
+
+
+def line_of(computation: Computation) -> Method | None:
+    """The line of the table that builds computations of this class; None where none does.
+
+    >>> from fedscape.learning import FedNova, LocalSGD, cross_entropy, models
+    >>> step = LocalSGD(models.linear(4, 2), cross_entropy, lr=1.0, epochs=1, batch_size=2)
+    >>> line_of(FedNova(step)).name
+    'fednova'
+    """
+    kind = type(computation)
+    path = f"{kind.__module__.removeprefix('fedscape.')}:{kind.__name__}"
+    return next((method for method in METHODS.values() if path in getattr(method.make, "paths", ())), None)
+
+
+def check_private(method: Method | Computation) -> None:
     """Refuse private training for a method that noise on its sums does not cover.
 
     >>> check_private(METHODS["fedavg"])
     """
-    if method.exact:
-        raise DataError(f"{method.name} cannot be private: {method.exact}; leave out --epsilon or use another method")
+    line = method if isinstance(method, Method) else line_of(method)
+    name = type(method).__name__ if line is None else line.name
+    why = line.exact if line is not None else _SEEN.format(", ".join(method.reveals)) if method.reveals else ""
+    if why:
+        raise DataError(f"{name} cannot be private: {why}; leave out --epsilon or use another method")

@@ -12,8 +12,9 @@ from fedscape.core.federation import Federation
 from fedscape.core.sampling import Sampler
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.methods.method import Options
-from fedscape.methods.table import METHODS, check_private, find, make
+from fedscape.methods.method import Columns, Options
+from fedscape.methods.table import check_private, find, line_of, make
+from fedscape.methods.tabular import TabularModel, is_done
 from fedscape.types import Arrays
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Course:
     method
         A name of METHODS, or a computation.
     local
-        How a client trains.
+        How a client trains; for trees and glm `Columns`, or the columns of a LocalSGD.
     data
         The clients.
     options
@@ -56,34 +57,37 @@ class Course:
     def __init__(
         self,
         method: str | Computation,
-        local: LocalSGD,
+        local: LocalSGD | Columns,
         data: Engine | Federation,
         options: Options | None = None,
         *,
         tune: int = 1,
         private: bool = False,
     ) -> None:
-        from fedscape.learning.local import check_local
         from fedscape.personal.methods import check_clients
-        from fedscape.personal.shared import class_column
 
-        named = METHODS.get(method) if isinstance(method, str) else None
-        if private and named is not None:
-            check_private(named)
-        self.engine = check_clients(data)
-        how = replace(options or Options(), engine=self.engine)
-        how = replace(how, weighting="equal") if private else how
-        if isinstance(method, str):
-            find(method)
-            check_local(local)
-        elif not isinstance(method, Computation):
+        if not isinstance(method, str | Computation):
             raise DataError(f"method must be a name or a computation, not of type {type(method).__name__}")
-        trains = check_local(local if isinstance(method, str) else getattr(method, "local", None))
-        class_column(trains, cast(Federation, self.engine.clients))  # training here is evaluated as classification
+        named = find(method) if isinstance(method, str) else line_of(method)
+        self.engine = check_clients(data)
+        self.tabular = named is not None and named.family == "tabular"
+        if not self.tabular:
+            self._check_network(local if isinstance(method, str) else getattr(method, "local", None))
+        if private:
+            check_private(find(method) if isinstance(method, str) else method)
+        how = replace(options or Options(), engine=self.engine, private=private)
+        how = replace(how, weighting="equal") if private else how
         self.computation: Any = make(method, local, how) if isinstance(method, str) else method
         self.seed, self.private = how.seed, private
-        self.tune = tune if named is not None and named.tunes else None
-        self.model: Personalised | None = None
+        self.tune = tune if isinstance(method, str) and named is not None and named.tunes else None
+        self.model: Personalised | TabularModel | None = None
+
+    def _check_network(self, local: Any) -> None:
+        from fedscape.learning.local import check_local
+        from fedscape.personal.shared import class_column
+
+        # training here is evaluated as classification
+        class_column(check_local(local), cast(Federation, self.engine.clients))
 
     def judge(self, state: Arrays, test: Federation) -> Evaluation:
         """Loss and accuracy of every client under the model of a training that ended with this state."""
@@ -92,6 +96,8 @@ class Course:
         from fedscape.temporal.methods import evaluate
 
         self.model = self.end(state)
+        if isinstance(self.model, TabularModel):
+            return self.model.evaluate(test)
         if isinstance(self.computation, Branched):
             return evaluate(self.computation, state, test)
         if not self.personal:
@@ -103,11 +109,19 @@ class Course:
         """Whether clients end up with parts of their own."""
         from fedscape.temporal.branched import Branched
 
+        if self.tabular:
+            return False
         shared = isinstance(self.computation, Branched) or not hasattr(self.computation, "log_probs")
         return self.tune is not None or not shared
 
-    def end(self, state: Arrays) -> Personalised:
+    def is_done(self, state: Arrays) -> bool:
+        """Whether the rounds have nothing left to learn; networks, and private runs, make all their rounds."""
+        return self.tabular and not self.private and is_done(self.computation, state)
+
+    def end(self, state: Arrays) -> Personalised | TabularModel:
         """The model of a training that ends with this state; the run can continue."""
+        if self.tabular:
+            return TabularModel(self.computation, dict(state), cast(Federation, self.engine.clients))
         from fedscape.personal.methods import Common, finished
         from fedscape.temporal.branched import Branched
 
@@ -119,7 +133,7 @@ class Course:
 
 def train(
     method: str | Computation,
-    local: LocalSGD,
+    local: LocalSGD | Columns,
     data: Engine | Federation,
     *,
     n_rounds: int,
@@ -132,7 +146,7 @@ def train(
     privacy: Privacy | None = None,
     ledger: Ledger | None = None,
     progress: bool | None = False,
-) -> Personalised:
+) -> Personalised | TabularModel:
     """Train a method, given by name or as a computation, through all its phases.
 
     If clients keep models of their own, a client that no round has drawn trains its model once at the end.
@@ -156,7 +170,7 @@ def train(
     checkpoint, every
         A file to save to every `every` rounds and to resume from; a resumed run ends with the same bytes.
     privacy, ledger
-        As for `rounds`; a method that noise on its sums does not cover is refused.
+        As for `rounds`; a method, also as a computation, that noise on its sums does not cover is refused.
     progress
         True shows a bar; None shows one on a terminal and prints a line a minute elsewhere.
 
@@ -179,7 +193,7 @@ def train(
     if n_rounds:
         for r, _, _ in training(
             work, course.engine, test=None, n_rounds=n_rounds, every=every or n_rounds, checkpoint=checkpoint,
-            allow=allow, progress=progress, **settings,
+            allow=allow, done=course.is_done, progress=progress, **settings,
         ):  # fmt: skip
             state = r.state
     if state is not None:

@@ -326,7 +326,14 @@ def summary(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     if not Path(path).is_file():
         raise DataError(f"there is no ledger {os.fspath(path)}")
-    return summary_of(Ledger(path))
+    with open(path, "rb") as file:
+        begins = file.read(1)
+    if begins not in (b"", b"{"):
+        raise DataError(f"{os.fspath(path)} is no ledger: give the .jsonl file that a private run wrote")
+    try:
+        return summary_of(Ledger(path))
+    except PrivacyError as error:  # nothing is released here: it is a file that cannot be read
+        raise DataError(str(error)) from None
 
 
 def summary_of(ledger: Ledger) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedscape.core.sampling import FixedSize, Poisson, Sampler, marked
+from fedscape.core.sampling import FixedSize, Poisson, Sampler, marked, parts_of_client
 from fedscape.errors import PrivacyError
 from fedscape.privacy.noise import Stream, discrete_gaussian, discrete_laplace
 from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
@@ -184,10 +184,11 @@ class Privacy:
         secret = {"private": False} if self.noise_seed is not None else {}
         about = {**group, "sampling": sampling, **secret}
         moved = 2.0 if relation == "replace-one" else 1.0  # in clips: a replacement removes one and adds another
+        together = parts_of_client(sampler) if self.unit == "client" else 1  # parts of one client move together
         kind = "gaussian" if self.norm == 2 else "laplace"
-        parts = {"sum": {**about, "mechanism": kind, "multiplier": self.spread() / moved}}
-        if isinstance(self.clip, AdaptiveClip):  # one bit: it moves by at most one either way
-            parts["clip"] = {**about, "mechanism": "gaussian", "multiplier": self.clip.multiplier}
+        parts = {"sum": {**about, "mechanism": kind, "multiplier": self.spread() / moved / together}}
+        if isinstance(self.clip, AdaptiveClip):  # one bit: a part moves it by at most one either way
+            parts["clip"] = {**about, "mechanism": "gaussian", "multiplier": self.clip.multiplier / together}
         return parts
 
     def entries(self, sampler: Sampler, n_clients: int, *, metrics: Privacy | None = None) -> dict[str, dict[str, Any]]:

@@ -41,8 +41,6 @@ STATISTICS = {
     "gmm": "A mixture of Gaussians over all rows, by EM over sums about the broadcast means.",
     "sketch": "Histograms of locality-sensitive codes of all rows together.",
     "regress": "Classes of entities with a regression each: labels stay with agents, products of features are summed.",
-    "trees": "Boosted trees of a table: clients sum gradients by node and bin, and the server picks the splits.",
-    "glm": "A generalised linear model of a table, by reweighted least squares: its normal equations are sums.",
 }
 
 
@@ -175,18 +173,6 @@ def _regress(engine: Engine) -> object:
     return LatentClassRegression(2, rounds=2).fit(engine, features="x", target="y", entity="entity", progress=False)
 
 
-def _trees(engine: Engine) -> object:
-    from fedscape.tabular import BoostedTrees
-
-    return BoostedTrees(2, depth=2).fit(engine, features="x", target="y", progress=False)
-
-
-def _glm(engine: Engine) -> object:
-    from fedscape.tabular import GLM
-
-    return GLM("poisson").fit(engine, features="x", target="y", progress=False)
-
-
 _RUNS: dict[str, Callable[[Engine], object]] = {
     "histogram": lambda engine: Histogram(_CLASSES).fit(engine, progress=False),
     "moments": lambda engine: Moments().fit(engine, progress=False),
@@ -195,6 +181,4 @@ _RUNS: dict[str, Callable[[Engine], object]] = {
     "gmm": _gmm,
     "sketch": _sketch,
     "regress": _regress,
-    "trees": _trees,
-    "glm": _glm,
 }

@@ -86,8 +86,8 @@ class Study:
             raise DataError(f"no study in {folder}: 'fedscape study --out {folder}' writes one")
         try:
             result = json.loads(path.read_text())
-        except (ValueError, UnicodeDecodeError) as error:
-            raise DataError(f"{path} is not the result of a study: {error}") from None
+        except ValueError:
+            raise DataError(f"{path} is not the result of a study: give the folder of 'fedscape study'") from None
         if not isinstance(result, dict) or result.get("format") != FORMAT:
             raise DataError(f"{path} is not the result of a study of format {FORMAT}: run the study again")
         if problem := misfit(result):

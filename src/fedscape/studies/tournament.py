@@ -20,6 +20,7 @@ from fedscape.types import Array
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
+    from fedscape.methods.tabular import TabularModel
     from fedscape.personal import Personalised
 
 #: Methods of the tournament, the simplest first.
@@ -156,7 +157,7 @@ def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[f
     return lr, min(by_start, key=lambda start: by_start[start])
 
 
-def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds: int) -> Personalised:
+def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds: int) -> Personalised | TabularModel:
     """Train a method for all its rounds."""
     local = way(clients, seed=seed, lr=lr)
     options = Options(column="z")

@@ -7,7 +7,8 @@ from fedscape.core.lazy import loader
 if TYPE_CHECKING:
     from fedscape.tabular.boosting import BoostedTrees
     from fedscape.tabular.glm import GLM
+    from fedscape.tabular.multinomial import MultinomialGLM
 
-__all__ = ["GLM", "BoostedTrees"]
+__all__ = ["GLM", "BoostedTrees", "MultinomialGLM"]
 
-__getattr__ = loader(__name__, {"boosting": ["BoostedTrees"], "glm": ["GLM"]})
+__getattr__ = loader(__name__, {"boosting": ["BoostedTrees"], "glm": ["GLM"], "multinomial": ["MultinomialGLM"]})

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedscape.core.estimator import Estimator, Fit
+from fedscape.core.estimator import Fit
 from fedscape.core.federation import Federation
 from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
 from fedscape.tabular.binning import MOST, column_values
+from fedscape.tabular.estimator import TableEstimator, feature_names
 from fedscape.tabular.forest import Forest
 from fedscape.tabular.growing import TreeRounds
 from fedscape.tabular.losses import check_loss
@@ -24,15 +25,12 @@ from fedscape.types import Array, Arrays
 
 if TYPE_CHECKING:
     from fedscape.core.engine import Engine
-    from fedscape.core.sampling import Sampler
-    from fedscape.privacy.ledger import Ledger
-    from fedscape.privacy.mechanisms import Privacy
 
 Ranges = Mapping[str, Sequence[float]]
 _ROWS = 200_000.0  # bin edges are quantiles of a sample of about this many rows, as in scikit-learn
 
 
-class BoostedTrees(Estimator):
+class BoostedTrees(TableEstimator):
     """Gradient boosted trees over all clients' rows: a histogram of gradients is a sum.
 
     Phases: a survey of the target (one round), bin edges by `Quantiles` (a few rounds), then one round per level of
@@ -108,40 +106,6 @@ class BoostedTrees(Estimator):
         self.target = target
         self.seed = seed
 
-    def fit(
-        self,
-        data: Engine | Federation,
-        *,
-        features: str | Sequence[str] | None = None,
-        target: str | None = None,
-        column: str | None = None,
-        sampler: Sampler | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        every: int = 1,
-        allow: Sequence[str] = (),
-        progress: bool | None = None,
-        privacy: Privacy | None = None,
-        ledger: Ledger | None = None,
-        measure_privacy: Privacy | None = None,
-    ) -> Self:
-        """Grow the forest; `features` and `target` stand in for the constructor's.
-
-        The other parameters are those of every `fit`; `column` is another word for `target`.
-        """
-        self.features = self.features if features is None else features
-        self.target = target or column or self.target
-        return super().fit(
-            data,
-            sampler=sampler,
-            checkpoint=checkpoint,
-            every=every,
-            allow=allow,
-            progress=progress,
-            privacy=privacy,
-            ledger=ledger,
-            measure_privacy=measure_privacy,
-        )
-
     def _check(self) -> None:
         for name, least in (("n_trees", 1), ("depth", 1), ("bins", 2), ("patience", 1)):
             check_whole(name, getattr(self, name), least=least)
@@ -175,31 +139,79 @@ class BoostedTrees(Estimator):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
+        work = self.growing(engine, how)
+        state = self._run(
+            work, engine, how.phase(".trees"), n_rounds=self.n_trees * self.depth, seed=self.seed, measure=0,
+            done=lambda old, new: self.is_done(new),
+        )  # fmt: skip
+        self._take(work, state, engine.clients)
+
+    def growing(self, engine: Engine, how: Fit | None = None, *, subtract: bool = True) -> TreeRounds:
+        """The rounds that grow the forest, after a survey of the target and of the bins.
+
+        Parameters
+        ----------
+        engine
+            The clients.
+        how
+            The options of the fit that this is part of; by default all clients take part, without privacy.
+        subtract
+            Whether only one child of a split is sent; the cohort of all rounds must then be the same.
+        """
         self._check()
-        names = column_names(self.features, target=self.target)
+        how = self._begin(Fit(progress=False)) if how is None else how
         private = how.privacy is not None
         if private and self.held_out:
             raise PrivacyError("held-out rows have no private loss: use held_out=0 in a private fit")
-        clients = engine.clients
-        if not isinstance(clients, Federation):
-            raise DataError("boosted trees look at the columns' names and types: use an engine that knows them")
-        loss, classes, labels = self._target_of(clients, private)
+        clients = self._clients(engine)
+        names, widths, listed = self._columns(clients)
+        loss, classes = self._target_of(clients, private)
         survey = TargetSurvey(loss, target=self.target, classes=classes, ends=self._ends(self.target, private, classes))
         sums = self._run(survey, engine, how.phase(".target"), n_rounds=1, measure=0)["sums"]
-        base, unit = survey.begin(sums)
-        widths = [int(np.prod(clients[name].shape[1:])) for name in names]
-        listed = [name in clients.names and clients[name].ndim == 1 for name in names]
         n_rows = float(sums.sum() if classes else sums[0])
         edges = self._edges(engine, how, names, widths, listed, min(1.0, _ROWS / max(n_rows, 1.0)))
-        self.feature_names_ = tuple(
-            name if clients[name].ndim == 1 else f"{name}.{i}"
-            for name, width in zip(names, widths, strict=True)
-            for i in range(width)
-        )
+        return self._rounds(clients, loss, *survey.begin(sums), edges, subtract=subtract and not private)
+
+    def growing_blind(self, engine: Engine) -> TreeRounds:
+        """The same rounds from declared ranges alone: even bins, no class ahead; all that is learned is in the rounds.
+
+        >>> from fedscape import Local
+        >>> fed = Federation({"x": [0.0, 1.0], "y": [0.5, 1.5]}, [0, 1, 2])
+        >>> BoostedTrees(bins=4, ranges={"x": (0, 8), "y": (0, 2)}).growing_blind(Local(fed)).edges.tolist()
+        [[2.0, 4.0, 6.0]]
+        """
+        self._check()
+        clients = self._clients(engine)
+        names, widths, listed = self._columns(clients)
+        loss, classes = self._target_of(clients, private=True)
+        ends = [(0.0, 1.0) if own else self._ends(name, True, 0) for name, own in zip(names, listed, strict=True)]
+        low, high = np.repeat(np.array(ends, dtype=float), widths, axis=0).T
+        edges = low[:, None] + (high - low)[:, None] * np.arange(1, self.bins) / self.bins
+        pair = self._ends(self.target, True, classes)
+        survey = TargetSurvey(loss, target=self.target, classes=classes, ends=pair)
+        even = np.ones(classes) if classes else np.array([1.0, 0.0, 1.0])
+        return self._rounds(clients, loss, *survey.begin(even), edges, subtract=False)
+
+    def _clients(self, engine: Engine) -> Federation:
+        if not isinstance(engine.clients, Federation):
+            raise DataError("boosted trees look at the columns' names and types: use an engine that knows them")
+        return engine.clients
+
+    def _columns(self, clients: Federation) -> tuple[tuple[str, ...], list[int], list[bool]]:
+        """The feature columns, how many features each is, and which hold categories."""
+        names = column_names(self.features, target=self.target)
+        widths = [int(np.prod(clients[name].shape[1:])) for name in names]
+        listed = [name in clients.names and clients[name].ndim == 1 for name in names]
+        return names, widths, listed
+
+    def _rounds(
+        self, clients: Federation, loss: str, base: Array, unit: float, edges: Array, *, subtract: bool
+    ) -> TreeRounds:
+        names, widths, listed = self._columns(clients)
         categories = [len(clients.names[n]) if own else 0 for n, own in zip(names, listed, strict=True)]
         if max(categories, default=0) > MOST:
             raise DataError(f"a feature has {max(categories):,} categories, at most {MOST} can be told apart")
-        work = TreeRounds(
+        return TreeRounds(
             edges,
             categories=tuple(int(c) for c in np.repeat(categories, widths)),
             loss=loss,
@@ -208,24 +220,19 @@ class BoostedTrees(Estimator):
             features=names,
             target=self.target,
             monotone=self._directions(names, widths, listed),
-            subtract=not private,
+            subtract=subtract,
             **{name: getattr(self, name) for name in _SHARED},
         )
-        state = self._run(
-            work, engine, how.phase(".trees"), n_rounds=self.n_trees * self.depth, seed=self.seed, measure=0,
-            done=lambda old, new: self._is_done(new),
-        )  # fmt: skip
-        self._take(work, state, clients, labels)
 
     _loaded_private = False  # whether it was loaded from the file of a private fit
 
-    def _target_of(self, clients: Federation, private: bool) -> tuple[str, int, tuple[str, ...]]:
-        """The loss, the number of classes (0 for numbers) and their names."""
+    def _target_of(self, clients: Federation, private: bool) -> tuple[str, int]:
+        """The loss, and the number of classes: 0 for numbers."""
         values, known = clients[self.target], clients.names.get(self.target, ())
         by_class = bool(known) or values.dtype.kind in "biu"
         loss = self.loss or ("classes" if by_class else "squared")
         if loss in ("squared", "poisson"):
-            return loss, 0, ()
+            return loss, 0
         if private and self.loss != "logistic":
             check_declared_classes(clients, self.target)
         classes = 2 if self.loss == "logistic" else max(clients.categories(self.target), 2)
@@ -233,7 +240,7 @@ class BoostedTrees(Estimator):
             raise DataError(f"the target {self.target!r} has {classes:,} classes: pass loss='squared' or 'poisson'")
         if self.loss is None:
             loss = "logistic" if classes == 2 else "softmax"
-        return loss, classes, tuple(known)
+        return loss, classes
 
     def _ends(self, name: str, private: bool, classes: int) -> tuple[float, float] | None:
         pair = (self.ranges or {}).get(name)
@@ -277,17 +284,29 @@ class BoostedTrees(Estimator):
                 raise DataError(f"monotone must give -1, 0 or 1 for numeric features, not {way!r} for {name!r}")
         return tuple(directions.get(name, 0) for name, width in zip(names, widths, strict=True) for _ in range(width))
 
-    def _is_done(self, state: Arrays) -> bool:
+    def is_done(self, state: Arrays) -> bool:
+        """Whether all trees are grown, or held-out rows say that more do not help."""
         losses = state["server.losses"]
         stalled = self.held_out > 0 and len(losses) - int(np.argmin(losses)) > self.patience if len(losses) else False
         return stalled or int(state["trees"]) >= self.n_trees
 
-    def _take(self, work: TreeRounds, state: Arrays, clients: Federation, labels: tuple[str, ...]) -> None:
+    @classmethod
+    def of_state(cls, work: TreeRounds, state: Arrays, clients: Federation) -> BoostedTrees:
+        """A model with the forest of a state of the rounds, the tree that still grows included."""
+        model = cls(features=tuple(work.features), target=work.target, **{n: getattr(work, n) for n in _SHARED})
+        model._take(work, state, clients)
+        return model
+
+    def _take(self, work: TreeRounds, state: Arrays, clients: Any) -> None:
         n = int(state["trees"])
         self.losses_ = state["server.losses"]
         if self.held_out and len(self.losses_):
             n = min(n, int(np.argmin(self.losses_)))  # the loss of step i is that of the i trees before it
+        elif int(state["level"]):
+            n += 1  # leaves of every level have values
         names = tuple(work.features)
+        labels = tuple(clients.names.get(self.target, ())) if work.loss in ("logistic", "softmax") else ()
+        self.feature_names_ = feature_names(clients, names)
         self.classes_ = labels
         self.n_trees_ = n
         self.forest_ = Forest(
@@ -326,11 +345,11 @@ class BoostedTrees(Estimator):
         rows = np.asarray(x, dtype=float)
         return rows.reshape(len(rows), int(np.prod(rows.shape[1:])))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write forest, bins and settings as one JSON file."""
+    def save(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
+        """Write forest, bins and settings as one JSON file, of a private fit for its owner alone."""
         self._check_fitted("forest_")
         settings = {name: value for name, value in self.get_params().items() if name not in ("monotone", "ranges")}
-        private = self._loaded_private or getattr(self, "ledger_", None) is not None
+        private = private or self._loaded_private or getattr(self, "ledger_", None) is not None
         about = {**settings, "features": list(self.forest_.columns), "private": private}
         self.forest_.save(path, about, private=private)
 

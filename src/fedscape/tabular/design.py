@@ -10,6 +10,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.validate import all_valid, check_finite, valid_numbers
 from fedscape.errors import DataError
+from fedscape.tabular.estimator import feature_names
 from fedscape.tabular.families import Family
 from fedscape.types import Array
 
@@ -37,7 +38,7 @@ class Columns(NamedTuple):
 
     def rows(self, clients: Federation, family: Family) -> Rows:
         """Read the rows; refuse missing numbers and targets outside the support of the family."""
-        x, y = self.x(clients), self.y(clients)
+        x, y = self.x(clients), self.y(clients, classes=family.name == "logistic")
         bad = ~family.valid(y)
         if bad.any():
             row = int(np.argmax(bad))
@@ -68,9 +69,10 @@ class Columns(NamedTuple):
             parts.append(np.ones((clients.n_rows, 1)))
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
-    def y(self, clients: Federation) -> Array:
-        """The target, cut to its range where one is declared."""
-        values = self._numbers(clients, self.target)
+    def y(self, clients: Federation, *, classes: bool = False) -> Array:
+        """The target, cut to its range where one is declared; of named classes their codes."""
+        named = classes and self.target in clients.names and clients[self.target].ndim == 1
+        values = clients[self.target].astype(float) if named else self._numbers(clients, self.target)
         if values.ndim != 1:
             raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
         return np.clip(values, *self.ends(self.target)) if self.ranges and self.target in self.ranges else values
@@ -97,11 +99,8 @@ class Columns(NamedTuple):
 
     def names(self, clients: Federation) -> tuple[str, ...]:
         """What the coefficients are called; those of a two-dimensional column are numbered."""
-        found = []
-        for name in self.features:
-            n = int(np.prod(clients[name].shape[1:]))
-            found += [name] if clients[name].ndim == 1 else [f"{name}.{i}" for i in range(n)]
-        return (*found, "intercept") if self.intercept else tuple(found)
+        names = feature_names(clients, self.features)
+        return (*names, "intercept") if self.intercept else names
 
     def units(self, widths: Sequence[int]) -> tuple[Array, Array]:
         """Centre and half range of each feature, [features]: 0 and 1 without ranges."""

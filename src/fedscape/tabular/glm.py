@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedscape.core.arrays import offsets_of
-from fedscape.core.estimator import Estimator, Fit
+from fedscape.core.estimator import Fit
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.tabular.design import Columns, Ranges, Rows
+from fedscape.tabular.estimator import TableEstimator
 from fedscape.tabular.families import family_of
 from fedscape.types import Array, Arrays, Kept
 
@@ -23,16 +23,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fedscape.core.engine import Engine
-    from fedscape.core.sampling import Sampler
-    from fedscape.privacy.ledger import Ledger
-    from fedscape.privacy.mechanisms import Privacy
     from fedscape.statistics.heterogeneity import Heterogeneity
 
 _SINGULAR = 1e12  # condition of the information, all coefficients in units of their own error
 _STEEPEST = 0.2239  # the most that mu (1 - mu) |eta| can be
 
 
-class GLM(Estimator):
+class GLM(TableEstimator):
     """A generalised linear model of all clients' rows: Fisher scoring, whose sums are those of pooled rows.
 
     A client sends X'WX and X'Wz at the broadcast coefficients (McCullagh and Nelder 1989, section 2.5); one more round
@@ -178,6 +175,9 @@ class GLM(Estimator):
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         return self.columns().valid_rows(clients, family_of(self.family))
 
+    def coded_columns(self) -> Sequence[str]:
+        return (self.target,) if self.family == "logistic" else ()
+
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         """With ranges every |x| is at most one: W and W z bound a row; means on a logarithmic scale have no bound."""
         bounds = {"gaussian": (1.0, 1.0), "logistic": (0.25, 1.0 + _STEEPEST)}.get(self.family)
@@ -193,42 +193,7 @@ class GLM(Estimator):
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        data: Engine | Federation,
-        *,
-        features: str | Sequence[str] | None = None,
-        target: str | None = None,
-        column: str | None = None,
-        sampler: Sampler | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        every: int = 1,
-        allow: Sequence[str] = (),
-        progress: bool | None = None,
-        privacy: Privacy | None = None,
-        ledger: Ledger | None = None,
-        measure_privacy: Privacy | None = None,
-    ) -> Self:
-        """Learn the coefficients; `features` and `target` stand in for the constructor's.
-
-        The other parameters are those of every `fit`; `column` is another word for `target`.
-        """
-        self.features = self.features if features is None else features
-        self.target = target or column or self.target
-        return super().fit(
-            data,
-            sampler=sampler,
-            checkpoint=checkpoint,
-            every=every,
-            allow=allow,
-            progress=progress,
-            privacy=privacy,
-            ledger=ledger,
-            measure_privacy=measure_privacy,
-        )
-
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
-        columns = self.columns()
         if how.privacy is not None:
             self._check_private()
         state = self._run(
@@ -236,22 +201,47 @@ class GLM(Estimator):
             engine,
             how.phase(".scoring"),
             n_rounds=self.rounds,
-            done=lambda old, new: how.privacy is None and bool(new["server.move"] <= self.tol),
+            done=lambda old, new: how.privacy is None and self.is_done(new),
         )
-        p = len(state["coefficients"])
-        clients = engine.clients
-        names = columns.names(clients) if isinstance(clients, Federation) else tuple(map(str, range(p)))
-        self.feature_names_, self.converged_ = names, bool(state["server.move"] <= self.tol)
-        self._take(columns, state["coefficients"], clients)
         for learned in ("standard_errors_", "intercept_sd_", "residual_sd_", "log_likelihood_"):
             self.__dict__.pop(learned, None)  # of an earlier fit
+        self._take_state(state, engine.clients)
         if how.privacy is None:
-            self._check_singular(state["server.information"] + self._penalty(p), names)
-            self._learn_errors(engine, how, state)
-            if self.random_intercept:
-                from fedscape.tabular.intercepts import learn_intercepts
+            self._conclude(engine, how, state)
 
-                learn_intercepts(self, engine, how, state["coefficients"], self.covariance_)
+    def is_done(self, state: Arrays) -> bool:
+        """Whether the last step was short enough to stop."""
+        return bool(state["server.move"] <= self.tol)
+
+    def of_state(self, state: Arrays, clients: Federation) -> GLM:
+        """A model with the coefficients of a state of the rounds, and no errors."""
+        model = type(self)(**self.get_params())
+        model._take_state(state, clients)
+        return model
+
+    def with_errors(self, engine: Engine, state: Arrays) -> GLM:
+        """The model of a state with its errors, for which one more round is run."""
+        model = type(self)(**self.get_params())
+        how = model._begin(Fit(progress=False))
+        model._take_state(state, engine.clients)
+        model._conclude(engine, how, state)
+        return model
+
+    def _take_state(self, state: Arrays, clients: Any) -> None:
+        columns, p = self.columns(), len(state["coefficients"])
+        names = columns.names(clients) if isinstance(clients, Federation) else tuple(map(str, range(p)))
+        self.feature_names_, self.converged_ = names, self.is_done(state)
+        self._take(columns, state["coefficients"], clients)
+
+    def _conclude(self, engine: Engine, how: Fit, state: Arrays) -> None:
+        """Refuse features that go together, and learn errors and random intercepts."""
+        penalty = self._penalty(len(state["coefficients"]))
+        self._check_singular(state["server.information"] + penalty, self.feature_names_)
+        self._learn_errors(engine, how, state)
+        if self.random_intercept:
+            from fedscape.tabular.intercepts import learn_intercepts
+
+            learn_intercepts(self, engine, how, state["coefficients"], self.covariance_)
 
     def _check_private(self) -> None:
         if self.ranges is None:

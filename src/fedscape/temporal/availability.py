@@ -73,6 +73,9 @@ class Shifting:
         Clients in a round.
     clock
         Dates of rounds; by default a period is a day that begins at the first round.
+    parts
+        How many of the clients may be parts of one, as `by_mode` makes them. A private run protects all of them
+        together: they may be in one cohort, so the noise is accounted for as this much smaller.
 
     >>> from fedscape.temporal.curves import Blocks
     >>> fed = Federation({}, [0] * 9)
@@ -85,6 +88,7 @@ class Shifting:
     curve: Curve
     size: int
     clock: Clock | None = None
+    parts: int = 1
     digest: str = field(init=False, default="")
 
     #: Adding or removing a client moves another in or out: the accountant treats a round as a replacement.
@@ -98,6 +102,8 @@ class Shifting:
             raise DataError(f"modes go up to {modes.max()}, but the curve has {self.curve.n_modes}: {self.curve}")
         if self.size < 1:
             raise DataError(f"the size of a cohort must be at least 1, not {self.size}")
+        if self.parts < 1:
+            raise DataError(f"parts must be at least 1, not {self.parts}")
         object.__setattr__(self, "modes", modes)
         object.__setattr__(self, "digest", hashlib.sha256(modes.astype(np.int64).tobytes()).hexdigest()[:12])
 
@@ -237,8 +243,8 @@ def by_mode(fed: Federation, mode_of_row: npt.ArrayLike) -> tuple[Federation, Ar
     """Split clients by mode: each new client has rows of one mode. Return them and the mode of each.
 
     A client "a" with rows of several modes becomes several clients ("a/0", "a/1", ...), as writers of digits and of
-    letters do in the paper. Under privacy with unit "client" each of these is protected on its own. The person behind
-    K of them is protected only as a group of K, at up to K times the epsilon and a larger delta.
+    letters do in the paper. Under privacy with unit "client" each of these is protected on its own, unless the sampler
+    says that K of them are one: `Shifting(..., parts=K)` accounts for all K together.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ from fedscape.personal.fedem import IFCA, FedEM
 from fedscape.personal.fedper import FedPer
 from fedscape.personal.methods import Common
 from fedscape.personal.own_models import Ditto, LocalOnly, PFedMe
-from fedscape.trained.model import Trained, load
+from fedscape.trained.model import Trained, load_network
 from fedscape.types import Array
 
 FORMS = ("onnx", "torch", "sklearn")
@@ -178,7 +178,7 @@ def export(path: str | os.PathLike[str], out: str | os.PathLike[str], *, to: str
     """
     if to not in FORMS:
         raise DataError(f"to must be one of {', '.join(FORMS)}, not {to!r}")
-    trained = load(path)
+    trained = load_network(path)
     networks = networks_of(trained, client=client)
     about = {"method": trained.method, "client": client, "inputs": trained.inputs.to_json()}
     if to == "sklearn":
@@ -254,7 +254,7 @@ def to_sklearn(path: str | os.PathLike[str], *, client: str | None = None) -> An
     if Path(path).suffix == ".json":
         inputs, layers = _read_layers(Path(path))
     else:
-        trained = load(path)
+        trained = load_network(path)
         inputs, layers = trained.inputs, _layers(trained, networks_of(trained, client=client))
     first = _preprocessing(inputs)
     return pipeline.Pipeline([("inputs", first), ("model", _classifier(inputs, layers))])

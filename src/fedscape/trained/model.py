@@ -18,6 +18,7 @@ from fedscape.core.computation import stable_name
 from fedscape.core.federation import Federation
 from fedscape.core.schedule import cut
 from fedscape.errors import CheckpointError, DataError
+from fedscape.learning.cells import missing_in
 from fedscape.learning.inputs import Applied, Inputs, as_it_is
 from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
@@ -25,7 +26,7 @@ from fedscape.personal.files import MAKERS, SETTINGS, Maker, about_model, read_m
 from fedscape.personal.methods import Common
 from fedscape.personal.novelty import Alarm, Novelty
 from fedscape.personal.personalised import Personalised
-from fedscape.tabular.saved import is_table_model
+from fedscape.tabular.saved import FILE, TableModel, is_table_model
 from fedscape.temporal.baselines import MinLoss, NearestCentre, SemiCyclic
 from fedscape.temporal.branched import Branched
 from fedscape.temporal.branches import MeanOfBranches, MultiBranch
@@ -233,6 +234,54 @@ class Trained:
         }
 
 
+@dataclass(frozen=True)
+class TrainedTable:
+    """Trees or a GLM from the folder of a run.
+
+    Parameters
+    ----------
+    model
+        The model with what turns a table into its features.
+
+    >>> from fedscape.methods import Columns, train
+    >>> from fedscape.tabular.inputs import TableInputs
+    >>> fed = Federation({"a": [0.0, 1.0] * 9, "y": [0, 1] * 9}, [0, 8, 18])
+    >>> inputs = TableInputs({"a": ()}, "y", ("0", "1"))
+    >>> trees = train("trees", Columns(features="x0"), inputs.rows(fed), n_rounds=5).model
+    >>> TrainedTable(TableModel("trees", trees, inputs)).predict(fed).codes[:2].tolist()
+    [0, 1]
+    """
+
+    model: TableModel
+
+    @property
+    def method(self) -> str:
+        """The name of the method, as for `fedscape train`."""
+        return self.model.method
+
+    @classmethod
+    def load(cls, path: Path) -> TrainedTable:
+        """Read the file, or the one in this folder."""
+        return cls(TableModel.load(path / FILE if path.is_dir() else path))
+
+    def predict(self, table: Federation) -> Predicted:
+        """Predict class probabilities for each row; the same model for all clients."""
+        inputs = self.model.inputs
+        if not inputs.classes:
+            raise DataError(f"{inputs.target!r} is a number, not a class: use tabular.saved.TableModel.predict")
+        missing = [name for name in inputs.columns if name not in table]
+        if missing:
+            raise DataError(f"the model needs the column {missing[0]!r}, which is not there")
+        probabilities = self.model.predict(table)
+        rows, unknown = table.select([]), np.zeros(table.n_rows, dtype=bool)
+        used = np.asarray(~np.isnan(probabilities).any(axis=1))
+        if inputs.target in table:
+            codes = inputs.y(table).astype(np.int64)
+            unknown = (codes < 0) & ~missing_in(table, inputs.target)
+            rows = rows.with_column(inputs.target, codes, names=inputs.classes)
+        return Predicted(probabilities, inputs.classes, None, Applied(rows.where(used), used, unknown))
+
+
 def trained(
     model: Personalised,
     architecture: str,
@@ -262,15 +311,21 @@ def trained(
     return Trained(model, model_inputs, {**about, **extra})
 
 
-def load(path: str | os.PathLike[str]) -> Trained:
+def load(path: str | os.PathLike[str]) -> Trained | TrainedTable:
     """Load a model from a file or from the folder of a run; refuse torn, damaged and foreign files in one line."""
     where = Path(path)
+    return TrainedTable.load(where) if is_table_model(where) else load_network(where)
+
+
+def load_network(path: str | os.PathLike[str]) -> Trained:
+    """Load a model that is a network; trees and GLMs are refused."""
+    where = Path(path)
+    if is_table_model(where):
+        raise CheckpointError(
+            f"{where} holds trees or a GLM, and this takes a network: 'fedscape predict' uses it, and in Python "
+            "trained.load"
+        )
     if where.is_dir():
-        if is_table_model(where):
-            raise CheckpointError(
-                f"{where} holds trees or a GLM, and this takes a network: 'fedscape predict' uses it, and in Python "
-                "tabular.saved.TableModel.load"
-            )
         if not (where / MODEL).is_file():
             raise CheckpointError(f"{where} holds no trained model: give the --out folder of 'fedscape train'")
         where = where / MODEL

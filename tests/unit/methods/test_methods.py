@@ -25,7 +25,7 @@ def clients(n: int = 6) -> Federation:
     sizes = rng.integers(3, 9, n)
     y = rng.integers(0, 3, sizes.sum())
     x = rng.normal(size=(len(y), 4)).astype(np.float32) + y[:, None]
-    return Federation({"x": x, "y": y}, np.concatenate([[0], np.cumsum(sizes)]))
+    return Federation({"x": x, "y": y}, np.concatenate([[0], np.cumsum(sizes)]), names={"y": ["a", "b", "c"]})
 
 
 def step(name: str) -> LocalSGD:
@@ -37,7 +37,7 @@ def step(name: str) -> LocalSGD:
 
 
 def course(name: str, fed: Federation, *, private: bool = False) -> Course:
-    options = Options(prior=Linear(4), period=4.0, sampler=FixedSize(3))
+    options = Options(prior=Linear(4), period=4.0, sampler=FixedSize(3), ranges={"x": (-4.0, 6.0)})
     return Course(name, step(name), fed, options, private=private)
 
 
@@ -113,8 +113,8 @@ def test_a_line_of_the_table_says_what_it_is(name):
     assert method.family in FAMILIES
     assert method.title
     assert method.sentence.endswith(".")
-    assert set(method.takes) <= {"server_lr", "proximal", "q", "prior"}
-    given = {"q": 2.0, "server_lr": 0.5}
+    assert set(method.takes) <= {"server_lr", "proximal", "q", "prior", "trees", "law", "l2", "ranges"}
+    given = {"q": 2.0, "server_lr": 0.5, "trees": 3, "law": "poisson", "l2": 0.5}
     for option, value in given.items():
         if option not in method.takes:
             with pytest.raises(DataError, match=rf"{option} goes with .*, not with"):
@@ -168,3 +168,11 @@ def test_the_docs_have_a_row_for_a_method(name):
     private = f"no: {method.exact}" if method.exact else "yes"
     row = [called, method.title, method.family, ", ".join(method.reveals) or "nothing", private]
     assert f"| {' | '.join(row)} |" in (ROOT / "docs" / "training.md").read_text().splitlines()
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].exact])
+def test_a_computation_is_refused_privacy_as_its_name_is(name):
+    fed = clients()
+    made = course(name, fed).computation
+    with pytest.raises(DataError, match="cannot be private"):
+        train(made, step(name), fed, n_rounds=1, privacy=Gaussian(clip=1.0, multiplier=1.0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import gamma
 
-from fedscape import All, DataError, Federation, FixedSize, Gaussian, Key, Ledger, Moments, Poisson, rounds
+from fedscape import All, DataError, Federation, FixedSize, Gaussian, Key, Ledger, Moments, Poisson, calibrate, rounds
 from fedscape.temporal.availability import Clock, Dropping, Shifting, Trace, by_mode
 from fedscape.temporal.curves import Blocks, Cosine, Linear, Steady, Zones, parse_curve
 from fedscape.temporal.priors import Soft, assign, certainty, counts_of_modes, expected, parse_prior
@@ -264,3 +264,20 @@ def test_a_private_run_on_a_schedule_is_in_the_ledger_round_by_round():
     assert len(list(rounds(Moments(), fed, n_rounds=3, sampler=sampler, **private))) == 3
     assert sum(e["kind"] == "release" for e in ledger.entries()) == 3
     assert list(ledger.spent()) == [("client", "replace-one", "central")]
+
+
+def test_parts_of_one_client_are_accounted_for_together():
+    """A client cut into two is in a cohort twice: replacing it moves a sum of clipped vectors by four clips."""
+    fed, modes = by_mode(Federation({"x": [1.0, 1.0, 0.5, 0.5]}, [0, 2, 4]), [0, 1, 0, 1])
+    other, _ = by_mode(Federation({"x": [-1.0, -1.0, 0.5, 0.5]}, [0, 2, 4]), [0, 1, 0, 1])
+    moved = abs(float(fed["x"].sum() - other["x"].sum()))  # every value is a vector of the length of one clip or less
+    privacy = Gaussian(clip=1.0, multiplier=8.0)
+    booked = privacy.entries(Shifting(modes, Steady(2), 4, parts=2), 4)["sum"]["multiplier"]
+    assert booked == 8.0 / moved == 2.0
+    assert privacy.entries(Shifting(modes, Steady(2), 4), 4)["sum"]["multiplier"] == 4.0
+    whole, cut = (
+        calibrate(2.0, 1e-5, rounds=5, sampler=Shifting(modes, Steady(2), 4, parts=parts)) for parts in (1, 2)
+    )
+    assert cut == pytest.approx(2 * whole, rel=0.01)
+    with pytest.raises(DataError, match="parts must be at least 1, not 0"):
+        Shifting(modes, Steady(2), 4, parts=0)
