@@ -329,9 +329,22 @@ class BoostedTrees(Estimator):
         """Write forest, bins and settings as one JSON file."""
         self._check_fitted("forest_")
         settings = {name: value for name, value in self.get_params().items() if name not in ("monotone", "ranges")}
-        private = self._loaded_private or getattr(self, "ledger_", None) is not None
-        about = {**settings, "features": list(self.forest_.columns), "private": private}
-        self.forest_.save(path, about, private=private)
+        about = {**settings, "features": list(self.forest_.columns), "private": self._is_private()}
+        self.forest_.save(path, about, private=self._is_private())
+
+    def save_xgboost(self, path: str | os.PathLike[str]) -> None:
+        """Write the forest as a JSON model that XGBoost reads.
+
+        Rows of float32 reach the same leaves, missing values and known categories too; margins are float32 sums of the
+        leaves' values. XGBoost sends an unknown category left, `predict` where the missing go.
+        """
+        from fedscape.tabular.xgboost_json import save_xgboost
+
+        self._check_fitted("forest_")
+        save_xgboost(self.forest_, path, private=self._is_private())
+
+    def _is_private(self) -> bool:
+        return self._loaded_private or getattr(self, "ledger_", None) is not None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoostedTrees:
