@@ -6,8 +6,18 @@ from fedscape.core.lazy import loader
 
 if TYPE_CHECKING:
     from fedscape.tabular.boosting import BoostedTrees
+    from fedscape.tabular.explaining import KindAttributions, TreeAttributions
     from fedscape.tabular.glm import GLM
+    from fedscape.tabular.personal_trees import PersonalTrees
 
-__all__ = ["GLM", "BoostedTrees"]
+__all__ = ["GLM", "BoostedTrees", "KindAttributions", "PersonalTrees", "TreeAttributions"]
 
-__getattr__ = loader(__name__, {"boosting": ["BoostedTrees"], "glm": ["GLM"]})
+__getattr__ = loader(
+    __name__,
+    {
+        "boosting": ["BoostedTrees"],
+        "explaining": ["KindAttributions", "TreeAttributions"],
+        "glm": ["GLM"],
+        "personal_trees": ["PersonalTrees"],
+    },
+)
