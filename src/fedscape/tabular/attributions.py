@@ -42,44 +42,57 @@ class LeafCounts(Computation):
 
     Parameters
     ----------
-    edges, categories, features
-        As for `TreeRounds`. The state has the forest: `feature`, `left`.
+    edges, feature, left
+        Bin edges, and the trees, as a `Forest` has them.
+    categories, features
+        As for `TreeRounds`.
     """
 
     name = "tree-leaf-counts"
     block_clients = 64
 
     def __init__(
-        self, edges: npt.ArrayLike, *, categories: Sequence[int] = (), features: str | Sequence[str] = "x"
+        self,
+        edges: npt.ArrayLike,
+        feature: npt.ArrayLike,
+        left: npt.ArrayLike,
+        *,
+        categories: Sequence[int] = (),
+        features: str | Sequence[str] = "x",
     ) -> None:
         self.edges = edges
+        self.feature = feature
+        self.left = left
         self.categories = categories
         self.features = features
 
     def start(self, seed: int) -> Arrays:
-        return {
-            "feature": np.full((1, 1, 1), -1, dtype=np.int32),
-            "left": np.zeros((1, 1, 1, 32), dtype=np.uint8),
-            "server.counts": np.zeros((1, 1, 3)),
-        }
+        check_trees(self.trees(), len(np.asarray(self.edges)))
+        trees, outputs, inner = np.shape(self.feature)
+        return {"server.counts": np.zeros((trees, outputs, 2 * inner + 1))}
+
+    def trees(self) -> Arrays:
+        """The trees as arrays of the types that compiled loops want."""
+        return {"feature": np.asarray(self.feature, np.int32), "left": np.asarray(self.left, np.uint8)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        check_trees(state, len(np.asarray(self.edges)))
+        own = self.trees()
+        check_trees(own, len(np.asarray(self.edges)))
         codes = binned(column_values(clients, self.features), bins_of(self.edges, self.categories))
-        trees, outputs, inner = state["feature"].shape
+        trees, outputs, inner = own["feature"].shape
         counts = np.zeros((len(clients), trees, outputs, 2 * inner + 1), dtype=np.int64)
         for t in range(trees):
             for k in range(outputs):
-                leaf = leaves(codes, state["feature"][t, k], state["left"][t, k])
+                leaf = leaves(codes, own["feature"][t, k], own["left"][t, k])
                 np.add.at(counts[:, t, k], (clients.client_of_row, leaf), 1)
         return {"counts": counts}, {}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        return {**state, "server.counts": np.maximum(np.asarray(total["counts"], dtype=float), 0.0)}
+        return {"server.counts": np.maximum(np.asarray(total["counts"], dtype=float), 0.0)}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
         """A row is in one leaf of each tree."""
-        trees = float(np.prod(state["feature"].shape[:2]))
+        trees = float(np.prod(np.shape(self.feature)[:2]))
         return trees if norm == 1 else float(np.sqrt(trees))
 
     def coded_columns(self) -> Sequence[str]:
@@ -87,8 +100,8 @@ class LeafCounts(Computation):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[LeafCounts, Federation]]:
-        work, fed = TreeRounds.examples()[0]
-        return [(cls(work.edges, categories=work.categories), fed)]
+        edges, trees, fed = example_forest()
+        return [(cls(edges, trees["feature"], trees["left"]), fed)]
 
 
 class AttributionSums(Computation):
@@ -96,8 +109,12 @@ class AttributionSums(Computation):
 
     Parameters
     ----------
-    edges, categories, features
-        As for `TreeRounds`. The state has the forest, and `counts` of its nodes.
+    edges, feature, left, value
+        Bin edges, and the trees, as a `Forest` has them.
+    counts
+        Rows at each leaf: what `LeafCounts` adds up.
+    categories, features
+        As for `TreeRounds`.
     kind
         A column with the number of each row's kind; None for one kind.
     kinds
@@ -110,6 +127,10 @@ class AttributionSums(Computation):
     def __init__(
         self,
         edges: npt.ArrayLike,
+        feature: npt.ArrayLike,
+        left: npt.ArrayLike,
+        value: npt.ArrayLike,
+        counts: npt.ArrayLike,
         *,
         categories: Sequence[int] = (),
         features: str | Sequence[str] = "x",
@@ -117,19 +138,38 @@ class AttributionSums(Computation):
         kinds: int = 1,
     ) -> None:
         self.edges = edges
+        self.feature = feature
+        self.left = left
+        self.value = value
+        self.counts = counts
         self.categories = categories
         self.features = features
         self.kind = kind
         self.kinds = kinds
 
     def start(self, seed: int) -> Arrays:
-        feature, left = np.full((1, 1, 1), -1, dtype=np.int32), np.zeros((1, 1, 1, 32), dtype=np.uint8)
-        return {"feature": feature, "left": left, "value": np.zeros((1, 1, 3)), "counts": np.ones((1, 1, 3))}
+        check_trees(self.trees(), len(np.asarray(self.edges)))
+        shape = (self.kinds, np.shape(self.feature)[1], len(np.asarray(self.edges)))
+        return {
+            "server.rows": np.zeros(self.kinds),
+            "server.attribution": np.zeros(shape),
+            "server.size": np.zeros(shape),
+        }
+
+    def trees(self) -> Arrays:
+        """The trees as arrays of the types that compiled loops want."""
+        return {
+            "feature": np.asarray(self.feature, np.int32),
+            "left": np.asarray(self.left, np.uint8),
+            "value": np.asarray(self.value, np.float64),
+            "counts": np.asarray(self.counts, np.float64),
+        }
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        check_trees(state, len(np.asarray(self.edges)))
+        trees = self.trees()
+        check_trees(trees, len(np.asarray(self.edges)))
         codes = binned(column_values(clients, self.features), bins_of(self.edges, self.categories))
-        phi = attributions(codes, state, len(np.asarray(self.edges)))  # [rows, outputs, features]
+        phi = attributions(codes, trees, len(np.asarray(self.edges)))  # [rows, outputs, features]
         size = np.abs(phi)
         kind = np.zeros(clients.n_rows, dtype=np.int64) if self.kind is None else clients[self.kind].astype(np.int64)
         own = kind[:, None] == np.arange(self.kinds)  # [rows, kinds]
@@ -140,7 +180,7 @@ class AttributionSums(Computation):
         return sent, {}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        return {**state, **{f"server.{name}": total[name] for name in ("rows", "attribution", "size")}}
+        return {f"server.{name}": np.asarray(total[name], dtype=float) for name in ("rows", "attribution", "size")}
 
     def coded_columns(self) -> Sequence[str]:
         names = (self.features,) if isinstance(self.features, str) else tuple(self.features)
@@ -148,8 +188,23 @@ class AttributionSums(Computation):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[AttributionSums, Federation]]:
-        work, fed = TreeRounds.examples()[0]
-        return [(cls(work.edges, categories=work.categories, kind="kind", kinds=3), fed)]
+        edges, trees, fed = example_forest()
+        return [(cls(edges, *trees.values(), kind="kind", kinds=3), fed)]
+
+
+def example_forest() -> tuple[Array, Arrays, Federation]:
+    """Bin edges, two trees of two levels with counts, and rows for them."""
+    fed = TreeRounds.examples()[0][1]
+    edges = np.tile(np.linspace(-1.5, 1.5, 7), (3, 1))
+    bits = np.zeros((2, 1, 3, 256), dtype=np.uint8)
+    bits[..., :4], bits[:, :, 1, 8] = 1, 1  # below the middle goes left, once with the missing
+    trees: Arrays = {
+        "feature": np.array([[[0, 1, 2]], [[2, 0, -1]]], dtype=np.int32),
+        "left": np.packbits(bits, axis=-1, bitorder="little"),
+        "value": np.linspace(-1, 1, 14).reshape(2, 1, 7),
+        "counts": np.array([[[0, 0, 0, 10, 20, 30, 40]], [[0, 0, 50, 20, 30, 0, 0]]], dtype=float),
+    }
+    return edges, trees, fed
 
 
 def bins_of(edges: npt.ArrayLike, categories: Sequence[int]) -> Bins:
@@ -158,15 +213,15 @@ def bins_of(edges: npt.ArrayLike, categories: Sequence[int]) -> Bins:
     return Bins(rows, np.asarray(categories or [0] * len(rows), dtype=np.int64))
 
 
-def check_trees(state: Arrays, n_features: int) -> None:
+def check_trees(trees: Arrays, n_features: int) -> None:
     """Refuse a forest that compiled loops would follow beyond the end of an array."""
-    feature, left = state["feature"], state["left"]
+    feature, left = trees["feature"], trees["left"]
     inner = feature.shape[-1]
     shaped = feature.ndim == 3 and left.shape == (*feature.shape, 32) and inner > 0 and not (inner + 1) & inner
     for name in ("value", "counts"):
-        shaped = shaped and (name not in state or state[name].shape == (*feature.shape[:2], 2 * inner + 1))
+        shaped = shaped and (name not in trees or trees[name].shape == (*feature.shape[:2], 2 * inner + 1))
     if not shaped or inner >= 2**12 or feature.max(initial=-1) >= n_features:
-        raise DataError("the state names features, nodes or trees that this forest cannot have")
+        raise DataError("feature, left, value or counts are of no forest with these edges")
 
 
 def leaves(codes: Array, feature: Array, left: Array) -> Array:
@@ -210,17 +265,17 @@ def paths(feature: Array, value: Array, counts: Array) -> Paths:
     return Paths(node, left, slot, features, share, number, value[[at for _, at in found]].astype(float))
 
 
-def attributions(codes: Array, state: Arrays, n_features: int) -> Array:
+def attributions(codes: Array, forest: Arrays, n_features: int) -> Array:
     """Shapley values [rows, outputs, features] of the margins, for a forest and `counts` of rows at its leaves."""
-    trees, outputs = state["feature"].shape[:2]
-    every = node_counts(state["counts"])
+    trees, outputs = forest["feature"].shape[:2]
+    every = node_counts(forest["counts"])
     phi = np.zeros((len(codes), outputs, n_features))
     for t in range(trees):
         for k in range(outputs):
-            if state["feature"][t, k, 0] < 0:
+            if forest["feature"][t, k, 0] < 0:
                 continue
-            way = paths(state["feature"][t, k], state["value"][t, k], every[t, k])
-            add_shapley(codes, state["feature"][t, k], state["left"][t, k], *way, phi[:, k])
+            way = paths(forest["feature"][t, k], forest["value"][t, k], every[t, k])
+            add_shapley(codes, forest["feature"][t, k], forest["left"][t, k], *way, phi[:, k])
     return phi
 
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
-from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
@@ -19,6 +18,7 @@ from fedscape.tabular.binning import MOST, column_values
 from fedscape.tabular.forest import Forest
 from fedscape.tabular.growing import TreeRounds
 from fedscape.tabular.losses import check_loss
+from fedscape.tabular.schema import Schema, declared_schema, seen_schema
 from fedscape.tabular.survey import TargetSurvey
 from fedscape.types import Array, Arrays
 
@@ -58,6 +58,9 @@ class BoostedTrees(Estimator):
     ranges
         The least and greatest value of feature columns and of a numeric target, to which values are cut. A private fit
         needs them.
+    categories
+        Names of the categories of columns, the target's classes among them, for an engine that holds no rows (Flower):
+        all nodes declare the same. Elsewhere the columns themselves say so.
     features, target
         Columns; features are one column of any trailing shape or several.
 
@@ -87,6 +90,7 @@ class BoostedTrees(Estimator):
         held_out: float = 0.0,
         patience: int = 10,
         ranges: Ranges | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
         features: str | Sequence[str] = "x",
         target: str = "y",
         seed: int = 0,
@@ -103,6 +107,7 @@ class BoostedTrees(Estimator):
         self.held_out = held_out
         self.patience = patience
         self.ranges = ranges
+        self.categories = categories
         self.features = features
         self.target = target
         self.seed = seed
@@ -179,34 +184,23 @@ class BoostedTrees(Estimator):
         private = how.privacy is not None
         if private and self.held_out:
             raise PrivacyError("held-out rows have no private loss: use held_out=0 in a private fit")
-        clients = engine.clients
-        if not isinstance(clients, Federation):
-            raise DataError("boosted trees look at the columns' names and types: use an engine that knows them")
-        loss, classes, labels = self._target_of(clients, private)
-        survey = TargetSurvey(loss, target=self.target, classes=classes, ends=self._ends(self.target, private, classes))
+        schema = self._schema(engine, names, private)
+        ends = self._ends(self.target, private, schema.classes)
+        survey = TargetSurvey(schema.loss, target=self.target, classes=schema.classes, ends=ends)
         sums = self._run(survey, engine, how.phase(".target"), n_rounds=1, measure=0)["sums"]
         base, unit = survey.begin(sums)
-        widths = [int(np.prod(clients[name].shape[1:])) for name in names]
-        listed = [name in clients.names and clients[name].ndim == 1 for name in names]
-        n_rows = float(sums.sum() if classes else sums[0])
-        edges = self._edges(engine, how, names, widths, listed, min(1.0, _ROWS / max(n_rows, 1.0)))
-        self.feature_names_ = tuple(
-            name if clients[name].ndim == 1 else f"{name}.{i}"
-            for name, width in zip(names, widths, strict=True)
-            for i in range(width)
-        )
-        categories = [len(clients.names[n]) if own else 0 for n, own in zip(names, listed, strict=True)]
-        if max(categories, default=0) > MOST:
-            raise DataError(f"a feature has {max(categories):,} categories, at most {MOST} can be told apart")
+        n_rows = float(sums.sum() if schema.classes else sums[0])
+        edges, schema = self._edges(engine, how, schema, min(1.0, _ROWS / max(n_rows, 1.0)))
+        self.feature_names_ = schema.feature_names
         work = TreeRounds(
             edges,
-            categories=tuple(int(c) for c in np.repeat(categories, widths)),
-            loss=loss,
+            categories=schema.n_categories,
+            loss=schema.loss,
             base=base,
             unit=unit,
             features=names,
             target=self.target,
-            monotone=self._directions(names, widths, listed),
+            monotone=self._directions(schema),
             subtract=not private,
             **{name: getattr(self, name) for name in _SHARED},
         )
@@ -214,25 +208,14 @@ class BoostedTrees(Estimator):
             work, engine, how.phase(".trees"), n_rounds=self.n_trees * self.depth, seed=self.seed, measure=0,
             done=lambda old, new: self._is_done(new),
         )  # fmt: skip
-        self._take(work, state, clients, labels)
+        self._take(work, state, schema)
 
     _loaded_private = False  # whether it was read from the file of a private fit
 
-    def _target_of(self, clients: Federation, private: bool) -> tuple[str, int, tuple[str, ...]]:
-        """The loss, the number of classes (0 for numbers) and their names."""
-        values, known = clients[self.target], clients.names.get(self.target, ())
-        by_class = bool(known) or values.dtype.kind in "biu"
-        loss = self.loss or ("classes" if by_class else "squared")
-        if loss in ("squared", "poisson"):
-            return loss, 0, ()
-        if private and self.loss != "logistic":
-            check_declared_classes(clients, self.target)
-        classes = 2 if self.loss == "logistic" else max(clients.categories(self.target), 2)
-        if classes > 1_000:
-            raise DataError(f"the target {self.target!r} has {classes:,} classes: say loss='squared' or 'poisson'")
-        if self.loss is None:
-            loss = "logistic" if classes == 2 else "softmax"
-        return loss, classes, tuple(known)
+    def _schema(self, engine: Engine, names: Sequence[str], private: bool) -> Schema:
+        if isinstance(engine.clients, Federation):
+            return seen_schema(engine.clients, names, self.target, self.loss, private=private)
+        return declared_schema(names, self.target, self.loss, self.categories)
 
     def _ends(self, name: str, private: bool, classes: int) -> tuple[float, float] | None:
         pair = (self.ranges or {}).get(name)
@@ -242,52 +225,45 @@ class BoostedTrees(Estimator):
             return None
         return float(pair[0]), float(pair[1])
 
-    def _edges(
-        self,
-        engine: Engine,
-        how: Fit,
-        names: Sequence[str],
-        widths: Sequence[int],
-        listed: Sequence[bool],
-        share: float,
-    ) -> Array:
-        """Bin edges of every feature, [features, edges]; those of categories are not used."""
-        numbers = [name for name, own in zip(names, listed, strict=True) if not own]
-        every = [width for width, own in zip(widths, listed, strict=True) if not own]
-        edges = np.zeros((sum(widths), self.bins - 1))
+    def _edges(self, engine: Engine, how: Fit, schema: Schema, share: float) -> tuple[Array, Schema]:
+        """Bin edges of every feature, [features, edges], and the schema with all widths; categories use none."""
+        numbers = schema.numbers
         if not numbers:
-            return edges
+            return np.zeros((sum(schema.widths), self.bins - 1)), schema
         private, ranges = how.privacy is not None, None
         if private or all(name in (self.ranges or {}) for name in numbers):
-            pairs = [self._ends(name, private, 0) for name in numbers]
-            ranges = np.repeat(np.array(pairs, dtype=float), every, axis=0)
+            pairs = np.array([self._ends(name, private, 0) for name in numbers], dtype=float)
+            every = [max(w, 1) for w, own in zip(schema.widths, schema.listed, strict=True) if not own]
+            ranges = np.repeat(pairs, every, axis=0)
         work = self._quantiles(numbers, private=private, ranges=ranges).set_params(share=share, seed=self.seed)
         assert isinstance(work, Quantiles)
         work.history_ = self.history_
         work._fit(engine, None, how.phase(".bins").sending("counts"))
-        where = np.repeat([not own for own in listed], widths)
+        schema = schema.with_numbers(work.quantiles_.shape[1])
+        edges = np.zeros((sum(schema.widths), self.bins - 1))
+        where = np.repeat([not own for own in schema.listed], schema.widths)
         edges[where] = np.maximum.accumulate(work.quantiles_.T, axis=1)
-        return edges
+        return edges, schema
 
-    def _directions(self, names: Sequence[str], widths: Sequence[int], listed: Sequence[bool]) -> tuple[int, ...]:
+    def _directions(self, schema: Schema) -> tuple[int, ...]:
         wanted = dict(self.monotone or {})
         for name, way in wanted.items():
-            if name not in names or way not in (-1, 0, 1) or listed[list(names).index(name)]:
+            if way not in (-1, 0, 1) or name not in schema.numbers:
                 raise DataError(f"monotone must give -1, 0 or 1 for numeric features, not {way!r} for {name!r}")
-        return tuple(wanted.get(name, 0) for name, width in zip(names, widths, strict=True) for _ in range(width))
+        pairs = zip(schema.columns, schema.widths, strict=True)
+        return tuple(wanted.get(name, 0) for name, width in pairs for _ in range(width))
 
     def _is_done(self, state: Arrays) -> bool:
         losses = state["server.losses"]
         stalled = self.held_out > 0 and len(losses) - int(np.argmin(losses)) > self.patience if len(losses) else False
         return stalled or int(state["trees"]) >= self.n_trees
 
-    def _take(self, work: TreeRounds, state: Arrays, clients: Federation, labels: tuple[str, ...]) -> None:
+    def _take(self, work: TreeRounds, state: Arrays, schema: Schema) -> None:
         n = int(state["trees"])
         self.losses_ = state["server.losses"]
         if self.held_out and len(self.losses_):
             n = min(n, int(np.argmin(self.losses_)))  # the loss of step i is that of the i trees before it
-        names = tuple(work.features)
-        self.classes_ = labels
+        self.classes_ = schema.labels
         self.n_trees_ = n
         self.forest_ = Forest(
             loss=work.loss,
@@ -297,10 +273,10 @@ class BoostedTrees(Estimator):
             left=np.array(state["left"][:n]),
             value=np.array(state["value"][:n]),
             names=self.feature_names_,
-            columns=names,
+            columns=schema.columns,
             target=self.target,
-            categories={name: tuple(clients.names[name]) for name in names if name in clients.names},
-            classes=labels,
+            categories=dict(schema.categories),
+            classes=schema.labels,
         )
 
     # -- use -----------------------------------------------------------------------------------------------------------
@@ -328,7 +304,7 @@ class BoostedTrees(Estimator):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write forest, bins and settings as one JSON file."""
         self._check_fitted("forest_")
-        settings = {name: value for name, value in self.get_params().items() if name not in ("monotone", "ranges")}
+        settings = {name: value for name, value in self.get_params().items() if name not in _BY_NAME}
         about = {**settings, "features": list(self.forest_.columns), "private": self._is_private()}
         self.forest_.save(path, about, private=self._is_private())
 
@@ -369,4 +345,5 @@ class BoostedTrees(Estimator):
         return []  # its phases have their own
 
 
+_BY_NAME = ("monotone", "ranges", "categories")
 _SHARED = ("n_trees", "depth", "learning_rate", "l2", "least_weight", "least_gain", "held_out", "seed")

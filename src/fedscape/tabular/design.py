@@ -70,14 +70,13 @@ class Columns(NamedTuple):
 
     def y(self, clients: Federation) -> Array:
         """The target, cut to its range where one is declared."""
-        values = self._ranged(clients, self.target)
-        if values.ndim != 1:
-            raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
-        return values
+        return self._ranged(clients, self.target)
 
     def _ranged(self, clients: Federation, name: str) -> Array:
-        """A column's numbers, cut to its range where one is declared."""
+        """A column of one number a row, cut to its range where one is declared."""
         values = self._numbers(clients, name)
+        if values.ndim != 1:
+            raise DataError(f"the column {name!r} must be one number a row, not {list(values.shape[1:])}")
         return np.clip(values, *self.ends(name)) if self.ranges and name in self.ranges else values
 
     def ends(self, name: str) -> tuple[float, float]:

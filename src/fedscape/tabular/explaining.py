@@ -65,17 +65,16 @@ class TreeAttributions(Estimator):
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         self.trees._check_fitted("forest_")
-        state = self._run(self._counting(), engine, how, n_rounds=1, state=self._forest_state(), measure=0)
+        state = self._run(self._counting(), engine, how, n_rounds=1, measure=0)
         self.counts_ = state["server.counts"]
         self.base_ = expected_margins(self.trees.forest_, self.counts_)
 
     def _counting(self) -> LeafCounts:
         forest = self.trees.forest_
-        return LeafCounts(forest.bins.edges, categories=_listed(forest.bins.categories), features=forest.columns)
-
-    def _forest_state(self) -> Arrays:
-        forest = self.trees.forest_
-        return {"feature": forest.feature, "left": forest.left, "server.counts": np.zeros(forest.value.shape)}
+        categories = _listed(forest.bins.categories)
+        return LeafCounts(
+            forest.bins.edges, forest.feature, forest.left, categories=categories, features=forest.columns
+        )
 
     def explain(self, x: npt.ArrayLike | Federation) -> Array:
         """What each feature adds to the margin of each row, [rows, features]; with classes [rows, classes, features].
@@ -85,10 +84,10 @@ class TreeAttributions(Estimator):
         self._check_fitted("counts_")
         forest = self.trees.forest_
         codes = binned(np.ascontiguousarray(self.trees._rows(x)), forest.bins)
-        phi = attributions(codes, self._state(), len(forest.names))
+        phi = attributions(codes, self._trees(), len(forest.names))
         return phi[:, 0] if phi.shape[1] == 1 else phi
 
-    def _state(self) -> Arrays:
+    def _trees(self) -> Arrays:
         forest = self.trees.forest_
         return {"feature": forest.feature, "left": forest.left, "value": forest.value, "counts": self.counts_}
 
@@ -121,13 +120,14 @@ class TreeAttributions(Estimator):
             names = names or tuple(map(str, range(engine.clients.categories(kind))))
         work = AttributionSums(
             forest.bins.edges,
+            *self._trees().values(),
             categories=_listed(forest.bins.categories),
             features=forest.columns,
             kind=kind,
             kinds=len(names),
         )
         how = self._begin(Fit(privacy=privacy, ledger=ledger, progress=False))
-        state = self._run(work, engine, how, n_rounds=1, state=self._state(), measure=0)
+        state = self._run(work, engine, how, n_rounds=1, measure=0)
         rows = np.asarray(state["server.rows"], dtype=float)
         number = np.where(rows > 0, rows, np.nan)[:, None, None]
         mean, size = state["server.attribution"] / number, state["server.size"] / number

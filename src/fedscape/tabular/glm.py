@@ -383,11 +383,14 @@ class GLM(Estimator):
             "weight": rng.integers(1, 4, n),
         }
         fed = Federation(columns, offsets)
+        ranges = {"x": (-1.0, 1.0), "exposure": (-0.2, 0.2), "weight": (0.0, 3.0)}
         return [
             (cls("gaussian", l2=0.1, weights="weight"), fed),
             (cls("logistic", target="sick", ranges={"x": (-1.0, 1.0)}), fed),
             (cls("poisson", target="visits", offset="exposure"), fed),
             (cls("gamma", target="cost"), fed),
+            (cls("poisson", target="visits", offset="exposure", ranges=ranges | {"visits": (0.0, 9.0)}), fed),
+            (cls("gamma", target="cost", weights="weight", ranges=ranges | {"cost": (0.1, 9.0)}), fed),
         ]
 
 

@@ -14,10 +14,10 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.tabular.attributions import bins_of, check_trees, leaves
+from fedscape.tabular.attributions import bins_of, check_trees, example_forest, leaves
 from fedscape.tabular.binning import binned, column_values
 from fedscape.tabular.boosting import BoostedTrees
-from fedscape.tabular.growing import TreeRounds, target_values, valid_targets
+from fedscape.tabular.growing import target_values, valid_targets
 from fedscape.tabular.losses import check_loss, gradients, probabilities, row_losses
 from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
 from fedscape.types import Array, Arrays, Kept
@@ -34,8 +34,10 @@ class PersonalLosses(Computation):
 
     Parameters
     ----------
-    edges, categories, loss, base, features, target, learning_rate
-        As for `TreeRounds`. The state has the forest: `feature`, `left`, `value`.
+    edges, feature, left, value
+        Bin edges, and the common trees, as a `Forest` has them.
+    categories, loss, base, features, target, learning_rate
+        As for `TreeRounds`.
     form, strengths, n_trees, depth, held_out, seed
         As for `PersonalTrees`.
     """
@@ -46,6 +48,9 @@ class PersonalLosses(Computation):
     def __init__(
         self,
         edges: npt.ArrayLike,
+        feature: npt.ArrayLike,
+        left: npt.ArrayLike,
+        value: npt.ArrayLike,
         *,
         categories: Sequence[int] = (),
         loss: str = "squared",
@@ -61,6 +66,9 @@ class PersonalLosses(Computation):
         seed: int = 0,
     ) -> None:
         self.edges = edges
+        self.feature = feature
+        self.left = left
+        self.value = value
         self.categories = categories
         self.loss = loss
         self.base = base
@@ -84,17 +92,23 @@ class PersonalLosses(Computation):
             raise DataError(f"strengths must be positive numbers, not {self.strengths!r}")
         if not 0 < self.held_out < 1:
             raise DataError(f"held_out must be between 0 and 1, not {self.held_out!r}")
-        shape = (1, len(np.atleast_1d(self.base)))
+        check_trees(self.common(), len(np.asarray(self.edges)))
+        tried, nothing = np.zeros(len(self.strengths) + 1), np.zeros(())
+        many = {f"server.{name}": tried for name in ("loss", "right", "better")}
+        return {**many, "server.rows": nothing, "server.judging": nothing}
+
+    def common(self) -> Arrays:
+        """The common trees as arrays of the types that compiled loops want."""
         return {
-            "feature": np.full((*shape, 1), -1, dtype=np.int32),
-            "left": np.zeros((*shape, 1, 32), dtype=np.uint8),
-            "value": np.zeros((*shape, 3)),
+            "feature": np.asarray(self.feature, np.int32),
+            "left": np.asarray(self.left, np.uint8),
+            "value": np.asarray(self.value, np.float64),
         }
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         judged = Key(self.seed, purpose="rows to judge own trees").uniform_rows(clients) < self.held_out
         y = self.targets(clients)
-        tried = [self.margins(state, clients, ~judged, s) for s in (np.inf, *self.strengths)]
+        tried = [self.margins(clients, ~judged, s) for s in (np.inf, *self.strengths)]
         loss = np.stack([row_losses(self.loss, y, margin) for margin in tried], axis=1)
         right = np.stack([self._right(y, margin) for margin in tried], axis=1)
         of_client = clients.segment_sum(np.where(judged[:, None], loss, 0.0))
@@ -108,7 +122,7 @@ class PersonalLosses(Computation):
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         names = ("loss", "right", "better", "rows", "judging")
-        return {**state, **{f"server.{name}": np.asarray(total[name], dtype=float) for name in names}}
+        return {f"server.{name}": np.asarray(total[name], dtype=float) for name in names}
 
     def targets(self, clients: Federation) -> Array:
         """The targets as numbers."""
@@ -120,13 +134,13 @@ class PersonalLosses(Computation):
             return np.zeros(len(y), dtype=bool)
         return np.asarray(probabilities(self.loss, margin).argmax(axis=1) == y)
 
-    def margins(self, state: Arrays, clients: Federation, used: Array, strength: float) -> Array:
+    def margins(self, clients: Federation, used: Array, strength: float) -> Array:
         """Margins [rows, outputs] of all rows by trees that each client fits to its `used` ones."""
-        check_trees(state, len(np.asarray(self.edges)))
+        check_trees(self.common(), len(np.asarray(self.edges)))
         codes = binned(column_values(clients, self.features), bins_of(self.edges, self.categories))
         y = np.where(used, self._known_targets(clients), 0.0)
         again = np.isfinite(strength) and self.form == "leaves"
-        margin = self._forest_margins(state, codes, y, clients, used, strength if again else np.inf)
+        margin = self._forest_margins(codes, y, clients, used, strength if again else np.inf)
         if np.isfinite(strength) and self.form == "trees":
             for a, b in zip(clients.offsets[:-1], clients.offsets[1:], strict=True):
                 margin[a:b] = self._grown(codes[a:b], y[a:b], margin[a:b], used[a:b], strength)
@@ -137,22 +151,21 @@ class PersonalLosses(Computation):
         values = clients[self.target] if self.target in clients.columns else np.zeros(clients.n_rows)
         return np.nan_to_num(values.astype(np.float64))
 
-    def _forest_margins(
-        self, state: Arrays, codes: Array, y: Array, clients: Federation, used: Array, strength: float
-    ) -> Array:
+    def _forest_margins(self, codes: Array, y: Array, clients: Federation, used: Array, strength: float) -> Array:
         """The common forest's margins; with a finite strength each leaf is a mean of its value and the client's own.
 
         The common value counts like `strength` of curvature: v' = (strength v - rate G) / (strength + H).
         """
-        trees, outputs, inner = state["feature"].shape
+        forest = self.common()
+        trees, outputs, inner = forest["feature"].shape
         margin = np.repeat(np.atleast_1d(np.asarray(self.base, dtype=float))[None], len(codes), axis=0)
         n, nodes = len(clients), 2 * inner + 1
         for t in range(trees):
             added = np.empty_like(margin)
             g, h = gradients(self.loss, y, margin) if np.isfinite(strength) else (margin, margin)
             for k in range(outputs):
-                leaf = leaves(codes, state["feature"][t, k], state["left"][t, k]).astype(np.int64)
-                value = state["value"][t, k]
+                leaf = leaves(codes, forest["feature"][t, k], forest["left"][t, k]).astype(np.int64)
+                value = forest["value"][t, k]
                 if np.isfinite(strength):
                     place = clients.client_of_row * nodes + leaf
                     own_g, own_h = (np.bincount(place[used], part[used, k], minlength=n * nodes) for part in (g, h))
@@ -183,10 +196,11 @@ class PersonalLosses(Computation):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[PersonalLosses, Federation]]:
-        work, fed = TreeRounds.examples()[0]
+        edges, trees, fed = example_forest()
+        common = [trees[name] for name in ("feature", "left", "value")]
         return [
-            (cls(work.edges, categories=work.categories), fed),
-            (cls(work.edges, loss="logistic", target="label", form="trees", n_trees=2, depth=2), fed),
+            (cls(edges, *common), fed),
+            (cls(edges, *common, loss="logistic", target="label", form="trees", n_trees=2, depth=2), fed),
         ]
 
 
@@ -266,6 +280,9 @@ class PersonalTrees(Estimator):
         own = {name: value for name, value in self.get_params().items() if name != "trees"}
         return PersonalLosses(
             forest.bins.edges,
+            forest.feature,
+            forest.left,
+            forest.value,
             categories=tuple(int(c) for c in forest.bins.categories),
             loss=forest.loss,
             base=forest.base,
@@ -275,14 +292,10 @@ class PersonalTrees(Estimator):
             **own,
         )
 
-    def _forest(self) -> Arrays:
-        forest = self.trees.forest_
-        return {"feature": forest.feature, "left": forest.left, "value": forest.value}
-
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         work = self._work()
         work.start(0)
-        state = self._run(work, engine, how, n_rounds=1, state=self._forest(), measure=0)
+        state = self._run(work, engine, how, n_rounds=1, measure=0)
         rows = max(float(state["server.rows"]), 1.0)
         self.losses_ = state["server.loss"] / rows
         self.accuracies_ = state["server.right"] / rows
@@ -320,7 +333,7 @@ class PersonalTrees(Estimator):
             used = np.arange(n + mine.n_rows) < n
             strength = self.strength_ if n else np.inf
             a, b = test.offsets[i], test.offsets[i + 1]
-            out[a:b] = work.margins(self._forest(), both, used, strength)[n:]
+            out[a:b] = work.margins(both, used, strength)[n:]
         return out
 
     @classmethod

@@ -85,6 +85,6 @@ def test_what_is_refused():
     with pytest.raises(NotFittedError):
         TreeAttributions(BoostedTrees(2).fit(fed)).explain(fed)
     work, fed = AttributionSums.examples()[0]
-    state = work.start(0) | {"feature": np.full((1, 1, 1), 9, dtype=np.int32)}
-    with pytest.raises(DataError, match="that this forest cannot have"):
-        work.step(state, fed, None)
+    broken = AttributionSums(**work.get_params() | {"feature": np.full((2, 1, 3), 9)})
+    with pytest.raises(DataError, match="of no forest with these edges"):
+        broken.step({}, fed, None)

@@ -56,8 +56,9 @@ def _leaf(feature, left, row) -> int:
 def test_trees_of_a_client_are_boosting_in_one_place():
     fed = clients(2, 60)
     edges = np.tile(np.linspace(-2, 2, 9), (3, 1))
-    work = PersonalLosses(edges, form="trees", n_trees=3, depth=2, learning_rate=0.4)
-    margins = work.margins(work.start(0), fed, np.ones(120, dtype=bool), 2.0)
+    nothing = [np.full((1, 1, 1), -1), np.zeros((1, 1, 1, 32)), np.zeros((1, 1, 3))]
+    work = PersonalLosses(edges, *nothing, form="trees", n_trees=3, depth=2, learning_rate=0.4)
+    margins = work.margins(fed, np.ones(120, dtype=bool), 2.0)
     for i in range(2):
         client = fed.take([i])
         by_hand = boost(
