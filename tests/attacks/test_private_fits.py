@@ -9,6 +9,7 @@ import pytest
 
 import fedscape as fs
 from fedscape import Federation, Gaussian, Laplace
+from fedscape.tabular import PersonalTrees, TreeAttributions
 
 N = 60  # clients
 
@@ -24,12 +25,34 @@ def numbers(poison: float | None) -> Federation:
     return Federation({"x": x, "y": y, "entity": entity}, np.arange(0, 3 * N + 1, 3))
 
 
+def entities(poison: float | None) -> Federation:
+    fed = numbers(None)
+    whole = fed["entity"].copy()
+    if poison is not None:
+        whole[11] = int(np.clip(np.nan_to_num(poison), -(2.0**62), 2.0**62))
+    return fed.with_column("entity", whole)
+
+
 def categories(poison: float | None) -> Federation:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, 5 * N).astype(float)
     if poison is not None:
         y[3] = poison
     return Federation({"y": y}, np.arange(0, 5 * N + 1, 5))
+
+
+RANGES = {"x": (-3.0, 3.0), "y": (0.01, 3.0)}
+WIDE = Gaussian(clip=20.0, multiplier=4.0)
+BY_ROW = Gaussian(clip=50.0, multiplier=4.0, unit="row")
+
+
+def trees(fed: Federation, privacy: Gaussian) -> fs.BoostedTrees:
+    model = fs.BoostedTrees(2, depth=2, bins=4, loss="squared", ranges={"x": (-3, 3), "y": (-3, 3)})
+    return model.fit(fed, privacy=privacy)
+
+
+def common_trees() -> fs.BoostedTrees:
+    return fs.BoostedTrees(2, depth=2, loss="squared").fit(numbers(None))
 
 
 def outcome(fit, fed) -> tuple[str, ...]:
@@ -64,6 +87,23 @@ FITS = {
             fed, features="x", target="y", entity="entity", privacy=CLIENT
         ),
     ),
+    "quantiles": (numbers, lambda fed: fs.Quantiles([0.2, 0.8], ranges=(-3, 3), resolution=0.5).fit(fed, privacy=WIDE)),
+    "heavy hitters": (
+        entities,
+        lambda fed: fs.HeavyHitters(5, column="entity", length=2, prefixes=4).fit(fed, privacy=WIDE),
+    ),
+    **{
+        f"{family} GLM": (
+            numbers,
+            lambda fed, family=family: fs.GLM(family, ranges=RANGES, rounds=2).fit(
+                fed, privacy=WIDE if family == "gaussian" else BY_ROW if family == "poisson" else CLIENT
+            ),
+        )
+        for family in ("gaussian", "logistic", "poisson", "gamma")
+    },
+    "boosted trees": (numbers, lambda fed: trees(fed, WIDE)),
+    "attributions": (numbers, lambda fed: TreeAttributions(common_trees()).fit(fed, privacy=BY_ROW)),
+    "trees of each client's own": (numbers, lambda fed: PersonalTrees(common_trees()).fit(fed, privacy=WIDE)),
 }
 
 

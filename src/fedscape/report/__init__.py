@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from fedscape.report.page import render, summary
-from fedscape.report.plots import plot_kinds, plot_map, plot_methods, plot_skew
+from fedscape.report.plots import plot_forest, plot_kinds, plot_map, plot_methods, plot_skew
 
-__all__ = ["plot_kinds", "plot_map", "plot_methods", "plot_skew", "render", "summary"]
+__all__ = ["plot_forest", "plot_kinds", "plot_map", "plot_methods", "plot_skew", "render", "summary"]

@@ -132,6 +132,26 @@ def plot_audit(about: About) -> tuple[Any, Rows]:
     return figure, rows
 
 
+def plot_forest(about: About) -> tuple[Any, Rows]:
+    """Sites' coefficients with their intervals, the pooled ones below, and how far sites differ: `GLM.by_site`."""
+    pooled = [
+        {"site": "pooled, sites differ", **about["random"]},
+        {"site": "pooled, one effect", **about["fixed"]},
+    ]
+    rows: Rows = [*pooled, *about["rows"][::-1]]
+    figure, axes = _figure(len(rows))
+    for number, colour in enumerate(COLOURS[1:3]):
+        axes.axvline(rows[number]["value"], color=colour, linewidth=1, linestyle=":")
+        _errorbars(axes, [rows[number]], number, colour, "D", "")
+    own = range(2, len(rows))
+    wide = [[rows[i]["value"] - rows[i]["low"] for i in own], [rows[i]["high"] - rows[i]["value"] for i in own]]
+    axes.errorbar([rows[i]["value"] for i in own], own, xerr=wide, fmt="s", color=COLOURS[0], capsize=3)
+    name = str(about["coefficient"]).replace("$", r"\$")
+    _finish(axes, [row["site"] for row in rows], f"coefficient of {name} (95% interval)")
+    axes.set_title(f"I2 {about['i2']:.0%}, tau2 {about['tau2']:.3g}, Q {about['q']:.3g} (p {about['p_value']:.2g})")
+    return figure, rows
+
+
 def _figure(rows: int) -> tuple[Any, Any]:
     require("matplotlib", extra="report")
     from matplotlib.figure import Figure

@@ -12,8 +12,18 @@ if TYPE_CHECKING:
     from fedscape.statistics.kmeans import FederatedKMeans
     from fedscape.statistics.moments import Moments
     from fedscape.statistics.quantiles import Quantiles
+    from fedscape.statistics.scaling import Scaling
 
-__all__ = ["CoxRegression", "FederatedKMeans", "HeavyHitters", "Histogram", "Moments", "Quantiles", "describe"]
+__all__ = [
+    "CoxRegression",
+    "FederatedKMeans",
+    "HeavyHitters",
+    "Histogram",
+    "Moments",
+    "Quantiles",
+    "Scaling",
+    "describe",
+]
 
 __getattr__ = loader(
     __name__,
@@ -25,5 +35,6 @@ __getattr__ = loader(
         "kmeans": ["FederatedKMeans"],
         "moments": ["Moments"],
         "quantiles": ["Quantiles"],
+        "scaling": ["Scaling"],
     },
 )

@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from fedscape.core.estimator import Fit
 from fedscape.core.federation import Federation
-from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
 from fedscape.tabular.binning import MOST, column_values
-from fedscape.tabular.estimator import TableEstimator, feature_names
+from fedscape.tabular.estimator import TableEstimator
 from fedscape.tabular.forest import Forest
 from fedscape.tabular.growing import TreeRounds
 from fedscape.tabular.losses import check_loss
+from fedscape.tabular.schema import Schema, declared_schema, seen_schema
 from fedscape.tabular.survey import TargetSurvey
 from fedscape.types import Array, Arrays
 
@@ -57,6 +57,9 @@ class BoostedTrees(TableEstimator):
     ranges
         The least and greatest value of feature columns and of a numeric target, to which values are clipped. A private
         fit needs them.
+    categories
+        Names of the categories of columns, the target's classes among them, for an engine that holds no rows (Flower):
+        all nodes declare the same. Elsewhere the columns themselves say so.
     features, target
         Columns; features are one column of any trailing shape or several.
 
@@ -86,6 +89,7 @@ class BoostedTrees(TableEstimator):
         held_out: float = 0.0,
         patience: int = 10,
         ranges: Ranges | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
         features: str | Sequence[str] = "x",
         target: str = "y",
         seed: int = 0,
@@ -102,6 +106,7 @@ class BoostedTrees(TableEstimator):
         self.held_out = held_out
         self.patience = patience
         self.ranges = ranges
+        self.categories = categories
         self.features = features
         self.target = target
         self.seed = seed
@@ -139,12 +144,12 @@ class BoostedTrees(TableEstimator):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
-        work = self.growing(engine, how)
+        work, schema = self._plan(engine, how)
         state = self._run(
             work, engine, how.phase(".trees"), n_rounds=self.n_trees * self.depth, seed=self.seed, measure=0,
             done=lambda old, new: self.is_done(new),
         )  # fmt: skip
-        self._take(work, state, engine.clients)
+        self._take(work, state, schema)
 
     def growing(self, engine: Engine, how: Fit | None = None, *, subtract: bool = True) -> TreeRounds:
         """The rounds that grow the forest, after a survey of the target and of the bins.
@@ -158,19 +163,21 @@ class BoostedTrees(TableEstimator):
         subtract
             Whether only one child of a split is sent; the cohort of all rounds must then be the same.
         """
-        self._check()
         how = self._begin(Fit(progress=False)) if how is None else how
+        return self._plan(engine, how, subtract=subtract)[0]
+
+    def _plan(self, engine: Engine, how: Fit, *, subtract: bool = True) -> tuple[TreeRounds, Schema]:
+        self._check()
         private = how.privacy is not None
         if private and self.held_out:
             raise PrivacyError("held-out rows have no private loss: use held_out=0 in a private fit")
-        clients = self._clients(engine)
-        names, widths, listed = self._columns(clients)
-        loss, classes = self._target_of(clients, private)
-        survey = TargetSurvey(loss, target=self.target, classes=classes, ends=self._ends(self.target, private, classes))
+        schema = self._schema(engine, private)
+        ends = self._ends(self.target, private, schema.classes)
+        survey = TargetSurvey(schema.loss, target=self.target, classes=schema.classes, ends=ends)
         sums = self._run(survey, engine, how.phase(".target"), n_rounds=1, measure=0)["sums"]
-        n_rows = float(sums.sum() if classes else sums[0])
-        edges = self._edges(engine, how, names, widths, listed, min(1.0, _ROWS / max(n_rows, 1.0)))
-        return self._rounds(clients, loss, *survey.begin(sums), edges, subtract=subtract and not private)
+        n_rows = float(sums.sum() if schema.classes else sums[0])
+        edges, schema = self._edges(engine, how, schema, min(1.0, _ROWS / max(n_rows, 1.0)))
+        return self._rounds(schema, *survey.begin(sums), edges, subtract=subtract and not private), schema
 
     def growing_blind(self, engine: Engine) -> TreeRounds:
         """The same rounds from declared ranges alone: even bins, no class ahead; all that is learned is in the rounds.
@@ -181,66 +188,37 @@ class BoostedTrees(TableEstimator):
         [[2.0, 4.0, 6.0]]
         """
         self._check()
-        clients = self._clients(engine)
-        names, widths, listed = self._columns(clients)
-        loss, classes = self._target_of(clients, private=True)
-        ends = [(0.0, 1.0) if own else self._ends(name, True, 0) for name, own in zip(names, listed, strict=True)]
-        low, high = np.repeat(np.array(ends, dtype=float), widths, axis=0).T
+        schema = self._schema(engine, private=True)
+        columns = zip(schema.columns, schema.listed, strict=True)
+        ends = [(0.0, 1.0) if own else self._ends(name, True, 0) for name, own in columns]
+        low, high = np.repeat(np.array(ends, dtype=float), schema.widths, axis=0).T
         edges = low[:, None] + (high - low)[:, None] * np.arange(1, self.bins) / self.bins
-        pair = self._ends(self.target, True, classes)
-        survey = TargetSurvey(loss, target=self.target, classes=classes, ends=pair)
+        pair, classes = self._ends(self.target, True, schema.classes), schema.classes
+        survey = TargetSurvey(schema.loss, target=self.target, classes=classes, ends=pair)
         even = np.ones(classes) if classes else np.array([1.0, 0.0, 1.0])
-        return self._rounds(clients, loss, *survey.begin(even), edges, subtract=False)
+        return self._rounds(schema, *survey.begin(even), edges, subtract=False)
 
-    def _clients(self, engine: Engine) -> Federation:
-        if not isinstance(engine.clients, Federation):
-            raise DataError("boosted trees look at the columns' names and types: use an engine that knows them")
-        return engine.clients
-
-    def _columns(self, clients: Federation) -> tuple[tuple[str, ...], list[int], list[bool]]:
-        """The feature columns, how many features each is, and which hold categories."""
-        names = column_names(self.features, target=self.target)
-        widths = [int(np.prod(clients[name].shape[1:])) for name in names]
-        listed = [name in clients.names and clients[name].ndim == 1 for name in names]
-        return names, widths, listed
-
-    def _rounds(
-        self, clients: Federation, loss: str, base: Array, unit: float, edges: Array, *, subtract: bool
-    ) -> TreeRounds:
-        names, widths, listed = self._columns(clients)
-        categories = [len(clients.names[n]) if own else 0 for n, own in zip(names, listed, strict=True)]
-        if max(categories, default=0) > MOST:
-            raise DataError(f"a feature has {max(categories):,} categories, at most {MOST} can be told apart")
+    def _rounds(self, schema: Schema, base: Array, unit: float, edges: Array, *, subtract: bool) -> TreeRounds:
         return TreeRounds(
             edges,
-            categories=tuple(int(c) for c in np.repeat(categories, widths)),
-            loss=loss,
+            categories=schema.n_categories,
+            loss=schema.loss,
             base=base,
             unit=unit,
-            features=names,
+            features=schema.columns,
             target=self.target,
-            monotone=self._directions(names, widths, listed),
+            monotone=self._directions(schema),
             subtract=subtract,
             **{name: getattr(self, name) for name in _SHARED},
         )
 
     _loaded_private = False  # whether it was loaded from the file of a private fit
 
-    def _target_of(self, clients: Federation, private: bool) -> tuple[str, int]:
-        """The loss, and the number of classes: 0 for numbers."""
-        values, known = clients[self.target], clients.names.get(self.target, ())
-        by_class = bool(known) or values.dtype.kind in "biu"
-        loss = self.loss or ("classes" if by_class else "squared")
-        if loss in ("squared", "poisson"):
-            return loss, 0
-        if private and self.loss != "logistic":
-            check_declared_classes(clients, self.target)
-        classes = 2 if self.loss == "logistic" else max(clients.categories(self.target), 2)
-        if classes > 1_000:
-            raise DataError(f"the target {self.target!r} has {classes:,} classes: pass loss='squared' or 'poisson'")
-        if self.loss is None:
-            loss = "logistic" if classes == 2 else "softmax"
-        return loss, classes
+    def _schema(self, engine: Engine, private: bool) -> Schema:
+        names = column_names(self.features, target=self.target)
+        if isinstance(engine.clients, Federation):
+            return seen_schema(engine.clients, names, self.target, self.loss, private=private)
+        return declared_schema(names, self.target, self.loss, self.categories)
 
     def _ends(self, name: str, private: bool, classes: int) -> tuple[float, float] | None:
         pair = (self.ranges or {}).get(name)
@@ -250,39 +228,33 @@ class BoostedTrees(TableEstimator):
             return None
         return float(pair[0]), float(pair[1])
 
-    def _edges(
-        self,
-        engine: Engine,
-        how: Fit,
-        names: Sequence[str],
-        widths: Sequence[int],
-        listed: Sequence[bool],
-        share: float,
-    ) -> Array:
-        """Bin edges of every feature, [features, edges]; those of categories are not used."""
-        numbers = [name for name, own in zip(names, listed, strict=True) if not own]
-        number_widths = [width for width, own in zip(widths, listed, strict=True) if not own]
-        edges = np.zeros((sum(widths), self.bins - 1))
+    def _edges(self, engine: Engine, how: Fit, schema: Schema, share: float) -> tuple[Array, Schema]:
+        """Bin edges of every feature, [features, edges], and the schema with all widths; categories use none."""
+        numbers = schema.numbers
         if not numbers:
-            return edges
+            return np.zeros((sum(schema.widths), self.bins - 1)), schema
         private, ranges = how.privacy is not None, None
         if private or all(name in (self.ranges or {}) for name in numbers):
-            pairs = [self._ends(name, private, 0) for name in numbers]
-            ranges = np.repeat(np.array(pairs, dtype=float), number_widths, axis=0)
+            pairs = np.array([self._ends(name, private, 0) for name in numbers], dtype=float)
+            every = [max(w, 1) for w, own in zip(schema.widths, schema.listed, strict=True) if not own]
+            ranges = np.repeat(pairs, every, axis=0)
         work = self._quantiles(numbers, private=private, ranges=ranges).set_params(share=share, seed=self.seed)
         assert isinstance(work, Quantiles)
         work.history_ = self.history_
         work._fit(engine, None, how.phase(".bins").sending("counts"))
-        where = np.repeat([not own for own in listed], widths)
+        schema = schema.with_numbers(work.quantiles_.shape[1])
+        edges = np.zeros((sum(schema.widths), self.bins - 1))
+        where = np.repeat([not own for own in schema.listed], schema.widths)
         edges[where] = np.maximum.accumulate(work.quantiles_.T, axis=1)
-        return edges
+        return edges, schema
 
-    def _directions(self, names: Sequence[str], widths: Sequence[int], listed: Sequence[bool]) -> tuple[int, ...]:
+    def _directions(self, schema: Schema) -> tuple[int, ...]:
         directions = dict(self.monotone or {})
         for name, way in directions.items():
-            if name not in names or way not in (-1, 0, 1) or listed[list(names).index(name)]:
+            if way not in (-1, 0, 1) or name not in schema.numbers:
                 raise DataError(f"monotone must give -1, 0 or 1 for numeric features, not {way!r} for {name!r}")
-        return tuple(directions.get(name, 0) for name, width in zip(names, widths, strict=True) for _ in range(width))
+        pairs = zip(schema.columns, schema.widths, strict=True)
+        return tuple(directions.get(name, 0) for name, width in pairs for _ in range(width))
 
     def is_done(self, state: Arrays) -> bool:
         """Whether all trees are grown, or held-out rows say that more do not help."""
@@ -294,20 +266,17 @@ class BoostedTrees(TableEstimator):
     def of_state(cls, work: TreeRounds, state: Arrays, clients: Federation) -> BoostedTrees:
         """A model with the forest of a state of the rounds, the tree that still grows included."""
         model = cls(features=tuple(work.features), target=work.target, **{n: getattr(work, n) for n in _SHARED})
-        model._take(work, state, clients)
+        model._take(work, state, seen_schema(clients, work.features, work.target, work.loss, private=False))
         return model
 
-    def _take(self, work: TreeRounds, state: Arrays, clients: Any) -> None:
+    def _take(self, work: TreeRounds, state: Arrays, schema: Schema) -> None:
         n = int(state["trees"])
         self.losses_ = state["server.losses"]
         if self.held_out and len(self.losses_):
             n = min(n, int(np.argmin(self.losses_)))  # the loss of step i is that of the i trees before it
         elif int(state["level"]):
             n += 1  # leaves of every level have values
-        names = tuple(work.features)
-        labels = tuple(clients.names.get(self.target, ())) if work.loss in ("logistic", "softmax") else ()
-        self.feature_names_ = feature_names(clients, names)
-        self.classes_ = labels
+        self.feature_names_, self.classes_ = schema.feature_names, schema.labels
         self.n_trees_ = n
         self.forest_ = Forest(
             loss=work.loss,
@@ -317,10 +286,10 @@ class BoostedTrees(TableEstimator):
             left=np.array(state["left"][:n]),
             value=np.array(state["value"][:n]),
             names=self.feature_names_,
-            columns=names,
+            columns=schema.columns,
             target=self.target,
-            categories={name: tuple(clients.names[name]) for name in names if name in clients.names},
-            classes=labels,
+            categories=dict(schema.categories),
+            classes=schema.labels,
         )
 
     # -- use -----------------------------------------------------------------------------------------------------------
@@ -348,10 +317,24 @@ class BoostedTrees(TableEstimator):
     def save(self, path: str | os.PathLike[str], *, private: bool = False) -> None:
         """Write forest, bins and settings as one JSON file, of a private fit for its owner alone."""
         self._check_fitted("forest_")
-        settings = {name: value for name, value in self.get_params().items() if name not in ("monotone", "ranges")}
-        private = private or self._loaded_private or getattr(self, "ledger_", None) is not None
+        settings = {name: value for name, value in self.get_params().items() if name not in _BY_NAME}
+        private = private or self._is_private()
         about = {**settings, "features": list(self.forest_.columns), "private": private}
         self.forest_.save(path, about, private=private)
+
+    def save_xgboost(self, path: str | os.PathLike[str]) -> None:
+        """Write the forest as a JSON model that XGBoost reads.
+
+        Rows of float32 reach the same leaves, missing values and known categories too; margins are float32 sums of the
+        leaves' values. XGBoost sends an unknown category left, `predict` where the missing go.
+        """
+        from fedscape.tabular.xgboost_json import save_xgboost
+
+        self._check_fitted("forest_")
+        save_xgboost(self.forest_, path, private=self._is_private())
+
+    def _is_private(self) -> bool:
+        return self._loaded_private or getattr(self, "ledger_", None) is not None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoostedTrees:
@@ -376,4 +359,5 @@ class BoostedTrees(TableEstimator):
         return []  # its phases have examples
 
 
+_BY_NAME = ("monotone", "ranges", "categories")
 _SHARED = ("n_trees", "depth", "learning_rate", "l2", "least_weight", "least_gain", "held_out", "seed")

@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Which columns are what; `ranges` bound features and, for a Gaussian, the target, and give their units."""
+    """Which columns are what; `ranges` bound features, target, offset and weights, and give units."""
 
     features: tuple[str, ...]
     target: str
@@ -49,8 +49,8 @@ class Columns(NamedTuple):
                 f"{least}{most}"
             )
         ones = np.ones(len(y))
-        offset = 0 * ones if self.offset is None else self._numbers(clients, self.offset)
-        weight = ones if self.weights is None else self._numbers(clients, self.weights)
+        offset = 0 * ones if self.offset is None else self._ranged(clients, self.offset)
+        weight = ones if self.weights is None else self._ranged(clients, self.weights)
         if weight.size and weight.min() < 0:
             row = int(np.argmin(weight))
             raise DataError(f"the weight {self.weights!r} is {weight[row]:g} in row {row:,}: weights are 0 or more")
@@ -71,11 +71,16 @@ class Columns(NamedTuple):
 
     def y(self, clients: Federation, *, classes: bool = False) -> Array:
         """The target, cut to its range where one is declared; of named classes their codes."""
-        named = classes and self.target in clients.names and clients[self.target].ndim == 1
-        values = clients[self.target].astype(float) if named else self._numbers(clients, self.target)
+        if classes and self.target in clients.names and clients[self.target].ndim == 1:
+            return clients[self.target].astype(float)
+        return self._ranged(clients, self.target)
+
+    def _ranged(self, clients: Federation, name: str) -> Array:
+        """A column of one number a row, cut to its range where one is declared."""
+        values = self._numbers(clients, name)
         if values.ndim != 1:
-            raise DataError(f"the target {self.target!r} must be one number a row, not {list(values.shape[1:])}")
-        return np.clip(values, *self.ends(self.target)) if self.ranges and self.target in self.ranges else values
+            raise DataError(f"the column {name!r} must be one number a row, not {list(values.shape[1:])}")
+        return np.clip(values, *self.ends(name)) if self.ranges and name in self.ranges else values
 
     def ends(self, name: str) -> tuple[float, float]:
         """The declared range of a column."""
@@ -114,3 +119,18 @@ class Columns(NamedTuple):
         if name in clients.names and clients[name].ndim == 1:
             raise DataError(f"the column {name!r} holds texts, not numbers: make indicator columns of it")
         return check_finite(clients[name], name)
+
+
+def solve(information: Array, score: Array) -> Array:
+    """The coefficients, whatever noise did to the information: eigenvalues below a millionth of a millionth are none.
+
+    Rows and columns are first brought to one scale, so that units of features do not matter.
+
+    >>> solve(np.array([[4.0, 0.0], [0.0, 1e-6]]), np.array([4.0, 1e-6])).tolist()
+    [1.0, 1.0]
+    """
+    size = np.sqrt(np.maximum(np.abs(np.diag(information)), 1e-300))
+    values, vectors = np.linalg.eigh(information / np.outer(size, size))
+    least = max(float(values[-1]) * 1e-13, 1e-300)
+    inverse = np.where(values > least, 1 / np.where(values > least, values, 1.0), 0.0)
+    return np.asarray((vectors * inverse) @ (vectors.T @ (score / size)) / size)

@@ -14,9 +14,10 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
-from fedscape.tabular.design import Columns, Ranges, Rows
+from fedscape.tabular.design import Columns, Ranges, Rows, solve
 from fedscape.tabular.estimator import TableEstimator
 from fedscape.tabular.families import family_of
+from fedscape.tabular.units import TargetUnit, target_unit
 from fedscape.types import Array, Arrays, Kept
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from fedscape.statistics.heterogeneity import Heterogeneity
 
 _SINGULAR = 1e12  # condition of the information, all coefficients in units of their own error
-_STEEPEST = 0.2239  # the most that mu (1 - mu) |eta| can be
 
 
 class GLM(TableEstimator):
@@ -54,10 +54,12 @@ class GLM(TableEstimator):
         Whether each client has an intercept of its own, normal about the common one: the marginal likelihood by
         Laplace's approximation, as lme4's glmer; exact for "gaussian" (maximum likelihood, not REML). Not for "gamma".
     ranges
-        The least and greatest value of each feature column, and of a Gaussian target, to which values are cut; features
-        are then in units of half their range, and `l2` too. A private fit needs them.
+        The least and greatest value of each feature column, and of target, offset and weights where named, to which
+        values are cut; for Poisson and gamma the means too. Features are then in units of half their range, and `l2`
+        too. A private fit needs them; for `unit="row"` of all columns, but for classes.
     rounds, tol
-        At most this many rounds; stop when the step is shorter than this in units of the errors.
+        At most this many rounds; stop when the step is shorter than this in units of the errors. A private fit takes
+        all of them, "gaussian" one.
 
     Learns `coefficients_` and `intercept_`; `standard_errors_` and `covariance_` (the intercept last), `robust_errors_`
     (sandwich of the observed information, clustered by client, times G / (G - 1) x (n - 1) / (n - p) for G clients),
@@ -144,30 +146,28 @@ class GLM(TableEstimator):
 
     def _working(self, rows: Rows, coefficients: Array) -> tuple[Array, Array]:
         """W and W (z - offset) of each row, z the working response."""
-        family = family_of(self.family)
-        y = self._unit_target(rows.y)
+        family, unit = family_of(self.family), self._target_unit()
+        y, offset = unit.of(rows.y), rows.offset / unit.slope
         if coefficients.size and len(coefficients) != rows.x.shape[1]:
             raise DataError(f"the features have {rows.x.shape[1]} numbers a row, the model {len(coefficients)}")
         if coefficients.size and family.name != "gaussian":  # whose z is y; eta + (y - eta) would be only nearly
-            eta = family.within(rows.x @ coefficients + rows.offset)
+            eta = unit.within(family.within(rows.x @ coefficients + offset))
             mu = family.mean(eta)
         else:
             mu = family.first(y)
-            eta = family.link(mu)
+            eta = unit.within(family.link(mu))
+            mu = mu if np.isinf(unit.high) else family.mean(eta)
         slope = family.slope(eta)
         variance = family.variance(mu)
         weight = rows.weight * slope**2 / variance
-        return weight, weight * (eta - rows.offset) + rows.weight * slope / variance * (y - mu)
+        return weight, weight * (eta - offset) + rows.weight * slope / variance * (y - mu)
 
-    def _unit_target(self, y: Array) -> Array:
-        """A Gaussian target with a range in units of half of it, any other as it is."""
-        if self.family != "gaussian" or self.ranges is None or self.target not in self.ranges:
-            return y
-        low, high = self.columns().ends(self.target)
-        return np.asarray((y - (low + high) / 2) / ((high - low) / 2))
+    def _target_unit(self) -> TargetUnit:
+        ends = self.columns().ends(self.target) if self.ranges is not None and self.target in self.ranges else None
+        return target_unit(family_of(self.family), ends, intercept=self.intercept, target=self.target)
 
     def _penalty(self, p: int) -> Array:
-        penalty = np.full(p, float(self.l2))
+        penalty = np.full(p, float(self.l2) / self._target_unit().curvature)
         if self.intercept:
             penalty[-1] = 0.0
         return np.diag(penalty)
@@ -179,28 +179,28 @@ class GLM(TableEstimator):
         return (self.target,) if self.family == "logistic" else ()
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """With ranges every |x| is at most one: W and W z bound a row; means on a logarithmic scale have no bound."""
-        bounds = {"gaussian": (1.0, 1.0), "logistic": (0.25, 1.0 + _STEEPEST)}.get(self.family)
-        plain = self.weights is None and self.offset is None
-        p = len(state["coefficients"])
-        if clients is not None:
-            p = len(self.columns().names(clients))
-        ranged = self.ranges is not None and (self.family != "gaussian" or self.target in self.ranges)
-        if bounds is None or not plain or not ranged or not p:
+        """With ranges every |x| is at most one: W and W z bound a row; offset and weights need ranges too."""
+        p = len(state["coefficients"]) if clients is None else len(self.columns().names(clients))
+        unit, ranges = self._target_unit(), self.ranges or {}
+        extra = [name for name in (self.offset, self.weights) if name is not None]
+        if unit.weight is None or unit.response is None or not ranges or not p or any(n not in ranges for n in extra):
             return None
-        weight, response = bounds
+        most = 1.0 if self.weights is None else self.columns().ends(self.weights)[1]
+        weight, response = most * unit.weight, most * unit.response
+        if self.offset is not None:
+            response += weight * max(map(abs, self.columns().ends(self.offset))) / unit.slope
         return weight * p**2 + response * p if norm == 1 else float(np.hypot(weight * p, response * np.sqrt(p)))
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         if how.privacy is not None:
-            self._check_private()
+            self._check_private(how.privacy.unit)
         state = self._run(
             self,
             engine,
             how.phase(".scoring"),
-            n_rounds=self.rounds,
+            n_rounds=1 if self.family == "gaussian" and how.privacy is not None else self.rounds,  # the first is exact
             done=lambda old, new: how.privacy is None and self.is_done(new),
         )
         for learned in ("standard_errors_", "intercept_sd_", "residual_sd_", "log_likelihood_"):
@@ -243,11 +243,19 @@ class GLM(TableEstimator):
 
             learn_intercepts(self, engine, how, state["coefficients"], self.covariance_)
 
-    def _check_private(self) -> None:
+    def _check_private(self, unit: str) -> None:
         if self.ranges is None:
             raise PrivacyError("a private GLM needs ranges={column: (least, greatest)}: where values lie is a secret")
         if self.random_intercept:
             raise PrivacyError("random intercepts have no private form: use random_intercept=False")
+        if unit == "row" and self._target_unit().weight is None:
+            what = f"ranges must name the target {self.target!r}, too"
+            if self.family in ("poisson", "gamma") and not self.intercept:
+                what = f"a {self.family} model needs an intercept"
+            raise PrivacyError(f"for unit='row' {what}: else no row's influence is bounded; or use unit='client'")
+        for name in (self.offset, self.weights):
+            if unit == "row" and name is not None and name not in self.ranges:
+                raise PrivacyError(f"for unit='row' ranges must name the column {name!r}, too, or use unit='client'")
 
     def _take(self, columns: Columns, coefficients: Array, clients: Any) -> None:
         """Coefficients in the columns' own units, from those of half ranges."""
@@ -256,17 +264,15 @@ class GLM(TableEstimator):
         if isinstance(clients, Federation):
             widths = [int(np.prod(clients[name].shape[1:])) for name in columns.features]
         centre, half = columns.units(widths)
-        shift, unit = 0.0, 1.0
-        if self.family == "gaussian" and self.ranges is not None and self.target in self.ranges:
-            low, high = columns.ends(self.target)
-            shift, unit = (low + high) / 2, (high - low) / 2
+        target = self._target_unit()
+        shift, unit = target.level, target.slope
         self.coefficients_ = coefficients[:n] / half * unit
         first = float(coefficients[-1]) * unit if self.intercept else 0.0
         self.intercept_ = first + shift - float(self.coefficients_ @ centre)
         change = np.diag(np.append(unit / half, [unit] * self.intercept))  # from half ranges to own units
         if self.intercept:
             change[-1, :-1] = -unit * centre / half
-        self._change, self._unit = change, unit
+        self._change = change
 
     def _check_singular(self, information: Array, names: Sequence[str]) -> None:
         size = np.sqrt(np.maximum(np.diag(information), 1e-300))
@@ -287,22 +293,18 @@ class GLM(TableEstimator):
         )
         p, n, groups = len(state["coefficients"]), float(about["rows"]), float(about["groups"])
         self.n_rows_ = int(n)
-        unit2 = self._unit**2
-        self.deviance_, self.pearson_ = float(about["deviance"]) * unit2, float(about["pearson"]) * unit2
+        spread = self._target_unit().spread
+        self.deviance_, self.pearson_ = float(about["deviance"]) * spread, float(about["pearson"]) * spread
         spare = max(n - p, 1.0)
         self.dispersion_ = self.pearson_ / spare if family_of(self.family).scaled else 1.0
         bread = np.linalg.inv(about["information"] + self._penalty(p))
-        model = bread @ about["information"] @ bread * (self.dispersion_ / unit2 if self._scaled else 1.0)
+        model = bread @ about["information"] @ bread * (self.dispersion_ / spread)
         bread = np.linalg.inv(about["observed"] + self._penalty(p))
         robust = bread @ about["outer"] @ bread * (groups / max(groups - 1, 1) * (n - 1) / spare)
         self.covariance_ = self._change @ model @ self._change.T
         self.standard_errors_ = np.sqrt(np.diag(self.covariance_))
         self.robust_errors_ = np.sqrt(np.diag(self._change @ robust @ self._change.T))
         self._test()
-
-    @property
-    def _scaled(self) -> bool:
-        return family_of(self.family).scaled
 
     def _test(self) -> None:
         from scipy.special import ndtr
@@ -331,9 +333,28 @@ class GLM(TableEstimator):
         Each client fits the model to its own rows. One without enough of them, or whose own fit has no answer, counts
         as none. Coefficients are in the columns' own units, the intercept last.
         """
-        from fedscape.tabular.errors import learn_heterogeneity
+        from fedscape.tabular.sites import learn_heterogeneity
 
         return learn_heterogeneity(self, data)
+
+    def by_site(self, data: Engine | Federation, coefficient: str, *, allow: Sequence[str] = ()) -> dict[str, Any]:
+        """The numbers of a forest plot: one coefficient of every site with its interval, the pooled ones, I2 and tau2.
+
+        The server sees each site's own fit: `allow` must name "estimates" and "variances".
+        """
+        from fedscape.tabular.sites import site_rows
+
+        return site_rows(self, data, coefficient, allow)
+
+    def client_intercepts(self, clients: Federation) -> Array:
+        """What the random intercept of each of these clients most likely is, new ones too; no rows leave them.
+
+        It is 0 without rows; `predict` takes it, one for each row, as `offset`.
+        """
+        from fedscape.tabular.intercepts import own_intercepts
+
+        self._check_fitted("intercept_sd_")
+        return own_intercepts(self, clients)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[GLM, Federation]]:
@@ -352,27 +373,15 @@ class GLM(TableEstimator):
             "weight": rng.integers(1, 4, n),
         }
         fed = Federation(columns, offsets)
+        ranges = {"x": (-1.0, 1.0), "exposure": (-0.2, 0.2), "weight": (0.0, 3.0)}
         return [
             (cls("gaussian", l2=0.1, weights="weight"), fed),
             (cls("logistic", target="sick", ranges={"x": (-1.0, 1.0)}), fed),
             (cls("poisson", target="visits", offset="exposure"), fed),
             (cls("gamma", target="cost"), fed),
+            (cls("poisson", target="visits", offset="exposure", ranges=ranges | {"visits": (0.0, 9.0)}), fed),
+            (cls("gamma", target="cost", weights="weight", ranges=ranges | {"cost": (0.1, 9.0)}), fed),
         ]
 
 
 _SHARED = ("family", "features", "target", "offset", "weights", "intercept", "ranges")
-
-
-def solve(information: Array, score: Array) -> Array:
-    """The coefficients, whatever noise did to the information: eigenvalues below a millionth of a millionth are none.
-
-    Rows and columns are first brought to one scale, so that units of features do not matter.
-
-    >>> solve(np.array([[4.0, 0.0], [0.0, 1e-6]]), np.array([4.0, 1e-6])).tolist()
-    [1.0, 1.0]
-    """
-    size = np.sqrt(np.maximum(np.abs(np.diag(information)), 1e-300))
-    values, vectors = np.linalg.eigh(information / np.outer(size, size))
-    least = max(float(values[-1]) * 1e-13, 1e-300)
-    inverse = np.where(values > least, 1 / np.where(values > least, values, 1.0), 0.0)
-    return np.asarray((vectors * inverse) @ (vectors.T @ (score / size)) / size)

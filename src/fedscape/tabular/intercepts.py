@@ -188,6 +188,17 @@ def _modes(law: Family, rows: Rows, clients: Federation, fixed: Array, s: float,
     return u
 
 
+def own_intercepts(model: GLM, clients: Federation) -> Array:
+    """The modes of these clients' intercepts at the model's coefficients, [clients]."""
+    law = family_of(model.family)
+    rows = model.columns().rows(clients, law)
+    beta = np.append(model.coefficients_, [model.intercept_] * model.intercept)
+    if not model.intercept_sd_:
+        return np.zeros(len(clients))
+    phi = model.residual_sd_**2 if model.family == "gaussian" else 1.0
+    return _modes(law, rows, clients, rows.x @ beta + rows.offset, model.intercept_sd_**-2.0, phi)
+
+
 def _log_density(family: str, rows: Rows, eta: Array, phi: float) -> Array:
     """Log-density of each row; for a binomial without the term that depends on its weight only."""
     if family == "gaussian":

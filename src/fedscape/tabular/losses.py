@@ -30,17 +30,26 @@ def on_grid(values: Array) -> Array:
 
 def derivatives(loss: str, y: Array, margin: Array, unit: float) -> tuple[Array, Array]:
     """First and second derivative of each row's loss by its margins [rows, outputs], in units, on the grid."""
+    g, h = gradients(loss, y, margin)
+    return on_grid(g / unit), (h if loss == "squared" else on_grid(h / unit))
+
+
+def gradients(loss: str, y: Array, margin: Array) -> tuple[Array, Array]:
+    """First and second derivative of each row's loss by its margins [rows, outputs].
+
+    >>> [part.tolist() for part in gradients("squared", np.array([3.0]), np.array([[1.0]]))]
+    [[[-2.0]], [[1.0]]]
+    """
     if loss == "squared":
-        return on_grid((margin - y[:, None]) / unit), np.ones_like(margin)
+        return margin - y[:, None], np.ones_like(margin)
+    if loss == "poisson":
+        mean = np.exp(np.clip(margin, -_FAR, _FAR))
+        return mean - y[:, None], mean
+    p = probabilities(loss, margin)
     if loss == "logistic":
-        p = 1 / (1 + np.exp(-np.clip(margin, -_FAR, _FAR)))
-        return on_grid(p - y[:, None]), on_grid(p * (1 - p))
-    if loss == "softmax":
-        p = probabilities(loss, margin)
-        own = y.astype(np.int64)[:, None] == np.arange(margin.shape[1])
-        return on_grid(p - own), on_grid(p * (1 - p))
-    mean = np.exp(np.clip(margin, -_FAR, _FAR))
-    return on_grid((mean - y[:, None]) / unit), on_grid(mean / unit)
+        return p[:, 1:] - y[:, None], p[:, 1:] * (1 - p[:, 1:])
+    own = y.astype(np.int64)[:, None] == np.arange(margin.shape[1])
+    return p - own, p * (1 - p)
 
 
 def row_losses(loss: str, y: Array, margin: Array) -> Array:

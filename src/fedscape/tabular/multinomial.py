@@ -15,9 +15,8 @@ from fedscape.core.random import Key
 from fedscape.core.rounds import check_declared_classes
 from fedscape.core.validate import all_valid, check_whole, column_names, valid_numbers
 from fedscape.errors import DataError, PrivacyError
-from fedscape.tabular.design import Columns, Ranges
+from fedscape.tabular.design import Columns, Ranges, solve
 from fedscape.tabular.estimator import TableEstimator
-from fedscape.tabular.glm import solve
 from fedscape.tabular.growing import target_values, valid_targets
 from fedscape.types import Array, Arrays, Kept
 

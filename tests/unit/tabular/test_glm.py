@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import multivariate_normal
 
-from fedscape import DataError, Federation, Gaussian, Ledger, PrivacyError
+from fedscape import DataError, EngineError, Federation, Gaussian, Ledger, PrivacyError
 from fedscape.statistics.heterogeneity import heterogeneity
 from fedscape.tabular import GLM
 
@@ -87,6 +90,95 @@ def test_coefficients_errors_and_deviance_are_those_of_pooled_statsmodels(family
     assert glm.converged_
 
 
+#: Contagious bovine pleuropneumonia in fifteen herds (Lesnoff et al. 2004): the data `cbpp` of lme4.
+CASES = (
+    "2 3 4 0 3 1 1 8 2 0 2 2 0 2 0 5 0 0 1 3 0 0 1 8 1 3 0 12 2 0 0 0 1 1 0 2 0 5 3 1 2 1 0 0 1 2 0 0 11 0 0 0 1 1 1 0"
+)
+ANIMALS = (
+    "14 12 9 5 22 18 21 22 16 16 20 10 10 9 6 18 25 24 4 17 17 18 20 16 10 9 5 34 "
+    "9 6 8 6 22 22 18 22 25 27 22 22 10 8 6 5 21 24 19 23 19 2 3 2 19 15 15 15"
+)
+PERIODS = "1234123" + "1234" * 5 + "1" + "1234" * 7
+
+#: lme4 1.1-31 (R 4.2.2): glmer(cbind(incidence, size - incidence) ~ period + (1 | herd), cbpp, binomial, control =
+#: glmerControl("bobyqa", optCtrl = list(rhoend = 1e-12), tolPwrss = 1e-13)): period2 to 4 and intercept, errors by the
+#: Hessian, standard deviation, logLik, and ranef of the first three herds. lme4's pages print its default optimiser's
+#: -0.992, -1.128, -1.580, -1.398, 0.642 and -92.0.
+CBPP = (
+    [-0.992332654491, -1.128672011323, -1.580313926439, -1.398532147980],
+    [0.306642106519, 0.326637471585, 0.427435861649, 0.232471816481],
+    0.642261439625,
+    -92.0262818715,
+    [0.5900200114034, -0.2988972284561, 0.4062555584501],
+)
+CHOICES = 185.475659684  # sum(lchoose(size, incidence)), which lme4 adds to the log-likelihood
+
+
+def test_random_intercepts_are_those_of_lme4():
+    cases, animals = (np.array(text.split(), dtype=float) for text in (CASES, ANIMALS))
+    period = np.array(list(PERIODS), dtype=int)
+    columns = {"x": (period[:, None] == [2, 3, 4]).astype(float), "y": cases / animals, "n": animals}
+    fed = Federation(columns, [*np.flatnonzero(period == 1), len(period)])
+    glm = GLM("logistic", weights="n", random_intercept=True).fit(fed)
+    coefficients, errors, sd, log_likelihood, modes = CBPP
+    np.testing.assert_allclose([*glm.coefficients_, glm.intercept_], coefficients, rtol=1e-6)
+    np.testing.assert_allclose(glm.standard_errors_, errors, rtol=1e-5)  # both by differences
+    np.testing.assert_allclose(glm.intercept_sd_, sd, rtol=1e-6)
+    np.testing.assert_allclose(glm.log_likelihood_ + CHOICES, log_likelihood, rtol=1e-9)
+    np.testing.assert_allclose(glm.client_intercepts(fed)[:3], modes, rtol=1e-6)
+    np.testing.assert_allclose(glm.client_intercepts(fed.take([2])), glm.client_intercepts(fed)[2:3], rtol=1e-12)
+
+
+#: lme4 1.1-31 on the public files Chem97, Exam and radon (mlmRev, HLMdiag), by the same control, or REML=FALSE:
+#: glmer(score ~ gcse + girl + (1 | lea), poisson) and with score == 10 for binomial, gcse = gcsescore less its mean;
+#: lmer(normexam ~ standLRT + (1 | school)): coefficients, intercept, errors, standard deviation, logLik.
+LME4 = {
+    "poisson": (
+        [0.502738231025, -0.120124948004, 1.726199763576],
+        [0.00313915201426, 0.00481502165219, 0.00859737654653],
+        0.0871505908478,
+        -75073.2415968,
+    ),
+    "logistic": (
+        [2.667728179324, -0.691644782405, -1.972692438321],
+        [0.0358527327508, 0.0355604355804, 0.0420096312652],
+        0.311393905494,
+        -10709.4229369,
+    ),
+    "gaussian": (
+        [0.56336977522058, 0.00238652156105],
+        [0.0124653700508, 0.0400225546612],
+        0.303526942132,
+        -4678.60648886,
+    ),
+}
+NESTED = Path(os.environ.get("FEDSCAPE_DATA", "../shared/data")) / "hierarchical"
+
+
+@pytest.mark.skipif(not NESTED.exists(), reason="the nested data sets are not here")
+@pytest.mark.parametrize("family", LME4)
+def test_random_intercepts_of_public_data_are_those_of_lme4(family):
+    import pandas as pd
+
+    if family == "gaussian":
+        exam = pd.read_csv(NESTED / "Exam.csv.gz")
+        columns = {"x": exam.standLRT.to_numpy(), "y": exam.normexam.to_numpy()}
+        fed = Federation.from_arrays(columns, clients=exam.school.to_numpy())
+    else:
+        chem = pd.read_csv(NESTED / "Chem97.csv.gz")
+        x = np.column_stack([chem.gcsescore - chem.gcsescore.mean(), chem.gender == "F"]).astype(float)
+        y = chem.score.to_numpy().astype(float)
+        fed = Federation.from_arrays(
+            {"x": x, "y": y if family == "poisson" else (y == 10).astype(float)}, clients=chem.lea.to_numpy()
+        )
+    glm = GLM(family, random_intercept=True).fit(fed)
+    coefficients, errors, sd, log_likelihood = LME4[family]
+    np.testing.assert_allclose([*glm.coefficients_, glm.intercept_], coefficients, rtol=2e-6)
+    np.testing.assert_allclose(glm.standard_errors_, errors, rtol=2e-4)  # lme4's differences have four digits here
+    np.testing.assert_allclose(glm.intercept_sd_, sd, rtol=2e-6)
+    np.testing.assert_allclose(glm.log_likelihood_, log_likelihood, rtol=1e-9)
+
+
 def test_any_split_into_clients_gives_the_same_coefficients():
     fed = sites()
     whole = Federation(fed.columns, [0, fed.n_rows])
@@ -107,15 +199,17 @@ def test_ridge_is_that_of_scikit_learn():
     np.testing.assert_allclose(mine.coefficients_, logistic.coef_[0], rtol=1e-5)
 
 
-def test_ranges_change_units_and_nothing_else():
+@pytest.mark.parametrize("family", ["gaussian", "poisson", "gamma"])
+def test_ranges_change_units_and_nothing_else(family):
     fed = sites()
-    ranges = {"x": (-8.0, 8.0), "gaussian": (-20.0, 20.0)}
-    plain, ranged = (GLM("gaussian", target="gaussian", ranges=r).fit(fed) for r in (None, ranges))
-    np.testing.assert_allclose(ranged.coefficients_, plain.coefficients_, rtol=1e-9)
+    ends = {"gaussian": (-20.0, 20.0), "poisson": (0.0, 400.0), "gamma": (1e-3, 900.0)}[family]
+    how = {"target": family, "offset": "o", "weights": "w"}
+    plain, ranged = (GLM(family, ranges=r, **how).fit(fed) for r in (None, {"x": (-8.0, 8.0), family: ends}))
+    np.testing.assert_allclose(ranged.coefficients_, plain.coefficients_, rtol=1e-8)
     np.testing.assert_allclose(ranged.intercept_, plain.intercept_, rtol=1e-8)
     np.testing.assert_allclose(ranged.standard_errors_, plain.standard_errors_, rtol=1e-8)
     np.testing.assert_allclose(ranged.robust_errors_, plain.robust_errors_, rtol=1e-8)
-    np.testing.assert_allclose(ranged.deviance_, plain.deviance_, rtol=1e-9)
+    np.testing.assert_allclose([ranged.deviance_, ranged.pearson_], [plain.deviance_, plain.pearson_], rtol=1e-8)
 
 
 def test_laplace_approximation_is_that_of_brute_force():
@@ -172,6 +266,8 @@ def test_heterogeneity_is_that_of_the_sites_own_fits():
     by_hand = heterogeneity(estimates, np.array([each.standard_errors_**2 for each in own]))
     for name in ("q", "i2", "tau2", "fixed", "fixed_error"):
         np.testing.assert_allclose(getattr(found, name), getattr(by_hand, name), rtol=1e-6)
+    np.testing.assert_allclose(found.random, by_hand.random, rtol=1e-6)
+    np.testing.assert_allclose(found.random_error, by_hand.random_error, rtol=1e-6)
     weight = 1 / np.array([each.standard_errors_**2 for each in own])[:, 0]
     mean = (weight * estimates[:, 0]).sum() / weight.sum()
     np.testing.assert_allclose(found.q[0], (weight * (estimates[:, 0] - mean) ** 2).sum(), rtol=1e-6)
@@ -189,18 +285,66 @@ def test_a_private_fit_nears_the_plain_one_and_is_in_the_ledger():
     assert not hasattr(glm, "standard_errors_")
 
 
-def test_no_row_moves_the_sums_by_more_than_its_bound():
+@pytest.mark.parametrize("family", ["gaussian", "logistic", "poisson", "gamma"])
+def test_no_row_moves_the_sums_by_more_than_its_bound(family):
     rng = np.random.default_rng(5)
-    x, y = rng.choice([-1.0, 1.0], (300, 3)), rng.integers(0, 2, 300)
-    fed = Federation({"x": x * 99, "y": y}, np.arange(301))
-    for family in ("gaussian", "logistic"):
-        glm = GLM(family, ranges={"x": (-1, 1), "y": (0, 1)})
-        for beta in (np.zeros(0), np.array([2.0, -1.0, 0.5, 0.1])):
+    x = rng.choice([-1.0, 1.0], (900, 3))
+    y = rng.integers(0, 2, 900) if family == "logistic" else rng.choice([0.0, 0.05, 3.0, 20.0, 1e9], 900)
+    y = y + 1e-9 if family == "gamma" else y
+    columns = {"x": x * 99, "y": y, "o": rng.choice([-9.0, 0.3, 9.0], 900), "w": rng.choice([0.0, 7.0], 900)}
+    fed = Federation(columns, np.arange(901))
+    ranges = {"x": (-1, 1), "y": {"gaussian": (-3, 20), "logistic": (0, 1)}.get(family, (0.05, 20)), "o": (-1, 1)}
+    for extra in ({}, {"offset": "o"}, {"weights": "w"}):
+        glm, nearest = GLM(family, ranges={**ranges, "w": (0, 2)}, **extra), 0.0
+        for beta in (np.zeros(0), *rng.normal(0, [[0.1], [1.0], [9.0]], (3, 4))):
             state = {"coefficients": beta}
             sent, _ = glm.step(state, fed, None)
-            rows = np.concatenate([values.reshape(300, -1) for values in sent.values()], axis=1)
-            assert np.linalg.norm(rows, axis=1).max() <= glm.row_bound(state, 2, fed) * (1 + 1e-12)
-            assert np.abs(rows).sum(axis=1).max() <= glm.row_bound(state, 1, fed) * (1 + 1e-12)
+            rows = np.concatenate([values.reshape(900, -1) for values in sent.values()], axis=1)
+            for norm in (1, 2):
+                used = np.linalg.norm(rows, ord=norm, axis=1).max() / glm.row_bound(state, norm, fed)
+                assert used <= 1 + 1e-12
+                nearest = max(nearest, used)
+        assert nearest > (0.7 if extra else 0.95) or family == "logistic"  # and a bound is not idle
+
+
+def test_counts_by_rows_are_private_with_a_range_and_refused_without():
+    rng = np.random.default_rng(3)
+    x = rng.uniform(-1, 1, (40_000, 2))
+    y = rng.poisson(np.exp(x @ [0.8, -0.5] + 0.5)).astype(float)
+    fed, ledger = Federation({"x": x, "y": y}, np.arange(0, 40_001, 10)), Ledger()
+    privacy = Gaussian(clip=4.0, multiplier=4.0, unit="row", noise_seed=1)
+    glm = GLM("poisson", ranges={"x": (-1, 1), "y": (0, 12)}, rounds=5).fit(fed, privacy=privacy, ledger=ledger)
+    np.testing.assert_allclose([*glm.coefficients_, glm.intercept_], [0.8, -0.5, 0.5], atol=0.1)
+    assert sum(line["kind"] == "release" for line in ledger.entries()) == 5
+    with pytest.raises(PrivacyError, match="ranges must name the target"):
+        GLM("poisson", ranges={"x": (-1, 1)}).fit(fed, privacy=privacy)
+    with pytest.raises(PrivacyError, match="a poisson model needs an intercept"):
+        GLM("poisson", ranges={"x": (-1, 1), "y": (0, 12)}, intercept=False).fit(fed, privacy=privacy)
+    with pytest.raises(PrivacyError, match="ranges must name the column 'o', too"):
+        GLM("poisson", ranges={"x": (-1, 1), "y": (0, 12)}, offset="o").fit(fed, privacy=privacy)
+    with pytest.raises(DataError, match="must begin above 0 for a gamma law"):
+        GLM("gamma", ranges={"x": (-1, 1), "y": (0, 12)}).fit(fed, privacy=privacy)
+
+
+def test_a_forest_plot_shows_each_site_and_asks_first():
+    from fedscape.report import plot_forest
+
+    fed, glm = sites(), GLM("poisson", target="poisson")
+    with pytest.raises(EngineError, match="estimates, variances"):
+        glm.by_site(fed, "x.0")
+    allow = ("estimates", "variances")
+    about = glm.by_site(fed, "x.0", allow=allow)
+    own = [GLM("poisson", target="poisson").fit(fed.take([i])) for i in range(len(fed))]
+    np.testing.assert_allclose([row["value"] for row in about["rows"]], [each.coefficients_[0] for each in own])
+    high = [each.coefficients_[0] + 1.959964 * each.standard_errors_[0] for each in own]
+    np.testing.assert_allclose([row["high"] for row in about["rows"]], high, rtol=1e-6)
+    sums = glm.heterogeneity(fed)
+    np.testing.assert_allclose([about["i2"], about["tau2"]], [sums.i2[0], sums.tau2[0]], rtol=1e-6)
+    figure, rows = plot_forest(about)
+    assert len(rows) == len(fed) + 2
+    assert f"I2 {about['i2']:.0%}" in figure.axes[0].get_title()
+    with pytest.raises(DataError, match="there is no coefficient 'age'"):
+        glm.by_site(fed, "age", allow=allow)
 
 
 def test_what_is_refused():

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from plain_boosting import boost
+from plain_xgboost import margins
 
 from fedscape import BoostedTrees, DataError, Federation, Gaussian, Ledger, Local, Poisson, PrivacyError, rounds
 from fedscape.errors import CheckpointError
 from fedscape.tabular.binning import Bins, binned, code_rows, code_rows_twin
 from fedscape.tabular.growing import TreeRounds
 from fedscape.tabular.splits import add_histograms, descend, rows_by_slot
+from fedscape.tabular.xgboost_json import model_of
 
 
 def table(n: int = 600, seed: int = 0) -> dict[str, np.ndarray]:
@@ -169,6 +173,37 @@ def test_saved_and_loaded_it_predicts_the_same(tmp_path):
     (tmp_path / "bad.json").write_text(json.dumps(said))
     with pytest.raises(CheckpointError, match="holds no boosted trees"):
         BoostedTrees.load(tmp_path / "bad.json")
+
+
+def test_xgboost_reads_what_is_written_for_it():
+    """The file holds models of `save_xgboost` and what XGBoost 3.2.0 predicts with them, on rows with missing values:
+    Booster().load_model(...).predict(DMatrix(x, feature_types=..., enable_categorical=True), output_margin=True)."""
+    frozen = json.loads(Path(__file__).with_name("xgboost_margins.json").read_text())
+    x = np.array(frozen["x"], dtype=np.float32)
+    for loss in ("softmax", "poisson"):
+        np.testing.assert_array_equal(
+            margins(frozen[loss]["model"], x), np.array(frozen[loss]["margins"], dtype=np.float32)
+        )
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax", "poisson"])
+def test_a_forest_written_for_xgboost_has_the_same_leaves(loss, tmp_path):
+    columns = table(500)
+    columns["x"] = columns["x"].astype(np.float32).astype(float)
+    trees = BoostedTrees(4, depth=4, loss=loss).fit(dealt(columns, 5), features=["x", "kind"], target=loss)
+    trees.save_xgboost(tmp_path / "model.json")
+    x = np.column_stack([columns["x"], columns["kind"]])
+    forest, outputs = trees.forest_, len(trees.forest_.base)
+    mine = np.repeat(forest.base.astype(np.float32)[None], len(x), axis=0)
+    for t in range(4):
+        alone = replace(forest, feature=forest.feature[t : t + 1], left=forest.left[t : t + 1], base=np.zeros(outputs))
+        mine += replace(alone, value=forest.value[t : t + 1]).margins(x).astype(np.float32)
+    np.testing.assert_array_equal(margins((tmp_path / "model.json").read_text(), x), mine)
+    broken = forest.left.copy()
+    broken[0, 0, 0] = 0xAA
+    if not forest.bins.categories[forest.feature[0, 0, 0]]:
+        with pytest.raises(DataError, match="is no threshold"):
+            model_of(replace(forest, left=broken))
 
 
 def test_a_private_fit_learns_and_is_in_the_ledger():
