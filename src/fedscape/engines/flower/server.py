@@ -189,6 +189,8 @@ class Flower:
         places = np.unique(self.roster.nodes[cohort]) if masked is None else masked.places
         how = {} if masked is None else {place: {"secure": masked.about(place)} for place in places}
         requests = [self._request({**header, **how.get(place, {})}, sent, place, cohort) for place in places]
+        if masked is not None:
+            masked.ask(requests)
         reveals = frozenset(computation.reveals)
 
         def check(one: Asked, blob: bytes) -> Answer:
