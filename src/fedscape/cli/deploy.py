@@ -34,6 +34,9 @@ def init(
     secure: Annotated[
         bool, typer.Option("--secure", help="Sums leave nodes only masked: a signing key and a roster for each.")
     ] = False,
+    helper: Annotated[
+        Path | None, typer.Option(help="helper.json of a second server: masked sums with two servers.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Write a ready Flower app, certificates, node keys and terms (mode 600) and scripts into a new folder."""
@@ -41,7 +44,7 @@ def init(
 
     hosts = tuple(host) if host else ("127.0.0.1", "localhost")
     how = {"plain": plain_text_on_loopback, "strict": strict, "secure": secure}
-    about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, **how)
+    about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, helper=helper, **how)
     show(about, json_, lambda made: pairs("a deployment; its README.md says how to start it", made))
 
 
@@ -98,21 +101,33 @@ def renew(
 
 @deploy.command()
 def helper(
-    folder: Annotated[Path, typer.Argument(help="Where the helper keeps its key and what it has answered.")],
+    folder: Annotated[Path, typer.Argument(help="The helper's folder: its key, and which rounds it has answered.")],
+    new: Annotated[
+        str | None,
+        typer.Option(help="Create a helper with this host name or address and write helper.json; no serving."),
+    ] = None,
     port: Annotated[int, typer.Option(help="The port it listens on.")] = 8443,
     host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
-    certificate: Annotated[Path | None, typer.Option(help="Of its TLS, needed beyond this machine.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Its TLS certificate; by default server.pem in its folder.")
+    ] = None,
     key: Annotated[Path | None, typer.Option(help="The key of the certificate.")] = None,
-    roster: Annotated[Path | None, typer.Option(help="roster.txt: only these nodes count.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="roster.txt of the deployment: only these nodes count.")] = None,
     least: Annotated[int, typer.Option(help="With fewer nodes nothing is opened.")] = 3,
+    json_: Json = False,
 ) -> None:
-    """Run the second server of TwoServers, in another hand than the first: it prints its public key, then serves."""
-    from fedscape.deploy import keys as keys
+    """Run the second server of TwoServers, in another hand than the first: print its public key, then serve."""
+    from fedscape.deploy import helper as second
 
-    server, public = keys.helper_server(
+    if new is not None:
+        show(second.write_helper(folder, new, port), json_, lambda about: pairs("a second server", about))
+        return
+    server, public = second.helper_server(
         folder, port, host=host, certificate=certificate, key=key, roster=roster, least=least
     )
     typer.echo(public)
+    if roster is None:
+        typer.echo("no --roster: the first server could make up nodes", err=True)
     with server:
         server.serve_forever()
 
