@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 import subprocess
+import sys
 import tomllib
 import urllib.request
+from pathlib import Path
 
 import pytest
 from shell import fedscape, ok, refused, serving, started
@@ -424,6 +427,43 @@ def test_the_script_of_a_node_tells_its_arguments(tmp_path):
         done = subprocess.run(["./supernode.sh", *arguments], cwd=tmp_path / "d", capture_output=True, text=True)
         assert done.returncode == 2
         assert done.stderr.startswith("supernode.sh NUMBER DATA [CLIENT_COLUMN]")
+
+
+def test_the_script_of_a_node_checks_its_data_before_it_waits_for_runs(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    call = ["./supernode.sh", "0", str(tmp_path / "none.csv")]
+    done = subprocess.run(call, cwd=tmp_path / "d", capture_output=True, text=True, env=path)
+    assert done.returncode == 2
+    assert "none.csv" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_script_of_a_run_tells_its_arguments_and_passes_the_port_on(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    done = subprocess.run(["./run.sh"], cwd=tmp_path / "d", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("run.sh OUT [--metrics-port PORT] [SETTINGS]")
+    fake = tmp_path / "bin" / "flwr"  # only says what it was called with
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@" >> "$CALLS"\necho \'{"runs": [{"status": "finished:completed"}]}\'\n')
+    fake.chmod(0o755)
+    calls = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+    arguments = [str(tmp_path / "out"), "--metrics-port", "9464", "rounds=5 clients=7"]
+    subprocess.run(["./run.sh", *arguments], cwd=tmp_path / "d", check=True, capture_output=True, env=calls)
+    first = (tmp_path / "calls").read_text().splitlines()[0]
+    assert f'--run-config out="{tmp_path / "out"}" metrics-port=9464 rounds=5 clients=7 --format json' in first
+
+
+def test_the_doctor_checks_a_node(tmp_path):
+    deploy.init(tmp_path / "d", nodes=3, secure=True)
+    Federation({"y": [0, 1, 1]}, [0, 1, 3]).save(tmp_path / "data")
+    node = tmp_path / "d/nodes/0"
+    assert json.loads(ok("doctor", "--node", node, "--data", tmp_path / "data", "--json"))["node"]["clients"] == 2
+    (node / "roster.txt").unlink()
+    said = json.loads(ok("doctor", "--node", node, "--json"))["node"]
+    assert said.startswith("cannot answer: ")
+    assert "no roster.txt" in said
 
 
 def test_units_and_containers_are_written_for_the_port_of_the_deployment(tmp_path):

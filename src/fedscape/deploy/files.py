@@ -85,12 +85,23 @@ SUPERNODE_TLS = """--root-certificates "$here/certificates/ca.crt" \\
 RUN = (
     _HEAD
     + """\
-# run.sh OUT [SETTINGS]: start a run and wait for its end; exit 0 only if it completed. With the OUT of a run that was
-# stopped, resume it.
+if [ $# -lt 1 ]; then
+  echo "run.sh OUT [--metrics-port PORT] [SETTINGS]: start a run and wait for its end; exit 0 only if it completed." >&2
+  echo "With the OUT of a run that was stopped, resume it. SETTINGS such as 'rounds=5' are in app/pyproject.toml." >&2
+  exit 2
+fi
 mkdir -p "$1"
 out="$(cd "$1" && pwd)"
+settings="out=\\"$out\\""
+shift
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --metrics-port) settings="$settings metrics-port=${2:?a port}"; shift 2 ;;
+    *) settings="$settings $1"; shift ;;
+  esac
+done
 field() { python3 -c 'import json, sys; d = json.load(sys.stdin); print(d.get("run-id") or d["runs"][0]["status"])'; }
-number="$(flwr run "$here/app" deployment --run-config "out=\\"$out\\" ${2:-}" --format json | field)"
+number="$(flwr run "$here/app" deployment --run-config "$settings" --format json | field)"
 while true; do
   sleep 2
   status="$(flwr list deployment --run-id "$number" --format json | field)"

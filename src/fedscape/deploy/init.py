@@ -370,10 +370,10 @@ def _rosters(target: Path) -> Iterator[Finding]:
     """Check that all nodes here have the same peers, and are among them."""
     listed = keys.on_roster(target)
     texts = {number: _text(target / "nodes" / str(number) / PEERS) for number in listed}
-    here = [number for number in listed if (target / "nodes" / str(number)).is_dir()]  # they may be on their hosts
-    if not listed or len({texts[number] for number in here} | {_text(target / PEERS)}) > 1:
+    present = [number for number in listed if (target / "nodes" / str(number)).is_dir()]  # they may be on their hosts
+    if not listed or len({texts[number] for number in present} | {_text(target / PEERS)}) > 1:
         yield Finding("error", f"nodes have different {PEERS}, or none", "they refuse each other: copy one to all")
-    for number in here:
+    for number in present:
         path = target / "nodes" / str(number)
         if (path / KEY).is_file() and verifying_key(path).hex() != listed[number]:
             yield Finding("error", f"nodes/{number} is not on its own {PEERS}", "fedscape deploy renew gives it keys")
