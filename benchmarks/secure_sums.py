@@ -20,7 +20,7 @@ from fedscape.secure.parameters import derive
 from fedscape.secure.protocol import Client, Frame, Roster
 from fedscape.secure.server import Server
 from fedscape.secure.sums import bytes_besides
-from fedscape.secure.two_servers import BYTES, SecondServer, context_of, mask
+from fedscape.secure.two_servers import BYTES, Round, SecondServer, mask
 from table import arguments, report
 
 SESSION = b"a benchmark run."
@@ -62,13 +62,13 @@ def ring(n: int, length: int, dead: int, neighbours: int | None) -> dict[str, An
 def two_servers(n: int, length: int) -> dict[str, Any]:
     """One round of TwoServers."""
     helper, x, clock = SecondServer(), np.arange(length, dtype=np.uint64), Clock()
-    context = context_of(SESSION, 0, length)
+    round_ = Round(SESSION, 0, length, parties=n, least=3)
     total, packages = np.zeros(length, dtype=np.uint64), []
     for u in range(n):
-        masked, package = clock(u, mask, x, helper.public, context, os.urandom(32))
+        masked, package = clock(u, mask, x, helper.public, round_.context, os.urandom(32))
         packages.append(package)
         clock("server", lambda masked=masked: np.add(total, masked, out=total))
-    masks = clock("server", helper.sum_masks, SESSION, 0, length, packages)
+    masks = clock("server", helper.sum_masks, round_, packages)
     assert np.array_equal(total - masks, x * np.uint64(n))
     client = statistics.median(clock.seconds[u] for u in range(n))
     return row("TwoServers", 0, client, clock.seconds["server"], length, None)

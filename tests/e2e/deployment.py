@@ -47,11 +47,11 @@ def until(true: Callable[[], Any], seconds: float, what: str) -> Any:
 class Deployment:
     """Start, use and stop a deployment; `with Deployment(folder) as d`."""
 
-    def __init__(self, folder: Path, *, nodes: int = 3, fed: Federation | None = None, secure: bool = False) -> None:
+    def __init__(self, folder: Path, *, nodes: int = 3, fed: Federation | None = None, **how: Any) -> None:
         self.folder, self.nodes = folder, nodes
         self.fed = population() if fed is None else fed
         self.port, self.ports = free_port(), [free_port() for _ in range(nodes)]
-        init(folder, nodes=nodes, port=self.port, days=2, secure=secure)
+        init(folder, nodes=nodes, port=self.port, days=2, **how)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         switches = {
             "FLWR_HOME": str(folder / "flower" / "home"),

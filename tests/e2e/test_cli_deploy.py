@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 import subprocess
+import sys
 import tomllib
 import urllib.request
+from pathlib import Path
 
 import pytest
 from shell import fedscape, ok, refused, serving, started
@@ -384,6 +387,10 @@ def test_nodes_are_added_revoked_and_renewed(tmp_path):
     assert (folder / "keys/node-1.old-id").read_text() == "77"  # the SuperLink is told when register.sh runs
     for path in (folder / "roster.txt", folder / "nodes/2/roster.txt"):
         assert [line.split()[1] for line in path.read_text().splitlines()] == ["0", "2", "3"]
+    keys.add(folder)  # which must not bring back who was revoked
+    keys.revoke(folder, 4)
+    assert "1" not in {line.split()[1] for line in (folder / "nodes/0/roster.txt").read_text().splitlines()}
+    assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
     old, terms = (folder / "keys/node-2.pub").read_text(), (folder / "nodes/2/terms.toml").read_text()
     assert json.loads(started("deploy", "renew", folder, 2, "--json"))["node"] == 2
     assert (folder / "keys/node-2.pub").read_text() != old
@@ -422,6 +429,43 @@ def test_the_script_of_a_node_tells_its_arguments(tmp_path):
         assert done.stderr.startswith("supernode.sh NUMBER DATA [CLIENT_COLUMN]")
 
 
+def test_the_script_of_a_node_checks_its_data_before_it_waits_for_runs(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    call = ["./supernode.sh", "0", str(tmp_path / "none.csv")]
+    done = subprocess.run(call, cwd=tmp_path / "d", capture_output=True, text=True, env=path)
+    assert done.returncode == 2
+    assert "none.csv" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_script_of_a_run_tells_its_arguments_and_passes_the_port_on(tmp_path):
+    deploy.init(tmp_path / "d", nodes=1)
+    done = subprocess.run(["./run.sh"], cwd=tmp_path / "d", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("run.sh OUT [--metrics-port PORT] [SETTINGS]")
+    fake = tmp_path / "bin" / "flwr"  # only says what it was called with
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@" >> "$CALLS"\necho \'{"runs": [{"status": "finished:completed"}]}\'\n')
+    fake.chmod(0o755)
+    calls = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}", "CALLS": str(tmp_path / "calls")}
+    arguments = [str(tmp_path / "out"), "--metrics-port", "9464", "rounds=5 clients=7"]
+    subprocess.run(["./run.sh", *arguments], cwd=tmp_path / "d", check=True, capture_output=True, env=calls)
+    first = (tmp_path / "calls").read_text().splitlines()[0]
+    assert f'--run-config out="{tmp_path / "out"}" metrics-port=9464 rounds=5 clients=7 --format json' in first
+
+
+def test_the_doctor_checks_a_node(tmp_path):
+    deploy.init(tmp_path / "d", nodes=3, secure=True)
+    Federation({"y": [0, 1, 1]}, [0, 1, 3]).save(tmp_path / "data")
+    node = tmp_path / "d/nodes/0"
+    assert json.loads(ok("doctor", "--node", node, "--data", tmp_path / "data", "--json"))["node"]["clients"] == 2
+    (node / "roster.txt").unlink()
+    said = json.loads(ok("doctor", "--node", node, "--json"))["node"]
+    assert said.startswith("cannot answer: ")
+    assert "no roster.txt" in said
+
+
 def test_units_and_containers_are_written_for_the_port_of_the_deployment(tmp_path):
     deploy.init(tmp_path / "d", nodes=1, port=8123)
     assert '"8123:8123"' in (tmp_path / "d/docker/compose.yaml").read_text()
@@ -440,3 +484,31 @@ def test_the_second_server_prints_its_key_and_serves(tmp_path):
             assert answer.read() == b"ok\n"
     said = refused(2, "deploy", "helper", tmp_path / "second", "--port", port, "--host", "0.0.0.0")
     assert "plain text is for this machine alone" in said
+
+
+def test_a_deployment_with_a_second_server_knows_its_key_and_its_certificate(tmp_path):
+    second, folder = tmp_path / "second", tmp_path / "d"
+    about = json.loads(started("deploy", "helper", second, "--new", "helper.example.org", "--port", 9443, "--json"))
+    assert about["url"] == "https://helper.example.org:9443"
+    assert {stat.S_IMODE((second / name).stat().st_mode) for name in ("signing.key", "server.key")} == {0o600}
+    assert not (second / "ca.key").exists()
+    assert "exists: its key is known to nodes" in refused(2, "deploy", "helper", second, "--new", "x.example.org")
+    made = json.loads(started("deploy", "init", folder, "--helper", second / "helper.json", "--json"))
+    assert made["secure"] is True
+    assert made["helper"] == {"url": about["url"], "public": about["public"]}
+    assert {(folder / f"nodes/{i}/helper.pub").read_text().strip() for i in range(3)} == {about["public"]}
+    assert (folder / "certificates/helper.crt").read_text() == (second / "ca.crt").read_text()
+    settings = tomllib.loads((folder / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert (settings["helper"], settings["helper-key"], settings["secure"]) == (about["url"], about["public"], True)
+    compile((folder / "app/deployed/server.py").read_text(), "server.py", "exec")
+    assert not [finding for finding in deploy.check(folder) if finding.level == "error"]
+    added = keys.add(folder)
+    assert (folder / "nodes/3/helper.pub").read_text().strip() == about["public"]
+    assert "roster.txt (to the helper, and restart it)" in added["copy"]
+    assert "roster.txt (to the helper, and restart it)" in keys.revoke(folder, 3)["copy"]
+    (folder / "nodes/1/helper.pub").write_text("00" * 32)
+    errors = [finding.what for finding in deploy.check(folder) if finding.level == "error"]
+    assert errors == ["nodes/1/helper.pub is not the key of the second server"]
+    (second / "helper.json").write_text("{}")
+    assert "is not a helper.json" in refused(2, "deploy", "init", tmp_path / "e", "--helper", second / "helper.json")
+    assert not (tmp_path / "e").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -102,8 +103,13 @@ def _root(
 
 
 @app.command(cls=Command)
-def doctor(json_: Json = False) -> None:
+def doctor(
+    node: Annotated[Path | None, typer.Option(help="Also check this node of a deployment: nodes/NUMBER.")] = None,
+    data: Annotated[str | None, typer.Option(help="With --node: the data it will be started with.")] = None,
+    client: Annotated[str | None, typer.Option(help="With --node: the column that names clients.")] = None,
+    json_: Json = False,
+) -> None:
     """Show Python, packages, extras, GPU and data folder: what is installed and what is missing."""
     from fedscape.cli.doctor import examine
 
-    show(examine(), json_, lambda report: pairs("fedscape doctor", flat(report)))
+    show(examine(node, data, client), json_, lambda report: pairs("fedscape doctor", flat(report)))

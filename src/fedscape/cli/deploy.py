@@ -38,6 +38,9 @@ def init(
             "--secure", help="Secure aggregation: nodes send masked sums only, each with a signing key and a roster."
         ),
     ] = False,
+    helper: Annotated[
+        Path | None, typer.Option(help="helper.json of a second server: masked sums with two servers.")
+    ] = None,
     json_: Json = False,
 ) -> None:
     """Write a Flower app, certificates, node keys, terms (mode 600) and start scripts into a new folder."""
@@ -45,7 +48,7 @@ def init(
 
     hosts = tuple(host) if host else ("127.0.0.1", "localhost")
     how = {"plain": plain_text_on_loopback, "strict": strict, "secure": secure}
-    about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, **how)
+    about = engine.init(folder, nodes=nodes, hosts=hosts, port=port, days=days, helper=helper, **how)
     show(about, json_, lambda files: pairs("deployment written; its README.md says how to start it", files))
 
 
@@ -103,22 +106,32 @@ def renew(
 @deploy.command()
 def helper(
     folder: Annotated[Path, typer.Argument(help="Folder for the helper's key and its record of answers.")],
+    new: Annotated[
+        str | None,
+        typer.Option(help="Create a helper with this host name or address and write helper.json; no serving."),
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8443,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     certificate: Annotated[
-        Path | None, typer.Option(help="TLS certificate; required unless --host is this machine.")
+        Path | None, typer.Option(help="TLS certificate; by default server.pem in the folder.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Private key of the certificate.")] = None,
     roster: Annotated[Path | None, typer.Option(help="roster.txt: accept only these nodes.")] = None,
     least: Annotated[int, typer.Option(help="Minimum number of nodes in a sum that is opened.")] = 3,
+    json_: Json = False,
 ) -> None:
     """Run the second server of TwoServers, which another operator should run: print its public key, then serve."""
-    from fedscape.deploy import keys as keys
+    from fedscape.deploy import helper as second
 
-    server, public = keys.helper_server(
+    if new is not None:
+        show(second.write_helper(folder, new, port), json_, lambda about: pairs("a second server", about))
+        return
+    server, public = second.helper_server(
         folder, port, host=host, certificate=certificate, key=key, roster=roster, least=least
     )
     typer.echo(public)
+    if roster is None:
+        typer.echo("no --roster: the first server could make up nodes", err=True)
     with server:
         server.serve_forever()
 

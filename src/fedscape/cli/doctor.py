@@ -14,6 +14,7 @@ from typing import Any
 import fedscape
 from fedscape.core.schedule import cores
 from fedscape.datasets import info, names
+from fedscape.errors import FedscapeError
 
 EXTRAS = {
     "learn": ("torch", "safetensors"),
@@ -25,14 +26,16 @@ EXTRAS = {
 }
 
 
-def examine() -> dict[str, Any]:
+def examine(node: Path | None = None, data: str | None = None, client: str | None = None) -> dict[str, Any]:
     """List versions, extras, GPU, data and the kernel cache; download and install nothing.
+
+    With the folder of a node, also whether the node can answer with these data.
 
     >>> sorted(examine())
     ['cores', 'data', 'extras', 'fedscape', 'gpu', 'kernels', 'packages', 'python']
     """
     needed = ("numpy", "scipy", "numba", "pyarrow", "typer", "rich", "dp-accounting", "threadpoolctl")
-    return {
+    about = {
         "fedscape": fedscape.__version__,
         "python": platform.python_version(),
         "cores": cores(),
@@ -42,6 +45,17 @@ def examine() -> dict[str, Any]:
         "data": _data(),
         "kernels": _kernels(),
     }
+    return about if node is None else {**about, "node": _node(node, data, client)}
+
+
+def _node(folder: Path, data: str | None, client: str | None) -> Any:
+    """What `fedscape deploy check` says of a node: that it can answer, or why not."""
+    from fedscape.deploy.node import check_node
+
+    try:
+        return check_node(folder, data, client)
+    except FedscapeError as error:
+        return f"cannot answer: {error}"
 
 
 def _extra(extra: str, modules: tuple[str, ...]) -> str:

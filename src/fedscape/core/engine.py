@@ -180,13 +180,16 @@ class Local:
         secure.check_reveals(type(computation).__name__, computation.reveals)
         secret = task.release is not None and task.release.counted  # the number of clients is
         try:
-            masked, answer = MaskedSum(secure, len(cohort), private=task.release is not None), Answer()
+            masked, answer = MaskedSum(secure, len(cohort), released=task.release is not None), Answer()
         except PrivacyError:
             if not secret:
                 raise
             raise PrivacyError(
                 "secure sums: the cohort is too small for the stated drop-outs and colluders: sample more clients"
             ) from None
+        for release in (task.release, task.measure_release):
+            if release is not None:
+                release.largest = secure.range(len(cohort)).most
         parts = [[Block(slice(int(u), int(u) + 1), slice(int(u), int(u) + 1))] for u in cohort]
         with one_library_thread(), without_warnings(task.release):
             site = Site(self.federation, task, sent)

@@ -85,12 +85,23 @@ SUPERNODE_TLS = """--root-certificates "$here/certificates/ca.crt" \\
 RUN = (
     _HEAD
     + """\
-# run.sh OUT [SETTINGS]: start a run and wait for its end; exit 0 only if it completed. With the OUT of a run that was
-# stopped, resume it.
+if [ $# -lt 1 ]; then
+  echo "run.sh OUT [--metrics-port PORT] [SETTINGS]: start a run and wait for its end; exit 0 only if it completed." >&2
+  echo "With the OUT of a run that was stopped, resume it. SETTINGS such as 'rounds=5' are in app/pyproject.toml." >&2
+  exit 2
+fi
 mkdir -p "$1"
 out="$(cd "$1" && pwd)"
+settings="out=\\"$out\\""
+shift
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --metrics-port) settings="$settings metrics-port=${2:?a port}"; shift 2 ;;
+    *) settings="$settings $1"; shift ;;
+  esac
+done
 field() { python3 -c 'import json, sys; d = json.load(sys.stdin); print(d.get("run-id") or d["runs"][0]["status"])'; }
-number="$(flwr run "$here/app" deployment --run-config "out=\\"$out\\" ${2:-}" --format json | field)"
+number="$(flwr run "$here/app" deployment --run-config "$settings" --format json | field)"
 while true; do
   sleep 2
   status="$(flwr list deployment --run-id "$number" --format json | field)"
@@ -154,6 +165,9 @@ clients = 1000
 secure = @MASKED@
 dropouts = 0.1
 colluders = 0.05
+helper = "@HELPER@"
+helper-key = "@HELPER_KEY@"
+least = 3
 metrics-port = 0
 """
 
@@ -170,8 +184,19 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedscape as fs
 from fedscape.engines.flower.monitor import watch
+from fedscape.secure.remote_helper import RemoteAggregator
 
 app = ServerApp()
+
+
+def masks(how):
+    """How nodes mask their sums: not at all, among themselves, or with a second server."""
+    if not how["secure"]:
+        return None
+    if not how["helper"]:
+        return fs.SecureSum(dropouts=how["dropouts"], colluders=how["colluders"])
+    helper = RemoteAggregator(how["helper"], how["helper-key"], certificate="certificates/helper.crt")
+    return fs.TwoServers(helper=helper, least=how["least"])
 
 
 @app.main()
@@ -181,9 +206,8 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(how["out"]))
     out.mkdir(parents=True, exist_ok=True)
     watch(metrics_port=how.get("metrics-port", 0))  # JSON lines; /metrics and /health if there is a port
-    masks = fs.SecureSum(dropouts=how["dropouts"], colluders=how["colluders"]) if how["secure"] else None
     engine = fs.Flower(
-        grid, nodes=how["nodes"], min_clients=how["min-clients"], timeout=how["timeout"], secure=masks
+        grid, nodes=how["nodes"], min_clients=how["min-clients"], timeout=how["timeout"], secure=masks(how)
     )
     population = fs.MixtureOfDirichletMultinomials(
         how["components"], n_init=1, rounds=how["rounds"], column=how["column"], n_categories=how["categories"]
@@ -236,6 +260,7 @@ README = """\
 | server | `./register.sh` | `keys/*.pub`; run it again after `fedscape deploy add`, `revoke` or `renew` |
 | node N | `./supernode.sh N DATA` | `environment.sh`, `supernode.sh`, `certificates/ca.crt`, `keys/node-N`, `nodes/N` |
 | server | `./run.sh OUT` | `app/`, `flower/` |
+| second server, if there is one | `fedscape deploy helper FOLDER --roster roster.txt` | `roster.txt`; in another hand |
 
 The owner of a node decides: `fedscape deploy terms nodes/N` shows the terms under which it answers and what is spent.
 Options such as `--total-epsilon 4 --column y` change them. `fedscape deploy log nodes/N` shows the requests.
@@ -251,12 +276,17 @@ needed only to make new certificates: take it off this machine.
 GITIGNORE = "# secrets: nothing in this folder belongs into a repository\n*\n"
 
 DOCKERFILE = """\
-# One image for the link, the nodes and the operator: docker build -t fedscape-deployment -f docker/Dockerfile .
+# One image for the link, the nodes and the operator: docker build -t fedscape-deployment docker
+# A wheel of fedscape in docker/ is installed instead of the published one. Build with UID and GID of the user who owns
+# the deployment's folder: it has mode 700.
 FROM python:3.11-slim
-RUN pip install --no-cache-dir 'fedscape[flower]' && useradd --create-home fedscape
+ARG UID=1000
+ARG GID=1000
+COPY . /wheels/
+RUN pip install --no-cache-dir --find-links /wheels 'fedscape[flower]' \\
+ && groupadd --gid $GID fedscape && useradd --create-home --uid $UID --gid $GID fedscape
 USER fedscape
 WORKDIR /deployment
-ENTRYPOINT ["bash"]
 """
 
 COMPOSE = """\
@@ -284,7 +314,8 @@ services:
 """
 
 LINK_UNIT = """\
-# cp systemd/fedscape-superlink.service /etc/systemd/system/, set the paths, systemctl enable --now fedscape-superlink
+# The deployment is in /opt/fedscape, with fedscape installed in /opt/fedscape/venv. As root:
+# cp systemd/fedscape-superlink.service /etc/systemd/system/ && systemctl enable --now fedscape-superlink
 [Unit]
 Description=fedscape SuperLink
 After=network-online.target
@@ -292,6 +323,7 @@ Wants=network-online.target
 
 [Service]
 User=fedscape
+Environment=PATH=/opt/fedscape/venv/bin:/usr/local/bin:/usr/bin:/bin
 ExecStart=/opt/fedscape/superlink.sh
 Restart=on-failure
 RestartSec=5
@@ -304,7 +336,8 @@ WantedBy=multi-user.target
 """
 
 NODE_UNIT = """\
-# systemctl enable --now fedscape-node@2 starts node 2; its data are named in /etc/fedscape/node-2: DATA=/path
+# systemctl enable --now fedscape-node@2 starts node 2; its data are named in /etc/fedscape/node-2: DATA=/path and, for
+# a table, CLIENT_COLUMN=name. The node's files are in /opt/fedscape, with fedscape installed in /opt/fedscape/venv.
 [Unit]
 Description=fedscape node %i
 After=network-online.target
@@ -312,6 +345,7 @@ Wants=network-online.target
 
 [Service]
 User=fedscape
+Environment=PATH=/opt/fedscape/venv/bin:/usr/local/bin:/usr/bin:/bin
 EnvironmentFile=/etc/fedscape/node-%i
 ExecStart=/opt/fedscape/supernode.sh %i ${DATA} ${CLIENT_COLUMN}
 Restart=on-failure

@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from fedscape.deploy import files as files
 from fedscape.deploy import keys as keys
 from fedscape.deploy import node as node
 from fedscape.deploy import read as read
-from fedscape.engines.flower.secure_node import KEY, PEERS, verifying_key
+from fedscape.deploy.helper import give_to_nodes, read_helper
+from fedscape.engines.flower.secure_node import HELPER, KEY, PEERS, verifying_key
 from fedscape.errors import DataError, require
 
 _SWITCHES = ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1")
@@ -45,6 +46,7 @@ def init(
     plain: bool = False,
     strict: bool = False,
     secure: bool = False,
+    helper: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Write a ready Flower app with certificates, node keys, the nodes' terms and scripts into a new folder.
 
@@ -66,6 +68,8 @@ def init(
         Terms that trust no server: nodes answer only if they add all of the noise themselves.
     secure
         Sums leave nodes only masked (`SecureSum`): a signing key for every node, and a roster of all.
+    helper
+        The `helper.json` of a second server, as its operator handed it over: masked sums with `TwoServers`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -86,6 +90,8 @@ def init(
         raise DataError(f"plain text is for this machine alone, not for {hosts[0]}: leave it out and TLS is used")
     if not plain:
         require("cryptography", extra="flower")  # before anything is written
+    second = None if helper is None else read_helper(helper)
+    secure = secure or second is not None
     if secure and nodes < 3:
         raise DataError(f"secure sums need at least 3 nodes, not {nodes}: the sum of fewer shows one to another")
     if secure:
@@ -100,15 +106,22 @@ def init(
         keys.write_keys(target / "keys", range(nodes))
     node.write_first_terms(target, range(nodes), strict=strict, secure=secure)
     if secure:
-        keys.write_rosters(target)
-    _write_texts(target, hosts[0], port, nodes=nodes, plain=plain, secure=secure)
-    about = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
+        keys.write_rosters(target, range(nodes))
+    if second is not None:
+        give_to_nodes(target, second["public"])
+        (target / "certificates" / "helper.crt").write_text(second["certificate"])
+    _write_texts(target, hosts[0], port, nodes=nodes, plain=plain, secure=secure, helper=second or {})
+    about: dict[str, Any] = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
     about |= {"strict": strict, "secure": secure}
+    if second is not None:
+        about["helper"] = {name: second[name] for name in ("url", "public")}
     (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
     return {"folder": str(target), **about}
 
 
-def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool, secure: bool) -> None:
+def _write_texts(
+    target: Path, host: str, port: int, *, nodes: int, plain: bool, secure: bool, helper: Mapping[str, str]
+) -> None:
     loopback, everywhere = ("::1", "::") if ":" in host else ("127.0.0.1", "0.0.0.0")
     values = {
         "ADDRESS": read.address_of(host, port),
@@ -116,6 +129,8 @@ def _write_texts(target: Path, host: str, port: int, *, nodes: int, plain: bool,
         "PORT": str(port),
         "NODES": str(nodes),
         "MASKED": str(secure).lower(),
+        "HELPER": helper.get("url", ""),
+        "HELPER_KEY": helper.get("public", ""),
     }
     security = {
         "superlink.sh": "--insecure" if plain else files.SUPERLINK_TLS,
@@ -341,6 +356,8 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
     )
     if about.get("secure"):
         yield from _rosters(target)
+        if about.get("helper"):
+            yield from _helper_keys(target, about["helper"])
         return
     yield Finding(
         "note",
@@ -351,12 +368,30 @@ def _gaps(target: Path, about: dict[str, Any]) -> Iterator[Finding]:
 
 def _rosters(target: Path) -> Iterator[Finding]:
     """Check that all nodes here have the same peers, and are among them."""
-    folders = [path for path in (target / "nodes").glob("*") if path.is_dir()]
-    texts = {path.name: (path / PEERS).read_text() if (path / PEERS).is_file() else "" for path in folders}
-    if len(set(texts.values())) > 1 or "" in texts.values():
+    listed = keys.on_roster(target)
+    texts = {number: _text(target / "nodes" / str(number) / PEERS) for number in listed}
+    present = [number for number in listed if (target / "nodes" / str(number)).is_dir()]  # they may be on their hosts
+    if not listed or len({texts[number] for number in present} | {_text(target / PEERS)}) > 1:
         yield Finding("error", f"nodes have different {PEERS}, or none", "they refuse each other: copy one to all")
-    for path in folders:
-        if (path / KEY).is_file() and verifying_key(path).hex() not in texts[path.name].split():
-            yield Finding(
-                "error", f"nodes/{path.name} is not on its own {PEERS}", "fedscape deploy renew gives it keys"
-            )
+    for number in present:
+        path = target / "nodes" / str(number)
+        if (path / KEY).is_file() and verifying_key(path).hex() != listed[number]:
+            yield Finding("error", f"nodes/{number} is not on its own {PEERS}", "fedscape deploy renew gives it keys")
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def _helper_keys(target: Path, helper: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that all nodes here know the second server of this deployment."""
+    for number in keys.on_roster(target):
+        path = target / "nodes" / str(number)
+        if path.is_dir() and _text(path / HELPER).strip() != helper.get("public"):
+            problem = f"nodes/{number}/{HELPER} is not the key of the second server"
+            yield Finding("error", problem, "the node refuses its sums: write the key in deployment.json into it")
+    yield Finding(
+        "note",
+        "the second server must be in another hand: who runs both servers sees each node's sum",
+        "let another organisation run fedscape deploy helper, with roster.txt",
+    )

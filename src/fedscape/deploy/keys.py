@@ -7,12 +7,11 @@ import ipaddress
 import json
 import os
 from collections.abc import Iterable, Sequence
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from fedscape.deploy import node as node
-from fedscape.engines.flower.secure_node import KEY, PEERS, Keys, read_peers, verifying_key
+from fedscape.engines.flower.secure_node import HELPER, KEY, PEERS, verifying_key
 from fedscape.errors import DataError, require
 
 
@@ -96,16 +95,21 @@ def _write_secret(path: Path, key: Any, *, openssh: bool) -> None:
 # -- the roster --------------------------------------------------------------------------------------------------------
 
 
-def write_rosters(deployment: Path) -> None:
-    """Give every node here a signing key, and the list of all nodes' verifying keys."""
-    (deployment / PEERS).touch(mode=0o644)
-    verifying = dict(line.split()[:2][::-1] for line in (deployment / PEERS).read_text().splitlines() if line.strip())
-    folders = {path.name: path for path in (deployment / "nodes").iterdir() if path.is_dir()}
-    verifying |= {number: verifying_key(path).hex() for number, path in folders.items()}
-    text = "".join(f"{verifying[number]} {number}\n" for number in sorted(verifying, key=int))
-    (deployment / PEERS).write_text(text)
-    for path in folders.values():
-        (path / PEERS).write_text(text)
+def write_rosters(deployment: Path, new: Iterable[int]) -> None:
+    """Give new nodes a signing key, enter them in the roster, and give the roster to every node on it."""
+    verifying = on_roster(deployment)
+    verifying |= {number: verifying_key(deployment / "nodes" / str(number)).hex() for number in new}
+    text = "".join(f"{verifying[number]} {number}\n" for number in sorted(verifying))
+    for path in (deployment, *(deployment / "nodes" / str(number) for number in verifying)):
+        if path.is_dir():
+            (path / PEERS).write_text(text)
+
+
+def on_roster(deployment: Path) -> dict[int, str]:
+    """The verifying keys on the deployment's roster, by node number."""
+    path = deployment / PEERS
+    lines = [line.split() for line in path.read_text().splitlines()] if path.is_file() else []
+    return {int(words[1]): words[0] for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 
 def _strike_off(deployment: Path, number: int) -> None:
@@ -136,9 +140,10 @@ def revoke(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
     _drop_keys(deployment, number)
     if about.get("secure"):
         _strike_off(deployment, number)
+        for name in (KEY, PEERS):  # here, not on the node: a later roster must not name it again
+            (deployment / "nodes" / str(number) / name).unlink(missing_ok=True)
     _write(deployment, {**about, "nodes": max(about["nodes"] - 1, 0)})
-    rosters = sorted(str(path.relative_to(deployment)) for path in deployment.glob(f"nodes/*/{PEERS}"))
-    return {"revoked": number, "then": "./register.sh", "copy": rosters if about.get("secure") else []}
+    return {"revoked": number, "then": "./register.sh", "copy": _rosters(deployment, about)}
 
 
 def renew(folder: str | os.PathLike[str], number: int) -> dict[str, Any]:
@@ -165,14 +170,26 @@ def _write_node(deployment: Path, number: int, about: dict[str, Any]) -> None:
     if not (deployment / "nodes" / str(number) / "terms.toml").exists():
         node.write_first_terms(deployment, [number], strict=bool(about.get("strict")), secure=bool(about.get("secure")))
     if about.get("secure"):
-        write_rosters(deployment)
+        write_rosters(deployment, [number])
+    if about.get("helper"):
+        (deployment / "nodes" / str(number) / HELPER).write_text(f"{about['helper']['public']}\n")
 
 
 def _copies(deployment: Path, number: int, about: dict[str, Any]) -> dict[str, Any]:
     """The files to copy to each host, and the command to run."""
-    others = [str(path.relative_to(deployment)) for path in sorted(deployment.glob(f"nodes/*/{PEERS}"))]
-    copy = [f"keys/node-{number}", f"nodes/{number}", *(others if about.get("secure") else [])]
-    return {"node": number, "then": "./register.sh", "copy": copy}
+    return {
+        "node": number,
+        "then": "./register.sh",
+        "copy": [f"keys/node-{number}", f"nodes/{number}", *_rosters(deployment, about)],
+    }
+
+
+def _rosters(deployment: Path, about: dict[str, Any]) -> list[str]:
+    """The rosters to copy to the other nodes and, if there is one, to the helper."""
+    if not about.get("secure"):
+        return []
+    paths = sorted(str(path.relative_to(deployment)) for path in deployment.glob(f"nodes/*/{PEERS}"))
+    return [*paths, f"{PEERS} (to the helper, and restart it)"] if about.get("helper") else paths
 
 
 def _read(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
@@ -188,27 +205,3 @@ def _read(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
 
 def _write(deployment: Path, about: dict[str, Any]) -> None:
     (deployment / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-# -- the second server -------------------------------------------------------------------------------------------------
-
-
-def helper_server(
-    folder: str | os.PathLike[str],
-    port: int,
-    *,
-    host: str,
-    certificate: str | os.PathLike[str] | None,
-    key: str | os.PathLike[str] | None,
-    roster: str | os.PathLike[str] | None,
-    least: int,
-) -> tuple[ThreadingHTTPServer, str]:
-    """The helper's server and its public key; the key is in this folder, and is created if missing."""
-    from fedscape.secure.remote_helper import serve
-    from fedscape.secure.two_servers import SecondServer
-
-    path = Path(folder)
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    peers = None if roster is None else read_peers(Path(roster))
-    own = SecondServer(Keys(path).identity(), peers=peers, least=least, folder=path)
-    return serve(own, port, host=host, certificate=certificate, key=key), own.public.hex()

@@ -56,6 +56,8 @@ class Release:
         For unit "row": how far one row can move the arrays.
     shared_by
         Number of clients that share one part of distributed noise: those of a node with a masked sum.
+    largest
+        The most grid steps of a client's sum, cut before noise; masked sums lower it so that the total cannot overflow.
     """
 
     privacy: Privacy
@@ -66,6 +68,7 @@ class Release:
     row_bound: float | None = None
     inside: float | None = None
     shared_by: int = 1
+    largest: float = _LARGEST
 
     def __post_init__(self) -> None:
         check_positive("clip", self.clip, LENGTH)  # a server may send any
@@ -111,7 +114,9 @@ class Release:
             for name, rows in sent.items():
                 grid = self._grids.setdefault(name, self._grid(name, rows.dtype.kind in "biu"))
                 cells = flat[name] * ((1.0 if shrink is None else shrink[:, None]) / grid)
-                np.clip(cells, -_LARGEST, _LARGEST, out=cells)  # sums of rows have any size; clipped ones do not
+                np.clip(
+                    cells, -self.largest, self.largest, out=cells
+                )  # sums of rows have any size; clipped ones do not
                 out[name] = np.trunc(cells, out=cells).astype(np.int64).reshape(rows.shape)
         if self.privacy.place != "central":
             self._add_own_noise(out, clients)

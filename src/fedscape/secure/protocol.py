@@ -121,9 +121,10 @@ class Frame:
         """A key of this round for one use."""
         return p.derive_key(secret, salt=self.context, info=" ".join([label, *map(str, places)]).encode())
 
-    def pairwise(self, secret: bytes, u: int, v: int) -> tuple[bytes, int]:
-        """The mask that u adds for v, from the secret that they agreed on: its key and its sign."""
-        return self.key(secret, "mask", min(u, v), max(u, v)), 1 if u < v else -1
+    def pairwise(self, secret: bytes, u: int, v: int, question: bytes) -> tuple[bytes, int]:
+        """The mask that u adds for v, from their shared secret and the question they were asked: its key and sign."""
+        label = f"mask {question.hex()}"
+        return self.key(secret, label, min(u, v), max(u, v)), 1 if u < v else -1
 
 
 @dataclass(frozen=True)
@@ -207,8 +208,14 @@ class Client:
         self.turn, self.last = turn, frame.index
         return KeyShares(public, commitment_of(frame, turn.b), packages)
 
-    def masked_input(self, frame: Frame, numbers: Words, received: Mapping[int, tuple[bytes, bytes]]) -> Words:
-        """MaskedInputCollection: y_u, from x_u and (s_v^PK, package) of each neighbour that shared its keys."""
+    def masked_input(
+        self, frame: Frame, numbers: Words, received: Mapping[int, tuple[bytes, bytes]], question: bytes = b""
+    ) -> Words:
+        """MaskedInputCollection: y_u, from x_u and (s_v^PK, package) of each neighbour that shared its keys.
+
+        `question` is a digest of what this client was asked to compute: the masks of two clients that were asked
+        different things do not cancel.
+        """
         turn, u = self._in_turn(frame, "shared"), self.place(frame)
         near = frame.neighbours(u)
         if not set(received) <= set(near):
@@ -226,7 +233,7 @@ class Client:
                     "secure sums: a neighbour's shares are not for this client, round, roster and cohort"
                 )
             held[v] = shares
-            masks.append(frame.pairwise(p.agree(turn.s, public), u, v))
+            masks.append(frame.pairwise(p.agree(turn.s, public), u, v, question))
         turn.stage, turn.held = "masked", held  # before anything leaves: a vector is masked once
         masked = np.array(numbers, dtype=np.uint64)
         p.add_masks(masked, masks)

@@ -8,18 +8,20 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from fedscape.errors import DataError, EngineError, PrivacyError
 from fedscape.secure.primitives import SEED, Words
-from fedscape.secure.two_servers import Package, SecondServer
+from fedscape.secure.two_servers import Package, Round, SecondServer
 
 _LARGEST = 2**26  # bytes of a question
 _MOST_WORDS = 2**30
+_BYTES = ("session", "question")  # of a round, as hex in JSON
+_PATIENCE = 60.0  # seconds for a request to arrive
 
 
 class RemoteAggregator:
@@ -52,10 +54,11 @@ class RemoteAggregator:
         encrypted = self.url.startswith("https://")
         self._context = ssl.create_default_context(cafile=certificate) if encrypted else None
 
-    def sum_masks(self, session: bytes, index: int, length: int, packages: Sequence[Package]) -> Words:
+    def sum_masks(self, round_: Round, packages: Sequence[Package]) -> Words:
         """Ask for the sum of these parties' masks."""
-        said = [[p.identity.hex(), p.sealed.hex(), p.signature.hex()] for p in packages]
-        about = {"session": session.hex(), "index": index, "length": length, "packages": said}
+        length = round_.length
+        sealed = [[p.identity.hex(), p.sealed.hex(), p.signature.hex()] for p in packages]
+        about = asdict(round_) | {name: getattr(round_, name).hex() for name in _BYTES} | {"packages": sealed}
         request = urllib.request.Request(f"{self.url}/masks", data=json.dumps(about).encode(), method="POST")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout, context=self._context) as answer:
@@ -95,14 +98,15 @@ def serve(
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        # the handshake is left to each connection's thread: one that says nothing must not block the others
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     return server
 
 
 def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
-    guard = Lock()
-
     class Page(BaseHTTPRequestHandler):
+        timeout = _PATIENCE
+
         def do_GET(self) -> None:
             """The health address."""
             self._say(200 if self.path == "/health" else 404, b"ok\n" if self.path == "/health" else b"")
@@ -113,9 +117,7 @@ def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
                 size = int(self.headers.get("Content-Length", 0))
                 if self.path != "/masks" or not 0 < size <= _LARGEST:
                     raise ValueError("not a question")
-                session, index, length, packages = _question(self.rfile.read(size))
-                with guard:
-                    total = helper.sum_masks(session, index, length, packages)
+                total = helper.sum_masks(*_question(self.rfile.read(size)))
             except PrivacyError as error:
                 self._say(403, str(error).encode())
             except (ValueError, KeyError, TypeError):
@@ -135,10 +137,10 @@ def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
     return Page
 
 
-def _question(content: bytes) -> tuple[bytes, int, int, list[Package]]:
+def _question(content: bytes) -> tuple[Round, list[Package]]:
     about = json.loads(content)
-    length, index = about["length"], about["index"]
-    if not isinstance(length, int) or not isinstance(index, int) or not 0 <= length <= _MOST_WORDS:
-        raise ValueError("not a question")
-    packages = [Package(*(bytes.fromhex(text) for text in package)) for package in about["packages"]]
-    return bytes.fromhex(about["session"]), index, length, packages
+    packages = [Package(*(bytes.fromhex(text) for text in package)) for package in about.pop("packages")]
+    round_ = Round(**about | {name: bytes.fromhex(about[name]) for name in _BYTES})
+    if round_.length > _MOST_WORDS:
+        raise ValueError("too many words")
+    return round_, packages

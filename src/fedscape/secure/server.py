@@ -64,8 +64,8 @@ class Server:
             raise PrivacyError("secure sums: an unmasking that was not asked for")
         self._answers[w] = answer
 
-    def total(self) -> Words:
-        """The sum of the living clients' vectors modulo 2^64, in the memory of the masked one."""
+    def total(self, question: bytes = b"") -> Words:
+        """The sum of the living clients' vectors modulo 2^64, in place; `question` is the digest of what was asked."""
         if self._sum is None:
             raise TooFewClients(f"round {self.frame.index}: no client sent a masked sum")
         opened = self._opened()
@@ -77,13 +77,13 @@ class Server:
             near = [v for v in self.frame.neighbours(u) if v in self.living]
             if near:
                 seed = self._secret(u, opened, 1)
-                masks += [self._left_over(seed, v, u) for v in near]
+                masks += [self._left_over(seed, v, u, question) for v in near]
         p.add_masks(self._sum, masks)
         return self._sum
 
-    def _left_over(self, seed: bytes, v: int, u: int) -> tuple[bytes, int]:
+    def _left_over(self, seed: bytes, v: int, u: int, question: bytes) -> tuple[bytes, int]:
         """Take away the mask that v added for u, which is dead."""
-        key, sign = self.frame.pairwise(p.agree(seed, self.shared[v].public), v, u)
+        key, sign = self.frame.pairwise(p.agree(seed, self.shared[v].public), v, u, question)
         return key, -sign
 
     def _opened(self) -> dict[int, dict[int, dict[int, bytes]]]:

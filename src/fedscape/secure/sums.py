@@ -176,7 +176,7 @@ class MaskedSum:
 
     how: Masked
     parties: int
-    private: bool  # whole numbers of a release: cut to what fits, as an error would tell of rows
+    released: bool = False  # the integers of a release, which were bounded before noise was added
     form: Form | None = None
     _session: Any = field(init=False)
 
@@ -191,13 +191,13 @@ class MaskedSum:
         if self.form is not None and self.form != form:
             raise DataError("clients sent arrays of different names, kinds or shapes, which cannot be added masked")
         self.form = form
-        self._session.add(party, self._range.encode(arrays, clip=self.private))
+        self._session.add(party, self._range.encode(arrays, released=self.released))
 
     def totals(self) -> tuple[Arrays, Arrays]:
         """The sums of what was sent and of the metrics."""
         if self.form is None:
             return {}, {}
-        arrays = self._range.decode(self._session.total(), self.form)
+        arrays = self._range.decode(self._session.total(), self.form, released=self.released)
         kinds = ("total/", "metrics/")
         sent, metrics = ({n[len(k) :]: v for n, v in arrays.items() if n.startswith(k)} for k in kinds)
         return sent, metrics

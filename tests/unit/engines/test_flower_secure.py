@@ -341,6 +341,37 @@ def test_nodes_that_have_no_fitted_mixture_train_with_the_servers(name, tmp_path
         assert all(np.allclose(over[-1].state[n], here[-1].state[n], atol=1e-5) for n in here[-1].state)
 
 
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"regularisation": 0.2}, "regularisation is 0.2 on the node, 0.1 at the server"),
+        ({"bound": 5.0}, "bound is 5.0 on the node, None at the server"),
+        ({"column": "z"}, "column is 'z' on the node, 'x' at the server"),
+        ({"rounds": 9, "seed": 7, "n_init": 2}, ""),  # how the server has fitted it is its own business
+    ],
+    ids=str,
+)
+def test_a_node_with_another_mixture_than_the_servers_says_what_differs(other, why, tmp_path):
+    pytest.importorskip("torch")
+    from fedscape.learning import cross_entropy, models
+
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.normal(size=(40, 2)).astype(np.float32), "y": rng.integers(0, 2, 40)}
+    fed = fs.Federation(columns, np.arange(0, 41, 20))
+    step = fs.LocalSGD(models.linear(2, 2), cross_entropy, lr=0.1, epochs=1, batch_size=5)
+    how = {"column": "x", "regularisation": 0.1, "rounds": 2}
+    mine = fs.FedGMM(step, fs.GaussianMixture(2, **how).fit(fed), 2)
+    theirs = fs.FedGMM(step, fs.GaussianMixture(2, **{**how, **other}), 2)
+    engine = engine_of(fed, tmp_path, nodes=2, own=[theirs], timeout=20)
+    loop = fs.rounds(mine, engine, n_rounds=1)
+    if not why:
+        assert next(loop).clients == 2
+        return
+    with pytest.raises(fs.EngineError, match="every node refused") as refused:
+        next(loop)
+    assert why in str(refused.value)
+
+
 def test_a_node_that_cannot_say_whom_it_holds_is_left_out_and_the_run_begins(tmp_path):
     from fedscape.engines.flower import client_app
 

@@ -10,9 +10,9 @@ import pytest
 
 import fedscape as fs
 from fedscape.errors import DataError, PrivacyError
-from fedscape.privacy.release import noise_shares
+from fedscape.privacy.release import Release, noise_shares
 from fedscape.secure.numbers import Form, Range
-from fedscape.secure.two_servers import SecondServer, context_of, mask
+from fedscape.secure.two_servers import Round, SecondServer, mask
 
 BOTH = [fs.SecureSum(colluders=0.0), fs.TwoServers()]
 
@@ -46,15 +46,36 @@ def test_real_numbers_lose_half_a_cell_each_at_most():
     assert how.grid("x") <= 16.0 * 50 / 2**61
 
 
-def test_what_is_beyond_its_bound_is_refused_and_under_a_release_cut():
+def test_what_is_beyond_its_bound_is_refused():
     how = Range(4, {"total/x": 8.0})
     with pytest.raises(
         DataError, match=r"'x' has 9, beyond the declared bound of 8: .*SecureSum\(bounds=\{'x': 16\}\)"
     ):
         how.encode({"total/x": np.array([-9.0])})
+    for bad in (np.nan, np.inf):
+        with pytest.raises(DataError, match=f"'x' has {bad}, beyond the declared bound of 8"):
+            how.encode({"total/x": np.array([bad])})
     with pytest.raises(DataError, match="whole numbers beyond 1152921504606846976, the most that 4 parties can add"):
         how.encode({"n": np.array([2**61])})
-    assert how.encode({"n": np.array([-(2**62)])}, clip=True).view(np.int64)[0] == -(2**60)
+
+
+def test_a_total_that_nobody_can_have_is_refused():
+    how, form = Range(4, 8.0), Form.of({"n": np.zeros(2, dtype=np.int64)})
+    for bad in (2**62 + 1, -(2**62) - 1):
+        with pytest.raises(PrivacyError, match="a total beyond what 4 parties can have"):
+            how.decode(np.array([0, bad], dtype=np.int64).view(np.uint64), form)
+    how.decode(np.array([0, bad], dtype=np.int64).view(np.uint64), form, released=True)  # noise may be anything
+
+
+def test_sums_of_a_release_are_cut_before_noise_and_never_after():
+    """A server that says that 2^60 share the range would else cut the noise of each away, and see the sums."""
+    values, how = {"n": np.full((2, 64), 2**40)}, Range(2**60, 1.0)
+    for place in ("central", "distributed"):
+        privacy = fs.Gaussian(clip=1.0, multiplier=100.0, place=place)
+        release = Release(privacy, 1.0, bytes(32), False, 1, largest=how.most)
+        cells = release.on_clients(values, fs.Federation({}, [0, 0, 0]))["n"]
+        assert (cells == how.most).all() if place == "central" else cells.std() > 1000 * how.most
+        assert np.array_equal(how.encode({"n": cells}, released=True).view(np.int64), cells.ravel())
 
 
 def test_a_form_crosses_as_json_and_nothing_else_is_one():
@@ -62,7 +83,7 @@ def test_a_form_crosses_as_json_and_nothing_else_is_one():
     assert Form.read(json.loads(json.dumps(form.written()))) == form
     assert form.length == 7
     for bad in (None, [["a"]], [["a", [-1], "real"]], [["a", [1], "text"]], [["b", [1], "real"], ["a", [1], "real"]]):
-        with pytest.raises(DataError, match="a form of arrays that is none"):
+        with pytest.raises(DataError, match="a malformed form of arrays"):
             Form.read(bad)
 
 
@@ -139,7 +160,7 @@ def test_cohorts_that_are_too_small_and_settings_that_cannot_be_are_refused():
     two = population(2)
     with pytest.raises(PrivacyError, match="not safe for a cohort of 2 "):
         fs.Histogram(3).fit(fs.Local(two, secure=fs.SecureSum()))
-    with pytest.raises(PrivacyError, match="a cohort of 2, at least 3 are needed"):
+    with pytest.raises(PrivacyError, match="a cohort of 2, at least 3 parties are needed"):
         fs.Histogram(3).fit(fs.Local(two, secure=fs.TwoServers()))
     with pytest.raises(DataError, match="dropouts must be a share from 0 to below 1, not 1"):
         fs.SecureSum(dropouts=1)
@@ -192,48 +213,28 @@ def test_with_all_as_neighbours_the_noise_is_nearly_that_of_a_trusted_server():
 # -- two servers -------------------------------------------------------------------------------------------------------
 
 
-def packages(helper: SecondServer, words, keys, *, index: int = 0):
-    context = context_of(b"run", index, words.shape[1])
-    sent = [mask(row, helper.public, context, key) for row, key in zip(words, keys, strict=True)]
-    return [masked for masked, _ in sent], [package for _, package in sent]
-
-
 @pytest.mark.parametrize("there", [3, 5, 8])
 def test_any_drop_out_gives_the_plain_sum(there):
     rng = np.random.default_rng(there)
     words = rng.integers(0, 2**64, (8, 9), dtype=np.uint64)
-    helper = SecondServer()
-    masked, sealed = packages(helper, words, [os.urandom(32) for _ in range(8)])
+    helper, round_ = SecondServer(), Round(b"run", 0, 9, parties=8, least=3)
+    sent = [mask(row, helper.public, round_.context, os.urandom(32)) for row in words]
     some = rng.permutation(8)[:there]
-    total = sum(masked[u] for u in some) - helper.sum_masks(b"run", 0, 9, [sealed[u] for u in some])
+    total = sum(sent[u][0] for u in some) - helper.sum_masks(round_, [sent[u][1] for u in some])
     assert np.array_equal(total, words[some].sum(axis=0, dtype=np.uint64))
 
 
-def test_the_helper_answers_once_for_enough_who_signed(tmp_path):
-    keys = [os.urandom(32) for _ in range(5)]
-    words = np.zeros((5, 2), dtype=np.uint64)
-    from fedscape.secure.primitives import verifier_of
-
-    seed = os.urandom(32)
-    helper = SecondServer(seed, peers=[verifier_of(key) for key in keys[:4]], least=3, folder=tmp_path)
-    _, sealed = packages(helper, words, keys)
-    with pytest.raises(PrivacyError, match="2 different parties are named in 2 packages, at least 3 must be"):
-        helper.sum_masks(b"run", 0, 2, sealed[:2])
-    with pytest.raises(PrivacyError, match="3 different parties are named in 4 packages"):
-        helper.sum_masks(b"run", 0, 2, [*sealed[:3], sealed[0]])
-    with pytest.raises(PrivacyError, match="whom nobody vouched for"):
-        helper.sum_masks(b"run", 0, 2, sealed[2:])
-    with pytest.raises(PrivacyError, match="did not sign for this round"):
-        helper.sum_masks(b"run", 1, 2, sealed[:3])
-    helper.sum_masks(b"run", 0, 2, sealed[:4])
-    again = SecondServer(seed, folder=tmp_path)  # after a restart
-    for one in (helper, again):
-        with pytest.raises(PrivacyError, match="this round was answered before"):
-            one.sum_masks(b"run", 0, 2, sealed[:3])  # which would lay the fourth open
-
-
-def test_a_masked_vector_and_its_seed_say_nothing_alone():
-    helper = SecondServer()
-    low = np.array([packages(helper, np.zeros((1, 1), dtype=np.uint64), [bytes(32)])[0][0][0] % 16 for _ in range(800)])
-    counts = np.bincount(low.astype(int), minlength=16)
+def test_a_masked_vector_says_nothing_alone():
+    helper, round_ = SecondServer(), Round(b"run", 0, 1, parties=3, least=3)
+    zero = np.zeros(1, dtype=np.uint64)
+    low = [int(mask(zero, helper.public, round_.context, bytes(32))[0][0]) % 16 for _ in range(800)]
+    counts = np.bincount(low, minlength=16)
     assert ((counts - 50) ** 2 / 50).sum() < 15 + 5 * np.sqrt(30)
+
+
+def test_colluders_do_not_count_as_parts_of_the_noise():
+    assert fs.TwoServers(least=10, colluders=0.05).smallest(100) == 5
+    with pytest.raises(PrivacyError, match=r"least=6 of 100 parties leaves 1 honest ones with colluders=0.05: raise"):
+        fs.TwoServers(least=6, colluders=0.05).smallest(100)
+    with pytest.raises(DataError, match="colluders must be a share from 0 to below 1, not 1"):
+        fs.TwoServers(colluders=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 
 import numpy as np
@@ -13,7 +15,9 @@ import fedscape as fs
 from fedscape.deploy.keys import write_certificates
 from fedscape.errors import DataError, EngineError, PrivacyError
 from fedscape.secure.remote_helper import RemoteAggregator, serve
-from fedscape.secure.two_servers import SecondServer
+from fedscape.secure.two_servers import Round, SecondServer
+
+ROUND = Round(b"run", 0, 4, parties=5, least=3)
 
 
 @pytest.fixture
@@ -37,11 +41,15 @@ def test_sums_shared_with_a_server_elsewhere_are_the_plain_ones(helper):
 
 
 def test_what_the_helper_refuses_is_said_in_one_line(helper):
-    with pytest.raises(PrivacyError, match="0 different parties are named in 0 packages, at least 3 must be"):
-        helper.sum_masks(b"run", 0, 4, [])
-    request = urllib.request.Request(f"{helper.url}/masks", data=b"{}", method="POST")
-    with pytest.raises(urllib.error.HTTPError, match="400"), urllib.request.urlopen(request, context=helper._context):
-        pass
+    with pytest.raises(PrivacyError, match="0 packages of 0 different parties, at least 3 are needed"):
+        helper.sum_masks(ROUND, [])
+    for bad in (b"{}", b"[]", b"\xff", b'{"packages": [[]]}'):
+        request = urllib.request.Request(f"{helper.url}/masks", data=bad, method="POST")
+        with (
+            pytest.raises(urllib.error.HTTPError, match="400"),
+            urllib.request.urlopen(request, context=helper._context),
+        ):
+            pass
     with urllib.request.urlopen(f"{helper.url}/health", context=helper._context) as said:
         assert said.read() == b"ok\n"
 
@@ -52,4 +60,13 @@ def test_plain_text_beyond_this_machine_and_a_helper_that_is_away_are_refused():
     with pytest.raises(DataError, match="plain text is for this machine alone"):
         serve(SecondServer(), 0, host="0.0.0.0")
     with pytest.raises(EngineError, match="does not answer"):
-        RemoteAggregator("http://127.0.0.1:9", bytes(32), timeout=2).sum_masks(b"run", 0, 4, [])
+        RemoteAggregator("http://127.0.0.1:9", bytes(32), timeout=2).sum_masks(ROUND, [])
+
+
+def test_a_connection_that_says_nothing_does_not_block_the_others(helper):
+    address = urllib.parse.urlsplit(helper.url)
+    with (
+        socket.create_connection((address.hostname, address.port)),
+        urllib.request.urlopen(f"{helper.url}/health", context=helper._context, timeout=20) as said,
+    ):
+        assert said.read() == b"ok\n"

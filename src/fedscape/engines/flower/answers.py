@@ -34,7 +34,7 @@ def written(
     if envelope is not None:
         clear = {f"total/{name}" for name in (*shown, "ids")}
         hidden = {**{n: v for n, v in total.items() if n not in clear}, **measured}
-        words, sealed = envelope.seal(hidden, private=release is not None)
+        words, sealed = envelope.seal(hidden, released=release is not None)
         total, measured = {**{n: v for n, v in total.items() if n in clear}, **words}, {}
     elif release is None:  # clipped arrays stay 8-byte integers, all of one size
         total = {name: wire.narrow(values) for name, values in total.items()}

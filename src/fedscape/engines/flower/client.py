@@ -207,11 +207,14 @@ class _Owner:
         node, nobody = Local(fed, threads=1), Local(nobody_like(fed), threads=1)
         # one key per answer: the rows and kept arrays behind it are not part of the request
         key = os.urandom(32)
-        envelope = _envelope(header, visit)
+        envelope = _envelope(request, visit)
         smallest = None if envelope is None else envelope.smallest
         release, metrics = _releases(request, key, nobody.federation, visit.terms, smallest)
         if release is not None and envelope is not None:
             release.shared_by = max(len(where), 1)
+            for each in (release, metrics):
+                if each is not None:
+                    each.largest = envelope.most / max(len(where), 1)
         if release is not None:
             check_declared(fed, request.computation.coded_columns())
         with _bounded(visit.terms):
@@ -280,7 +283,7 @@ class _Owner:
         if name not in self.shapes:
             self.shapes = {name: first_shapes(computation)}
         check_shapes(self.shapes[name], state)
-        return Request(digest, header, state, cohort, computation)
+        return Request(digest, header, state, cohort, computation, wire.question_of(arrays, header))
 
     def _write_down(
         self,
@@ -333,14 +336,14 @@ def _allowed(fed: Federation, about: Any, visit: _Visit) -> Federation:
     return fed if allowed is None else fed.select([name for name in fed.columns if name in allowed])
 
 
-def _envelope(header: dict[str, Any], visit: _Visit) -> Envelope | None:
+def _envelope(request: Request, visit: _Visit) -> Envelope | None:
     """The envelope of the answer: masked if the request says so and the protocol allows it."""
-    if header.get("secure") is None and not visit.terms.secure:
+    if request.header.get("secure") is None and not visit.terms.secure:
         return None
     from fedscape.engines.flower import secure_node
 
     with secure_node.refusals():
-        return secure_node.Envelope.of(header, visit.folder.path, visit.terms)
+        return secure_node.Envelope.of(request.header, request.question, visit.folder.path, visit.terms)
 
 
 def _secure_answer(visit: _Visit, header: dict[str, Any], request: str) -> bytes:

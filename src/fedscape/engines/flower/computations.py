@@ -17,6 +17,7 @@ import numpy as np
 
 from fedscape.core import codec
 from fedscape.core.computation import Computation, stable_name
+from fedscape.core.estimator import Estimator
 from fedscape.engines.flower.wire import Unreadable, one_line
 from fedscape.errors import EngineError
 
@@ -76,6 +77,8 @@ _PARTS: Mapping[str, str] = {
     "tied": "fedscape.mixtures.gaussian.covariances:Tied",
     "table": "fedscape.mixtures.latent_class.table:Table",
 }
+#: Arguments of a model inside a method that only decide how it was fitted: a node need not have fitted it.
+_OF_FITTING = ("means_init", "weights_init", "covariances_init", "n_init", "rounds", "tol", "n_features", "seed")
 _DEEPEST = 8
 
 
@@ -98,6 +101,8 @@ def _settings(value: Any) -> dict[str, str] | str:
         return str([_settings(v) for v in value])
     if isinstance(value, Mapping):
         return str({str(name): _settings(v) for name, v in value.items()})
+    if isinstance(value, Estimator):  # what a client computes with it, fitted or not
+        return {n: _setting(v) for n, v in value.get_params().items() if n not in _OF_FITTING}
     if isinstance(value, Computation):
         return value.digest()
     if isinstance(value, np.ndarray):
@@ -105,6 +110,10 @@ def _settings(value: Any) -> dict[str, str] | str:
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return repr(value) if is_dataclass(value) else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _setting(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, bool | int | float | str) else str(_settings(value))
 
 
 def asked_for(about: Any) -> str:

@@ -34,6 +34,7 @@ class Request:
     state: Arrays
     cohort: Any
     computation: Computation
+    question: bytes = b""  # digest of what every node is asked
 
     @property
     def run(self) -> str:

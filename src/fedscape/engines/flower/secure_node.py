@@ -2,7 +2,7 @@
 
     FOLDER/signing.key       the seed of the node's signing key, from `fedscape deploy init` or created on first use
     FOLDER/roster.txt        the verifying keys of trusted nodes, one a line; without the file, all that sign
-    FOLDER/helper.pub        the public key of the second server, if there is one
+    FOLDER/helper.pub        the public key of the second server, if there is one; without the file, the named one
     FOLDER/secure/RUN.json   keys and shares of a run, while it lasts
 
 Every message has its own process: the state of a round is on disk, readable by its owner only, before an answer leaves.
@@ -32,6 +32,7 @@ from fedscape.secure.numbers import Form, Range
 from fedscape.secure.parameters import Parameters
 from fedscape.secure.protocol import Client, Entry, Frame, Roster, Turn
 from fedscape.secure.sums import Masked, SecureSum
+from fedscape.secure.two_servers import Round, TwoServers
 from fedscape.types import Arrays
 
 KEY, PEERS, HELPER = "signing.key", "roster.txt", "helper.pub"
@@ -215,17 +216,21 @@ def _unmask(memory: Memory, terms: Terms, header: Mapping[str, Any]) -> dict[str
 
 @dataclass(frozen=True)
 class Envelope:
-    """How the sums of one request leave: masked, and under which terms; read before anything is computed."""
+    """How the sums of one request leave: masked, and under which terms; read before anything is computed.
+
+    `smallest` is the number of honest nodes in any sum that can be opened, `question` a digest of what was asked.
+    """
 
     header: Mapping[str, Any]
     folder: Path
     parties: int
     smallest: int
+    question: bytes
     frame: Frame | None = None
     helper: bytes | None = None
 
     @classmethod
-    def of(cls, header: Mapping[str, Any], folder: Path, terms: Terms) -> Envelope | None:
+    def of(cls, header: Mapping[str, Any], question: bytes, folder: Path, terms: Terms) -> Envelope | None:
         """The envelope of a request; None if sums leave unmasked and the owner allows it."""
         fields = header.get("secure")
         if fields is None:
@@ -237,29 +242,49 @@ class Envelope:
         try:
             Masked(bounds=fields["bounds"])
             if fields["kind"] == "two":
-                return cls(
-                    fields, folder, int(fields["parties"]), int(fields["least"]), helper=_helper(fields, folder, terms)
-                )
+                return cls._of_two_servers(fields, question, folder, terms)
             memory = Memory(folder, fields.get("session"))
             if memory.client.turn is None or memory.client.turn.index != fields["index"]:
                 raise Unreadable("a secure sum of a round that was not begun here")
             frame = memory.frame(terms)
             memory.client.masked_input(frame, np.empty(0, dtype=np.uint64), _received(fields))  # a trial, not saved
-            return cls(fields, folder, len(frame.cohort), frame.parameters.smallest, frame=frame)
+            return cls(fields, folder, len(frame.cohort), frame.parameters.smallest, question, frame=frame)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Unreadable("a secure sum without its round") from None
 
-    def seal(self, arrays: Arrays, *, private: bool) -> tuple[Arrays, dict[str, Any]]:
+    @classmethod
+    def _of_two_servers(cls, fields: Mapping[str, Any], question: bytes, folder: Path, terms: Terms) -> Envelope:
+        helper = _helper(fields, folder, terms)
+        how = TwoServers(least=fields["least"], colluders=fields["colluders"])
+        round_ = _round(fields, 0, question)
+        smallest = how.smallest(round_.parties)
+        if smallest < terms.smallest:
+            raise Unreadable("a secure sum of fewer honest nodes than the owner demands")
+        if how.colluders < terms.colluders:
+            raise Unreadable("a secure sum that allows for fewer colluding nodes than the owner demands")
+        return cls(fields, folder, round_.parties, smallest, question, helper=helper)
+
+    @property
+    def most(self) -> int:
+        """The largest whole number, in size, that a sum may have on this node before noise."""
+        return self._range.most
+
+    @property
+    def _range(self) -> Range:
+        return Range(self.parties, self.header["bounds"])
+
+    def seal(self, arrays: Arrays, *, released: bool) -> tuple[Arrays, dict[str, Any]]:
         """The masked words of these arrays, and the header fields that go with them."""
-        words = Range(self.parties, self.header["bounds"]).encode(arrays, clip=private)
+        words = self._range.encode(arrays, released=released)
         about: dict[str, Any] = {"form": Form.of(arrays).written()}
         if self.helper is not None:
-            context = two_servers.context_of(bytes.fromhex(self.header["session"]), self.header["index"], len(words))
+            context = _round(self.header, len(words), self.question).context
             masked, package = two_servers.mask(words, self.helper, context, Keys(self.folder).identity())
             names = ("identity", "sealed", "signature")
             return {"masked": masked}, {**about, **{name: getattr(package, name).hex() for name in names}}
         memory = Memory(self.folder, self.header.get("session"))
-        masked = memory.client.masked_input(self.frame, words, _received(self.header))  # type: ignore[arg-type]
+        received = _received(self.header)
+        masked = memory.client.masked_input(self.frame, words, received, self.question)  # type: ignore[arg-type]
         memory.save()  # before anything leaves: a vector is masked once
         return {"masked": masked}, about
 
@@ -269,14 +294,18 @@ def _received(fields: Mapping[str, Any]) -> dict[int, tuple[bytes, bytes]]:
     return {int(v): (bytes.fromhex(a), bytes.fromhex(b)) for v, (a, b) in fields["received"].items()}
 
 
+def _round(fields: Mapping[str, Any], length: int, question: bytes) -> Round:
+    """The round that a node signs for the second server."""
+    session = bytes.fromhex(fields["session"])
+    return Round(session, fields["index"], length, fields["parties"], fields["least"], question)
+
+
 def _helper(fields: Mapping[str, Any], folder: Path, terms: Terms) -> bytes:
     own, named = Keys(folder).helper(), _of_hex(str(fields["helper"]))
     if own is None and terms.secure:
-        raise Unreadable(f"for a node that has no {HELPER}")
+        raise Unreadable(f"for a node that has no {HELPER}: fedscape deploy init --helper writes it")
     if own is not None and own != named:
         raise Unreadable("a secure sum with another second server than the node knows")
-    if int(fields["least"]) < terms.smallest:
-        raise Unreadable("a secure sum of fewer honest nodes than the owner demands")
     return named
 
 

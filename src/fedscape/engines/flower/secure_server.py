@@ -14,14 +14,14 @@ from fedscape.engines.flower import wire
 from fedscape.engines.flower.replies import Answer, Asked, added, header_of
 from fedscape.engines.flower.replies import Roster as Nodes
 from fedscape.engines.flower.wire import Unreadable
-from fedscape.errors import DataError, PrivacyError, TooFewClients
+from fedscape.errors import DataError, EngineError, PrivacyError, TooFewClients
 from fedscape.privacy.release import INSIDE, Release
 from fedscape.secure.numbers import Form
 from fedscape.secure.primitives import Words
 from fedscape.secure.protocol import Entry, Frame, KeyShares, Roster, Unmasking
 from fedscape.secure.server import Server
 from fedscape.secure.sums import Masked, SecureSum, bytes_besides
-from fedscape.secure.two_servers import BYTES, Package, TwoServers
+from fedscape.secure.two_servers import BYTES, Package, Round, TwoServers
 from fedscape.types import Array, Arrays
 
 Ask = Callable[[Sequence[Asked], Callable[[Asked, bytes], Answer]], dict[str, int]]
@@ -34,6 +34,7 @@ class MaskedRound:
     def __init__(self, how: Masked, places: list[int]) -> None:
         self.how, self.places, self.parties = how, places, len(places)
         self.faults: dict[str, int] = {}
+        self.question = b""  # digest of what all nodes are asked, once their requests are written
 
     def about(self, place: int) -> dict[str, Any]:
         """The fields of a node's request."""
@@ -47,6 +48,10 @@ class MaskedRound:
         """Bytes that a node sends beside its words."""
         return BYTES
 
+    def ask(self, requests: Sequence[Asked]) -> None:
+        """Note what the nodes are asked: all of them the same."""
+        self.question = wire.question_of(*wire.read(requests[0].blob))
+
     def read(self, one: Asked, blob: bytes, reveals: frozenset[str]) -> Answer:
         """A masked answer: its words are random, only their form can be checked."""
         return read_masked(one, blob, reveals)
@@ -57,9 +62,11 @@ class MaskedRound:
         form: Form = answers[0].form
         try:
             words = self.total(answered, form.length)
+            arrays = self.how.range(self.parties).decode(words, form, released=releases[0] is not None)
         except TooFewClients as error:
             raise TooFewClients(str(error), faults=self.faults) from None
-        arrays = self.how.range(self.parties).decode(words, form)
+        except PrivacyError as error:
+            raise self._abandoned(error) from None
         total, metrics = codec.prefixed(arrays, "total/"), codec.prefixed(arrays, "metrics/")
         for release, grids, sums in zip(
             releases, (answers[0].grids, answers[0].measure_grids), (total, metrics), strict=True
@@ -80,8 +87,12 @@ class MaskedRound:
             release.take_grids(grids)
             release.check_sum(sums, clients)
         except PrivacyError as error:
-            self.faults["corrupt"] = self.faults.get("corrupt", 0) + 1
-            raise TooFewClients(f"secure sums: {error}; the round is abandoned", faults=self.faults) from None
+            raise self._abandoned(error) from None
+
+    def _abandoned(self, error: PrivacyError) -> TooFewClients:
+        """A total that honest nodes cannot have: nobody can tell whose part is false."""
+        self.faults["corrupt"] = self.faults.get("corrupt", 0) + 1
+        return TooFewClients(f"{error}; the round is abandoned", faults=self.faults)
 
 
 class Keyring:
@@ -150,7 +161,7 @@ class _Ring(MaskedRound):
                 self.server.take_masked(one.place, one.answer.masked)
         living, dead = self.server.lists()
         self._exchange(living, {**self._common, "op": "unmask", "living": living, "dead": dead}, self._take_unmasking)
-        return self.server.total()
+        return self.server.total(self.question)
 
     def bytes_besides(self) -> int:
         return bytes_besides(self.server.frame.parameters)
@@ -194,9 +205,17 @@ class _Shared(MaskedRound):
             "index": self._index,
             "parties": self.parties,
             "least": self._how.least,
+            "colluders": self._how.colluders,
             "helper": self._how.helper.public.hex(),
             "bounds": self._keys.bounds(),
         }
+
+    def read(self, one: Asked, blob: bytes, reveals: frozenset[str]) -> Answer:
+        """A masked answer whose seed is signed; the helper would refuse all of them for one that is not."""
+        answer = super().read(one, blob, reveals)
+        if not answer.seal or not _package(answer.seal).is_signed(self._round(answer.form.length).context):
+            raise Unreadable("not signed for this round and question")
+        return answer
 
     def total(self, answered: Sequence[Asked], length: int) -> Words:
         if len(answered) < self._how.least:
@@ -206,7 +225,14 @@ class _Shared(MaskedRound):
             if one.answer is not None and one.answer.masked is not None:
                 total += one.answer.masked
                 packages.append(_package(one.answer.seal))
-        return total - self._how.helper.sum_masks(bytes.fromhex(self._keys.session), self._index, length, packages)
+        try:
+            return total - self._how.helper.sum_masks(self._round(length), packages)
+        except (PrivacyError, EngineError) as error:  # refused or not reachable: another round may do better
+            raise TooFewClients(f"{error}; the round is abandoned") from None
+
+    def _round(self, length: int) -> Round:
+        session = bytes.fromhex(self._keys.session)
+        return Round(session, self._index, length, self.parties, self._how.least, self.question)
 
 
 def _package(fields: Mapping[str, Any]) -> Package:

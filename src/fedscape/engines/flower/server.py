@@ -113,7 +113,11 @@ class Flower:
             raise DataError("min_clients, nodes and attempts must be at least 1, timeout and poll above 0")
         self.grid, self.min_clients, self.timeout, self.attempts = grid, min_clients, timeout, attempts
         self.poll, self.largest, self.secure = poll, largest, secure
-        self._keys: Keyring | None = None if secure is None else _keyring(secure)
+        self._keys: Keyring | None = None
+        if secure is not None:
+            from fedscape.engines.flower.secure_server import Keyring
+
+            self._keys = Keyring(secure)
         self.troubles: list[str] = []
         self._late: dict[str, int] = {}  # messages that nobody waits for any more, and their round
         self._begin_life(0)
@@ -190,6 +194,8 @@ class Flower:
         how = {} if masked is None else {place: {"secure": masked.about(place)} for place in places}
         requests = [self._request({**header, **how.get(place, {})}, sent, place, cohort) for place in places]
         reveals = frozenset(computation.reveals)
+        if masked is not None:
+            masked.ask(requests)
 
         def check(one: Asked, blob: bytes) -> Answer:
             if masked is not None:
@@ -205,11 +211,11 @@ class Flower:
         self._note_refusals(requests, key.round)
         reported = np.sort(np.concatenate([one.clients for one in valid])) if valid else np.empty(0, dtype=np.int64)
         self._enough(len(reported), least, key.round, noted)
-        releases = (release, measure_release)
         if masked is not None:
             masked.faults = noted
-            valid = [masked.open(valid, releases, len(reported))]
+            valid = [masked.open(valid, (release, measure_release), len(reported))]
             noted = joined(masked.faults, {})
+        releases = (release, measure_release)
         reply = summed(valid, self.roster.keys[reported], len(cohort), sent, noted, reveals, releases)
         for one in requests:
             if one.answer is not None and one.answer.keeps:
@@ -392,9 +398,3 @@ class Flower:
         self.troubles.append(f"round {index}, node {node}: {one.fault}{': ' + one.reason if one.reason else ''}")
         about = {"event": "node", "round": index, "node": str(node), "fault": one.fault, "said": one.reason}
         logging.getLogger("fedscape.flower").warning(json.dumps(about))
-
-
-def _keyring(secure: Masked) -> Keyring:
-    from fedscape.engines.flower.secure_server import Keyring
-
-    return Keyring(secure)

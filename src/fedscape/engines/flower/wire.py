@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -20,7 +21,7 @@ from fedscape.engines.flower.library import Array as FlowerArray
 from fedscape.engines.flower.library import ArrayRecord, RecordDict
 from fedscape.errors import CheckpointError
 from fedscape.privacy.mechanisms import AdaptiveClip, Gaussian, Laplace, Privacy
-from fedscape.privacy.release import Release
+from fedscape.privacy.release import Release, digest_of
 from fedscape.types import Arrays
 
 ACTION = "fedscape"  # messages are of the type query.fedscape
@@ -106,6 +107,16 @@ def read(blob: bytes) -> tuple[Arrays, dict[str, Any]]:
 def digest(blob: bytes) -> str:
     """The digest by which a reply names its request."""
     return hashlib.sha256(blob).hexdigest()
+
+
+def question_of(arrays: Arrays, header: Mapping[str, Any]) -> bytes:
+    """A digest of what a request asks of every node: all but the node's own clients, kept version and shares."""
+    own = ("cohort", "state/of_client.")
+    shared = {name: values for name, values in arrays.items() if not name.startswith(own)}
+    about = {name: value for name, value in header.items() if name != "closed"}
+    if isinstance(about.get("secure"), dict):
+        about["secure"] = {name: value for name, value in about["secure"].items() if name != "received"}
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode() + digest_of(shared)).digest()
 
 
 def narrow(values: Any) -> Any:
