@@ -50,12 +50,13 @@ def check(
 
     Exits with 0 if nothing is found, 3 if something drifted, 4 if clients have only problems to mend.
     """
+    from fedscape.studies.against import is_population
     from fedscape.studies.check import NIGHTS
 
     if not 0 < alarms_per_year <= NIGHTS:
         raise DataError(f"--alarms-per-year must lie above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
     said = overrules(categorical, numeric, ignore)
-    population = _is_population(against)
+    population = is_population(against)
     if epsilon is not None and not population:
         raise DataError("--epsilon goes with a population: a study is compared where all rows are at hand")
     fed, _ = datasets.read_table(source, client=client, target=column, overrules=said)
@@ -74,19 +75,6 @@ def check(
     show(about, json_, _for_people)
     if about["alarms"] or about["problems"]:
         raise typer.Exit(DRIFTED if about["alarms"] else TO_MEND)
-
-
-def _is_population(path: Path) -> bool:
-    """Whether this is a saved population, and no study."""
-    if path.is_dir() or path.name == "result.json":
-        return False
-    if not path.is_file():
-        raise DataError(f"there is no study and no population at {path}: 'fedscape study' or 'fedscape fit' writes one")
-    try:
-        about = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is neither a study nor a population: {error}") from None
-    return not (isinstance(about, dict) and "describe" in about)
 
 
 def _by_population(

@@ -137,6 +137,9 @@ def _beside(made: dict[str, Any], judged: Judged, choice: Choice, predicted: Cho
             "kind": f"kind {chr(ord('A') + k)}",
             "clients": int((kind == k).sum()),
             **mean_interval(mine[kind == k], least=0.0, most=1.0),
+            "methods": {
+                name: mean_interval(judged.clients[name][kind == k], least=0.0, most=1.0) for name in judged.hits
+            },
         }
         for k in range(shares.shape[1])
         if (kind == k).any()
