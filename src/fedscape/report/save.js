@@ -47,7 +47,7 @@ function lines(text) {
 }
 function draw(part, out, at) {
   const style = getComputedStyle(part);
-  if (style.display === "none" || style.visibility === "hidden" || part.matches(".tabs, .hidden, p:has(> .pick)")) return;
+  if (style.display === "none" || style.visibility === "hidden" || part.matches(".hidden")) return;
   const box = part.getBoundingClientRect();
   const [x, y] = [box.left - at.left, box.top - at.top];
   if (part.tagName === "svg") {
@@ -89,6 +89,7 @@ function draw(part, out, at) {
 }
 function picture(card) {
   const figure = card.querySelector("figure");
+  card.classList.add("saving");  // without its buttons
   const ground = getComputedStyle(card);
   const pad = 20;
   const box = figure.getBoundingClientRect();
@@ -101,6 +102,7 @@ function picture(card) {
   draw(figure, out, { left: box.left - pad, top: box.top - pad });
   const soft = getComputedStyle(figure.querySelector("figcaption"));
   out.append(node("text", { x: pad, y: tall - 14, "font-size": "11px", "font-family": soft.fontFamily, fill: soft.color }, brush.made));
+  card.classList.remove("saving");
   return { text: new XMLSerializer().serializeToString(out), wide, tall };
 }
 function asPng({ text, wide, tall }, name) {
