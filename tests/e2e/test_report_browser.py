@@ -141,6 +141,14 @@ def numbers_in(page, selector: str) -> set[int]:
     return set(page.locator(selector).evaluate_all("points => points.map(p => Number(p.dataset.i))"))
 
 
+def height_of(page, bars: str) -> float:
+    """The height of all these bars of the histogram together: it goes with the number of clients."""
+    heights = page.locator(f"svg.sizes {bars}").evaluate_all(
+        "bars => bars.map(bar => Number(bar.getAttribute('height')))"
+    )
+    return sum(heights)
+
+
 def test_dragging_over_the_map_filters_the_page(opened, shared):
     points = shared.result["measure"]["map"]["features"]["points"]
     frame = opened.locator("#map-features svg")
@@ -150,18 +158,20 @@ def test_dragging_over_the_map_filters_the_page(opened, shared):
     opened.mouse.down()
     opened.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
     assert opened.locator("svg .area").count() == 1
-    opened.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] - 2)
+    opened.mouse.move(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
     opened.mouse.up()
-    across = [p[0] for p in points]
-    middle = (min(across) + max(across)) / 2
-    left = {i for i, x in enumerate(across) if x < middle}
-    assert 0 < len(left) < 30
-    assert numbers_in(opened, "#map-features .point.in") == left
-    assert numbers_in(opened, "#map-labels .point.in") == left
-    kinds = [shared.result["measure"]["map"]["kind"][i] for i in left]
+    heights = [p[1] for p in points]
+    middle = (min(heights) + max(heights)) / 2
+    above = {i for i, y in enumerate(heights) if y > middle}
+    assert 0 < len(above) < 30
+    assert numbers_in(opened, "#map-features .point.in") == above
+    assert numbers_in(opened, "#map-labels .point.in") == above
+    kinds = [shared.result["measure"]["map"]["kind"][i] for i in above]
     status = opened.get_by_role("status").inner_text()
-    assert status.startswith(f"{len(left)} of 30 clients: {kinds.count('A')} of kind A")
-    assert opened.locator("svg.sizes .part").count() > 0
+    assert status.startswith(f"{len(above)} of 30 clients: {kinds.count('A')} of kind A")
+    assert "is hidden" in status  # accuracies of single clients are not in a page to be shared
+    assert not opened.locator(".ifjudged").is_visible()
+    assert height_of(opened, ".part") == pytest.approx(len(above) / 30 * height_of(opened, ".bar"), abs=1)
     opened.keyboard.press("Escape")
     assert opened.locator(".point.in").count() == 0
     assert opened.locator("svg.sizes .part").count() == 0
@@ -195,6 +205,7 @@ def test_a_kind_can_be_drilled_down_into(opened, shared):
     assert opened.locator("#by-kind .row:not(.away)").count() == 1
     assert "Kind B" in opened.locator("#by-kind .row:not(.away)").inner_text()
     assert opened.locator("path.curve[data-kind=A]").get_attribute("class").endswith("away")
+    assert opened.locator(".ifjudged").is_visible()
     marks = opened.locator("#accuracy .dot.mine")
     served = next(k for k in shared.result["learn"]["by_kind"] if k["kind"] == "kind B")
     assert marks.count() == len(served["methods"]) == len(shared.result["learn"]["true"])
@@ -219,6 +230,7 @@ def test_where_clients_are_shown_their_rows_and_accuracies_follow_the_map(browse
     mean = np.mean([row["fedavg"] for row in result["clients"] if row["client"] in picked])
     tip = page.locator("#accuracy .row[data-method=fedavg] .dot.mine").get_attribute("data-tip")
     assert tip == f"clients picked: {100 * mean:.1f}%"
+    assert height_of(page, ".part") == pytest.approx(2 / 30 * height_of(page, ".bar"), abs=1)
     page.close()
 
 

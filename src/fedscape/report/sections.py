@@ -20,11 +20,12 @@ def describe(result: Result) -> tuple[str, str, str]:
     # below the shorter one: the histogram is about as tall as six rows
     shorter = min(total, 12) < 6
     stacks[shorter] += _columns(result)
-    stacks[not shorter] += _remarks(result)
+    remarks, many = _remarks(result), len(result.get("findings", [])) > 6
+    stacks[not shorter] += "" if many else remarks
     content = (
         "<h2>Describe</h2><p>The data, before anything is modelled.</p><div class='grid'>"
         + "".join(f"<div class='stack'>{stack}</div>" for stack in stacks)
-        + "</div>"
+        + (f"<div class='wide'>{remarks}</div></div>" if many else "</div>")
     )
     return "describe", "Describe", content
 

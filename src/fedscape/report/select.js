@@ -37,7 +37,9 @@ function pick(clients) {
   const listed = [...kinds].sort().map(([kind, n]) => `${n} of kind ${kind}`).join(", ");
   const all = brush.client.length;
   const most = all < brush.clients ? " on the map" : "";
-  bar.querySelector("span").textContent = on ? `${picked.size} of ${all} clients${most}: ${listed}.` : "";
+  const judged = document.querySelector("#accuracy") === null || document.body.classList.contains("judged");
+  const kept = judged ? "" : " How accurate methods are for just these is hidden.";
+  bar.querySelector("span").textContent = on ? `${picked.size} of ${all} clients${most}: ${listed}.${kept}` : "";
 }
 function rowsOf(on) {
   const table = document.querySelector("table[data-name=clients]");
@@ -45,32 +47,34 @@ function rowsOf(on) {
   const names = new Set([...picked].map((i) => brush.client[i]));
   for (const row of table.tBodies[0].rows) row.classList.toggle("away", on && !names.has(row.cells[0].dataset.v));
 }
+// how many of the clients picked are in each bar; a size that is a range of several bars counts evenly in them
 function sizesOf(on) {
   const figure = document.querySelector("svg.sizes");
   for (const old of figure.querySelectorAll(".part")) old.remove();
   if (!on) return;
-  const counts = tally([...picked].map((i) => brush.size[i]));
-  const scale = brush.clients / brush.client.length;
-  for (const [size, n] of counts) {
-    const [low, high] = size.replaceAll(",", "").match(/\d+/g).map(Number);
-    const end = high === undefined ? low : high;
-    const bins = [...figure.querySelectorAll(".bar")].filter((b) => b.dataset.low <= end && b.dataset.high > low);
-    for (const bin of bins) {
-      const part = bin.cloneNode();
-      const before = Number(part.dataset.n || 0);
-      const tall = (Number(figure.dataset.tall) * n * scale) / bins.length / Number(figure.dataset.top);
-      part.setAttribute("class", "part");
-      part.setAttribute("height", tall.toFixed(1));
-      part.setAttribute("y", (Number(figure.dataset.base) - tall).toFixed(1));
-      part.dataset.tip = `${n} of the clients picked: ${size}`;
-      part.dataset.n = before + n;
-      bin.after(part);
-    }
+  const bars = [...figure.querySelectorAll(".bar")];
+  const inBar = new Map(bars.map((bar) => [bar, 0]));
+  for (const i of picked) {
+    const [low, high = low] = brush.size[i].replaceAll(",", "").match(/\d+/g).map(Number);
+    const mine = bars.filter((bar) => Number(bar.dataset.low) <= high && Number(bar.dataset.high) > low);
+    for (const bar of mine) inBar.set(bar, inBar.get(bar) + 1 / mine.length);
+  }
+  const scale = brush.clients / brush.client.length / Number(figure.dataset.top);
+  for (const [bar, n] of inBar) {
+    if (n === 0) continue;
+    const tall = Number(figure.dataset.tall) * n * scale;
+    const part = bar.cloneNode();
+    part.setAttribute("class", "part");
+    part.setAttribute("height", tall.toFixed(1));
+    part.setAttribute("y", (Number(figure.dataset.base) - tall).toFixed(1));
+    part.dataset.tip = `about ${Number(n.toFixed(1))} of the clients picked; ${bar.dataset.tip}`;
+    bar.after(part);
   }
 }
 function accuracies(on, kinds) {
   for (const old of document.querySelectorAll(".dot.mine")) old.remove();
   const means = on ? meansOf(kinds) : {};
+  document.body.classList.toggle("judged", Object.keys(means).length > 0);
   for (const row of document.querySelectorAll(".row[data-method]")) {
     const value = means[row.dataset.method];
     if (value === undefined || value === null) continue;

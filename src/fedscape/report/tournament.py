@@ -24,6 +24,13 @@ _MEASURES = {
 }
 
 
+#: The legend mark of clients picked on the map, which the script shows.
+_RING = (
+    '<svg viewBox="0 0 12 12" aria-hidden="true"><circle cx="6" cy="6" r="4.4" fill="none" stroke="currentColor" '
+    'stroke-width="2.6"/></svg>'
+)
+
+
 def simulate(result: Result) -> tuple[str, str, str] | None:
     if "simulate" not in result:
         return None
@@ -165,6 +172,7 @@ def _accuracy_card(result: Result, order: Sequence[About], predicted: Mapping[st
             *(legend_of_reference(result) if before else []),
         ]
     )
+    marks = marks.replace("</ul>", f'<li class="ifjudged">{_RING}clients picked</li></ul>')
     first = order[0]
     reading = (
         f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
