@@ -106,7 +106,7 @@ def _typed(param: click.Parameter, value: Any) -> list[str]:
     """An option and its value; of a path only the name, as the command is for a shell in its folder."""
     if isinstance(value, bool):
         return [param.opts[0] if value else param.secondary_opts[0]]
-    return [param.opts[0], value.name if isinstance(value, Path) else str(value)]
+    return [param.opts[0], Path(str(value)).name if isinstance(param.type, click.Path) else str(value)]
 
 
 def _renamed(argument: str, known: set[str]) -> str:
