@@ -92,6 +92,29 @@ def test_a_report_is_rendered_again_to_the_same_bytes(folders):
     assert "no study in" in refused(2, "report", folders / "data-a")
 
 
+def test_a_reference_is_drawn_beside_a_study(folders, tmp_path):
+    ok("study", folders / "data-a", "--against", folders / "b", "--out", tmp_path / "both", "--quiet")
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "reference: data-b" in page
+    assert "--against b" in page  # no path of this machine
+    assert str(tmp_path) not in page
+    before = (folders / "a" / "report.html").read_bytes()
+    ok("report", folders / "a", "--against", folders / "b")
+    assert "reference: data-b" in (folders / "a" / "report.html").read_text()
+    ok("report", folders / "a")
+    assert (folders / "a" / "report.html").read_bytes() == before
+    assert "no study and no population" in refused(2, "report", folders / "a", "--against", tmp_path / "nowhere")
+
+
+def test_the_command_of_a_report_keeps_options_that_say_no(tmp_path):
+    rows = "\n".join(f"s{i % 6},{i % 2},{i % 5}" for i in range(120))
+    (tmp_path / "d.csv").write_text(f"client,label,x\n{rows}\n")
+    ok("study", tmp_path / "d.csv", "--devices", "--rounds", 1, "--seeds", 1, "--out", tmp_path / "s", "--quiet")
+    command = json.loads((tmp_path / "s" / "result.json").read_text())["about"]["command"]
+    assert "--devices" in command
+    assert "--share" not in command
+
+
 def test_two_studies_are_compared(folders):
     assert "drift" in started("compare", folders / "a", folders / "b")
     same = json.loads(ok("compare", folders / "a", folders / "a", "--json"))

@@ -48,12 +48,13 @@ def check(
 
     Exits with 0 if nothing is found, 3 if something drifted, 4 if nothing drifted but clients have problems.
     """
+    from fedscape.studies.against import is_population
     from fedscape.studies.check import NIGHTS
 
     if not 0 < alarms_per_year <= NIGHTS:
         raise DataError(f"--alarms-per-year must be above 0 and at most {NIGHTS}, not {alarms_per_year:g}")
     columns = overrules(categorical, numeric, ignore)
-    population = _is_population(against)
+    population = is_population(against)
     if epsilon is not None and not population:
         raise DataError(
             "--epsilon needs a population to compare with: a comparison with a study reads all rows exactly"
@@ -74,22 +75,6 @@ def check(
     show(about, json_, _for_people)
     if about["alarms"] or about["problems"]:
         raise typer.Exit(DRIFTED if about["alarms"] else PROBLEMS)
-
-
-def _is_population(path: Path) -> bool:
-    """Whether the path is a saved population rather than a study."""
-    if path.is_dir() or path.name == "result.json":
-        return False
-    if not path.is_file():
-        raise DataError(f"no study or population at {path}: 'fedscape study' or 'fedscape fit' writes one")
-    try:
-        about = json.loads(path.read_text())
-    except ValueError:
-        raise DataError(
-            f"{path} is neither a study nor a population: give the folder of 'fedscape study' or the .json of "
-            "'fedscape fit'"
-        ) from None
-    return not (isinstance(about, dict) and "describe" in about)
 
 
 def _by_population(

@@ -92,14 +92,21 @@ def as_typed(ctx: click.Context, *, without: Sequence[str] = ()) -> str:
     words, options = ctx.command_path.split(), []
     for param in ctx.command.params:
         value = ctx.params.get(param.name or "")
-        if param.name in without or value is None or value is False:
+        if param.name in without or value is None or (value is False and param.default is False):
             continue
         if isinstance(param, click.Argument):
             words.append(Path(str(value)).name)
         else:
             for each in value if isinstance(value, list | tuple) else [value]:
-                options += [param.opts[0]] if each is True else [param.opts[0], str(each)]
+                options += _typed(param, each)
     return shlex.join([*words, *options])
+
+
+def _typed(param: click.Parameter, value: Any) -> list[str]:
+    """An option and its value; of a path only the name, as the command is for a shell in its folder."""
+    if isinstance(value, bool):
+        return [param.opts[0] if value else param.secondary_opts[0]]
+    return [param.opts[0], Path(str(value)).name if isinstance(param.type, click.Path) else str(value)]
 
 
 def _renamed(argument: str, options: set[str]) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedscape.core.federation import Federation
     from fedscape.privacy.ledger import Ledger
 
+_AGAINST = "An earlier study, or a population, that every figure shows as a reference."
 Folder = Annotated[Path, typer.Argument(help="The folder that 'fedscape study --out' wrote.")]
 
 
@@ -65,8 +66,13 @@ def study(
         Path | None, typer.Option(help="With --epsilon: the ledger; by default one in the data's folder.")
     ] = None,
     show_clients: Annotated[
-        bool, typer.Option("--show-clients", help="Put ids and a row per client into the report: do not share it then.")
+        bool,
+        typer.Option(
+            "--show-clients/--share",
+            help="Put ids and a row per client into the report (do not share it then), or write one to be shared.",
+        ),
     ] = False,
+    against: Annotated[Path | None, typer.Option(help=_AGAINST)] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -79,6 +85,7 @@ def study(
 ) -> None:
     """Study a federation: describe, measure, model, simulate, learn, advise; write a report."""
     from fedscape.studies import study as studied
+    from fedscape.studies.against import read_reference
     from fedscape.studies.budget import BUDGETS
 
     if ledger is not None and epsilon is None:
@@ -88,6 +95,7 @@ def study(
     for name, value in (("--rounds", rounds), ("--seeds", seeds)):
         if value is not None and value < 1:
             raise DataError(f"{name} must be at least 1, not {value}")
+    reference = None if against is None else read_reference(against)
     columns = overrules(categorical, numeric, ignore, keep, names)
     feature_names = None if features is None else listed(features)
     fed, reading = datasets.read_table(
@@ -112,6 +120,7 @@ def study(
             epsilon=epsilon,
             ledger=book,
             show_clients=show_clients,
+            against=reference,
             source=Path(source).name,
             command=as_typed(get_current_context(), without=("out", "force", "quiet", "json_", "ledger")),
             seed=seed,
@@ -144,11 +153,18 @@ def _ledger(source: str, path: Path | None, epsilon: float, quiet: bool) -> Ledg
     return ledger_beside(source, path, epsilon=epsilon, delta=CENSUS_DELTA, quiet=quiet)
 
 
-def report(folder: Folder, json_: Json = False) -> None:
+def report(
+    folder: Folder,
+    against: Annotated[Path | None, typer.Option(help=_AGAINST)] = None,
+    json_: Json = False,
+) -> None:
     """Render the report of a study from its result.json."""
     from fedscape.studies import Study
+    from fedscape.studies.against import read_reference, with_reference
 
     loaded = Study.load(folder)
+    if against is not None:
+        loaded = with_reference(loaded, read_reference(against))
     path = loaded.render_into(folder if folder.is_dir() else folder.parent)
     show({"report": str(path), "bytes": path.stat().st_size}, json_, lambda about: typer.echo(about["report"]))
 

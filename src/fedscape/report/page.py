@@ -7,31 +7,42 @@ import hashlib
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from fedscape.report.parts import capital
-from fedscape.report.sections import describe, measure, model
+from fedscape.report.findings import findings_section
+from fedscape.report.kinds import model
+from fedscape.report.parts import COMMAND, reference_of
+from fedscape.report.sections import describe, measure
+from fedscape.report.sharing import sharing_card, sharing_line
+from fedscape.report.timeline import timeline
 from fedscape.report.tournament import learn, simulate
-from fedscape.report.words import embedded, number, safe
+from fedscape.report.words import About, embedded, number, safe
 
 if TYPE_CHECKING:
     from fedscape.studies.schema import Result
 
 
+_SCRIPTS = ("script.js", "select.js", "save.js")
+_MOST_CLIENTS = 5000  # rows of a table in the page: it stays below a megabyte
+
+
 def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
     """The whole page. The same result gives the same bytes."""
-    style, script = (files("fedscape.report").joinpath(name).read_text("utf-8") for name in ("style.css", "script.js"))
+    style, *scripts = (files("fedscape.report").joinpath(name).read_text("utf-8") for name in ("style.css", *_SCRIPTS))
+    script, command = "\n".join(scripts), safe(_command(result))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src 'sha256-{digest}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    sections = [s for s in (describe(result), measure(result), model(result), simulate(result), learn(result)) if s]
+    makers = (describe, timeline, measure, model, simulate, learn)
+    sections = [section for section in (make(result) for make in makers) if section]
     links = [
-        ("advice", "Advice"),
+        ("findings", "Findings"),
         *[(name, title) for name, title, _ in sections],
         ("computed", "How this was computed"),
     ]
     title = f"{result['about']['source']}: a study of its clients"
     body = "".join(f'<section id="{name}">{content}</section>' for name, _, content in sections)
+    body = body.replace(COMMAND, command)
     nav = "".join(f'<li><a href="#{name}">{safe(text)}</a></li>' for name, text in links)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -40,12 +51,38 @@ def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
         'content="no-referrer">'
         f"<title>{safe(title)}</title><style>{style}</style></head>\n<body>"
         f"{_top(result)}<nav aria-label='Sections'><ul>{nav}</ul></nav>\n<main>"
-        f'<section id="advice">{_advice(result)}</section>{body}<section id="computed">{_computed(result)}'
-        "</section></main>"
-        f'{_foot(result)}<div id="tip" role="status"></div>'
-        f'<script type="application/json" id="tables">{embedded(tables)}</script><script>{script}</script>'
+        f'<section id="findings">{findings_section(result)}</section>{body}<section id="computed">'
+        f"{_computed(result)}</section></main>"
+        f'{_foot(result)}<div id="tip" role="tooltip"></div><div id="chosen" hidden><span role="status"></span> '
+        "<button>Show all</button></div>"
+        f'<script type="application/json" id="tables">{embedded(_compact(tables))}</script>'
+        f'<script type="application/json" id="brush">{embedded(_brush(result))}</script><script>{script}</script>'
         "</body></html>\n"
     )
+
+
+def _compact(tables: dict[str, list[dict[str, Any]]]) -> dict[str, list[list[Any]]]:
+    """Tables for the page: the names of the columns, then one list a row."""
+    short: dict[str, list[list[Any]]] = {}
+    for name, rows in tables.items():
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        short[name] = [columns, *([row.get(key) for key in columns] for row in rows[:_MOST_CLIENTS])]
+    return short
+
+
+def _brush(result: Result) -> dict[str, Any]:
+    """What the script filters the page by: kind, size and name of the points, and what methods do for each kind."""
+    points = result["measure"]["map"]
+    by_kind: About = {k["kind"][-1]: k.get("methods", {}) for k in result.get("learn", {}).get("by_kind", ())}
+    return {
+        "client": points["client"],
+        "kind": points["kind"],
+        "size": points["size"],
+        "clients": result["describe"]["clients"],
+        "methods": {kind: {name: v["value"] for name, v in about.items()} for kind, about in by_kind.items()},
+        "shown": result["about"]["show_clients"],
+        "made": f"fedscape {result['about']['versions']['fedscape']}, {result['about']['source']}",
+    }
 
 
 def summary(result: Result) -> str:
@@ -67,25 +104,11 @@ def _top(result: Result) -> str:
         "kinds of clients": number(len(result["model"]["components"]), 0),
     }
     boxes = "".join(f"<div><b>{safe(v)}</b><span>{safe(k)}</span></div>" for k, v in facts.items())
-    shared = (
-        '<p class="card warn">This report names clients and has a row for each: it was made with '
-        "<code>--show-clients</code> and is not meant to be shared.</p>"
-        if about["show_clients"]
-        else ""
-    )
-    odd = "".join(f"<li>{safe(finding['text'])}</li>" for finding in result.get("findings", []))
-    used = safe(", ".join(about["features"]) or "none")
-    findings = (
-        '<div class="card" id="findings"><h3>Findings in the data</h3><ul class="notes">'
-        f"{odd}<li>features: {used}</li></ul></div>"
-        if odd
-        else ""
-    )
     return (
         f'<header class="top"><p class="eyebrow">fedscape study</p><h1>{safe(about["source"])}: how its '
         "clients differ, "
-        f'and what to do about it</h1><p class="lede">{safe(_lede(result))}</p>{shared}<div class="facts">'
-        f"{boxes}</div>{findings}</header>"
+        f'and what to do about it</h1><p class="lede">{safe(_lede(result))}</p>{sharing_line(result)}'
+        f'<div class="facts">{boxes}</div></header>'
     )
 
 
@@ -97,51 +120,12 @@ def _lede(result: Result) -> str:
         if advice == "none":
             parts.append("Advice: none of the methods, as none is shown to beat guessing.")
         else:
-            what = "federation" if result["learn"]["advised"] == "local" else "personalisation"
+            advised = result["learn"]["advised"]
+            what = "federation" if advised == "local" else "personalisation"
             worth = first[f"Is {what} worth it?"]["answer"]
             verdict = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
             parts.append(f"Advice: {advice}; {verdict}.")
     return " ".join(parts)
-
-
-#: Anchor of the evidence for an answer, the most important question first.
-_EVIDENCE = {
-    "Which method?": "accuracy",
-    "Who gains by joining?": "sites",
-    "Is federation worth it?": "methods",
-    "Is personalisation worth it?": "gains",
-    "For whom does it fail?": "methods",
-    "Do clients differ?": "measure",
-    "How many kinds of clients?": "model",
-    "How many clients a round?": "cohorts",
-    "What does it cost?": "costs",
-    "Could it have been planned on simulated clients?": "accuracy",
-}
-
-
-def _advice(result: Result) -> str:
-    cards = []
-    order = list(_EVIDENCE)
-    for item in sorted(result["advise"], key=lambda item: order.index(item["question"])):
-        first = " first" if item["question"] == "Which method?" else ""
-        anchor = _EVIDENCE[item["question"]]
-        cards.append(
-            f'<article class="answer{first}"><p class="q">{safe(item["question"])}</p>'
-            f'<p class="a">{safe(capital(item["answer"]))}</p><p class="t">{safe(item["text"])} '
-            f'<a href="#{anchor}">evidence<span class="hidden"> for: {safe(item["question"])}</span></a></p></article>'
-        )
-    notes = "".join(f"<li>{safe(note)}</li>" for note in result["notes"])
-    remarks = (
-        '<div class="card" style="margin-top:14px"><h3>What to know about this study</h3><ul class="notes">'
-        f"{notes}</ul></div>"
-        if notes
-        else ""
-    )
-    return (
-        '<div class="head"><h2>Advice</h2><button class="csv" data-table="advice">CSV</button></div>'
-        "<p>Numbers in brackets are 95% intervals. A gain below one point of accuracy is not worth a more complicated "
-        f'method.</p><div class="answers">{"".join(cards)}</div>{remarks}'
-    )
 
 
 def _command(result: Result) -> str:
@@ -154,7 +138,8 @@ def _command(result: Result) -> str:
         **options,
     }  # no column holds cells of the features
     arguments |= {"show_clients": about["show_clients"] or None, "seed": about["seed"]}
-    listed = "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
+    reference = ", against=reference" if "against" in result else ""
+    listed = reference + "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
     return f"fedscape.study(federation{listed})"
 
 
@@ -179,7 +164,6 @@ def _computed(result: Result) -> str:
         "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
         "rows), not with another model or longer training."
     )
-    hidden = "Clients appear as numbers in the order of the map, sizes as ranges; no id is in this file."
     entries = {
         "Command": f"<code>{safe(command)}</code>",
         "Seed": safe(about["seed"]),
@@ -188,10 +172,12 @@ def _computed(result: Result) -> str:
         "Ledger": safe(ledger or "empty: nothing was released privately"),
         "What the server sees": sees,
         "Intervals": intervals,
-        "Who is in it": "Clients appear with their ids." if about["show_clients"] else hidden,
     }
+    if reference := reference_of(result):
+        form = "study" if reference["form"] == "study" else "population, which keeps only kinds and shares"
+        entries["Reference"] = safe(f"{reference['source']}, {form}; its clients are taken as other draws.")
     listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in entries.items())
-    return f'<h2>How this was computed</h2><div class="card"><dl>{listed}</dl></div>'
+    return f'<h2>How this was computed</h2><div class="card"><dl>{listed}</dl></div>{sharing_card(result)}'
 
 
 def _foot(result: Result) -> str:

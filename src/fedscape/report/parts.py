@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedscape.report.words import About, between, number, safe
 
+if TYPE_CHECKING:
+    from fedscape.studies.schema import Result
 
-def card(title: str, content: str, reading: str, *, wide: bool = False, table: str = "", anchor: str = "") -> str:
-    """A card of the page: a title, its content, and how to read it.
 
-    `table` is the table that its CSV button saves, `anchor` the target of links to it.
+#: Where `render` writes the command. No text of the data becomes this: `safe` escapes it.
+COMMAND = "<!--command-->"
+
+
+def reference_of(result: Result) -> About:
+    """What the reference says; empty without one."""
+    against: About = result.get("against", {})
+    return against
+
+
+def legend_of_reference(result: Result) -> list[tuple[str, str]]:
+    """The entry of the reference in a legend; none without one."""
+    return [(diamond(), f"reference: {result['against']['source']}")] if "against" in result else []
+
+
+def card(
+    title: str,
+    content: str,
+    reading: str,
+    *,
+    wide: bool = False,
+    table: str = "",
+    anchor: str = "",
+    path: str = "",
+) -> str:
+    """A card of the page: a title, its content, how to read it, and how to keep it.
+
+    `table` is the table that its CSV button saves, `anchor` the target of links to it, and `path` says where its
+    numbers are in result.json.
     """
-    target = f' id="{anchor}"' if anchor else ""
-    button = f'<button class="csv" data-table="{table}">CSV</button>' if table else ""
+    name = anchor or re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40]
+    csv = f'<button class="csv" data-table="{table}" aria-label="CSV of {safe(title)}">CSV</button>' if table else ""
+    pictures = "".join(
+        f'<button class="save" data-as="{form.lower()}" aria-label="{form} of {safe(title)}">{form}</button>'
+        for form in ("SVG", "PNG")
+    )
+    numbers = f"<p>Its numbers: <code>{safe(path)}</code> in result.json.</p>" if path else ""
     return (
-        f'<figure class="card{" wide" if wide else ""}"{target}><div class="head"><h3>{safe(title)}</h3>{button}</div>'
-        f"{content}"
-        f"<figcaption>{safe(reading)}</figcaption></figure>"
+        f'<div class="card{" wide" if wide else ""}" id="{name}"><figure aria-labelledby="{name}-title">'
+        f'<h3 id="{name}-title">{safe(title)}</h3>{content}<figcaption>{safe(reading)}</figcaption></figure>'
+        f'<div class="tools">{csv}{pictures}<details><summary aria-label="Command that made {safe(title)}">Command'
+        f"</summary><p><code>{COMMAND}</code></p>{numbers}</details></div></div>"
     )
 
 
@@ -29,6 +64,7 @@ def table_of(
     sorts: bool,
     numbers: tuple[int, ...],
     name: str = "",
+    label: str = "",
 ) -> str:
     """A table of (value to sort by, text) cells."""
     heads = "".join(
@@ -46,9 +82,10 @@ def table_of(
         for row in rows
     )
     kind = ' class="sorts"' if sorts else ""
-    label = f' data-name="{safe(name)}"' if name else ""
+    called = f' data-name="{safe(name)}"' if name else ""
     return (
-        f'<div class="tablebox"><table{kind}{label}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="tablebox" tabindex="0" role="region" aria-label="{safe(label or "Table")}">'
+        f"<table{kind}{called}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
@@ -74,3 +111,8 @@ def stick() -> str:
         '<svg viewBox="0 0 12 12" aria-hidden="true"><rect x="5" y="0" width="2" height="12" '
         'fill="currentColor"/></svg>'
     )
+
+
+def diamond() -> str:
+    """The legend mark of the reference."""
+    return '<svg viewBox="0 0 12 12" aria-hidden="true"><path class="reference" d="M6 1L11 6L6 11L1 6z"/></svg>'

@@ -1,7 +1,12 @@
 "use strict";
 document.documentElement.classList.add("js");
 const data = JSON.parse(document.getElementById("tables").textContent);
+const brush = JSON.parse(document.getElementById("brush").textContent);
 const tip = document.getElementById("tip");
+
+function words(i) {
+  return brush.client[i] + "\nkind " + brush.kind[i] + ", " + brush.size[i];
+}
 
 function place(x, y) {
   const box = tip.getBoundingClientRect();
@@ -9,10 +14,10 @@ function place(x, y) {
   tip.style.top = (y + box.height + 26 > innerHeight ? y - box.height - 10 : y + 16) + "px";
 }
 function tell(target, x, y) {
-  const owner = target && target.closest ? target.closest("[data-tip]") : null;
+  const owner = target && target.closest ? target.closest("[data-tip], .point") : null;
   tip.classList.toggle("on", owner !== null);
   if (owner === null) return;
-  tip.textContent = owner.dataset.tip;
+  tip.textContent = owner.dataset.tip || words(owner.dataset.i);
   place(x, y);
 }
 document.addEventListener("pointermove", (e) => tell(e.target, e.clientX, e.clientY));
@@ -27,15 +32,17 @@ document.addEventListener("scroll", () => {
   tell(owner, box.right, box.top);
 }, { passive: true });
 
+function show(chosen) {
+  for (const button of chosen.parentNode.children) {
+    const on = button === chosen;
+    button.setAttribute("aria-pressed", String(on));
+    document.getElementById(button.dataset.show).classList.toggle("on", on);
+  }
+}
 for (const tabs of document.querySelectorAll(".tabs")) {
   tabs.addEventListener("click", (e) => {
     const chosen = e.target.closest("button");
-    if (chosen === null) return;
-    for (const button of tabs.querySelectorAll("button")) {
-      const on = button === chosen;
-      button.setAttribute("aria-pressed", String(on));
-      document.getElementById(button.dataset.show).classList.toggle("on", on);
-    }
+    if (chosen !== null) show(chosen);
   });
 }
 
@@ -69,18 +76,19 @@ function cell(value) {
   if (/^[=+\-@\t\r\n]/.test(text)) text = "'" + text;
   return /[",\n\r']/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text;
 }
-function csv(rows) {
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
-  const lines = [names, ...rows.map((row) => names.map((name) => row[name]))];
+function csv(lines) {
   return lines.map((line) => line.map(cell).join(",")).join("\r\n") + "\r\n";
+}
+function download(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 for (const button of document.querySelectorAll("button.csv")) {
   button.addEventListener("click", () => {
     const name = button.dataset.table;
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([csv(data[name])], { type: "text/csv" }));
-    link.download = name + ".csv";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    download(new Blob([csv(data[name])], { type: "text/csv" }), name + ".csv");
   });
 }

@@ -1,98 +1,144 @@
-"""Sections on the data, the distances between clients and their kinds: each (anchor, title, markup)."""
+"""Sections on the data and on distances between clients: each (anchor, title, markup)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedscape.errors import plural
 from fedscape.report import figures as draw
-from fedscape.report.parts import card, table_of
-from fedscape.report.words import About, between, number, percent, safe
+from fedscape.report.parts import card, legend_of_reference, reference_of, table_of
+from fedscape.report.words import About, number, percent, safe
 
 if TYPE_CHECKING:
     from fedscape.studies.schema import Result
 
-_MOST_BARS = 14
-
 
 def describe(result: Result) -> tuple[str, str, str]:
     about = result["describe"]
-    sizes, categories = about["sizes"], about["categories"]
-    spread = about["rows_per_client"]
-    picture = draw.histogram(sizes["edges"], sizes["clients"], label="Histogram of rows per client")
+    total = len(about["categories"]["names"])
+    stacks = [_sizes(result), _categories(result)]
+    # below the shorter one: the histogram is about as tall as six rows
+    shorter = min(total, 12) < 6
+    stacks[shorter] += _columns(result)
+    remarks, many = _remarks(result), len(result.get("findings", [])) > 6
+    stacks[not shorter] += "" if many else remarks
+    content = (
+        "<h2>Describe</h2><p>The data, before anything is modelled.</p><div class='grid'>"
+        + "".join(f"<div class='stack'>{stack}</div>" for stack in stacks)
+        + (f"<div class='wide'>{remarks}</div></div>" if many else "</div>")
+    )
+    return "describe", "Describe", content
+
+
+def _sizes(result: Result) -> str:
+    about = result["describe"]
+    edges, tally, spread = about["sizes"]["edges"], about["sizes"]["clients"], about["rows_per_client"]
+    reference, label = None, "Histogram of rows per client"
+    if sizes := reference_of(result).get("sizes"):
+        joint = draw.joint_edges(edges, sizes["edges"])
+        tally = [tally[edges.index(e)] if e in edges[:-1] else 0 for e in joint[:-1]]
+        share = sum(tally) / max(sum(sizes["clients"]), 1)
+        reference = [share * n for n in draw.spread_over(joint, sizes["edges"], sizes["clients"])]
+        edges, label = joint, f"{label}, and of the reference"
     reading = (
         f"Half of the clients have {spread['q1']:,.0f} to {spread['q3']:,.0f} rows, the largest has "
         f"{spread['largest'].removesuffix(' rows')}."
         + (f" {about['clients_without_rows']:,} have none." if about["clients_without_rows"] else "")
+        + (f" Line: {reference_of(result)['source']}, as if of as many clients." if reference else "")
     )
+    picture = draw.histogram(edges, tally, label=label, reference=reference)
+    return card("Rows per client", picture, reading, path="describe.sizes")
+
+
+def _categories(result: Result) -> str:
+    categories = result["describe"]["categories"]
     total = max(sum(categories["rows"]), 1)
     order = sorted(range(len(categories["names"])), key=lambda j: -categories["rows"][j])
     top = order[0]
     if categories.get("ordered"):
         order.sort()
-    rows = [
-        [
+    before = reference_of(result).get("rows")
+    rows: list[list[tuple[Any, str]]] = []
+    for j in order[:12]:
+        share = categories["rows"][j] / total
+        row: list[tuple[Any, str]] = [
             (categories["names"][j], categories["names"][j]),
             (categories["rows"][j], number(categories["rows"][j], 0)),
-            (categories["rows"][j] / total, percent(categories["rows"][j] / total)),
-            (categories["clients"][j], number(categories["clients"][j], 0)),
+            (share, percent(share)),
         ]
-        for j in order[:12]
-    ]
-    table = table_of(["category", "rows", "share", "clients"], rows, sorts=True, numbers=(1, 2, 3))
-    more = f" The first 12 of {len(order)}; all are in the CSV." if len(order) > 12 else ""
-    reading_of_top = (
-        f"The most frequent, {categories['names'][top]}, has {percent(categories['rows'][top] / total)} of the "
-        f"rows.{more}"
+        row += [(before[j], percent(before[j]))] if before else []
+        rows.append([*row, (categories["clients"][j], number(categories["clients"][j], 0))])
+    names = ["category", "rows", "share", *(["reference"] if before else []), "clients"]
+    table = table_of(names, rows, sorts=True, numbers=tuple(range(1, len(names))), label="Categories")
+    reading = (
+        f"The most frequent, {categories['names'][top]}, has {percent(categories['rows'][top] / total)} of the rows."
+        + (f" The first 12 of {len(order)}; all are in the CSV." if len(order) > 12 else "")
+        + (f" Reference: shares in {reference_of(result)['source']}." if before else "")
+        + " Clients: how many have it."
     )
-    columns = [
+    return card("Categories", table, reading, path="describe.categories", table="categories")
+
+
+def _columns(result: Result) -> str:
+    about = result["describe"]["columns"]
+    rows = [
         [
             (c["name"], c["name"]),
             (c["type"], c["type"] + (f"{c['shape']}" if c["shape"] else "")),
             (c["missing"], number(c["missing"], 0)),
             (c.get("categories", ""), str(c.get("categories", ""))),
         ]
-        for c in about["columns"]
+        for c in about
     ]
-    missing = sum(c["missing"] for c in about["columns"])
-    table_of_columns = table_of(["column", "type", "missing", "categories"], columns, sorts=False, numbers=(2, 3))
-    stacks = [
-        card("Rows per client", picture, reading),
-        card("Categories", table, f"{reading_of_top} Clients: how many have it.", table="categories"),
-    ]
-    # below the shorter one: the histogram is about as tall as six rows
-    stacks[len(rows) < 6] += card("Columns", table_of_columns, f"{missing:,} values are missing.")
-    content = (
-        "<h2>Describe</h2><p>The data, before anything is modelled.</p><div class='grid'>"
-        + "".join(f"<div class='stack'>{stack}</div>" for stack in stacks)
-        + "</div>"
+    table = table_of(["column", "type", "missing", "categories"], rows, sorts=False, numbers=(2, 3), label="Columns")
+    missing = sum(c["missing"] for c in about)
+    return card("Columns", table, f"{missing:,} values are missing.", path="describe.columns")
+
+
+def _remarks(result: Result) -> str:
+    """What was odd in the data, and what was done about it."""
+    remarks = "".join(f"<li>{safe(finding['text'])}</li>" for finding in result.get("findings", []))
+    if not remarks:
+        return ""
+    used = safe(", ".join(result["about"]["features"]) or "none")
+    return (
+        '<div class="card" id="data"><h3>Findings in the data</h3><ul class="notes">'
+        f"{remarks}<li>features: {used}</li></ul></div>"
     )
-    return "describe", "Describe", content
 
 
 def measure(result: Result) -> tuple[str, str, str]:
     about: About = result["measure"]
+    before = reference_of(result).get("measure", {})
     rows = []
     for name, called in (("labels", "Labels"), ("features", "Features")):
         if "value" in about.get(name, {}):
-            rows.append({"name": called, "about": about[name]})
+            rows.append({"name": called, "about": about[name], "reference": before.get(name)})
     by_labels = about.get("features", {}).get("by_labels", {})
     if "value" in by_labels:
-        rows.append({"name": "Features, as far as labels explain", "about": by_labels, "kind": 4})
+        name = "Features, as far as labels explain"
+        rows.append({"name": name, "about": by_labels, "kind": 4, "reference": before.get("by_labels")})
+    legend = draw.legend(legend_of_reference(result)) if before else ""
     cards = []
     if rows:
-        low, high = draw.span([r["about"] for r in rows], 0.0)
+        low, high = draw.span([r["about"] for r in rows] + [r["reference"] for r in rows if r["reference"]], 0.0)
         cards.append(
-            card("How far clients are apart", draw.forest(rows, low=low, high=high, marks=(0.0,)), _skew_reading(about))
+            card(
+                "How far clients are apart",
+                legend + draw.forest(rows, low=low, high=high, marks=(0.0,)),
+                _skew_reading(about),
+                path="measure",
+                anchor="apart",
+            )
         )
-    sizes = {"name": "Sizes (Gini)", "about": about["quantity"]}
+    sizes = {"name": "Sizes (Gini)", "about": about["quantity"], "reference": before.get("quantity")}
     effective = about["quantity"]["effective_clients"]
     reading = (
         "0: all clients have as many rows; 1: one has all. In sums over rows these "
         f"{about['quantity']['clients']:,} clients weigh as much as {effective:,.0f} equal ones."
     )
-    cards.append(card("How uneven sizes are", draw.forest([sizes], low=0.0, high=1.0, marks=(0.0,)), reading))
+    gini = legend + draw.forest([sizes], low=0.0, high=1.0, marks=(0.0,))
+    cards.append(card("How uneven sizes are", gini, reading, path="measure.quantity"))
     content = (
         "<h2>Measure</h2><p>Debiased distances between clients' distributions: small clients do not look "
         "different only "
@@ -118,7 +164,6 @@ def _skew_reading(about: About) -> str:
 def _map(result: Result) -> str:
     about: About = result["measure"]["map"]
     kinds = [ord(k) - ord("A") for k in about["kind"]]
-    tips = [f"{c}\nkind {k}, {s}" for c, k, s in zip(about["client"], about["kind"], about["size"], strict=True)]
     ways = [name for name in ("features", "labels") if name in about]
     buttons = "".join(
         f'<button data-show="map-{way}" aria-pressed="{str(i == 0).lower()}">by {way}</button>'
@@ -126,119 +171,53 @@ def _map(result: Result) -> str:
     )
     panels = "".join(
         f'<div class="panel{" on" if i == 0 else ""}" id="map-{way}">'
-        + draw.scatter(about[way]["points"], kinds, tips, label=f"Map of clients by {way}")
+        + (draw.legend(legend_of_reference(result)) if way == "labels" and _centres(result) else "")
+        + draw.scatter(
+            about[way]["points"], kinds, label=f"Map of clients by {way}",
+            centres=_centres(result) if way == "labels" else (),
+        )
         + f'<p class="reading">By {way}: the two directions shown hold {percent(about[way]["explained"], 0)} of the '
-        "differences; the farther apart two points, the less alike the clients.</p></div>"
+        f"differences; the farther apart two points, the less alike the clients.{_directions(result, way)}</p></div>"
         for i, way in enumerate(ways)
+    )  # fmt: skip
+    picks = "".join(
+        f'<li><button class="pick" data-pick="{chr(ord("A") + k)}" aria-pressed="false">{draw.mark(k)}kind '
+        f"{chr(ord('A') + k)}</button></li>"
+        for k in sorted(set(kinds))
     )
-    marks = draw.legend([(draw.mark(k), f"kind {chr(ord('A') + k)}") for k in sorted(set(kinds))])
+    marks = f'<ul class="legend">{picks}</ul>'
     tabs = f'<div class="tabs" role="group" aria-label="Map of clients">{buttons}</div>' if len(ways) > 1 else ""
-    few = (
-        f"{len(kinds):,} of {result['describe']['clients']:,} clients are drawn. "
-        if len(kinds) < result["describe"]["clients"]
-        else ""
-    )
+    shown, total = len(kinds), result["describe"]["clients"]
+    few = f"{shown:,} of {total:,} clients are drawn. " if shown < total else ""
+    names = "" if result["about"]["show_clients"] else "; their numbers are those of their places on the map"
     reading = (
-        f"{few}Hover, tap or tab to a point for its kind and size; their numbers are those of their places on the map."
+        f"{few}Drag over the map, or pick a kind, and the page shows only those clients. With the keyboard: arrows go "
+        f"from point to point, space picks one, escape shows all again. A point says its kind and size{names}."
     )
-    if result["about"]["show_clients"]:
-        reading = f"{few}Hover, tap or tab to a point for the client."
-    return card("A map of clients", marks + tabs + panels, reading)
+    return card("A map of clients", marks + tabs + panels, reading, path="measure.map", anchor="map")
 
 
-def model(result: Result) -> tuple[str, str, str]:
-    about = result["model"]
-    names, pool, kinds = about["names"], about["pool"], about["components"]
-    buttons = "".join(
-        f'<button data-show="kind-{k["kind"]}" aria-pressed="{str(i == 0).lower()}">Kind {k["kind"]}: '
-        f"{percent(k['share']['value'], 0)}</button>"
-        for i, k in enumerate(kinds)
-    )
-    panels = []
-    for i, kind in enumerate(kinds):
-        if len(kinds) > 1:
-            order = sorted(range(len(names)), key=lambda j: -abs(kind["means"][j] - pool[j]))[:_MOST_BARS]
-            order.sort(key=lambda j: pool[j] - kind["means"][j])
-        else:
-            order = sorted(range(len(names)), key=lambda j: -kind["means"][j])[:_MOST_BARS]
-        if result["describe"]["categories"].get("ordered"):
-            order.sort()
-        rows = [(names[j], kind["means"][j], pool[j]) for j in order]
-        panels.append(
-            f'<div class="panel{" on" if i == 0 else ""}" id="kind-{kind["kind"]}"><p>{safe(kind["words"])}</p>'
-            + draw.bars(rows, kind=i, called=f"kind {kind['kind']}")
-            + f'<p class="reading">{_share_of_kind(kind) if len(kinds) > 1 else ""}Bars: its share of a category; '
-            "black ticks: that of all rows. "
-            f"{'The categories that differ most.' if len(kinds) > 1 else 'The most frequent categories.'}</p></div>"
-        )
-    tabs = f'<div class="tabs" role="group" aria-label="Kinds of clients">{buttons}</div>' if len(kinds) > 1 else ""
-    cards = [
-        f'<div class="card wide"><div class="head"><h3>{len(kinds)} kind{"s" * (len(kinds) > 1)} of clients</h3>'
-        f'<button class="csv" data-table="kinds">CSV</button></div>{tabs}{"".join(panels)}</div>'
-    ]
-    if len(about["candidates"]) > 1:
-        cards.append(_choice(about["candidates"], len(kinds)))
-    cards.append(_price(about))
-    content = (
-        "<h2>Model</h2><p>A mixture of Dirichlet-multinomials over the clients' histograms: a kind of clients "
-        "has a mean and says how far its clients vary about it. It is fitted by sums over clients in "
-        f"{plural(about['rounds'], 'round')} of {about['bytes_up']:,} bytes each.</p>"
-        f"<div class='grid'>{''.join(cards)}</div>"
-    )
-    return "model", "Model", content
+def _place(axes: Sequence[Sequence[float]], shares: Sequence[float]) -> list[float]:
+    """Where shares of the categories are on the map of labels."""
+    return [sum(w * s for w, s in zip(weights, [*shares, 1.0], strict=True)) for weights in axes]
 
 
-def _share_of_kind(kind: About) -> str:
-    interval = between(kind["share"], percent)
-    return f"{percent(kind['share']['value'])} of the clients are of kind {kind['kind']} (95% interval {interval}). "
+def _centres(result: Result) -> list[tuple[str, list[float]]]:
+    """The kinds of the reference on the map of labels."""
+    axes = result["measure"]["map"]["labels"].get("axes")
+    if not axes or not reference_of(result):
+        return []
+    source = reference_of(result)["source"]
+    return [(f"kind {k['kind']} of {source}", _place(axes, k["means"])) for k in reference_of(result)["kinds"]]
 
 
-def _choice(candidates: Sequence[About], chosen: int) -> str:
-    rows: list[dict[str, Any]] = [
-        {
-            "name": f"{c['components']} kind{'s' * (c['components'] > 1)}"
-            + (" (chosen)" if c["components"] == chosen else ""),
-            "about": {
-                "value": -c["behind"],
-                "low": -c["behind"] - 1.96 * c["error"],
-                "high": -c["behind"] + 1.96 * c["error"],
-            },
-            "kind": 2 if c["components"] == chosen else 0,
-        }
-        for c in candidates
-    ]
-    low, high = draw.span([r["about"] for r in rows], 0.0)
-    figure = draw.forest(rows, low=low, high=high, marks=(0.0,), show=lambda v: number(v, 2))
-    reading = (
-        "Mean log-likelihood of clients held out, less that of the best; the fewest kinds within one standard "
-        "error are chosen."
-    )
-    return card("How many kinds", figure, reading)
-
-
-def _price(about: About) -> str:
-    rows = [
-        [
-            (p["epsilon"], f"{p['epsilon']:g}"),
-            (p["multiplier"], number(p["multiplier"], 2)),
-            (p["error"], percent(p["error"])),
-        ]
-        for p in about["price"]
-    ]
-    table = table_of(["epsilon", "noise", "expected error"], rows, sorts=False, numbers=(0, 1, 2))
-    spent = about.get("census")
-    if spent is None:
-        reading = (
-            "Nothing was released privately in this study, so no privacy was spent: the numbers on this page "
-            "are exact, computed where all the data lie. This is what one private count of the categories would cost: "
-            "the noise multiplier and how far shares would be off (unit client, delta 1e-5)."
-        )
-    else:
-        entry = spent["spent"][0]
-        reading = (
-            f"One private count was made: epsilon {entry['epsilon']:.3g}, delta {entry['delta']:g}, unit "
-            f"{entry['unit']}, "
-            f"{entry['relation']}, {entry['place']}; its shares are {percent(spent['error'])} off. All else on "
-            "this page is exact."
-        )
-    return card("Privacy: spent, and its price", table, reading)
+def _directions(result: Result, way: str) -> str:
+    """Which categories clients have more of to the right and upwards on the map of labels."""
+    toward = result["measure"]["map"]["labels"].get("toward") if way == "labels" else None
+    if not toward:
+        return ""
+    right, top = (f"more {most} and less {least}" for most, least in toward)
+    text = f" Clients to the right have {right}, those at the top {top}."
+    if reference_of(result) and not _centres(result):
+        text += " The reference is placed on it only with --show-clients."
+    return safe(text)

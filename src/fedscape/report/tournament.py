@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedscape.errors import plural
 from fedscape.report import figures as draw
-from fedscape.report.parts import capital, card, cells, dot, stick, table_of
+from fedscape.report.parts import capital, card, cells, dot, legend_of_reference, reference_of, stick, table_of
 from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ _MEASURES = {
 }
 
 
+#: The legend mark of clients picked on the map, which the script shows.
+_RING = (
+    '<svg viewBox="0 0 12 12" aria-hidden="true"><circle cx="6" cy="6" r="4.4" fill="none" stroke="currentColor" '
+    'stroke-width="2.6"/></svg>'
+)
+
+
 def simulate(result: Result) -> tuple[str, str, str] | None:
     if "simulate" not in result:
         return None
@@ -33,10 +40,12 @@ def simulate(result: Result) -> tuple[str, str, str] | None:
     for name, called in _MEASURES.items():
         if name not in mixture:
             continue
-        low, high = draw.span([mixture[name], iid[name]], mixture[name]["alike"])
+        before = reference_of(result).get("fidelity", {}).get(name)
+        low, high = draw.span([mixture[name], iid[name], *([before] if before else [])], mixture[name]["alike"])
         if name == "auc":
             low, high = 0.4, 1.0
         one = {"name": called, "about": mixture[name], "hollow": iid[name], "tick": mixture[name]["alike"], "kind": 0}
+        one["reference"] = before
         one["tip"] = (
             f"{called}: mixture {number(mixture[name]['value'])} ({between(mixture[name])}), IID "
             f"{number(iid[name]['value'])} ({between(iid[name])}), {number(mixture[name]['alike'])} if alike"
@@ -58,6 +67,7 @@ def simulate(result: Result) -> tuple[str, str, str] | None:
             (dot(0, False), "clients of the mixture"),
             (dot(1, True), "fully IID clients"),
             (stick(), "as alike as two halves of the true clients"),
+            *(legend_of_reference(result) if reference_of(result).get("fidelity") else []),
         ]
     )
     better = mixture["misfit"]["value"] < iid["misfit"]["value"]
@@ -84,14 +94,17 @@ def simulate(result: Result) -> tuple[str, str, str] | None:
             "How alike simulated clients are (each row on its own scale)",
             marks + "".join(rows),
             reading,
+            path="simulate",
             wide=True,
             table="fidelity",
+            anchor="fidelity",
         )
         + card(
             "The same in numbers",
-            table_of(names, table, sorts=True, numbers=(2, 4, 5)),
+            table_of(names, table, sorts=True, numbers=(2, 4, 5), label="Fidelity in numbers"),
             f"Not represented by the mixture: {percent(mixture['missing'])} of the true clients; by IID "
             f"clients: {percent(iid['missing'])}.",
+            path="simulate",
             wide=True,
         )
         + "</div>"
@@ -106,37 +119,60 @@ def learn(result: Result) -> tuple[str, str, str] | None:
     predicted = {row["method"]: row for row in learn["simulated"]}
     order = sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0))
     what = "site" if learn["sites"] else "client"
+    by_kind = _kinds_card(result, learn)
     content = (
         f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], what)}, "
         f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'repeat')} with other rows held out, "
         f"{safe(learn['model'])}, each method at its own learning rate. It ranks methods on these data; with a larger "
         f"model and more rounds all are more accurate.</p><div class='grid'>"
-        f"{_accuracy_card(order, predicted)}{_sites_card(learn)}{_gains_card(order)}"
-        f"{_kinds_card(learn)}"
-        f"{_methods_table(order, predicted)}{_cohorts_card(learn)}{_costs_card(learn)}{_clients_card(result)}</div>"
+        f"{_accuracy_card(result, order, predicted)}{_sites_card(result, learn)}"
+        f"{_gains_card(result, order, alone=not by_kind)}{by_kind}"
+        f"{_methods_table(result, order, predicted)}{_cohorts_card(result, learn)}{_costs_card(result, learn)}"
+        f"{_clients_card(result)}</div>"
     )
     return "learn", "Learn", content
 
 
-def _accuracy_card(order: Sequence[About], predicted: Mapping[str, About]) -> str:
+def _before(result: Result) -> About:
+    """What the reference says of methods; empty without one."""
+    about: About = reference_of(result).get("learn", {})
+    return about
+
+
+def _legend_if(result: Result, rows: Sequence[About]) -> str:
+    return draw.legend(legend_of_reference(result)) if any(row.get("reference") for row in rows) else ""
+
+
+def _span(rows: Sequence[About], *more: float) -> tuple[float, float]:
+    """Limits of an axis for all that is drawn in these rows."""
+    drawn = [row[key] for row in rows for key in ("about", "hollow", "reference") if row.get(key)]
+    return draw.span(drawn, *more)
+
+
+def _accuracy_card(result: Result, order: Sequence[About], predicted: Mapping[str, About]) -> str:
+    before = _before(result).get("methods", {})
     rows: list[dict[str, Any]] = [
         {
             "name": r["called"],
             "about": r["accuracy"],
             "hollow": predicted[r["method"]]["accuracy"],
             "kind": 5 if r["baseline"] else 0,
+            "reference": before.get(r["method"], {}).get("accuracy"),
+            "data": {"method": r["method"]},
         }
         for r in order
     ]
-    low, high = draw.span([r[w] for r in rows for w in ("about", "hollow")])
+    low, high = _span(rows)
     guess = max(r["accuracy"]["value"] or 0.0 for r in order if r["baseline"])
     marks = draw.legend(
         [
             (dot(0, False), "true clients"),
             (dot(1, True), "predicted by simulated clients"),
             (dot(5, False), "guessing, without training"),
+            *(legend_of_reference(result) if before else []),
         ]
     )
+    marks = marks.replace("</ul>", f'<li class="ifjudged">{_RING}clients picked</li></ul>')
     first = order[0]
     reading = (
         f"{first['called']} is the most accurate on the true clients: {percent(first['accuracy']['value'])} "
@@ -146,19 +182,26 @@ def _accuracy_card(order: Sequence[About], predicted: Mapping[str, About]) -> st
         "Accuracy, predicted and true",
         marks + draw.forest(rows, low=low, high=min(high, 1.0), show=percent, marks=(guess,)),
         reading,
+        path="learn.true",
         wide=True,
         table="methods",
         anchor="accuracy",
     )
 
 
-def _gains_card(order: Sequence[About]) -> str:
+def _gains_card(result: Result, order: Sequence[About], *, alone: bool) -> str:
+    before = _before(result).get("methods", {})
     gains: list[dict[str, Any]] = [
-        {"name": r["called"], "about": r["gain"], "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0}
+        {
+            "name": r["called"],
+            "about": r["gain"],
+            "kind": 2 if (r["gain"]["low"] or -1) > 0 else 0,
+            "reference": before.get(r["method"], {}).get("gain"),
+        }
         for r in order
         if r["gain"]
     ]
-    low, high = draw.span([g["about"] for g in gains], 0.0)
+    low, high = _span(gains, 0.0)
     sure = [g["name"] for g in gains if (g["about"]["low"] or -1) > 0]
     verdict = f"Surely above zero: {', '.join(sure)}." if sure else "None is surely above zero."
     points = draw.forest(
@@ -166,29 +209,33 @@ def _gains_card(order: Sequence[About]) -> str:
     )
     return card(
         "Gain over FedAvg, in points",
-        points,
+        _legend_if(result, gains) + points,
         f"Paired over clients; the intervals hold together. {verdict}",
+        path="learn.true",
+        wide=alone,
         anchor="gains",
     )
 
 
-def _sites_card(learn: Learn) -> str:
+def _sites_card(result: Result, learn: Learn) -> str:
     """Each site alone and joined, its gain, and the pooled answer."""
     about = learn.get("joining")
     if about is None or not about["rows"]:
         return ""
+    before = _before(result).get("joining", {"sites": {}, "pooled": None})
     rows: list[dict[str, Any]] = [
         {
             "name": f"{capital(r['site'])} ({r['size']})",
             "about": r["gain"],
             "kind": {"gains": 2, "loses": 1}.get(r["verdict"], 0),
             "note": f"{percent(r['alone']['value'])} \u2192 {percent(r['joined']['value'])}",
+            "reference": before["sites"].get(r["site"]),
         }
         for r in about["rows"]
     ]
-    rows.append({"name": "Mean over sites", "about": about["pooled"], "kind": 3})
-    low, high = draw.span([r["about"] for r in rows], 0.0)
-    figure = draw.forest(
+    rows.append({"name": "Mean over sites", "about": about["pooled"], "kind": 3, "reference": before["pooled"]})
+    low, high = _span(rows, 0.0)
+    figure = _legend_if(result, rows) + draw.forest(
         rows, low=low, high=high, marks=(0.0,), show=lambda v: NONE if v is None else f"{100 * v:+.1f}"
     )
     spread = about["spread"]
@@ -198,12 +245,19 @@ def _sites_card(learn: Learn) -> str:
         f"I2 {100 * spread['i2']:.0f}%, tau2 "
         f"{1e4 * spread['tau2']:.1f} points squared (p = {number(spread['p'])} of no difference)."
     )
-    return card("Who gains by joining", figure, reading, wide=True, table="sites", anchor="sites")
+    return card("Who gains by joining", figure, reading, path="learn.joining", wide=True, table="sites", anchor="sites")
 
 
-def _kinds_card(learn: Learn) -> str:
+def _kinds_card(result: Result, learn: Learn) -> str:
+    before, closest = _before(result).get("by_kind", {}), reference_of(result).get("closest", {})
     rows: list[dict[str, Any]] = [
-        {"name": f"{capital(k['kind'])} ({k['clients']})", "about": k, "kind": ord(k["kind"][-1]) - ord("A")}
+        {
+            "name": f"{capital(k['kind'])} ({k['clients']})",
+            "about": k,
+            "kind": ord(k["kind"][-1]) - ord("A"),
+            "reference": before.get(f"kind {closest.get(k['kind'][-1], {}).get('kind')}"),
+            "data": {"kind": k["kind"][-1]},
+        }
         for k in learn["by_kind"]
     ]
     measured = [r for r in rows if r["about"]["value"] is not None]
@@ -216,12 +270,18 @@ def _kinds_card(learn: Learn) -> str:
     )
     if sum(r["about"]["clients"] for r in measured) < learn["clients"]:
         reading += " Kinds of fewer than five are left out."
+    if any(r["reference"] for r in measured):
+        reading += " The reference is that of its nearest kind."
     return card(
-        "For whom it fails: accuracy by kind of client", draw.forest(measured, low=0.0, high=1.0, show=percent), reading
+        "For whom it fails: accuracy by kind of client",
+        _legend_if(result, measured) + draw.forest(measured, low=0.0, high=1.0, show=percent),
+        reading,
+        path="learn.by_kind",
+        anchor="by-kind",
     )
 
 
-def _methods_table(order: Sequence[About], predicted: Mapping[str, About]) -> str:
+def _methods_table(result: Result, order: Sequence[About], predicted: Mapping[str, About]) -> str:
     rows = []
     for r in order:
         gain = r["gain"] or {"value": None, "low": None, "high": None}
@@ -241,32 +301,36 @@ def _methods_table(order: Sequence[About], predicted: Mapping[str, About]) -> st
         )
     names = ["method", "accuracy", "gain, points", "worst tenth", "its 95% interval", "as seen", "predicted", "rate"]
     names.append("repeats, ± points")
-    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8), name="methods")
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3, 4, 5, 6, 7, 8), name="methods", label="Methods")
     low = min((r for r in order if not r["baseline"]), key=lambda r: r["worst"]["value"] or 0)
     reading = (
         "Click a heading to sort. The worst tenth of the clients (five at least; of sites the worst one) does worst "
         f"under {low['called']}: {percent(low['worst']['value'])}, with bad luck in few rows taken off; as seen: "
         "before that."
     )
-    return card("Methods in numbers", table, reading, wide=True, table="methods", anchor="methods")
+    return card("Methods in numbers", table, reading, path="learn.true", wide=True, table="methods", anchor="methods")
 
 
-def _cohorts_card(learn: Learn) -> str:
+def _cohorts_card(result: Result, learn: Learn) -> str:
+    before = [row["curve"] for row in _before(result).get("cohorts", ())]
     rows = [(f"{c['clients']} a round", c["curve"]) for c in reversed(learn["cohorts"])]
     reading = "FedAvg with fewer clients a round: " + "; ".join(
         f"{c['clients']} end at {percent(c['accuracy']['value'])} ({between(c['accuracy'], percent)})"
         for c in learn["cohorts"]
     )
+    if before:
+        reading += f". Thin lines: {reference_of(result)['source']}"
     return card(
         "How many clients a round",
-        draw.curves(rows, label="Accuracy of FedAvg by round and cohort"),
+        draw.curves(rows, label="Accuracy of FedAvg by round and cohort", reference=before),
         f"{reading}.",
+        path="learn.cohorts",
         table="cohorts",
         anchor="cohorts",
     )
 
 
-def _costs_card(learn: Learn) -> str:
+def _costs_card(result: Result, learn: Learn) -> str:
     rows = [
         [
             (c["called"], c["called"]),
@@ -278,14 +342,16 @@ def _costs_card(learn: Learn) -> str:
         for c in learn["costs"]
     ]
     names = ["method", "kB up", "kB down", "ms", "revealed"]
-    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3))
+    table = table_of(names, rows, sorts=True, numbers=(1, 2, 3), label="Costs")
     dear = max(learn["costs"], key=lambda c: c["bytes_up"])
     reading = (
         "A round of a median client on a device of 1 GFLOP/s, 1 MB/s up, 4 MB/s down (assumed); "
         f"{dear['called']} sends "
         "the most. Revealed: the arrays that the server sees for single clients; it sees all others as sums."
     )
-    return card("Cost of a round, and what the server sees", table, reading, table="costs", anchor="costs")
+    return card(
+        "Cost of a round, and what the server sees", table, reading, path="learn.costs", table="costs", anchor="costs"
+    )
 
 
 def _clients_card(result: Result) -> str:
@@ -300,10 +366,15 @@ def _clients_card(result: Result) -> str:
         for row in result["clients"][:500]
     ]
     table = table_of(
-        names, rows, sorts=True, numbers=tuple(i for i, n in enumerate(names) if n not in ("client", "kind"))
+        names,
+        rows,
+        sorts=True,
+        numbers=tuple(i for i, n in enumerate(names) if n not in ("client", "kind")),
+        name="clients",
+        label="Every client",
     )
     reading = (
         f"Accuracy of every client under each method; {min(len(result['clients']), 500):,} of "
         f"{len(result['clients']):,} are listed, all are in the CSV."
     )
-    return card("Every client", table, reading, wide=True, table="clients")
+    return card("Every client", table, reading, path="clients", wide=True, table="clients", anchor="clients")

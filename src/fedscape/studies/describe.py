@@ -110,6 +110,7 @@ def name_clients(
     points["kind"] = [kind[i] for i in shown]
     points["size"] = [sizes[j] for j in order]
     if not show:
+        points["labels"].pop("axes", None)  # with them a place says the shares of a client's labels
         return
     table: list[dict[str, Any]] = []
     where = {int(c): i for i, c in enumerate(accuracies.get("who", np.empty(0)).tolist())}

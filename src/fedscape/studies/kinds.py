@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.sampling import All
 from fedscape.core.validate import valid_categories
-from fedscape.errors import DataError, PrivacyError
+from fedscape.errors import DataError, PrivacyError, TooFewClients
 from fedscape.formats.kinds import LABELS
 from fedscape.formats.modelled import declare_classes
 from fedscape.mixtures import MixtureOfDirichletMultinomials, choose_components
@@ -33,7 +34,8 @@ _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tuple[dict[str, Any], Any, Array]:
     """Fit the kinds of clients: the section of the result, the mixture, and responsibilities [clients, K]."""
     clients = _modelled(data)
-    mixture, about = population(clients, "y", candidates=candidates_for(clients, "y"), seed=seed, progress=progress)
+    candidates = candidates_for(clients, "y")
+    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress)
     shares = mixture.predict_proba(clients)
     if data.apart is not None:
         mixture = joined(mixture, data.apart.place, data.names)
@@ -64,6 +66,8 @@ def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tup
         "bytes_up": about["bytes_up"],
         "price": price(data.counts),
     }
+    if not about["candidates"] and len(candidates) > 1:
+        undecided = "There are too few clients to hold some of them out: one kind is taken, not chosen."
     if undecided:
         section["undecided"] = undecided
     return plain(section), mixture, shares[:, order]
@@ -221,8 +225,11 @@ def population(
         candidates[0], solver=cast(Solver, solver), n_init=n_init, rounds=rounds, column=column, seed=seed
     )
     tried, engine = [], place(federation)
+    choice = None
     if len(candidates) > 1:
-        choice = choose_components(mixture, engine, candidates=candidates, progress=progress)
+        with suppress(TooFewClients):  # of a dozen clients it may be that none is held out
+            choice = choose_components(mixture, engine, candidates=candidates, progress=progress)
+    if choice is not None:
         mixture = MixtureOfDirichletMultinomials(**{**mixture.get_params(), "n_components": choice.n_components})
         tried = [
             {"components": k, "score": round(float(s), 4), "behind": round(float(b), 4), "error": round(float(e), 4)}

@@ -139,6 +139,9 @@ def _beside(
             "kind": f"kind {chr(ord('A') + k)}",
             "clients": int((kind == k).sum()),
             **mean_interval(mine[kind == k], least=0.0, most=1.0),
+            "methods": {
+                name: mean_interval(judged.clients[name][kind == k], least=0.0, most=1.0) for name in judged.hits
+            },
         }
         for k in range(shares.shape[1])
         if (kind == k).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -36,6 +37,7 @@ def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
     }
     shown = _on_map(len(data.counts), seed)
     maps = {"labels": _map(_shares(data.counts)[shown], data.counts.sum(axis=1)[shown])}
+    maps["labels"] |= directions(data.counts[shown], maps["labels"]["points"], data.names)
     if data.rows is not None and "x" in data.rows:
         about, sketches = sketched(data.rows, "x", seed=seed)
         section["features"] = about
@@ -96,6 +98,22 @@ def _on_map(n: int, seed: int) -> Array:
     if n <= _ON_MAP:
         return np.arange(n)
     return np.sort(Key(seed, purpose="clients on the map").generator().permutation(n)[:_ON_MAP])
+
+
+def directions(counts: Array, points: Array, names: Sequence[str]) -> dict[str, Any]:
+    """What the map of labels means: `axes` [2, C + 1] that place shares on it, the constant last, and `toward`.
+
+    Classical scaling of distances between shares is a projection of the shares: least squares finds it. `toward` names
+    the categories that clients to the right, and to the top, have most and least of.
+    """
+    kept = np.isfinite(points[:, 0])
+    if kept.sum() < 3:
+        return {}
+    shares = counts[kept] / counts[kept].sum(axis=1, keepdims=True)
+    centre = shares.mean(axis=0)
+    weights = np.linalg.pinv(shares - centre, rcond=1e-6) @ (points[kept] - points[kept].mean(axis=0))
+    axes = np.concatenate([weights.T, (points[kept].mean(axis=0) - centre @ weights)[:, None]], axis=1)
+    return {"axes": axes, "toward": [[names[int(w.argmax())], names[int(w.argmin())]] for w in weights.T]}
 
 
 def _map(sketches: Array, sizes: Array) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError
-from fedscape.studies.schema import FORMAT, Result
+from fedscape.studies.schema import FORMAT, Result, Time
 from fedscape.studies.schema_learn import Interval, Seconds, Standing
 from fedscape.studies.validate import misfit
 
@@ -96,7 +96,9 @@ class Study:
 
 
 def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
-    """The tables of a result by name: categories, kinds, fidelity, methods, cohorts, advice, and clients if shown."""
+    """The tables of a result by name: categories, kinds, fidelity, methods, cohorts, advice, time if there
+    are dates, and clients if shown.
+    """
     categories = result["describe"]["categories"]
     columns = zip(*(categories[k] for k in ("names", "rows", "clients", "mean_share")), strict=True)
     by_name = {
@@ -149,9 +151,24 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
             }
             for row in result["learn"]["costs"]
         ]
+    if "time" in result:
+        by_name["time"] = _periods(result["time"])
     if "clients" in result:
         by_name["clients"] = [dict(row) for row in result["clients"]]
     return by_name
+
+
+def _periods(time: Time) -> list[dict[str, Any]]:
+    return [
+        {
+            "start": start,
+            "rows": time["rows"][i],
+            "clients": time["clients"][i],
+            **{f"clients of kind {kind}": line[i] for kind, line in time["kinds"].items()},
+            **{f"share of {curve['name']}": curve["shares"][i] for curve in time["categories"]},
+        }
+        for i, start in enumerate(time["starts"])
+    ]
 
 
 def _methods(standings: Sequence[Standing], which: str) -> list[dict[str, Any]]:

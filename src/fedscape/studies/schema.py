@@ -116,10 +116,16 @@ class Quantity(Interval):
 
 
 class Places(TypedDict):
-    """Positions of clients on a map; [None, None] for one without."""
+    """Positions of clients on a map; [None, None] for one without.
+
+    `axes` maps shares of categories to it: two rows of weights, the constant last, only where clients are shown.
+    `toward` names the categories that clients to the right, and to the top, have most and least of.
+    """
 
     points: list[list[float | None]]
     explained: float
+    axes: NotRequired[list[list[float]]]
+    toward: NotRequired[list[list[str]]]
 
 
 class ClientMap(TypedDict):
@@ -273,6 +279,46 @@ class Simulate(TypedDict):
     iid: Fidelity
 
 
+class Curve(TypedDict):
+    """The share of a category by period; None where it is withheld."""
+
+    name: str
+    shares: list[float | None]
+
+
+class Time(TypedDict):
+    """The section time: what there is by period; None where it is about too few clients to be shared."""
+
+    column: str
+    period: str
+    starts: list[str]
+    rows: list[int | None]
+    clients: list[int | None]
+    kinds: dict[str, list[int | None]]
+    categories: list[Curve]
+    withheld: int
+    undated: int
+
+
+class Against(TypedDict):
+    """A reference for the figures: what an earlier study or a population says of the same numbers."""
+
+    source: str
+    form: str
+    clients: int
+    mean_share: list[float]
+    kinds: list[dict[str, Any]]
+    closest: dict[str, dict[str, Any]]
+    rows: NotRequired[list[float]]
+    sizes: NotRequired[dict[str, list[float]]]
+    measure: NotRequired[dict[str, Interval | None]]
+    candidates: NotRequired[list[Candidate]]
+    fidelity: NotRequired[dict[str, Interval | None]]
+    learn: NotRequired[dict[str, Any]]
+    time: NotRequired[dict[str, Any]]
+    drift: NotRequired[dict[str, Any]]
+
+
 class Item(Interval):
     """A question, its answer in a word and in a sentence, and the number behind it."""
 
@@ -293,6 +339,8 @@ class Result(TypedDict):
     reference: Reference
     simulate: NotRequired[Simulate]
     learn: NotRequired[Learn]
+    time: NotRequired[Time]
+    against: NotRequired[Against]
     advise: list[Item]
     notes: list[str]
     clients: NotRequired[list[dict[str, Any]]]

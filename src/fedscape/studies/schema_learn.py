@@ -69,10 +69,11 @@ class Cost(TypedDict):
 
 
 class ByKind(Interval):
-    """The accuracy of the clients of one kind."""
+    """The accuracy of the clients of one kind, under the advised method and under each."""
 
     kind: str
     clients: int
+    methods: NotRequired[dict[str, Interval]]
 
 
 class Prediction(TypedDict):

@@ -13,7 +13,9 @@ from fedscape.formats.reading import Reading
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.ranges import NOISE, check_positive
 from fedscape.studies.advise import advise
+from fedscape.studies.against import Reference, with_reference
 from fedscape.studies.budget import DEFAULT, Budget, budget_of
+from fedscape.studies.dates import over_time
 from fedscape.studies.describe import about_study, described, name_clients
 from fedscape.studies.fidelity import LEAST, simulating
 from fedscape.studies.intervals import FEW
@@ -42,6 +44,7 @@ def study(
     sites: bool | None = None,
     epsilon: float | None = None,
     show_clients: bool = False,
+    against: Reference | None = None,
     source: str = "a federation",
     command: str | None = None,
     ledger: Ledger | None = None,
@@ -81,6 +84,8 @@ def study(
     show_clients
         Put ids and a row per client into the result. By default a result may be shared: clients are numbered by their
         position on the map.
+    against
+        A reference, an earlier study or a population, that every figure of the report shows beside this one.
     source
         Name of the data in the report.
     command
@@ -119,7 +124,8 @@ def study(
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
         _fill(result, data, notes, stages, counted, show_clients, limits)
-    return Study(cast(Result, result), dict(stages.seconds))
+    finished = Study(cast(Result, result), dict(stages.seconds))
+    return finished if against is None else with_reference(finished, against)
 
 
 def _fill(
@@ -148,6 +154,8 @@ def _fill(
             result["simulate"] = simulating(data, mixture, seed=seed)
         else:
             notes.append(f"Fidelity compares distributions and needs {LEAST} clients: there are {len(data.counts)}.")
+    if (periods := over_time(data, shares, notes, least=least)) is not None:
+        result["time"] = periods
     accuracies: dict[str, Array] = {}
     with stages.of("learn"):
         why = why_not(data)
