@@ -381,7 +381,7 @@ def test_it_is_private_by_the_ordinary_release():
         ({"rows": 1}, "rows and classes at least 2"),
         ({"memory": 0.0}, "memory and significance must be above 0"),
         ({"abstain": 1.5}, "abstain from 0 to 1"),
-        ({"ridge": -1.0}, "ridge and noise must be at least 0"),
+        ({"ridge": -1.0}, "ridge, noise and contrast must be at least 0"),
         ({"prior": Zones(8)}, "the prior has 3 modes, but the network 2 branches"),
         ({"prior": Cosine(8), "context": [0, 1]}, "give a prior or a context, not both"),
     ],
