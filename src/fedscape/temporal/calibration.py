@@ -42,6 +42,16 @@ class ScoreSums(NamedTuple):
         old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
         return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
 
+    def foreseen(self, means: Array) -> ScoreSums:
+        """What a few clients would send under a new discriminant with these mean scores [K, q] and variance one."""
+        mass, q = np.full(len(means), _FEWEST), means.shape[1]
+        pairs = np.eye(q) + means[:, :, None] * means[:, None, :]
+        none = np.zeros((len(means), q, q))
+        thin = mass * self.thin / np.maximum(self.mass, 1.0)
+        return ScoreSums(
+            mass, _FEWEST * means, _FEWEST * pairs, mass * self.agreement, none, np.zeros(len(means)), thin
+        )
+
     def law(self, state: Arrays) -> Arrays:
         """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few."""
         if self.mass.min() < _FEWEST:

@@ -26,7 +26,7 @@ from fedscape.temporal.calibration import (
     recent_shares,
 )
 from fedscape.temporal.clock_settings import check_settings
-from fedscape.temporal.clues import label_roots, projected, spaced
+from fedscape.temporal.clues import held_out, label_roots, projected, spaced
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import small_example, three_branches, told
@@ -43,12 +43,12 @@ from fedscape.temporal.regression import (
     significance,
     unit_discriminant,
 )
+from fedscape.temporal.scores import score_statistics, unit_scores
 from fedscape.types import Array, Arrays, Kept, Tensor
 
 _LINEAR = Linear()
-_FAR = 8.0  # standard deviations of clients at which scores are clipped
 _FASTER = 2  # the distribution of scores ages this many times faster than the features
-_DRIFT = 10.0  # with this many clients in a round, features drift by half of what the round shows
+_CONTRASTED = 100.0  # clients of each mode after which the branches' log-odds alone tell modes apart
 _FEW = 10  # the ridge doubles at this many clients per statistic
 _GROUPS = {
     "means": "feature_means",
@@ -97,10 +97,16 @@ class FedClock(Branched):
         The weight of the loss by which branches tell modes apart; 0 for none. With "fixed" features there is none.
     projections
         Number of fixed projections.
+    held
+        The share of a client's rows that it does not train on: features of modes are learned from these, so that they
+        are what new clients have. 0: from `rows` rows that are also trained on.
     rows
-        Rows per client, evenly spaced, for which features are computed in training; None for all.
+        The most rows per client, evenly spaced, for which features are computed in training; None for all.
     memory
         The weight of sums that are one round old, for those that depend on the network, which ages.
+    drift
+        The share of what a round shows by which the features of all modes move together, also of those that are
+        absent. 0 where few clients return so often that the network knows their rows by heart.
     ridge
         Of both discriminants, in units of each statistic's variance.
     abstain
@@ -137,8 +143,10 @@ class FedClock(Branched):
         features: str = "both",
         contrast: float = 0.3,
         projections: int = 16,
+        held: float = 0.0,
         rows: int | None = None,
         memory: float = 0.99,
+        drift: float = 0.5,
         ridge: float = 0.1,
         abstain: float = 0.6,
         significance: float = 1e-4,
@@ -159,8 +167,10 @@ class FedClock(Branched):
         self.features = features
         self.contrast = contrast
         self.projections = projections
+        self.held = held
         self.rows = rows
         self.memory = memory
+        self.drift = drift
         self.ridge = ridge
         self.abstain = abstain
         self.significance = significance
@@ -226,7 +236,7 @@ class FedClock(Branched):
             **_stored("server.clue_", Moments.empty(p, d)),
             **_stored("server.round_", Moments.empty(p, d)),
             **_stored("server.score_", ScoreSums.empty(k)),
-            **({"mode_shares": np.full(k, 1 / k)} if self.contrasts else {}),
+            **({"mode_shares": np.full(k, 1 / k), "server.contrasted": np.zeros(k)} if self.contrasts else {}),
             **first_prior(k),
         }
 
@@ -245,8 +255,10 @@ class FedClock(Branched):
         return Seen(torch.cat(parts, dim=1), all_outputs)
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
-        k, some = self.n_modes, clients.sizes > 0
-        looked = spaced(clients, self.rows)
+        k, some, branching = self.n_modes, clients.sizes > 0, state["branching"] > 0
+        held = held_out(clients, self.held, self.rows)
+        held = held_out(clients, self.held, self.rows)
+        looked = clients.where(held) if self.held else spaced(clients, self.rows)
         features, offsets = self.see(state, looked).features, self.offsets(looked)
         means = segment_means(features, offsets).cpu().numpy()
         parts = [] if self.by == "features" else [label_roots(clients, self.local.target, self.n_classes)]
@@ -254,8 +266,6 @@ class FedClock(Branched):
         mode = (clues @ state["clue_weights"].T + state["clue_offsets"]).argmax(axis=1)
         near = np.eye(k)[mode] * some[:, None]
         away = (means - state["feature_means"][mode]) * some[:, None]
-        scores, rows, several = self._scores(state, features, offsets)
-        chosen = posterior(state, scores, looked.sizes).argmax(axis=1)
         sent = {
             "present": some,
             "clues": clues,
@@ -263,38 +273,21 @@ class FedClock(Branched):
             "near": near,
             "away": near[:, :, None] * away[:, None, :],
             "away_pairs": pack(away[:, :, None] * away[:, None, :]),
-            "score_first": near[:, :, None] * scores[:, None, :],
-            "score_pairs": near[:, :, None, None] * (scores[:, :, None] * scores[:, None, :])[:, None],
-            "score_right": near * (chosen == mode)[:, None],
-            "score_rows": near[:, :, None, None] * rows[:, None],
-            "score_several": near * several[:, None],
-            "score_thin": near / np.maximum(looked.sizes, 1)[:, None],
+            **score_statistics(state, features, offsets, near),
         }
         dtype = np.dtype(str(self.local.dtype).removeprefix("torch."))
-        weights = near[clients.client_of_row] if state["branching"] > 0 else np.full((clients.n_rows, k), 1 / k)
+        weights = near[clients.client_of_row] if branching else np.full((clients.n_rows, k), 1 / k)
         if self.contrasts:
-            contrast = self.contrast if state["branching"] > 0 else 0.0
-            weights = contrast_targets(weights, state["mode_shares"], contrast)
+            weights = contrast_targets(weights, state["mode_shares"], self.contrast if branching else 0.0)
+        weights[held & (clients.sizes > 1)[clients.client_of_row], : weights.shape[1] - k * self.contrasts] = 0.0
         return weights, {}, {name: np.asarray(values, dtype=dtype) for name, values in sent.items()}
-
-    def _scores(self, state: Arrays, features: Tensor, offsets: Tensor) -> tuple[Array, Array, Array]:
-        """Mean scores [units, q], scatter of rows about them [units, q, q], and which units have two rows or more."""
-        each = features @ self.double(state["score_weights"]).T - self.double(state["score_offsets"])
-        means, n = segment_means(each, offsets), offsets.diff()
-        pairs = segment_means((each[:, :, None] * each[:, None, :]).flatten(1), offsets).reshape(
-            -1, *[each.shape[1]] * 2
-        )
-        several = n > 1
-        scale = (several * n / (n - 1).clamp(min=1))[:, None, None]
-        scatter = (pairs - means[:, :, None] * means[:, None, :]) * scale
-        return means.clamp(-_FAR, _FAR).cpu().numpy(), scatter.cpu().numpy(), several.cpu().numpy()
 
     def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
         ends = self.offsets_of_units(clients, unit, batch)
         sizes = ends.diff().cpu().numpy()
         chances = np.full((len(sizes), self.n_modes), 1 / self.n_modes)
         if state["branching"] > 0:
-            scores = self._scores(state, rows.features, ends)[0]
+            scores = unit_scores(state, rows.features, ends).means
             chances = abstaining(posterior(state, scores, sizes), self.abstain)
         return self.double(np.repeat(chances, sizes, axis=0))
 
@@ -304,10 +297,12 @@ class FedClock(Branched):
         total = {n: np.asarray(v, dtype=float) for n, v in total.items() if not n.startswith("delta.") and n != "ids"}
         shares, remembered = self._covariates_of(state, total, key)
         count = float(total["present"])
-        if told(np.asarray(count), self.noise) <= 0:
-            return remembered
         if self.contrasts:
             remembered["mode_shares"] = recent_shares(state["mode_shares"], total["near"])
+            learned = (state["server.contrasted"] + np.maximum(total["near"], 0.0)) * (state["branching"] > 0)
+            remembered["server.contrasted"] = learned
+        if told(np.asarray(count), self.noise) <= 0:
+            return remembered
         return {**remembered, **self._regressed(state, total, shares, count), **self._supervised(state, total, count)}
 
     def _covariates_of(self, state: Arrays, total: Arrays, key: Key) -> tuple[Array, Arrays]:
@@ -354,14 +349,18 @@ class FedClock(Branched):
         near = told(np.maximum(total["near"], 0.0), self.noise)
         own = self.memory ** (len(near) * near / max(float(near.sum()), 1.0))  # a mode ages only by its own clients
         groups = Groups(**{name: state[_GROUPS[name]] for name in Groups._fields})
-        drift = 0.0 if self.noise > 0 else float(near.sum() / (near.sum() + _DRIFT))
+        drift = 0.0 if self.noise > 0 else self.drift
         groups = groups.plus(near, total["away"], total["away_pairs"], count, own, self.memory, drift=drift)
         kept = {_GROUPS[name]: np.asarray(values) for name, values in groups._asdict().items()}
         if not groups.known:
             return kept
-        scores = unit_discriminant(groups, ridge=self._ridge(float(groups.clients), self.n_features))
+        ridge = self._ridge(float(groups.clients), self.n_features)
+        told_apart = self.contrasts and state["server.contrasted"].min() >= _CONTRASTED
+        scores = unit_discriminant(groups, ridge=ridge, first=self._n_seen if told_apart else 0)
         sums = ScoreSums(**{name: state[f"server.score_{name}"] for name in ScoreSums._fields})
-        if state["score_weights"].any():  # this round's scores come from a fitted discriminant
+        if told_apart and state["score_weights"][:, : self._n_seen].any():  # other scores than so far
+            sums = sums.foreseen((groups.means @ scores.weights.T) - scores.offsets)
+        elif state["score_weights"].any():  # this round's scores come from a fitted discriminant
             parts = {n: total[f"score_{n}"] for n in ScoreSums._fields if n != "mass"}
             sums = sums.plus(ScoreSums(mass=near, **parts), own**_FASTER)
         return {

@@ -154,10 +154,18 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
     return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
 
 
-def unit_discriminant(groups: Groups, *, ridge: float) -> Discriminant:
-    """K - 1 scores of the modes of these groups, zero at the centre, with clients' variance one on average."""
+def unit_discriminant(groups: Groups, *, ridge: float, first: int = 0) -> Discriminant:
+    """K - 1 scores of the modes, zero at the centre, with clients' variance one on average; by features from `first`.
+
+    >>> groups = Groups(np.array([[1.0, 3.0], [-1.0, -3.0]]), np.ones(2), np.array([2.0, 0.0, 2.0]), np.asarray(2.0))
+    >>> unit_discriminant(groups, ridge=0.0, first=1).weights.tolist()
+    [[0.0, 1.0]]
+    """
     within, centre = groups.within(), groups.means.mean(axis=0)
-    weights = discriminant(groups.means - centre, within, ridge=ridge).weights[:-1]
+    weights = np.zeros((len(groups.means) - 1, len(centre)))
+    weights[:, first:] = discriminant((groups.means - centre)[:, first:], within[first:, first:], ridge=ridge).weights[
+        :-1
+    ]
     weights = weights / np.sqrt(max(float(np.mean(((weights @ within) * weights).sum(axis=1))), _TINY))
     return Discriminant(weights, weights @ centre)
 
