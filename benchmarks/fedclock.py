@@ -232,7 +232,10 @@ def plan_of(args: Any) -> list[Row]:
             for name in MAIN:
                 if name != "no-shift" or p == "1":
                     schedule = f"linear:p={p},T=256"
-                    add("cifar10", f"linear p={p}", name, schedule, seed, 256, 1025, set="cifar10")
+                    more = {"settings": '{"drift": 0.0}'} if name.startswith("fedclock") else {}
+                    add("cifar10", f"linear p={p}", name, schedule, seed, 256, 1025, set="cifar10", **more)
+            held = {"settings": '{"drift": 0.0, "held": 0.125}', "set": "cifar10"}
+            add("cifar10", f"linear p={p}, rows held out", "fedclock", f"linear:p={p},T=256", seed, 256, 1025, **held)
         for prior in ("phase/8", "phase/4", "period*1.1", "period*0.9", "power*4", "power*0.25", "cosine", "harmonics",
                       "read", "read-harmonics"):  # fmt: skip
             add("robust", f"prior {prior}", "fedclock", "linear:p=1,T=64", seed, 64, 513, prior=prior)

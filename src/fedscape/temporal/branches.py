@@ -6,13 +6,16 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
 from fedscape.errors import DataError
 from fedscape.learning.layers import Module, drawing, redraw
-from fedscape.types import Tensor
+from fedscape.types import Array, Tensor
+
+_RARE = 0.02  # least share of a mode in the loss that contrasts modes
 
 
 class Branches(nn.Module):  # type: ignore[misc]
@@ -161,7 +164,7 @@ class BranchLoss:
 
     Outputs are [batch, K, classes], targets [batch, 1 + K]: the class, then the weight w_k of each branch (one for the
     chosen branch, zero for others; or shares). With s = (1 - smoothing) onehot + smoothing / classes the loss is
-    sum_k w_k CE(g_k, y) + strength / (K - 1) sum_k (1 - w_k) CE(g_k, s).
+    sum_k w_k CE(g_k, y) + strength / (K - 1) sum_k (1 - w_k) CE(g_k, s). Targets [batch, 1 + 3 K] add `contrast_loss`.
 
     >>> target = torch.tensor([[1.0, 1.0, 0.0]])
     >>> round(float(BranchLoss(0.5, 0.2)(torch.zeros(1, 2, 4), target)), 4)
@@ -177,13 +180,50 @@ class BranchLoss:
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         k, n_classes = output.shape[1:]
-        chosen, classes = target[:, 1:], target[:, :1, None].to(torch.int64).expand(-1, k, 1)
+        chosen, classes = target[:, 1 : 1 + k], target[:, :1, None].to(torch.int64).expand(-1, k, 1)
+        if target.shape[1] > 1 + k:
+            own = self(output, target[:, : 1 + k])
+            return own + contrast_loss(output, target[:, 1 + k : 1 + 2 * k], target[:, 1 + 2 * k :])
         if self.strength == 0:
             return -(chosen * functional.log_softmax(output, dim=-1).gather(2, classes)[:, :, 0]).sum(dim=1)
         others = self.strength / (k - 1) * (1 - chosen)
         even = (others * (self.smoothing / n_classes))[:, :, None].expand(-1, -1, n_classes)
         label = even.scatter_add(2, classes, (chosen + (1 - self.smoothing) * others)[:, :, None])
         return -(label * functional.log_softmax(output, dim=-1)).sum(dim=(1, 2))  # one sum: a short backward pass
+
+
+def contrast_loss(output: Tensor, weights: Tensor, log_shares: Tensor) -> Tensor:
+    """Cross entropy of the mode of each row, from outputs [batch, K, classes] of its branches: [batch].
+
+    All outputs of all branches are one softmax over modes and classes; a mode's log-odds are the log-sum-exp of its
+    branch. Adding the log of the modes' current shares makes what is learned the same whatever the hour.
+
+    >>> one = torch.tensor([[1.0, 0.0]])
+    >>> round(float(contrast_loss(torch.zeros(1, 2, 4), one, torch.tensor([[0.25, 0.75]]).log())), 4)
+    1.3863
+    """
+    modes = output.logsumexp(dim=-1) + log_shares
+    return weights.sum(dim=1) * modes.logsumexp(dim=1) - (weights * modes).sum(dim=1)
+
+
+def contrast_targets(weights: Array, shares: Array, contrast: float) -> Array:
+    """Columns of targets for `contrast_loss` beside the weights [rows, K] of branches: [rows, 3 K].
+
+    >>> contrast_targets(np.array([[1.0, 0.0]]), np.array([1.0, 0.0]), 0.3).round(2).tolist()
+    [[1.0, 0.0, 0.3, 0.0, 0.0, -3.91]]
+    """
+    log_shares = np.broadcast_to(np.log(np.maximum(shares, _RARE)), weights.shape)
+    return np.concatenate([weights, contrast * weights, log_shares], axis=1)
+
+
+def branch_evidence(output: Tensor) -> Tensor:
+    """Log-odds of each mode but the last against the last, from outputs [batch, K, classes]: [batch, K - 1].
+
+    >>> branch_evidence(torch.tensor([[[1.0, 1.0], [0.0, 0.0]]])).tolist()
+    [[1.0]]
+    """
+    modes = output.logsumexp(dim=-1)
+    return modes[:, :-1] - modes[:, -1:]
 
 
 def _layer(model: Module, path: str) -> Any:

@@ -10,6 +10,8 @@ import numpy as np
 from fedscape.types import Array, Arrays
 
 _FLOOR = 0.05  # least share of the scatter of clients that is left for a client with very many rows
+_ABOVE = 0.2  # how far features must get from chance (0) to always right (1)
+_SMOOTH = 0.8  # the weight of earlier rounds in the modes' current shares
 _FEWEST = 6.0  # clients of each mode before the scores are used
 
 
@@ -39,6 +41,16 @@ class ScoreSums(NamedTuple):
         """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums."""
         old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
         return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
+
+    def foreseen(self, means: Array) -> ScoreSums:
+        """What a few clients would send under a new discriminant with these mean scores [K, q] and variance one."""
+        mass, q = np.full(len(means), _FEWEST), means.shape[1]
+        pairs = np.eye(q) + means[:, :, None] * means[:, None, :]
+        none = np.zeros((len(means), q, q))
+        thin = mass * self.thin / np.maximum(self.mass, 1.0)
+        return ScoreSums(
+            mass, _FEWEST * means, _FEWEST * pairs, mass * self.agreement, none, np.zeros(len(means)), thin
+        )
 
     def law(self, state: Arrays) -> Arrays:
         """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few."""
@@ -98,6 +110,25 @@ def abstaining(chances: Array, least: float) -> Array:
     return np.asarray(np.where(sure, chances, 1 / chances.shape[1]))
 
 
+def features_suffice(agreement: Array) -> bool:
+    """Whether features predict the mode of enough clients of each mode.
+
+    >>> features_suffice(np.array([0.7, 0.7])), features_suffice(np.array([0.6, 0.55]))
+    (True, False)
+    """
+    return bool(agreement.mean() > (1 + _ABOVE * (len(agreement) - 1)) / len(agreement))
+
+
+def recent_shares(shares: Array, near: Array) -> Array:
+    """The modes' shares of late, after a round with `near` [K] clients of each; unchanged by a round without any.
+
+    >>> recent_shares(np.array([0.5, 0.5]), np.array([0.0, 10.0])).tolist()
+    [0.4, 0.6]
+    """
+    near = np.maximum(near, 0.0)
+    return np.asarray(_SMOOTH * shares + (1 - _SMOOTH) * near / near.sum() if near.sum() > 0 else shares)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Outcome of FedClock: whether statistics follow the clock, whether features predict the mode, whether it branches.
@@ -115,6 +146,13 @@ class Verdict:
     agreement: tuple[float, ...]
     by: str
     trusted: bool = True
+
+    @classmethod
+    def of(cls, state: Arrays, by: str) -> Verdict:
+        """The verdict that a state of FedClock holds."""
+        agreement = tuple(float(share) for share in state["agreement"])
+        branching, trusted = (bool(state[n] > 0) for n in ("branching", "trusted"))
+        return cls(branching, float(state["p_value"]), float(state["rounds"]), agreement, by, trusted)
 
     def __str__(self) -> str:
         what = {"both": "labels and features"}.get(self.by, self.by)

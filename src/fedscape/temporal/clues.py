@@ -57,9 +57,26 @@ def spaced(clients: Federation, most: int | None) -> Federation:
     """
     if most is None or clients.sizes.max(initial=0) <= most:
         return clients
+    return clients.where(_evenly(clients, np.minimum(clients.sizes, most)))
+
+
+def held_out(clients: Federation, share: float, most: int | None) -> Array:
+    """The rows that a client leaves out of training: this share of them, at least one and at most `most`.
+
+    >>> held_out(Federation({"y": np.arange(9)}, [0, 8, 9]), 0.25, None)
+    array([False, False, False,  True, False, False, False,  True,  True])
+    """
+    if share == 0:
+        return np.zeros(clients.n_rows, dtype=bool)
+    wanted = np.maximum((share * clients.sizes).astype(np.int64), 1)
+    return _evenly(clients, wanted if most is None else np.minimum(wanted, most))
+
+
+def _evenly(clients: Federation, wanted: Array) -> Array:
+    """Which rows are the evenly spaced `wanted` [clients] ones of each client: [rows]."""
     position = np.arange(clients.n_rows) - clients.offsets[:-1][clients.client_of_row]
-    size = np.maximum(clients.sizes, most)[clients.client_of_row]
-    return clients.where((position + 1) * most // size > position * most // size)
+    size, number = clients.sizes[clients.client_of_row], wanted[clients.client_of_row]
+    return np.asarray((position + 1) * number // size > position * number // size)
 
 
 @lru_cache(maxsize=8)

@@ -16,13 +16,22 @@ from fedscape.learning.local import LocalSGD
 from fedscape.learning.server import Adam, Rule
 from fedscape.learning.trainer import trainer_of
 from fedscape.temporal.branched import MEAN, Branched, Seen
-from fedscape.temporal.calibration import ScoreSums, Verdict, abstaining, posterior
-from fedscape.temporal.clues import label_roots, projected, spaced
+from fedscape.temporal.branches import branch_evidence, contrast_targets
+from fedscape.temporal.calibration import (
+    ScoreSums,
+    Verdict,
+    abstaining,
+    features_suffice,
+    posterior,
+    recent_shares,
+)
+from fedscape.temporal.clock_settings import check_settings
+from fedscape.temporal.clues import held_out, label_roots, projected, spaced
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import small_example, three_branches, told
 from fedscape.temporal.gaussians import segment_means
-from fedscape.temporal.priors import Prior, Soft, check_prior, expected_shares, first_prior
+from fedscape.temporal.priors import Prior, Soft, expected_shares, first_prior
 from fedscape.temporal.regression import (
     Groups,
     Moments,
@@ -32,15 +41,14 @@ from fedscape.temporal.regression import (
     discriminant,
     pack,
     significance,
+    unit_discriminant,
 )
+from fedscape.temporal.scores import score_statistics, unit_scores
 from fedscape.types import Array, Arrays, Kept, Tensor
 
 _LINEAR = Linear()
-_KINDS = ("labels", "features", "both")
-_FEATURES = ("fixed", "network", "both")
-_ABOVE = 0.2  # how far features must get from chance (0) to always right (1)
-_FAR = 8.0  # standard deviations of clients at which scores are clipped
-_FASTER = 4  # discriminants of features age this many times faster than the network
+_FASTER = 2  # the distribution of scores ages this many times faster than the features
+_CONTRASTED = 100.0  # clients of each mode after which the branches' log-odds alone tell modes apart
 _FEW = 10  # the ridge doubles at this many clients per statistic
 _GROUPS = {
     "means": "feature_means",
@@ -57,9 +65,11 @@ class FedClock(Branched):
     A prior gives the shares s(t) of the modes in round t. The mean of any statistic of the clients of a round is then
     the mean over modes, weighted by s(t). A linear regression over rounds gives the modes' means. FedClock regresses
     the square roots of clients' label shares. The discriminant of these finds the mode of a client with labels, and the
-    client trains that branch alone. A client without labels finds its branch by a second discriminant, on features. It
-    is learned from clients whose mode their labels decided. The distribution of its scores is learned from clients
-    before they enter the discriminant, and turns scores into probabilities. Predictions mix the branches by them.
+    client trains that branch alone. Branches also learn to tell the modes apart: all their outputs are one softmax over
+    modes and classes (`contrast`). A client without labels finds its branch by a second discriminant, on features and
+    the branches' log-odds. It is learned from clients whose mode their labels decided. The distribution of its scores
+    is learned from clients before they enter the discriminant, and turns scores into probabilities. Predictions mix
+    the branches by them.
 
     FedClock branches once two things hold: the regression is significant (`significance`), and features predict the
     mode of clients clearly better than chance. Until then all branches learn alike, as one model does.
@@ -83,12 +93,20 @@ class FedClock(Branched):
     features
         The features that separate modes without labels: "network", the input of its branches; "fixed" random
         projections of the input, which do not age; "both".
+    contrast
+        The weight of the loss by which branches tell modes apart; 0 for none. With "fixed" features there is none.
     projections
         Number of fixed projections.
+    held
+        The share of a client's rows that it does not train on: features of modes are learned from these, so that they
+        are what new clients have. 0: from `rows` rows that are also trained on.
     rows
-        Rows per client, evenly spaced, for which features are computed in training; None for all.
+        The most rows per client, evenly spaced, for which features are computed in training; None for all.
     memory
         The weight of sums that are one round old, for those that depend on the network, which ages.
+    drift
+        The share of what a round shows by which the features of all modes move together, also of those that are
+        absent. 0 where few clients return so often that the network knows their rows by heart.
     ridge
         Of both discriminants, in units of each statistic's variance.
     abstain
@@ -123,9 +141,12 @@ class FedClock(Branched):
         context: npt.ArrayLike | None = None,
         by: str = "labels",
         features: str = "both",
+        contrast: float = 0.3,
         projections: int = 16,
+        held: float = 0.0,
         rows: int | None = None,
         memory: float = 0.99,
+        drift: float = 0.5,
         ridge: float = 0.1,
         abstain: float = 0.6,
         significance: float = 1e-4,
@@ -144,33 +165,18 @@ class FedClock(Branched):
         self.context = None if context is None else np.asarray(context)
         self.by = by
         self.features = features
+        self.contrast = contrast
         self.projections = projections
+        self.held = held
         self.rows = rows
         self.memory = memory
+        self.drift = drift
         self.ridge = ridge
         self.abstain = abstain
         self.significance = significance
         self.classes = classes
         self.noise = noise
-        self._check()
-
-    def _check(self) -> None:
-        if self.context is not None and self.prior not in (None, _LINEAR):
-            raise DataError("give a prior or a context, not both: the context is what rounds are regressed on")
-        if self.by not in _KINDS or self.features not in _FEATURES:
-            raise DataError(
-                f"by must be one of {_KINDS} and features one of {_FEATURES}, not {self.by!r} and {self.features!r}"
-            )
-        if not isinstance(self.prior, Harmonics) and self.context is None:
-            check_prior(self.prior, self.n_modes)
-        counts = (self.projections, self.rows, self.classes)
-        if self.projections < 1 or any(n is not None and n < 2 for n in counts[1:]):
-            raise DataError(f"projections must be at least 1, rows and classes at least 2 or None, not {counts}")
-        shares = (self.memory, self.abstain, self.significance)
-        if not (min(self.memory, self.significance) > 0 and self.abstain >= 0 and max(shares) <= 1):
-            raise DataError(f"memory and significance must be above 0 and at most 1, abstain from 0 to 1, not {shares}")
-        if not (0 <= self.ridge < np.inf and 0 <= self.noise < np.inf):
-            raise DataError(f"ridge and noise must be at least 0, not {self.ridge} and {self.noise}")
+        check_settings(self)
 
     # -- statistics and covariates -------------------------------------------------------------------------------------
 
@@ -183,15 +189,24 @@ class FedClock(Branched):
         return int(self.classes or sizes[-1])
 
     @property
+    def contrasts(self) -> bool:
+        """Whether branches learn to tell modes apart."""
+        return self.contrast > 0 and self.features != "fixed"
+
+    @property
     def n_features(self) -> int:
         """Number of features that separate modes without labels."""
+        return self._n_seen + (self.n_modes - 1 if self.contrasts else 0)
+
+    @property
+    def _n_seen(self) -> int:
         network = 0 if self.features == "fixed" else self.local.model.n_features
         return network + (0 if self.features == "network" else self.projections)
 
     @property
     def n_clues(self) -> int:
         """Number of statistics of a client that are regressed on the clock."""
-        return (0 if self.by == "features" else self.n_classes) + (0 if self.by == "labels" else self.n_features)
+        return (0 if self.by == "features" else self.n_classes) + (0 if self.by == "labels" else self._n_seen)
 
     @property
     def covariates(self) -> Covariates:
@@ -221,34 +236,36 @@ class FedClock(Branched):
             **_stored("server.clue_", Moments.empty(p, d)),
             **_stored("server.round_", Moments.empty(p, d)),
             **_stored("server.score_", ScoreSums.empty(k)),
+            **({"mode_shares": np.full(k, 1 / k), "server.contrasted": np.zeros(k)} if self.contrasts else {}),
             **first_prior(k),
         }
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
-        """Features of all rows: the network's, the fixed ones, or both."""
+        """Features of all rows: the network's, its branches' log-odds, the fixed ones."""
         parts, all_outputs = [], None
         if outputs or self.features != "fixed":
-            features, all_outputs = super().see(state, clients, outputs=outputs)
+            features, all_outputs = super().see(state, clients, outputs=outputs or self.contrasts)
             parts += [] if self.features == "fixed" else [features]
         if self.features != "network":
             x = trainer_of(self.local).column(clients, self.local.features, slice(None))
             parts.append(projected(self.local.inputs(x), self.projections, scaled=x.dtype == torch.uint8))
+        parts += [branch_evidence(all_outputs)] if self.contrasts else []
         return Seen(torch.cat(parts, dim=1), all_outputs)
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
-        k, some = self.n_modes, clients.sizes > 0
-        looked = spaced(clients, self.rows)
+        k, some, branching = self.n_modes, clients.sizes > 0, state["branching"] > 0
+        held = held_out(clients, self.held, self.rows)
+        held = held_out(clients, self.held, self.rows)
+        looked = clients.where(held) if self.held else spaced(clients, self.rows)
         features, offsets = self.see(state, looked).features, self.offsets(looked)
         means = segment_means(features, offsets).cpu().numpy()
         parts = [] if self.by == "features" else [label_roots(clients, self.local.target, self.n_classes)]
-        clues = np.concatenate([*parts, *([] if self.by == "labels" else [means])], axis=1)
+        clues = np.concatenate([*parts, *([] if self.by == "labels" else [means[:, : self._n_seen]])], axis=1)
         mode = (clues @ state["clue_weights"].T + state["clue_offsets"]).argmax(axis=1)
         near = np.eye(k)[mode] * some[:, None]
         away = (means - state["feature_means"][mode]) * some[:, None]
-        scores, rows, several = self._scores(state, features, offsets)
-        chosen = posterior(state, scores, looked.sizes).argmax(axis=1)
         sent = {
             "present": some,
             "clues": clues,
@@ -256,35 +273,21 @@ class FedClock(Branched):
             "near": near,
             "away": near[:, :, None] * away[:, None, :],
             "away_pairs": pack(away[:, :, None] * away[:, None, :]),
-            "score_first": near[:, :, None] * scores[:, None, :],
-            "score_pairs": near[:, :, None, None] * (scores[:, :, None] * scores[:, None, :])[:, None],
-            "score_right": near * (chosen == mode)[:, None],
-            "score_rows": near[:, :, None, None] * rows[:, None],
-            "score_several": near * several[:, None],
-            "score_thin": near / np.maximum(looked.sizes, 1)[:, None],
+            **score_statistics(state, features, offsets, near),
         }
         dtype = np.dtype(str(self.local.dtype).removeprefix("torch."))
-        weights = near[clients.client_of_row] if state["branching"] > 0 else np.full((clients.n_rows, k), 1 / k)
+        weights = near[clients.client_of_row] if branching else np.full((clients.n_rows, k), 1 / k)
+        if self.contrasts:
+            weights = contrast_targets(weights, state["mode_shares"], self.contrast if branching else 0.0)
+        weights[held & (clients.sizes > 1)[clients.client_of_row], : weights.shape[1] - k * self.contrasts] = 0.0
         return weights, {}, {name: np.asarray(values, dtype=dtype) for name, values in sent.items()}
-
-    def _scores(self, state: Arrays, features: Tensor, offsets: Tensor) -> tuple[Array, Array, Array]:
-        """Mean scores [units, q], scatter of rows about them [units, q, q], and which units have two rows or more."""
-        each = features @ self.double(state["score_weights"]).T - self.double(state["score_offsets"])
-        means, n = segment_means(each, offsets), offsets.diff()
-        pairs = segment_means((each[:, :, None] * each[:, None, :]).flatten(1), offsets).reshape(
-            -1, *[each.shape[1]] * 2
-        )
-        several = n > 1
-        scale = (several * n / (n - 1).clamp(min=1))[:, None, None]
-        scatter = (pairs - means[:, :, None] * means[:, None, :]) * scale
-        return means.clamp(-_FAR, _FAR).cpu().numpy(), scatter.cpu().numpy(), several.cpu().numpy()
 
     def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
         ends = self.offsets_of_units(clients, unit, batch)
         sizes = ends.diff().cpu().numpy()
         chances = np.full((len(sizes), self.n_modes), 1 / self.n_modes)
         if state["branching"] > 0:
-            scores = self._scores(state, rows.features, ends)[0]
+            scores = unit_scores(state, rows.features, ends).means
             chances = abstaining(posterior(state, scores, sizes), self.abstain)
         return self.double(np.repeat(chances, sizes, axis=0))
 
@@ -294,6 +297,10 @@ class FedClock(Branched):
         total = {n: np.asarray(v, dtype=float) for n, v in total.items() if not n.startswith("delta.") and n != "ids"}
         shares, remembered = self._covariates_of(state, total, key)
         count = float(total["present"])
+        if self.contrasts:
+            remembered["mode_shares"] = recent_shares(state["mode_shares"], total["near"])
+            learned = (state["server.contrasted"] + np.maximum(total["near"], 0.0)) * (state["branching"] > 0)
+            remembered["server.contrasted"] = learned
         if told(np.asarray(count), self.noise) <= 0:
             return remembered
         return {**remembered, **self._regressed(state, total, shares, count), **self._supervised(state, total, count)}
@@ -323,7 +330,7 @@ class FedClock(Branched):
             "clue_weights": weights,
             "clue_offsets": -0.5 * (weights * means).sum(axis=1),
             "trusted": np.asarray(float(trusted)),
-            "branching": np.asarray(float(trusted and self._features_suffice(state["agreement"]))),
+            "branching": np.asarray(float(trusted and features_suffice(state["agreement"]))),
             "p_value": np.asarray(test.p_value),
             "rounds": np.asarray(test.rounds),
             "server.clue_count": np.asarray(n),
@@ -335,10 +342,6 @@ class FedClock(Branched):
         """The ridge for d statistics of n clients: larger for few clients."""
         return self.ridge * (1 + _FEW * d / max(n, 1.0))
 
-    def _features_suffice(self, agreement: Array) -> bool:
-        """Whether features predict the mode of enough clients."""
-        return bool(agreement.mean() > (1 + _ABOVE * (len(agreement) - 1)) / len(agreement))
-
     def _supervised(self, state: Arrays, total: Arrays, count: float) -> Arrays:
         """Update the modes' features and the score distribution, with modes from the clock's discriminant."""
         if state["trusted"] == 0:
@@ -346,22 +349,24 @@ class FedClock(Branched):
         near = told(np.maximum(total["near"], 0.0), self.noise)
         own = self.memory ** (len(near) * near / max(float(near.sum()), 1.0))  # a mode ages only by its own clients
         groups = Groups(**{name: state[_GROUPS[name]] for name in Groups._fields})
-        groups = groups.plus(near, total["away"], total["away_pairs"], count, own, self.memory)
+        drift = 0.0 if self.noise > 0 else self.drift
+        groups = groups.plus(near, total["away"], total["away_pairs"], count, own, self.memory, drift=drift)
         kept = {_GROUPS[name]: np.asarray(values) for name, values in groups._asdict().items()}
         if not groups.known:
             return kept
-        within, centre = groups.within(), groups.means.mean(axis=0)
-        ridge = self._ridge(float(groups.clients), len(centre))
-        weights = discriminant(groups.means - centre, within, ridge=ridge).weights[:-1]
-        weights = weights / np.sqrt(max(float(np.mean(((weights @ within) * weights).sum(axis=1))), 1e-300))
+        ridge = self._ridge(float(groups.clients), self.n_features)
+        told_apart = self.contrasts and state["server.contrasted"].min() >= _CONTRASTED
+        scores = unit_discriminant(groups, ridge=ridge, first=self._n_seen if told_apart else 0)
         sums = ScoreSums(**{name: state[f"server.score_{name}"] for name in ScoreSums._fields})
-        if state["score_weights"].any():  # this round's scores come from a fitted discriminant
+        if told_apart and state["score_weights"][:, : self._n_seen].any():  # other scores than so far
+            sums = sums.foreseen((groups.means @ scores.weights.T) - scores.offsets)
+        elif state["score_weights"].any():  # this round's scores come from a fitted discriminant
             parts = {n: total[f"score_{n}"] for n in ScoreSums._fields if n != "mass"}
             sums = sums.plus(ScoreSums(mass=near, **parts), own**_FASTER)
         return {
             **kept,
-            "score_weights": weights,
-            "score_offsets": weights @ centre,
+            "score_weights": scores.weights,
+            "score_offsets": scores.offsets,
             **sums.law(state),
             "agreement": sums.agreement,
             **_stored("server.score_", sums),
@@ -369,15 +374,7 @@ class FedClock(Branched):
 
     def verdict(self, state: Arrays) -> Verdict:
         """Report whether statistics follow the clock, and whether features predict the mode, as of this state."""
-        agreement = tuple(float(share) for share in state["agreement"])
-        return Verdict(
-            bool(state["branching"] > 0),
-            float(state["p_value"]),
-            float(state["rounds"]),
-            agreement,
-            self.by,
-            bool(state["trusted"] > 0),
-        )
+        return Verdict.of(state, self.by)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedClock, Federation]]:

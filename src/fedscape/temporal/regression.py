@@ -95,18 +95,26 @@ class Groups(NamedTuple):
         """Nobody."""
         return cls(np.zeros((k, d)), np.zeros(k), np.zeros(d * (d + 1) // 2), np.zeros(()))
 
-    def plus(self, near: Array, away: Array, pairs: Array, count: float, own: Array, memory: float) -> Groups:
+    def plus(
+        self, near: Array, away: Array, pairs: Array, count: float, own: Array, memory: float, *, drift: float = 0.0
+    ) -> Groups:
         """Add the clients of a round: `near` [K] of each mode, `away` [K, d] and `pairs` about the current means.
 
         A mode keeps a share `own` [K] of its earlier mass, the scatter a share `memory`; with both one it is exact.
+        With `drift`, first all means move together by this share of the mean of `away`: a network that moves takes
+        the features of all modes with it, also of those that are absent.
 
         >>> Groups.empty(1, 1).plus(np.array([2.0]), np.array([[6.0]]), np.array([20.0]), 2.0, np.ones(1), 1.0).scatter
         array([2.])
         """
+        total = away[near > 0].sum(axis=0)
+        shift = drift * total / max(float(near.sum()), _TINY) if self.mass.min() > 0 else np.zeros_like(total)
+        away = away - near[:, None] * shift
+        pairs = pairs - pack(np.outer(shift, total) + np.outer(total, shift) - near.sum() * np.outer(shift, shift))
         mass = own * self.mass + near
         move = np.where(near[:, None] > 0, away / np.maximum(mass, _TINY)[:, None], 0.0)
         scatter = memory * self.scatter + pairs - pack((move.T * mass) @ move)
-        return Groups(self.means + move, mass, scatter, np.asarray(memory * float(self.clients) + count))
+        return Groups(self.means + shift + move, mass, scatter, np.asarray(memory * float(self.clients) + count))
 
     @property
     def known(self) -> bool:
@@ -144,6 +152,22 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
         right = (means[:, some] / sd).T
         weights[:, some] = (np.linalg.solve(unit, right) if ridge > 0 else _inverse(unit) @ right).T / sd
     return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
+
+
+def unit_discriminant(groups: Groups, *, ridge: float, first: int = 0) -> Discriminant:
+    """K - 1 scores of the modes, zero at the centre, with clients' variance one on average; by features from `first`.
+
+    >>> groups = Groups(np.array([[1.0, 3.0], [-1.0, -3.0]]), np.ones(2), np.array([2.0, 0.0, 2.0]), np.asarray(2.0))
+    >>> unit_discriminant(groups, ridge=0.0, first=1).weights.tolist()
+    [[0.0, 1.0]]
+    """
+    within, centre = groups.within(), groups.means.mean(axis=0)
+    weights = np.zeros((len(groups.means) - 1, len(centre)))
+    weights[:, first:] = discriminant((groups.means - centre)[:, first:], within[first:, first:], ridge=ridge).weights[
+        :-1
+    ]
+    weights = weights / np.sqrt(max(float(np.mean(((weights @ within) * weights).sum(axis=1))), _TINY))
+    return Discriminant(weights, weights @ centre)
 
 
 def nonnegative(matrix: Array) -> Array:

@@ -26,8 +26,9 @@ from fedscape.temporal import (
     Zones,
     evaluate,
 )
+from fedscape.temporal.branches import BranchLoss, branch_evidence, contrast_loss, contrast_targets
 from fedscape.temporal.calibration import ScoreSums, posterior
-from fedscape.temporal.clues import label_roots, projected, spaced
+from fedscape.temporal.clues import held_out, label_roots, projected, spaced
 from fedscape.temporal.covariates import Context, Shares
 from fedscape.temporal.regression import (
     Groups,
@@ -150,6 +151,81 @@ def test_corners_keep_the_order_of_the_discriminant_so_far(k):
     means = rng.normal(size=(k, 9))
     scores, shuffled = discriminant(means, np.eye(9)), rng.permutation(k)
     np.testing.assert_allclose(means[shuffled][aligned(means[shuffled], *scores)], means)
+
+
+def test_absent_modes_drift_with_those_that_are_there():
+    """Features of both modes move together; only the first mode is seen while they do."""
+    rng, groups, both = np.random.default_rng(0), Groups.empty(2, 3), np.array([0] * 5 + [1] * 5)
+    mu, shift = np.array([[1.0, 0.0, 2.0], [-1.0, 3.0, 0.0]]), np.zeros(3)
+    for t in range(60):
+        mode = both if t < 30 else np.zeros(10, dtype=int)
+        shift += 0.05 if t >= 30 else 0.0
+        away = mu[mode] + shift + 0.1 * rng.normal(size=(10, 3)) - groups.means[mode]
+        near = np.eye(2)[mode]
+        memory = np.full(2, 0.99)
+        groups = groups.plus(near.sum(0), near.T @ away, pack(away.T @ away), 10, memory, 0.99, drift=0.5)
+    np.testing.assert_allclose(groups.means, mu + shift, atol=0.2)
+    assert np.diag(groups.within()).max() < 0.03  # what drifts is no scatter
+
+
+def test_drift_leaves_the_sums_of_one_round_exact():
+    rng = np.random.default_rng(1)
+    z, mode = rng.normal(size=(8, 2)), np.array([0, 1] * 4)
+    near = np.eye(2)[mode]
+    first = Groups.empty(2, 2).plus(near.sum(0), near.T @ z, pack(z.T @ z), 8, np.ones(2), 1.0)
+    away = z + 1.0 - first.means[mode]
+    second = first.plus(near.sum(0), near.T @ away, pack(away.T @ away), 8, np.ones(2), 1.0, drift=1.0)
+    np.testing.assert_allclose(second.means, first.means + 1.0)
+    np.testing.assert_allclose(second.scatter, 2 * first.scatter, atol=1e-12)
+
+
+# -- branches that tell modes apart ------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_a_branch_and_its_contrast_are_one_softmax_over_modes_and_classes():
+    output, mode, y = torch.randn(5, 3, 4, dtype=torch.float64), torch.tensor([0, 2, 1, 1, 0]), torch.arange(5) % 4
+    weights = np.eye(3)[mode.numpy()]
+    target = torch.cat([y[:, None].double(), torch.from_numpy(contrast_targets(weights, np.full(3, 1 / 3), 1.0))], 1)
+    joint = nn.functional.cross_entropy(output.flatten(1), 4 * mode + y, reduction="none")
+    torch.testing.assert_close(BranchLoss(0.0, 0.0)(output, target), joint)
+    alone = torch.cat([y[:, None].double(), torch.from_numpy(weights)], 1)
+    none = torch.cat([y[:, None].double(), torch.from_numpy(contrast_targets(weights, np.full(3, 1 / 3), 0.0))], 1)
+    for loss in (BranchLoss(0.0, 0.0), BranchLoss(0.5, 0.1)):
+        torch.testing.assert_close(loss(output, none), loss(output, alone))
+
+
+def test_the_contrast_corrected_for_shares_learns_the_odds_of_balanced_modes():
+    """Nine rows of one mode and one of the other on one input: log-odds of the optimum are zero, not log 9."""
+    logits = torch.zeros(1, 2, 1, dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([[1.0, 0.0]] * 9 + [[0.0, 1.0]], dtype=torch.float64)
+    for shares, odds in (([0.9, 0.1], 0.0), ([0.5, 0.5], np.log(9))):
+        optimiser = torch.optim.LBFGS([logits], max_iter=100)
+
+        def closure(shares=shares, optimiser=optimiser):
+            optimiser.zero_grad()
+            log_shares = torch.tensor([shares], dtype=torch.float64).log()
+            loss = contrast_loss(logits.expand(10, 2, 1), weights, log_shares).mean()
+            loss.backward()
+            return loss
+
+        optimiser.step(closure)
+        assert float(branch_evidence(logits.detach())) == pytest.approx(odds, abs=1e-4)
+
+
+def test_rows_held_out_are_looked_at_and_never_trained_on():
+    fed, _ = population(20, 8)
+    method = FedClock(training(), Linear(16), held=0.25)
+    state, few = method.start(0), fed.take(slice(0, 4))
+    held = held_out(few, 0.25, None)
+    assert held.sum() == 8
+    other = few.with_column("x", np.where(held[:, None], few["x"] + 1.0, few["x"]))
+    one, two = (method.step(state, part, Key(0, 1))[0] for part in (few, other))
+    for name in (n for n in one if n.startswith("delta.")):
+        np.testing.assert_array_equal(one[name], two[name])
+    assert not np.array_equal(one["away"], two["away"])
+    whole = FedClock(training(), Linear(16))
+    one, two = (whole.step(state, part, Key(0, 1))[0] for part in (few, other))
+    assert any(not np.array_equal(one[n], two[n]) for n in one if n.startswith("delta."))
 
 
 # -- does the clock matter ---------------------------------------------------------------------------------------------
@@ -378,10 +454,12 @@ def test_it_is_private_by_the_ordinary_release():
         ({"by": "time"}, "by must be one of"),
         ({"features": "raw"}, "features one of"),
         ({"projections": 0}, "projections must be at least 1"),
+        ({"held": 1.0}, "held must be below 1"),
+        ({"drift": 2.0}, "drift at most 1"),
         ({"rows": 1}, "rows and classes at least 2"),
         ({"memory": 0.0}, "memory and significance must be above 0"),
         ({"abstain": 1.5}, "abstain from 0 to 1"),
-        ({"ridge": -1.0}, "ridge and noise must be at least 0"),
+        ({"ridge": -1.0}, "ridge, noise and contrast must be at least 0"),
         ({"prior": Zones(8)}, "the prior has 3 modes, but the network 2 branches"),
         ({"prior": Cosine(8), "context": [0, 1]}, "give a prior or a context, not both"),
     ],
