@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from fedscape.twin.bias import InverseProbability, Part, Probabilities, chances, participation
     from fedscape.twin.comparing import Forecast, TwinFidelity, fidelity, foretell, resampled
     from fedscape.twin.devices import Devices, always
-    from fedscape.twin.events import from_check_ins, from_table, sessions
+    from fedscape.twin.events import events_of, from_check_ins, from_table, sessions
     from fedscape.twin.model import Twin, fit, load
+    from fedscape.twin.planning import Course, Plan, candidates, follow, plan
     from fedscape.twin.population import DevicePopulation
     from fedscape.twin.protocols import FedAsync, FedBuff, SemiAsynchronous, Synchronous
     from fedscape.twin.timetable import Cost, Timetable, schedule
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cost",
+    "Course",
     "DevicePopulation",
     "Devices",
     "FedAsync",
@@ -26,6 +28,7 @@ __all__ = [
     "Forecast",
     "InverseProbability",
     "Part",
+    "Plan",
     "Probabilities",
     "SemiAsynchronous",
     "Synchronous",
@@ -34,15 +37,19 @@ __all__ = [
     "TwinFidelity",
     "Update",
     "always",
+    "candidates",
     "chances",
+    "events_of",
     "fidelity",
     "fit",
+    "follow",
     "foretell",
     "from_check_ins",
     "from_table",
     "load",
     "participation",
     "payload_of",
+    "plan",
     "resampled",
     "schedule",
     "sessions",
@@ -54,9 +61,10 @@ __getattr__ = loader(
     {
         "comparing": ["Forecast", "TwinFidelity", "fidelity", "foretell", "resampled"],
         "devices": ["Devices", "always"],
-        "events": ["from_check_ins", "from_table", "sessions"],
+        "events": ["events_of", "from_check_ins", "from_table", "sessions"],
         "model": ["Twin", "fit", "load"],
         "bias": ["InverseProbability", "Part", "Probabilities", "chances", "participation"],
+        "planning": ["Course", "Plan", "candidates", "follow", "plan"],
         "population": ["DevicePopulation"],
         "protocols": ["FedAsync", "FedBuff", "SemiAsynchronous", "Synchronous"],
         "timetable": ["Cost", "Timetable", "schedule"],

@@ -170,6 +170,39 @@ def checked(log: Federation) -> Federation:
     return log
 
 
+def events_of(table: Federation) -> tuple[Federation, float]:
+    """Events of a table of any of three forms, and the tick of its clock in seconds.
+
+    `start` and `end` are sessions; `available` (1, 0, -1) and `time` are slots, as in the data set "phones"; `time`
+    alone is check-ins. Dates may be texts.
+
+    >>> log, tick = events_of(Federation({"time": [0.0, 600.0]}, [0, 2]))
+    >>> len(log), tick
+    (1, 0.0)
+    """
+    for name in ("start", "end", "time"):
+        if name in table and name in table.names:
+            dates = np.asarray(table.names[name])[table[name]]
+            table = table.select([n for n in table.columns if n != name]).with_column(name, seconds(dates, name))
+    if "start" in table and "end" in table:
+        columns = [n for n in ("start", "end", "watch", *OPTIONAL) if n in table]
+        return checked(table.select(columns)), 0.0
+    if "available" in table and "time" in table:
+        slots = int(table.sizes.max(initial=0))
+        if slots < 2 or (table.sizes != slots).any():
+            raise DataError("slots need the same number of rows, by time, for every device")
+        when = seconds(table["time"], "time")
+        step, begin = float(when[1] - when[0]), (MONDAY + np.timedelta64(round(1000 * float(when[0])), "ms"))
+        states = table["available"].reshape(len(table), slots)
+        return from_table(states, step_minutes=step / 60, start=str(begin)), step
+    if "time" in table:
+        return from_check_ins(table.ids[table.client_of_row], table["time"], ids=table.ids), 0.0
+    raise DataError(
+        f"a log of devices has the columns start and end, or available and time, or time; this one has "
+        f"{', '.join(table.columns)}"
+    )
+
+
 def _check_observed(log: Federation) -> None:
     """Refuse a session that no observed span contains."""
     watch = log["watch"] == 1

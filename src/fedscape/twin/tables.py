@@ -17,6 +17,8 @@ HOURS = 168  # of a week
 AGES = (1.0, 4.0)
 #: Ages of a session at which its rate of ending changes, in hours.
 LENGTHS = (1 / 12, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 18.0, 24.0)
+#: The same where times are known to half an hour.
+HALF_HOURS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 16.0, 24.0)
 
 
 class Tables(NamedTuple):
