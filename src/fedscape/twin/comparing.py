@@ -57,8 +57,9 @@ def fidelity(
 ) -> TwinFidelity:
     """Compare the logs of true and simulated devices, which lie in the same time.
 
-    Simulated devices are looked at through the observed spans of true ones, drawn at random: what a log does not see
-    is missing in both. P-values are of permutations of devices, whose sessions stay together.
+    Simulated devices that were observed all the time are looked at through the observed spans of true ones, drawn at
+    random: what a log does not see is missing in both. P-values are of permutations of devices; their sessions stay
+    together.
 
     Parameters
     ----------
@@ -79,7 +80,8 @@ def fidelity(
     logs = [_some(checked(log), most, rng) for log in (true, simulated)]
     if min(len(log) for log in logs) < 20:
         raise DataError(f"fidelity compares laws and needs 20 devices of each, got {len(true)} and {len(simulated)}")
-    logs[1] = observed_like(logs[1], logs[0], rng)
+    if logs[1]["watch"].sum() == len(logs[1]):  # one span each
+        logs[1] = observed_like(logs[1], logs[0], rng)
     a, b = (features(log) for log in logs)
     measures = {}
     for name, statistic in STATISTICS.items():
