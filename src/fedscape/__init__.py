@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from fedscape import datasets, learning, mixtures, personal, privacy, simulate, sketches, temporal
+    from fedscape import datasets, learning, mixtures, personal, privacy, simulate, sketches, temporal, twin
     from fedscape.core.computation import Computation
     from fedscape.core.engine import Engine, Local
     from fedscape.core.estimator import Estimator
@@ -82,6 +82,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "studies": ("study",),
     "tabular": ("GLM", "BoostedTrees"),
     "temporal": ("FedTEM", "FedTKM"),
+    "twin": (),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -152,4 +153,5 @@ __all__ = [
     "sketches",
     "study",
     "temporal",
+    "twin",
 ]

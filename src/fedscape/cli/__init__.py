@@ -20,6 +20,7 @@ from fedscape.cli.failures import FAILURE, say_failure, without_debug
 from fedscape.cli.helping import mend
 from fedscape.cli.options import Json
 from fedscape.cli.personal import adapt, novelty
+from fedscape.cli.plan import plan
 from fedscape.cli.population import describe, fit, sample
 from fedscape.cli.predicting import export, predict
 from fedscape.cli.privacy import privacy
@@ -55,6 +56,7 @@ for command in (
     export,
     simulate,
     fidelity,
+    plan,
     adapt,
     novelty,
     audit,

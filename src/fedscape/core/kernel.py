@@ -7,13 +7,14 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_COMPILING = threading.Lock()
+_COMPILING = threading.RLock()  # a kernel that calls kernels compiles them too
 _plain = threading.local()
 
 
@@ -77,7 +78,7 @@ def kernel(function: F) -> F:
 
     Numba itself is imported at that first call, so that `import fedscape` stays quick; where there is none, the loop
     runs as the plain Python it is. Kernels are serial because the engine's threads already run them over blocks. Where
-    no cache folder can be written, the kernel is compiled anew in each process.
+    no cache folder can be written, the kernel is compiled anew in each process. It may call other kernels.
 
     >>> @kernel
     ... def double(x):
@@ -91,12 +92,15 @@ def kernel(function: F) -> F:
     def first_call(*args: Any) -> Any:
         if not compiles():  # also where it is compiled already: plain Python looks where it reads
             return function(*args)
-        if not compiled:
-            with _COMPILING:
-                if not compiled:
-                    compiled.append(_compile(function))
-        return compiled[0](*args)
+        return (compiled[0] if compiled else ready())(*args)
 
+    def ready() -> Callable[..., Any]:
+        with _COMPILING:
+            if not compiled:
+                compiled.append(_compile(function))
+        return compiled[0]
+
+    vars(first_call)["compiled"] = ready
     return cast(F, first_call)
 
 
@@ -105,7 +109,23 @@ def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
         import numba
     except ImportError:
         return uncompiled()(function)
+    function = _calling_compiled(cast(FunctionType, function))
     try:
         return cast(Callable[..., Any], numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no folder for the cache can be written, or the source is not in a file
         return cast(Callable[..., Any], numba.njit(nogil=True)(function))
+
+
+def _calling_compiled(function: FunctionType) -> FunctionType:
+    """The same function, which calls the compiled form of kernels: compiled code can call nothing else."""
+    space = function.__globals__
+    called = {n: vars(space[n])["compiled"]() for n in function.__code__.co_names if "compiled" in _marks(space.get(n))}
+    if not called:
+        return function
+    linked = FunctionType(function.__code__, {**space, **called}, function.__name__, function.__defaults__)
+    linked.__module__, linked.__qualname__ = function.__module__, function.__qualname__
+    return linked
+
+
+def _marks(thing: Any) -> dict[str, Any]:
+    return vars(thing) if isinstance(thing, FunctionType) else {}

@@ -68,6 +68,8 @@ KNOWN: Mapping[str, str] = {
     "distribution-sketch": "fedscape.sketches.distribution:DistributionSketch",
     "sketch-spread": "fedscape.sketches.features:Spread",
     "sketch-own-weights": "fedscape.sketches.selection:OwnWeights",
+    "device-population": "fedscape.twin.population:DevicePopulation",
+    "inverse-probability": "fedscape.twin.bias:InverseProbability",
 }
 #: Parts allowed in their arguments, beside numbers, texts and arrays.
 _PARTS: Mapping[str, str] = {

@@ -1,0 +1,138 @@
+"""The command that plans a training: cohort, deadline and protocol, from a log of who is there when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedscape.cli.options import Client, Force, Json, Quiet, Seed, Source, check_json, free, overrules
+from fedscape.cli.rows import Features, Standardise, Target, Test, network_of, read_rows, say_lines, split_rows
+from fedscape.cli.show import short, show, table
+from fedscape.cli.validate import whole_numbers
+from fedscape.errors import DataError, require
+
+if TYPE_CHECKING:
+    from fedscape.twin import Twin
+
+
+def plan(
+    source: Source,
+    events: Annotated[str, typer.Option(help="Who was there when: a log, a data set, or a .json twin of --out.")],
+    accuracy: Annotated[float, typer.Option(help="The accuracy to reach, 0 to 1.")],
+    sizes: Annotated[str, typer.Option(help="Cohort sizes to try, with commas between.")] = "10,30",
+    deadlines: Annotated[str, typer.Option(help="Deadlines to try, in seconds; none waits for all.")] = "300,none",
+    days: Annotated[float, typer.Option(help="How many days of virtual time.")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="Median seconds of a task, where the log has no work.")] = 60.0,
+    spread: Annotated[float, typer.Option(help="How unlike devices are then: deviation of the log of seconds.")] = 1.0,
+    kinds: Annotated[int, typer.Option(help="How many kinds of devices the twin has.")] = 3,
+    device: Annotated[str | None, typer.Option(help="Column of the log that says which device a row is of.")] = None,
+    model: Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5 or another that train has.")] = "linear",
+    lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
+    epochs: Annotated[int, typer.Option(help="How often a client goes through its rows in a task.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 10,
+    updates: Annotated[int, typer.Option(help="Updates of the server in a run, at most.")] = 200,
+    seeds: Annotated[str, typer.Option(help="Seeds of devices and training, with commas between.")] = "0,1,2",
+    features: Features = None,
+    target: Target = "y",
+    standardise: Standardise = False,
+    test: Test = 0.2,
+    client: Client = None,
+    out: Annotated[Path | None, typer.Option(help="Where the twin goes: a .json file.")] = None,
+    force: Force = False,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> None:
+    """Which cohort, deadline and protocol reach an accuracy soonest, and whom that leaves out, in virtual time."""
+    require("torch", extra="learn")
+    import numpy as np
+
+    from fedscape.core.random import Key
+    from fedscape.learning import FedAvg, LocalSGD, cross_entropy
+    from fedscape.learning.evaluation import evaluate
+    from fedscape.twin import candidates, payload_of
+    from fedscape.twin import plan as planned
+
+    if not 0 < accuracy < 1:
+        raise DataError(f"--accuracy must lie between 0 and 1, not {accuracy:g}")
+    if not 0 < seconds < np.inf or not 0 <= spread < np.inf:
+        raise DataError(f"--seconds must be above 0 and --spread at least 0, not {seconds:g} and {spread:g}")
+    free(out, force)
+    check_json(out)
+    protocols = candidates(whole_numbers(sizes, "sizes"), _deadlines(deadlines))
+    twin = _twin(events, device, kinds, seed)
+    if out is not None:
+        twin.save(out)
+    fed, reading, lines = read_rows(source, client=client, features=features, target=target, overrules=overrules())
+    learners, held_out, inputs, more = split_rows(
+        fed, reading, target=target, fill=None, standardise=standardise, shape=None, test=test, seed=seed, client=client
+    )
+    say_lines([*lines, *more], quiet)
+    network, _ = network_of(model, learners, inputs, seed)
+    local = LocalSGD(
+        network,
+        cross_entropy,
+        lr=lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        features=inputs.column,
+        target=inputs.target,
+    )
+    computation = FedAvg(local)
+    n = len(learners)
+
+    def devices(number: int) -> Any:
+        drawn = twin.sample(n, Key(number, purpose="plan"))
+        if "work" in twin.arrays:
+            return drawn
+        speed = seconds * np.exp(spread * Key(number, purpose="speeds").generator().standard_normal(n))
+        return replace(drawn, seconds=speed)
+
+    def judge(state: Any) -> Any:
+        found = evaluate(local, state, held_out)
+        return found.accuracy, found.rows
+
+    rows = learners.sizes.astype(float)
+    units = rows * epochs if "work" in twin.arrays else np.maximum(rows, 1) / max(float(rows.mean()), 1.0)
+    answer = planned(
+        computation, learners, devices, judge, protocols, target=accuracy, days=days, units=np.maximum(units, 1e-3),
+        payload=payload_of(computation, learners), seeds=whole_numbers(seeds, "seeds"), n_updates=updates,
+    )  # fmt: skip
+    show(answer.table(), json_, _for_people)
+
+
+def _twin(events: str, device: str | None, kinds: int, seed: int) -> Twin:
+    """The twin of a .json file, or one fitted to a log."""
+    from fedscape import datasets
+    from fedscape.twin import events_of, fit, load
+    from fedscape.twin.tables import HALF_HOURS, LENGTHS
+
+    if events.endswith(".json"):
+        return load(events)
+    log, tick = events_of(datasets.read(events, client=device))
+    lengths = HALF_HOURS if tick >= 900 else LENGTHS
+    return fit(log, n_kinds=kinds, tick=tick, seed=seed, n_init=2, lengths=lengths)
+
+
+def _deadlines(text: str) -> list[float | None]:
+    try:
+        return [None if part.strip() == "none" else float(part) for part in text.split(",")]
+    except ValueError:
+        raise DataError(f"--deadlines must be seconds or none, with commas between, not {text!r}") from None
+
+
+def _for_people(about: dict[str, Any]) -> None:
+    names = ["protocol", "hours to it", "±", "accuracy", "device-hours", "of them wasted"]
+    keys = ("mean_hours", "half_width", "accuracy", "device_hours", "wasted_hours")
+    rows = [[row["protocol"], *(short(row[key]) for key in keys)] for row in about["rows"]]
+    table(f"hours to an accuracy of {about['target']:g}, the soonest first", names, rows)
+    names = ["kind", "devices", "reports, 1 is fair", "from", "to", "never", "accuracy less that of all", "from", "to"]
+    numbers = ("ratio", "ratio_low", "ratio_high", "never", "gap", "gap_low", "gap_high")
+    rows = [[part["kind"], part["devices"], *(short(part[key]) for key in numbers)] for part in about["parts"]]
+    table(f"who takes part in {about['parts_of']}", names, rows)
+    answer = about["asynchronous"]
+    hours = "" if answer["hours"] != answer["hours"] else f" ({answer['hours']:.3g} hours sooner)"
+    typer.echo(f"does asynchronous training help: {answer['answer']}{hours}")

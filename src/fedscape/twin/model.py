@@ -1,0 +1,274 @@
+"""The twin of a population of devices: fitted to logs, it draws devices like them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedscape.core.engine import Engine
+from fedscape.core.federation import Federation
+from fedscape.core.random import Key
+from fedscape.errors import CheckpointError, DataError
+from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
+from fedscape.privacy.ledger import Ledger
+from fedscape.privacy.mechanisms import Privacy
+from fedscape.twin.devices import Devices, Laws, plain
+from fedscape.twin.events import HOUR, checked
+from fedscape.twin.laws import rates
+from fedscape.twin.population import DevicePopulation
+from fedscape.twin.tables import AGES, LENGTHS
+from fedscape.types import Array, Arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Twin:
+    """Kinds of devices and their laws: what `fit` learns.
+
+    `arrays` are those of `DevicePopulation`: `weights` [kinds, zones], `daily` [kinds, 24] arrivals an hour of a device
+    that was away for long, `weekly` [kinds, 7], `recency` [kinds, ages], `shape`, `ends` [kinds, parts, lengths] an
+    hour, and where the log has them `work`, `bandwidth` [kinds, 3], `finished` [kinds], `data` [kinds, kinds of data].
+
+    >>> from fedscape.twin.events import sessions
+    >>> twin = fit(sessions([0, 0, 1], [9e4, 2e5, 8e4], [9.3e4, 2.1e5, 9e4], window=(0.0, 6e5)), n_kinds=1)
+    >>> len(twin.sample(5, Key(0))), twin.n_kinds
+    (5, 1)
+    """
+
+    arrays: Mapping[str, Array] = field(repr=False)
+    zones: tuple[int, ...] = (0,)
+    tick: float = 0.0
+    ages: tuple[float, ...] = AGES
+    lengths: tuple[float, ...] = LENGTHS
+    log_likelihood: float = float("nan")
+    private: bool = False
+    ledger: Ledger | None = field(repr=False, default=None)
+
+    @property
+    def n_kinds(self) -> int:
+        """Number of kinds of devices."""
+        return len(self.arrays["weights"])
+
+    def population(self, log: Federation | None = None) -> DevicePopulation:
+        """The computation that this twin is a state of; of a log without some columns, the part that reads the rest."""
+        columns = {"work": "work", "bandwidth": "bytes", "finished": "finished"}
+        extras = [n for n, column in columns.items() if n in self.arrays and (log is None or column in log)]
+        n_data = self.arrays["data"].shape[1] if "data" in self.arrays and (log is None or "data" in log) else 0
+        return DevicePopulation(
+            self.n_kinds,
+            zones=self.zones,
+            tick=self.tick,
+            ages=self.ages,
+            lengths=self.lengths,
+            extras=extras,
+            n_data=n_data,
+        )
+
+    def laws(self) -> Laws:
+        """The laws of sessions in seconds, as kernels read them."""
+        arrays = self.arrays
+        hourly = rates(arrays["daily"], arrays["weekly"], np.ones((self.n_kinds, 1))).reshape(self.n_kinds, 168)
+        rhythm = np.concatenate((np.zeros((self.n_kinds, 1)), np.cumsum(hourly, axis=1)), axis=1)
+        return Laws(
+            rhythm,
+            np.ascontiguousarray(arrays["recency"], dtype=float),
+            np.array(self.ages) * HOUR,
+            np.ascontiguousarray(arrays["ends"] / HOUR),
+            np.array(self.lengths) * HOUR,
+            float(self.tick),
+        )
+
+    def sample(self, n: int, key: Key, *, data: npt.ArrayLike | None = None) -> Devices:
+        """Draw n devices.
+
+        Parameters
+        ----------
+        n
+            How many.
+        key
+            What the draws are a function of.
+        data
+            The kind of data of each device; kinds of devices are then drawn given it. By default drawn too.
+        """
+        if n < 0:
+            raise DataError(f"n must be at least 0, not {n}")
+        rng, arrays = key.to("twin").generator(), self.arrays
+        joint = np.asarray(arrays["weights"] / arrays["weights"].sum())
+        codes = None if data is None else np.asarray(data, dtype=np.int64)
+        if codes is not None:
+            if (
+                "data" not in arrays
+                or len(codes) != n
+                or (n and not 0 <= codes.min() <= codes.max() < arrays["data"].shape[1])
+            ):
+                raise DataError(
+                    f"data must be one kind of data for each of the {n:,} devices, of a twin that knows them"
+                )
+            by_data = joint.sum(axis=1)[:, None] * arrays["data"]  # [K, D]
+            kind = _draw(by_data.T[codes], rng)
+        else:
+            kind = _draw(np.broadcast_to(joint.sum(axis=1), (n, self.n_kinds)), rng)
+            codes = _draw(arrays["data"][kind], rng) if "data" in arrays else np.full(n, -1)
+        zone = _draw(joint[kind], rng)
+        shape = arrays["shape"][kind]
+        devices = replace(
+            plain(n, key),
+            kind=kind,
+            zone=np.array(self.zones, dtype=float)[zone] * HOUR,
+            activity=np.maximum(rng.gamma(shape) / shape, 1e-12),
+            data=codes,
+            laws=self.laws(),
+        )
+        speeds: dict[str, Any] = {}
+        if "work" in arrays:
+            mean, between, within = arrays["work"][kind].T
+            speeds |= {"seconds": np.exp(rng.normal(mean, between)), "within": within}
+        if "bandwidth" in arrays:
+            mean, between, _ = arrays["bandwidth"][kind].T
+            speeds["bandwidth"] = np.exp(rng.normal(mean, between))
+        if "finished" in arrays:
+            speeds["finish"] = arrays["finished"][kind]
+        return replace(devices, **speeds)
+
+    def kinds(self, log: Federation) -> Array:
+        """The probability of each kind given each device's own log: [devices, kinds]. A device can do it by itself."""
+        log = checked(log)
+        return np.asarray(self.population(log).responsibilities(dict(self.arrays), log).sum(axis=2))
+
+    def score(self, log: Federation) -> float:
+        """The mean log-likelihood of devices' logs."""
+        log = checked(log)
+        return float(self.population(log).measure(dict(self.arrays), log)["log_likelihood"].mean())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a .json file and an .npz file beside it."""
+        header = {
+            "zones": list(self.zones),
+            "tick": self.tick,
+            "ages": list(self.ages),
+            "lengths": list(self.lengths),
+            "log_likelihood": None if np.isnan(self.log_likelihood) else self.log_likelihood,
+        }
+        write_population(path, header, dict(self.arrays), what="twin", private=self.private)
+
+
+def load(path: str | os.PathLike[str]) -> Twin:
+    """Read a twin that `save` wrote.
+
+    >>> load("missing.json")
+    Traceback (most recent call last):
+    fedscape.errors.CheckpointError: missing.json cannot be read: No such file or directory
+    """
+    header, arrays = read_population(path, what="twin")
+    try:
+        score = header["log_likelihood"]
+        twin = Twin(
+            arrays,
+            tuple(header["zones"]),
+            float(header["tick"]),
+            tuple(header["ages"]),
+            tuple(header["lengths"]),
+            float("nan") if score is None else float(score),
+            bool(header.get("private", False)),
+        )
+        _check_shapes(twin)
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{os.fspath(path)} does not hold the laws of a twin: save it again") from None
+    return twin
+
+
+def _check_shapes(twin: Twin) -> None:
+    """Raise ValueError for arrays that are not those of a twin."""
+    like: Arrays = twin.population().start(0)
+    for name, values in like.items():
+        stored = twin.arrays[name]
+        if stored.shape != values.shape or not np.isfinite(stored).all():
+            raise ValueError(name)
+
+
+def fit(
+    events: Federation | Engine,
+    *,
+    n_kinds: int = 3,
+    zones: Sequence[int] = (0,),
+    tick: float = 0.0,
+    ages: Sequence[float] = AGES,
+    lengths: Sequence[float] = LENGTHS,
+    extras: Sequence[str] | None = None,
+    n_data: int | None = None,
+    smoothing: float = 1.0,
+    n_init: int | None = None,
+    rounds: int = 90,
+    seed: int = 0,
+    privacy: Privacy | None = None,
+    ledger: Ledger | None = None,
+    progress: bool | None = False,
+) -> Twin:
+    """Fit the twin of a population of devices to logs of when they were available.
+
+    Parameters
+    ----------
+    events
+        A Federation with a client for each device and the columns `start` and `end` (see `sessions`, `from_table`,
+        `from_check_ins`), or an engine on such logs.
+    n_kinds, zones, tick, ages, lengths, smoothing, n_init, rounds, seed
+        As for `DevicePopulation`.
+    extras, n_data
+        What else is modelled; by default what the log has columns for. An engine elsewhere needs them said.
+    privacy, ledger
+        How each round's sum is clipped and noised, and where that is written down.
+
+    >>> from fedscape.twin.events import sessions
+    >>> fit(sessions([0, 1], [9e4, 8e4], [9.3e4, 9e4], window=(0.0, 6e5)), n_kinds=1).arrays["daily"].shape
+    (1, 24)
+    """
+    if isinstance(events, Federation):
+        if len(events) == 0 or events.n_rows == 0:
+            raise DataError("there are no events to fit a twin to: give at least one device with an observed span")
+        events = checked(events)
+        columns = {"work": "work", "bandwidth": "bytes", "finished": "finished"}
+        if extras is None:
+            extras = [name for name, column in columns.items() if column in events]
+        if n_data is None:
+            n_data = _data_kinds(events, private=privacy is not None) if "data" in events else 0
+    population = DevicePopulation(
+        n_kinds,
+        zones=zones,
+        tick=tick,
+        ages=ages,
+        lengths=lengths,
+        extras=extras or (),
+        n_data=n_data or 0,
+        smoothing=smoothing,
+        n_init=n_init,
+        rounds=rounds,
+        seed=seed,
+    )
+    options: dict[str, Any] = {"privacy": privacy, "ledger": ledger, "progress": progress}
+    population.fit(events, **options)
+    return Twin(
+        population.state_,
+        population.zones,
+        tick,
+        population.ages,
+        population.lengths,
+        population.log_likelihood_,
+        privacy is not None,
+        population.ledger_,
+    )
+
+
+def _data_kinds(events: Federation, *, private: bool) -> int:
+    if private:
+        raise DataError("under privacy the number of kinds of data must be declared: give n_data")
+    return int(events["data"].max(initial=-1)) + 1
+
+
+def _draw(shares: Array, rng: np.random.Generator) -> Array:
+    """One category of each row of shares."""
+    edges = np.cumsum(shares, axis=1)
+    return np.asarray((rng.random(len(shares))[:, None] * edges[:, -1:] >= edges[:, :-1]).sum(axis=1))

@@ -1,0 +1,65 @@
+"""`fedscape plan`: from a log and a table to a protocol, and refusals in one line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from shell import ok, refused, started
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A log of devices of which half are slow, and a table that a line separates."""
+    folder, rng = tmp_path_factory.mktemp("plan"), np.random.default_rng(0)
+    lines = ["device,start,end,work"]
+    for device in range(40):
+        t = rng.exponential(2e4)
+        while t < 4e5:
+            stay = rng.exponential(8000)
+            lines.append(f"{device},{t:.0f},{t + stay + 60:.0f},{(1 if device % 2 else 5) * rng.lognormal(0, 0.2):.3f}")
+            t += stay + 60 + rng.exponential(20_000)
+    (folder / "log.csv").write_text("\n".join(lines) + "\n")
+    rows = ["who,a,b,y"]
+    for who in range(40):
+        for _ in range(20):
+            a, b = rng.normal(size=2)
+            rows.append(f"{who},{a:.4f},{b:.4f},{int(a + b > 0)}")
+    (folder / "rows.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def call(folder, *more, accuracy=0.8):
+    return (
+        "plan", folder / "rows.csv", "--client", "who", "--events", folder / "log.csv", "--device", "device",
+        "--accuracy", accuracy, "--sizes", "4", "--deadlines", "60,none", "--days", "2", "--kinds", "2",
+        "--seeds", "0,1",
+        *more,
+    )  # fmt: skip
+
+
+def test_a_plan_ranks_protocols_and_says_who_takes_part(files):
+    about = json.loads(ok(*call(files, "--json", "--out", files / "twin.json")))
+    hours = [row["mean_hours"] for row in about["rows"]]
+    assert len(hours) == 5
+    reached = [hour for hour in hours if hour is not None]
+    assert reached == sorted(reached)
+    assert reached
+    assert sum(part["devices"] for part in about["parts"]) == 40
+    again = call(files, "--json")
+    again = [files / "twin.json" if part == files / "log.csv" else part for part in again]
+    assert json.loads(ok(*again)) == about  # the saved twin gives the same plan
+
+
+def test_people_read_tables(files):
+    text = started(*call(files, "--force"))
+    assert "the soonest first" in text
+    assert "does asynchronous training help" in text
+
+
+def test_bad_input_is_one_line(files):
+    assert "--accuracy must lie between 0 and 1" in refused(2, *call(files, accuracy=2))
+    assert "--deadlines must be seconds or none" in refused(2, *call(files, "--deadlines", "soon"))
+    wrong = [files / "rows.csv" if part == files / "log.csv" else part for part in call(files, "--device", "who")]
+    assert "a log of devices has the columns" in refused(2, *wrong)

@@ -1,0 +1,81 @@
+"""Logs in, and occurrences and exposures out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from plain_twin import tables_by_steps
+
+from fedscape import DataError, Federation
+from fedscape.core.kernel import uncompiled
+from fedscape.twin import from_check_ins, from_table, sessions
+from fedscape.twin.events import checked
+from fedscape.twin.tables import tabulate
+
+
+def some_log(seed: int = 0) -> Federation:
+    rng = np.random.default_rng(seed)
+    table = np.repeat(rng.choice([-1, 0, 1], size=(6, 40), p=[0.1, 0.6, 0.3]), rng.integers(1, 6, 40), axis=1)
+    return from_table(table, step_minutes=13, start="2024-02-29T21:10")
+
+
+@pytest.mark.parametrize("tick", [0.0, 780.0])
+def test_tables_count_what_a_walk_second_by_second_counts(tick):
+    log, ages, lengths = some_log(), (0.4, 2.0), (0.5, 1.0, 2.5)
+    fast = tabulate(log, tick=tick, ages=np.array(ages), lengths=np.array(lengths))
+    slow = tables_by_steps(log, tick=tick, ages=ages, lengths=lengths, step=10.0)
+    assert fast.arrivals.sum() > 10
+    for name, mine, plain in zip(fast._fields, fast, slow, strict=True):
+        np.testing.assert_allclose(mine, plain, atol=1e-9, err_msg=name)
+
+
+def test_the_kernel_gives_what_plain_python_gives():
+    log, edges = some_log(1), np.array([0.5, 2.0])
+    compiled = tabulate(log, tick=60.0, ages=edges, lengths=edges)
+    with uncompiled():
+        plain = tabulate(log, tick=60.0, ages=edges, lengths=edges)
+    for mine, other in zip(compiled, plain, strict=True):
+        assert mine.tobytes() == other.tobytes()
+
+
+def test_a_session_at_the_edge_of_a_span_is_cut_off():
+    log = sessions(["a"], [0.0], [3600.0], window=(0.0, 7200.0))
+    tables = tabulate(log, tick=0.0, ages=np.array([1.0]), lengths=np.array([1.0]))
+    assert (tables.arrivals.sum(), tables.ends.sum(), tables.present.sum()) == (0.0, 0.0, 0.0)
+    assert tables.absent.sum() == 1.0
+    log = sessions(["a"], [3600.0], [7200.0], window=(0.0, 7200.0))
+    tables = tabulate(log, tick=0.0, ages=np.array([1.0]), lengths=np.array([9.0]))
+    assert (tables.arrivals.sum(), tables.ends.sum(), tables.present.sum()) == (1.0, 0.0, 1.0)
+
+
+def test_check_ins_close_together_are_one_session():
+    times = np.array(["2024-03-04T10:00", "2024-03-04T10:20", "2024-03-04T12:00"], dtype="datetime64[m]")
+    log = from_check_ins(["u"] * 3, times, gap_minutes=30, least_minutes=5)
+    assert ((log["end"] - log["start"])[log["watch"] == 0] / 60).tolist() == [25.0, 5.0]
+
+
+def test_devices_without_sessions_are_observed_too():
+    log = sessions(["a"], [10.0], [20.0], window=(0.0, 100.0), ids=["a", "b"])
+    assert log.sizes.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: sessions(["a", "a"], [0.0, 5.0], [9.0, 8.0]), "sessions of device a overlap at 5 s"),
+        (lambda: sessions(["a"], [5.0], [1.0], window=(0.0, 9.0)), "must end after it starts"),
+        (lambda: sessions(["a"], [0.0], [1.0], window=(9.0, 3.0)), "window must end after it begins"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"speed": [1.0]}), "sessions have no column 'speed'"),
+        (lambda: sessions(["a"], [0.0], [1.0], columns={"bytes": [1.0]}), "both columns, 'bytes' and 'transfer'"),
+        (lambda: sessions(["a"], ["noon"], [1.0]), "start must hold dates or seconds, not 'noon'"),
+        (lambda: sessions(["a"], [np.nan], [1.0]), "start has 1 missing values"),
+        (lambda: from_table([[2]]), "a table of slots must hold 1, 0 or -1"),
+        (
+            lambda: checked(Federation({"start": [0.0, 5.0], "end": [4.0, 6.0], "watch": [1, 0]}, [0, 2])),
+            "lies outside of its observed spans",
+        ),
+    ],
+)
+def test_bad_logs_are_refused_with_what_to_do(build, message):
+    with pytest.raises(DataError, match=message):
+        build()

@@ -1,0 +1,152 @@
+"""The fit of a twin: closed forms, recovery of planted kinds, privacy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from plain_twin import planted
+from scipy.stats import multivariate_normal, nbinom
+
+from fedscape import DataError, Gaussian, Key, Ledger
+from fedscape.errors import CheckpointError
+from fedscape.twin import DevicePopulation, Twin, fit, load, sessions
+from fedscape.twin.events import DAY, HOUR
+from fedscape.twin.laws import activity_posterior, lognormal_posterior, rates
+
+WINDOW = 21 * DAY
+
+
+def log_of(devices, seed: int = 0):
+    """Sessions with the columns that a log of true work has."""
+    rng, plain = np.random.default_rng(seed), devices.sessions(0.0, WINDOW)
+    rows = np.flatnonzero(plain["watch"] == 0)
+    who = plain.client_of_row[rows]
+    moved = rng.lognormal(14, 0.3, len(rows))
+    columns = {
+        "work": devices.seconds[who] * np.exp(rng.normal(0, devices.within[who])),
+        "bytes": moved,
+        "transfer": moved / devices.bandwidth[who],
+        "finished": (rng.random(len(rows)) < devices.finish[who]).astype(int),
+        "data": devices.data[who],
+    }
+    window = (0.0, WINDOW)
+    return sessions(who, plain["start"][rows], plain["end"][rows], window=window, ids=plain.ids, columns=columns)
+
+
+def in_order(twin: Twin) -> dict:
+    """Arrays with the kind of long sessions first."""
+    order = np.argsort(twin.arrays["ends"].mean(axis=(1, 2)))
+    return {name: values[order] for name, values in twin.arrays.items()}
+
+
+def test_arrivals_are_negative_binomial_given_what_is_expected():
+    shape, expected = 1.7, 2.4
+    number = np.arange(6.0)[:, None, None]
+    mine = activity_posterior(number, np.full((6, 1, 1), expected), np.array([shape])).log_likelihood[:, 0, 0]
+    theirs = nbinom(shape, shape / (shape + expected)).logpmf(np.arange(6))
+    factor = np.arange(6) * np.log(expected) - np.array([np.log(float(np.prod(np.arange(1, n + 1)))) for n in range(6)])
+    np.testing.assert_allclose(mine + factor, theirs, rtol=1e-12)
+
+
+def test_speeds_have_the_likelihood_of_a_normal_with_an_effect_of_the_device():
+    y, law = np.array([1.0, 2.5, 0.3]), np.array([[0.7, 1.3, 0.6], [0.0, 0.2, 2.0]])
+    sums = np.array([[len(y), y.sum(), (y**2).sum()]])
+    for k, (mean, between, within) in enumerate(law):
+        covariance = within**2 * np.eye(3) + between**2
+        theirs = multivariate_normal(np.full(3, mean), covariance).logpdf(y)
+        assert lognormal_posterior(sums, law)[0][0, k] == pytest.approx(theirs, rel=1e-12)
+
+
+def test_one_kind_of_even_rates_has_the_rates_of_counting():
+    """Without rhythm, frailty and kinds the maximum is occurrences over exposure."""
+    devices = planted(
+        weights=np.array([[1.0], [0.0]]), daily=np.full((2, 24), 0.1), weekly=np.ones((2, 7)),
+        recency=np.ones((2, 3)), shape=np.full(2, 400.0),
+    ).sample(300, Key(1))  # fmt: skip
+    log = devices.sessions(0.0, WINDOW)
+    length = (log["end"] - log["start"])[log["watch"] == 0].sum() / HOUR
+    ended = ((log["watch"] == 0) & (log["start"] > 0) & (log["end"] < WINDOW)).sum()
+    twin = fit(log, n_kinds=1, lengths=(0.5,), ages=(1.0,), rounds=40, smoothing=0.0)
+    rate = rates(twin.arrays["daily"], twin.arrays["weekly"], twin.arrays["recency"]).mean()
+    assert rate == pytest.approx(0.1, abs=5 * 0.1 / np.sqrt(ended))
+    assert twin.arrays["ends"].mean() == pytest.approx(ended / length, rel=0.1)
+
+
+def test_planted_kinds_are_found_again():
+    true = planted()
+    devices = true.sample(800, Key(3))
+    twin = fit(log_of(devices), n_kinds=2, n_init=2, rounds=60)
+    mine, theirs = in_order(twin), true.arrays
+    n = np.array([0.4, 0.6]) * 800
+    np.testing.assert_allclose(mine["weights"][:, 0], theirs["weights"][:, 0], atol=5 * np.sqrt(0.24 / 800))
+    np.testing.assert_allclose(mine["finished"], theirs["finished"], atol=0.02)
+    np.testing.assert_allclose(mine["data"], theirs["data"], atol=5 * 0.5 / np.sqrt(n.min()))
+    for name in ("work", "bandwidth"):
+        np.testing.assert_allclose(mine[name][:, 0], theirs[name][:, 0], atol=5 * 0.5 / np.sqrt(n.min()))
+        np.testing.assert_allclose(mine[name][:, 1], theirs[name][:, 1], rtol=0.15)
+    np.testing.assert_allclose(mine["work"][:, 2], theirs["work"][:, 2], rtol=0.15)
+    np.testing.assert_allclose(mine["shape"], theirs["shape"], rtol=0.5)
+    np.testing.assert_allclose(mine["recency"][:, 0], theirs["recency"][:, 0], rtol=0.2)
+    np.testing.assert_allclose(mine["weekly"][1, 5:].mean() / mine["weekly"][1, :5].mean(), 0.5 / 1.2, rtol=0.1)
+    np.testing.assert_allclose(np.log(mine["daily"] / theirs["daily"]), 0.0, atol=0.7)  # rare hours are noisy
+    correct = twin.kinds(log_of(devices)).argmax(axis=1)
+    order = np.argsort(twin.arrays["ends"].mean(axis=(1, 2)))
+    assert (order[devices.kind] == correct).mean() > 0.95
+
+
+def test_time_zones_are_found_up_to_a_common_shift():
+    one = planted(weights=np.array([[1.0], [1e-9]]))
+    true = replace(one, arrays={**one.arrays, "weights": np.array([[0.7, 0.3], [0.0, 0.0]])}, zones=(0, 8))
+    devices = true.sample(400, Key(2))
+    twin = fit(devices.sessions(0.0, WINDOW), n_kinds=1, zones=(0, 8), n_init=3, rounds=60)
+    share = twin.arrays["weights"][0]
+    assert max(share) == pytest.approx(0.7, abs=5 * np.sqrt(0.21 / 400))
+    ahead = twin.population().responsibilities(dict(twin.arrays), devices.sessions(0.0, WINDOW))[:, 0].argmax(axis=1)
+    assert max((ahead == (devices.zone > 0)).mean(), (ahead != (devices.zone > 0)).mean()) > 0.95
+
+
+def test_the_twin_samples_kinds_of_data_with_their_devices():
+    true = planted()
+    drawn = true.sample(4000, Key(5))
+    assert (drawn.data[drawn.kind == 0] == 0).mean() == pytest.approx(0.9, abs=5 * 0.3 / np.sqrt(1500))
+    asked = true.sample(4000, Key(6), data=np.zeros(4000, dtype=int))
+    assert (asked.kind == 0).mean() == pytest.approx(0.36 / (0.36 + 0.12), abs=5 * 0.5 / np.sqrt(4000))
+    with pytest.raises(DataError, match="one kind of data for each of the 3 devices"):
+        true.sample(3, Key(0), data=[0, 1, 2])
+
+
+def test_a_private_fit_is_written_down_and_near():
+    devices, ledger = planted().sample(3000, Key(4)), Ledger()
+    log = devices.sessions(0.0, 7 * DAY)
+    privacy = Gaussian(clip=30.0, multiplier=0.5, noise_seed=1)
+    private = fit(log, n_kinds=2, lengths=(1.0, 4.0), rounds=30, privacy=privacy, ledger=ledger)
+    assert private.private
+    assert sum(line["kind"] == "release" for line in ledger.entries()) == 30
+    mine, theirs = in_order(private), planted().arrays
+    np.testing.assert_allclose(mine["ends"][:, :, :2].mean(axis=(1, 2)), [0.2, 2.0], rtol=0.25)
+    np.testing.assert_allclose(mine["weights"][:, 0], theirs["weights"][:, 0], atol=0.12)
+
+
+def test_a_saved_twin_draws_the_same_devices(tmp_path):
+    true = planted()
+    true.save(tmp_path / "twin.json")
+    again = load(tmp_path / "twin.json")
+    a, b = (twin.sample(50, Key(7)).sessions(0.0, 3 * DAY) for twin in (true, again))
+    assert a["start"].tobytes() == b["start"].tobytes()
+    (tmp_path / "twin.npz").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="does not belong to"):
+        load(tmp_path / "twin.json")
+
+
+def test_bad_settings_are_refused():
+    log = sessions(["a"], [10.0], [20.0], window=(0.0, 100.0))
+    with pytest.raises(DataError, match="n_kinds must be"):
+        fit(log, n_kinds=0)
+    with pytest.raises(DataError, match="lengths must rise"):
+        fit(log, lengths=(2.0, 1.0))
+    with pytest.raises(DataError, match="extras must be of"):
+        DevicePopulation(1, extras=("mood",)).start(0)
+    with pytest.raises(DataError, match="must be declared: give n_data"):
+        fit(log.with_column("data", [-1, 0]), privacy=Gaussian(clip=1.0, multiplier=1.0))
