@@ -188,8 +188,8 @@ def test_a_private_training_takes_declared_classes_and_no_categories_from_rows(t
     table.write_text("\n".join(rows) + "\n")
     call = ["train", table, "--client", "who", "--column", "illness", "--rounds", 1, "--cohort", 4, "--model", "linear"]
     private = [*call, "--epsilon", 8, "--delta", 1e-3, "--quiet"]
-    assert "the classes of 'illness' follow from the rows" in refused(2, *private, "--ignore", "ward")
-    assert "the categories of ward follow from the rows" in refused(2, *private, "--names", "flu,cold")
+    assert "the classes of 'illness' are inferred from the rows" in refused(2, *private, "--ignore", "ward")
+    assert "the categories of ward are inferred from the rows" in refused(2, *private, "--names", "flu,cold")
     said = ok(*private, "--ignore", "ward", "--names", "flu,cold", "--out", tmp_path / "out", "--json")
     everything = said.encode() + b"".join(p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file())
     assert b"rare-disease" not in everything

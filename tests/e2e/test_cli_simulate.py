@@ -34,7 +34,7 @@ def test_simulate_cuts_clients_that_fidelity_finds_alike(tmp_path):
     found = json.loads(ok("fidelity", tmp_path / "a", tmp_path / "b.parquet", "--json"))
     assert 0.2 < found["auc"]["value"] < 0.8
     assert "not represented" in started("fidelity", tmp_path / "a", tmp_path / "b.parquet")
-    assert "there already" in refused(2, "simulate", tmp_path / "rows.parquet", *options, "--out", tmp_path / "a")
+    assert "already exists" in refused(2, "simulate", tmp_path / "rows.parquet", *options, "--out", tmp_path / "a")
 
 
 def test_too_few_rows_and_bad_files_are_one_line(tmp_path):

@@ -70,7 +70,7 @@ def test_a_second_private_study_is_counted_in_the_ledger_beside_the_data(folders
     done = fedscape(*call, "--out", tmp_path / "one")
     assert done.returncode == 0, done.stderr
     ledger = tmp_path / ".fedscape" / "ledger.jsonl"
-    assert f"written to {ledger}, which has a budget of 1" in done.stderr
+    assert f"recorded in {ledger}, which has a budget of 1" in done.stderr
     about = json.loads(ok("privacy", "show", ledger, "--json"))
     assert about["releases"] == 1
     assert 0.9 < about["totals"][0]["spent"] <= 1
