@@ -1,11 +1,12 @@
-"""Sentence lengths of pages: median, 95th percentile and longest, in words.
+"""Sentence lengths of pages, or of the docstrings of modules: median, 95th percentile and longest, in words.
 
-`python tools/sentences.py [PAGES] [--above 25]`; `--above` prints the sentences with more words.
+`python tools/sentences.py [PAGES or MODULES] [--above 25]`; `--above` prints the sentences with more words.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import re
 from pathlib import Path
@@ -19,12 +20,20 @@ def sentences(text: str) -> list[str]:
     text = re.sub(r"^( *)```.*?^ *```$", "\n", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^ *(\||#|<).*$", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ *([-*]|\d+\.) +", "\n\n", text, flags=re.MULTILINE)
-    found = []
+    split = []
     for paragraph in re.split(r"\n\s*\n", text):
         prose = re.sub(r"`[^`]*`", "code", " ".join(paragraph.split()))  # a span of code is one word
         prose = re.sub(r"\]\([^)]*\)", "]", prose)
-        found += [s for s in re.split(r"(?<=[.!?])[)\"*]*\s+(?=[\[(\"*]*[A-Z0-9]|code)|:$", prose) if words(s)]
-    return found
+        split += [s for s in re.split(r"(?<=[.!?])[)\"*]*\s+(?=[\[(\"*]*[A-Z0-9]|code)|:$", prose) if words(s)]
+    return split
+
+
+def docstrings(source: str) -> str:
+    """Join the docstrings of a module as paragraphs, without doctests, section lines and names of parameters."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, documented)]
+    texts = [text.split("\n>>> ")[0] for node in nodes if (text := ast.get_docstring(node))]
+    return "\n\n".join(re.sub(r"^(-+|[\w, ]+)$(?=\n( {4}|-))|^-+$", "", text, flags=re.MULTILINE) for text in texts)
 
 
 def words(sentence: str) -> int:
@@ -38,14 +47,15 @@ def percentile(lengths: list[int], share: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Sentence lengths of pages.")
+    parser = argparse.ArgumentParser(description="Sentence lengths of pages and docstrings.")
     parser.add_argument("pages", nargs="*", type=Path, default=PAGES)
     parser.add_argument("--above", type=int, help="print the sentences with more words than this")
     chosen = parser.parse_args()
     total: list[int] = []
     print("page | sentences | median | 95% | longest\n--- | --- | --- | --- | ---")
     for page in chosen.pages:
-        split = sentences(page.read_text())
+        text = page.read_text()
+        split = sentences(docstrings(text) if page.suffix == ".py" else text)
         lengths = [words(s) for s in split]
         total += lengths
         print(page.name, len(lengths), *(percentile(lengths, p) for p in (0.5, 0.95, 1.0)), sep=" | ")
