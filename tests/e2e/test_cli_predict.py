@@ -323,4 +323,6 @@ def test_pixels_in_columns_become_images(tmp_path):
     assert json.loads(ok("predict", tmp_path / "wide", tmp_path / "pixels.csv", "--json"))["known_clients"] == 3
     said = refused(2, "train", tmp_path / "pixels.csv", *asked, "--shape", "11,12")
     assert "shape must hold the 144 numbers of a row, 11,12 holds 132" in said
-    assert "--shape must be comma-separated whole numbers" in refused(2, "train", tmp_path / "pixels.csv", *asked, "--shape", "big")
+    assert "--shape must be comma-separated whole numbers" in refused(
+        2, "train", tmp_path / "pixels.csv", *asked, "--shape", "big"
+    )

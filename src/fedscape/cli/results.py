@@ -1,4 +1,4 @@
-"""What a training leaves: lines while it runs, tables at its end, files in its folder."""
+"""Output of a training run: lines while it runs, tables at its end, files in its folder."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
     from fedscape.methods import Course
 
-_FAR_WORSE = 2.0  # times the loss of guessing: less may be a model that is only too sure of itself
+_FAR_WORSE = 2.0  # times the loss of guessing: below that the model may only be overconfident
 
 
 def folder_for(out: Path | None, resume: bool, quiet: bool) -> Path | None:
-    """The folder of a run, made where it is missing; unless the run goes on, old checkpoints leave it."""
+    """Create the folder of a run; unless the run is resumed, delete its old checkpoints."""
     if out is None:
         return None
     if resume and not quiet and not any(out.glob("checkpoint*")):
-        typer.echo(f"there is no run in {out} to go on with: it begins anew", err=True)
+        typer.echo(f"no run to resume in {out}: starting from round 1", err=True)
     out.mkdir(parents=True, exist_ok=True)
     if not resume:
         for old in out.glob("checkpoint*"):
@@ -42,10 +42,10 @@ def write(
     name: str,
     course: Course,
     state: Any,
-    found: Any,
+    evaluation: Any,
     rows: list[dict[str, Any]],
 ) -> None:
-    """Keep the model, to be used again and (one for all) as plain weights, and the tables.
+    """Save the model, its plain weights (if all clients share them) and the tables.
 
     Of a private run they are for their owner alone.
     """
@@ -55,26 +55,26 @@ def write(
     from fedscape.personal.personalised import Personalised
     from fedscape.trained.model import MODEL, trained
 
-    assert isinstance(course.model, Personalised)  # it was judged
+    assert isinstance(course.model, Personalised)  # set by the evaluation
     kept = course.model
-    if not course.personal:  # a model for all holds no client's name
+    if not course.personal:  # a shared model holds no client's name
         kept = replace(kept.common(), names=inputs.classes)
     trained(kept, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
     if not course.personal:
         about, network = {"model": model, "round": rows[-1]["round"]}, course.computation.local.model
         save_model(folder / "model.safetensors", network, state, about=about, private=course.private)
-    write_tables(folder, found, rows, private=course.private)
+    write_tables(folder, evaluation, rows, private=course.private)
 
 
-def write_tables(folder: Path, found: Any, rows: list[dict[str, Any]], *, private: bool) -> None:
-    """Keep the table of clients and that of rounds."""
+def write_tables(folder: Path, evaluation: Any, rows: list[dict[str, Any]], *, private: bool) -> None:
+    """Save the table of clients and the table of rounds."""
     import pyarrow as pa
     import pyarrow.csv
 
     from fedscape.core.checkpoint import replace_file
     from fedscape.formats.cells import without_formulas
 
-    clients, text = without_formulas(pa.table(found.table())), as_text(rows, indent=1) + "\n"
+    clients, text = without_formulas(pa.table(evaluation.table())), as_text(rows, indent=1) + "\n"
     rounds = pa.Table.from_pylist(rows)
     replace_file(folder / "clients.csv", lambda file: pyarrow.csv.write_csv(clients, file), private=private)
     replace_file(folder / "table.csv", lambda file: pyarrow.csv.write_csv(rounds, file), private=private)
@@ -104,7 +104,7 @@ def say(rows: list[dict[str, Any]], quiet: bool, *, first: bool) -> None:
 
 
 def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
-    """Print how clients fare at the end, what was spent, and what is in the folder."""
+    """Print the final accuracy and loss of clients, the privacy spent and the files in the folder."""
     last = about["table"][-1]
     names = ("p5", "p25", "p50", "p75", "p95", "worst_decile", "spread")
     if not quiet:
@@ -125,7 +125,7 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
 
 
 def directions_lines(method: str, local: LocalSGD, rows: Federation) -> list[str]:
-    """Say that the Gaussians of fedgmm are not of all features, where there are too many."""
+    """Say that fedgmm reduces the features, if there are many."""
     from fedscape.personal.methods import DIRECTIONS, is_wide
 
     if method != "fedgmm" or not is_wide(rows, local.features):
@@ -135,7 +135,7 @@ def directions_lines(method: str, local: LocalSGD, rows: Federation) -> list[str
 
 
 def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
-    """Say that a training ended far worse than guessing all classes alike, and why that may be."""
+    """Say that training diverged if its loss is far worse than that of guessing, and name the likely cause."""
     if not n_classes:  # the loss of a number has no such scale
         return
     loss, guess = about["table"][-1].get("loss_pooled"), math.log(max(n_classes, 2))
@@ -159,7 +159,7 @@ def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
 
 
 def sweep_table(rows: list[dict[str, Any]]) -> None:
-    """Print settings, the best first."""
+    """Print the settings, best first."""
     names = ["lr", "proximal", "server", "seed", "rounds"]
     shown = {"loss": "loss_pooled", "accuracy": "accuracy_pooled", "worst tenth": "accuracy_worst_decile"}
     lines = [

@@ -1,4 +1,4 @@
-"""Train and use models of tables: boosted trees and GLMs."""
+"""Train and use boosted trees and GLMs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _ranges(
         except ValueError:
             low, high = 0.0, 0.0
         if not -float("inf") < low < high < float("inf"):
-            raise DataError(f"--ranges must be COLUMN:LEAST:GREATEST with commas between, as age:0:120, not {part!r}")
+            raise DataError(f"--ranges must be COLUMN:LEAST:GREATEST, comma-separated, such as age:0:120, not {part!r}")
         ranges[name] = (low, high)
     needed = [*(name for name, known in columns.items() if not known), *([] if classes else [asked.target])]
     missing = [name for name in needed if name not in ranges]
@@ -148,7 +148,7 @@ def _ranges(
 
 
 def coefficients(model: Any) -> list[dict[str, Any]]:
-    """A line for each coefficient of a GLM."""
+    """One row per coefficient of a GLM."""
     values = [*model.coefficients_, *([model.intercept_] if model.intercept else [])]
     rows = zip(model.feature_names_, values, model.standard_errors_, model.robust_errors_, model.p_values_, strict=True)
     return [
@@ -160,7 +160,7 @@ def coefficients(model: Any) -> list[dict[str, Any]]:
 def predict_table(
     model: Path, read: Callable[[str | None], Federation], every: bool
 ) -> tuple[Federation, dict[str, Any], dict[str, Any]]:
-    """The table, predictions a row, and what is to be said about them."""
+    """Return the table, the prediction of each row, and a summary."""
     import numpy as np
 
     from fedscape.tabular.saved import FILE, TableModel

@@ -50,9 +50,9 @@ from fedscape.methods import FAMILIES
 from fedscape.methods import names as method_names
 
 Model = Annotated[str, typer.Option(help="linear, mlp, cnn, lenet5, resnet18, mobilenet_v2 or char_lstm.")]
-Epochs = Annotated[int, typer.Option(help="How often a client goes through its rows in a round.")]
-BatchSize = Annotated[int, typer.Option(help="Rows of a step.")]
-Cohort = Annotated[int, typer.Option(help="Clients of a round; 0 means all.")]
+Epochs = Annotated[int, typer.Option(help="Local epochs per round.")]
+BatchSize = Annotated[int, typer.Option(help="Rows per local step.")]
+Cohort = Annotated[int, typer.Option(help="Clients per round; 0 means all.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Strategy = Annotated[str, typer.Option(help="auto, sequential, vmap, compiled or stacked.")]
 Method = Annotated[
@@ -68,36 +68,39 @@ Rounds = Annotated[
 ]
 Some = Annotated[int | None, typer.Option(help="Clients of a round; 0 means all. By default 10, of trees and glm all.")]
 Rate = Annotated[float, typer.Option(help="The clients' learning rate.")]
-Proximal = Annotated[float, typer.Option(help="fedprox: how strongly clients are held to the model sent.")]
-Fairness = Annotated[float | None, typer.Option(help="qfedavg: how much the worst-off weigh; 1 by default.")]
+Proximal = Annotated[float, typer.Option(help="fedprox: weight of the proximal term.")]
+Fairness = Annotated[
+    float | None, typer.Option(help="qfedavg: exponent q, larger favours the worst-off clients; 1 by default.")
+]
 ServerRate = Annotated[float | None, typer.Option(help="The server's learning rate.")]
 Schedule = Annotated[
-    str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, as cosine:p=1,T=256.")
+    str | None, typer.Option(help="Availability: linear, cosine, blocks, steady or zones, such as cosine:p=1,T=256.")
 ]
 Prior = Annotated[
     str | None,
-    typer.Option(help="What fedclock and its kin believe of it: linear (default), cosine, soft, none, or a schedule."),
+    typer.Option(help="Prior of fedclock and related methods: linear (default), cosine, soft, none, or a schedule."),
 ]
 Modes = Annotated[
-    str | None, typer.Option(help="Day and night clients: COLUMN:CUT, as y:10; by default half of the classes.")
+    str | None, typer.Option(help="Day and night clients: COLUMN:CUT, such as y:10; by default half of the classes.")
 ]
-Trees = Annotated[int | None, typer.Option(help="--method trees: how many; 100 by default.")]
+Trees = Annotated[int | None, typer.Option(help="--method trees: number of trees; 100 by default.")]
 Family = Annotated[
-    str | None, typer.Option(help="Law of the target, glm: gaussian, logistic, poisson, gamma; trees: poisson.")
+    str | None,
+    typer.Option(help="Distribution of the target, glm: gaussian, logistic, poisson, gamma; trees: poisson."),
 ]
 Ranges = Annotated[
     str | None,
     typer.Option(help="--epsilon of trees and glm: least and greatest value of each number, as age:0:120,pay:0:9e4."),
 ]
-Every = Annotated[int, typer.Option(help="Evaluate and save after so many rounds.")]
-Epsilon = Annotated[float | None, typer.Option(help="Train privately within this budget, with --clip.")]
+Every = Annotated[int, typer.Option(help="Evaluate and save every N rounds.")]
+Epsilon = Annotated[float | None, typer.Option(help="Train with differential privacy within this budget; see --clip.")]
 Delta = Annotated[float | None, typer.Option(help="The delta of the budget; 1e-6 by default.")]
 Clip = Annotated[
-    float | None, typer.Option(help="Private: the longest move of a client that counts whole; 1 by default.")
+    float | None, typer.Option(help="With --epsilon: clipping bound on the norm of a client's update; 1 by default.")
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for checkpoint, model, clients and table.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run that is in --out.")]
-Tensorboard = Annotated[Path | None, typer.Option(help="Folder for what TensorBoard shows.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the checkpoint, the model and the tables.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
+Tensorboard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
 
 
 def train(
@@ -157,12 +160,14 @@ def train(
 def sweep(
     source: Source,
     model: Model = "mlp",
-    lr: Annotated[str, typer.Option(help="Learning rates to try, with commas between.")] = "0.01,0.03,0.1,0.3",
+    lr: Annotated[str, typer.Option(help="Learning rates to try (comma-separated).")] = "0.01,0.03,0.1,0.3",
     proximal: Annotated[str, typer.Option(help="Proximal weights to try.")] = "0",
-    server: Annotated[str, typer.Option(help="Factors on the server's learning rate to try.")] = "1",
-    seeds: Annotated[str, typer.Option(help="Seeds of shuffles and first weights.")] = "0",
-    rounds: Annotated[int, typer.Option(help="Rounds of the settings that stay to the end.")] = 20,
-    rungs: Annotated[int, typer.Option(help="How often the worse two thirds leave; 1: all stay.")] = 1,
+    server: Annotated[str, typer.Option(help="Factors of the server's learning rate to try.")] = "1",
+    seeds: Annotated[str, typer.Option(help="Seeds of the shuffles and initial weights.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Rounds of the settings that survive to the end.")] = 20,
+    rungs: Annotated[
+        int, typer.Option(help="Rungs of successive halving: after each the worse two thirds stop; 1: none stop early.")
+    ] = 1,
     cohort: Cohort = 10,
     epochs: Epochs = 1,
     batch_size: BatchSize = 10,
@@ -177,8 +182,8 @@ def sweep(
     keep: Keep = None,
     names: Classes = None,
     test: Test = 0.2,
-    out: Annotated[Path | None, typer.Option(help="Folder for the table and what a stopped sweep needs.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep that is in --out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table and the checkpoint.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the sweep in --out.")] = False,
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
@@ -190,7 +195,7 @@ def sweep(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> None:
-    """Try many settings of a training as one run, on the same cohorts; the best by held-out loss comes first."""
+    """Train many settings in one run on the same cohorts; list them by held-out loss, best first."""
     require("torch", extra="learn")
     from fedscape.learning import grid
     from fedscape.learning import sweep as swept

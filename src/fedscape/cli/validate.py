@@ -23,7 +23,7 @@ _TABULAR = ("trees", "family", "ranges")
 
 
 def check_request(name: str, asked: Request) -> None:
-    """Refuse a method that there is not, options that it does not take, privacy that it cannot have, and no rounds."""
+    """Refuse an unknown method, options it does not take, privacy it does not support, and zero rounds."""
     if name not in names(command=True):
         raise DataError(f"--method must be one of {', '.join(names(command=True))}, not {name!r}")
     method = find(name, command=True)

@@ -35,7 +35,7 @@ class TableInputs:
         The least and greatest value of columns of numbers. They are cut to it; with indicators they are in units of
         half of it.
     client
-        The column, or columns with commas between, that said whose a row is.
+        The column with the client of each row, or several, comma-separated.
 
     >>> fed = Federation({"a": [1.0, np.nan], "b": ["u", "v"], "y": [0, 1]}, [0, 2])
     >>> inputs = TableInputs({"a": (), "b": ("u", "v")}, "y", ("0", "1"), indicators=True, fill={"a": 4.0})
