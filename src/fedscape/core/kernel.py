@@ -78,7 +78,7 @@ def kernel(function: F) -> F:
 
     Numba itself is imported at that first call, so that `import fedscape` stays quick; where there is none, the loop
     runs as the plain Python it is. Kernels are serial because the engine's threads already run them over blocks. Where
-    no cache folder can be written, the kernel is compiled anew in each process. It may call other kernels.
+    no cache folder can be written, each process recompiles the kernel. It may call other kernels.
 
     >>> @kernel
     ... def double(x):
