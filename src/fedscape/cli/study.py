@@ -59,6 +59,9 @@ def study(
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the tournament, instead of the budget's.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Training runs per method, each with its own seed.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods of 'train' to compare with fedavg and local, with commas between.")
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Also count the categories privately within this budget.")
     ] = None,
@@ -87,6 +90,7 @@ def study(
     from fedscape.studies import study as studied
     from fedscape.studies.against import read_reference
     from fedscape.studies.budget import BUDGETS
+    from fedscape.studies.tournament import entrants
 
     if ledger is not None and epsilon is None:
         raise DataError("--ledger needs --epsilon, the budget of the private count")
@@ -95,6 +99,8 @@ def study(
     for name, value in (("--rounds", rounds), ("--seeds", seeds)):
         if value is not None and value < 1:
             raise DataError(f"{name} must be at least 1, not {value}")
+    chosen = None if methods is None else listed(methods)
+    entrants(chosen)  # refuse unknown methods before the table is read
     reference = None if against is None else read_reference(against)
     columns = overrules(categorical, numeric, ignore, keep, names)
     feature_names = None if features is None else listed(features)
@@ -117,6 +123,7 @@ def study(
             rounds=rounds,
             seeds=seeds,
             sites=sites,
+            methods=chosen,
             epsilon=epsilon,
             ledger=book,
             show_clients=show_clients,

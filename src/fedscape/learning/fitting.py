@@ -14,12 +14,11 @@ from fedscape.formats.kinds import kind_of, label_of
 from fedscape.formats.reading import Reading
 from fedscape.learning.cells import is_text, missing_in, numbers_in
 from fedscape.learning.inputs import Feature, Inputs
+from fedscape.statistics.tails import tails
 
 FILLS = ("mean", "median", "drop")
 MOST_CATEGORIES = 1_000  # of one column: each becomes an input
 MOST_CLASSES = 10_000
-_FAR = 20.0  # deviations from the mean beyond which values set the scale of all others
-_TAILS = (0.005, 0.995)  # quantiles to which they are cut then
 
 
 def learn_inputs(
@@ -163,8 +162,9 @@ def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | 
         if feature.fill is not None:
             cells = np.where(np.isnan(cells), np.asarray(feature.fill), cells)
         mean, spread = np.nanmean(cells, axis=0), np.nanstd(cells, axis=0)
-        if (np.nanmax(np.abs(cells - mean), axis=0) > _FAR * spread).any():
-            low, high = np.nanquantile(cells, _TAILS, axis=0)
+        ends = tails(cells, rows.offsets)
+        if ends is not None:
+            low, high = ends
             feature = replace(feature, low=tuple(low.tolist()), high=tuple(high.tolist()))
             cells = np.clip(cells, low, high)
             mean, spread = np.nanmean(cells, axis=0), np.nanstd(cells, axis=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedscape.methods import METHODS
 from fedscape.studies.choose import WORTH
 from fedscape.studies.intervals import FEW
 
@@ -181,10 +182,13 @@ def _held(learn: dict[str, Any]) -> str:
     return f"{text}."
 
 
-def _worth(learn: dict[str, Any], best: Item) -> Item:
+def _worth(learn: dict[str, Any], best: Item) -> Item | None:
     question = "Is personalisation worth it?"
     others = [r for r in learn["true"] if r["gain"] is not None and r["gain"]["value"] is not None]
-    others = [r for r in others if r["method"] != "local"]  # training alone is not personalisation
+    # training alone is not personalisation, nor are trees and a GLM for all clients
+    others = [r for r in others if r["method"] != "local" and METHODS[r["method"]].family == "personal"]
+    if not others:
+        return None
     personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
     answer, gain = verdict(personal["gain"]), personal["gain"]
     verb = "gains" if gain["value"] >= 0 else "has"
@@ -302,14 +306,14 @@ def _cohort(learn: dict[str, Any]) -> Item:
 
 def _cost(learn: dict[str, Any], best: Item) -> Item:
     cost = next(c for c in learn["costs"] if c["method"] == best["method"])
-    settled = learn["settled"]
+    settled, rounds = learn["settled"], cost.get("rounds", learn["rounds"])
     up, down, seconds = cost["bytes_up"] / 1000, cost["bytes_down"] / 1000, cost["seconds"]
     text = (
-        f"{learn['rounds']} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
+        f"{rounds} rounds x {up:,.1f} kB up and {down:,.1f} kB down x {seconds['value']:.2g} s on a device "
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
         f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its final accuracy after {settled} rounds."
     )
-    return _item("What does it cost?", f"{learn['rounds']} rounds", text, cost["seconds"])
+    return _item("What does it cost?", f"{rounds} rounds", text, cost["seconds"])
 
 
 def _planning(learn: dict[str, Any]) -> Item | None:

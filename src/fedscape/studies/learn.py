@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 
 from fedscape.core.federation import Federation
 from fedscape.errors import plural
-from fedscape.methods import METHODS, Options, train
+from fedscape.methods import METHODS, Columns, Options, train
+from fedscape.methods.tabular import DEPTH, rounds_for
 from fedscape.simulate import FromMixture
 from fedscape.studies import tournament as learning
 from fedscape.studies.advise import DEVICE
 from fedscape.studies.budget import Budget
-from fedscape.studies.choose import ORDER, Choice, choose, stability
+from fedscape.studies.choose import Choice, choose, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
 from fedscape.studies.intervals import FEW, mean_interval, plain
@@ -28,7 +30,7 @@ from fedscape.studies.standing import standing
 from fedscape.types import Array
 
 _LEAST_LEARNERS = 4
-_CALLED = {**{name: METHODS[name].title for name in learning.ENTRANTS}, **BASELINES}
+_CALLED = {**{name: method.title for name, method in METHODS.items()}, **BASELINES}
 
 
 def why_not(data: Prepared) -> str | None:
@@ -54,26 +56,31 @@ def learn(
     sites: bool | None,
     show_clients: bool,
     seed: int,
+    methods: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     assert data.rows is not None  # checked by the caller
-    rows = learning.directions(data.rows)
+    table = all(data.given[name].ndim == 1 for name in data.features)
+    names = learning.entrants(methods, table=table)
+    order = tuple(sorted(names, key=lambda name: name != "local"))  # the simplest first, as in choose.ORDER
+    rows = learning.directions(data.rows, table=table)
     who = learning.some_clients(rows, notes, seed=seed, most=budget.clients)
     true = learning.fewer_rows(rows.take(who), notes, seed=seed, most=budget.rows)
     few = are_sites(len(data.counts), sites)
     guessed = replace(budget, repeats=min(budget.repeats, 2))
-    say = stages.inside("learn", len(learning.ENTRANTS) * (budget.repeats + guessed.repeats) + 4 * guessed.repeats + 1)
+    say = stages.inside("learn", len(names) * (budget.repeats + guessed.repeats) + 4 * guessed.repeats + 1)
     judged, used = learning.tournament(
-        true, budget, seed=seed, sites=few, say=lambda what: say(f"true clients: {what}")
+        true, budget, seed=seed, sites=few, methods=names, say=lambda what: say(f"true clients: {what}")
     )
     rates = learning.typical(used)
     simulated = _simulated(rows, mixture, len(who), budget, seed)
     predicted, _ = learning.tournament(
-        simulated, guessed, seed=seed, sites=few, rates=rates, say=lambda what: say(f"simulated clients: {what}")
-    )
-    choice = choose(judged)
-    table = standing(judged, seed=seed)
-    for row in table:
-        row["lr"] = rates.get(row["method"])
+        simulated, guessed, seed=seed, sites=few, rates=rates, methods=names,
+        say=lambda what: say(f"simulated clients: {what}"),
+    )  # fmt: skip
+    choice = choose(judged, order=order)
+    standings = standing(judged, seed=seed)
+    for row in standings:
+        row["lr"] = None if row["method"] == "glm" else rates.get(row["method"])
         row["behind"] = judged.difference(choice.best, row["method"])
     section: dict[str, Any] = {
         "clients": len(who),
@@ -87,19 +94,22 @@ def learn(
         "model": f"linear, {rows['x'].shape[1]} inputs"
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
-        "true": table,
+        "true": standings,
         "simulated": standing(predicted, seed=seed),
         "advised": choice.advised,
         "best": choice.best,
         "tied": list(choice.tied),
         "over": {**choice.over, "method": choice.best, "baseline": BASELINES[choice.baseline]},
-        "stability": stability(judged, choice, seed=seed),
+        "stability": stability(judged, choice, order=order, seed=seed),
         "cohorts": learning.cohorts(true, budget, lr=rates["fedavg"], seed=seed, sites=few, say=say),
-        "costs": _costs(learning.held_out(true, repeat=0, seed=seed), rates["fedavg"], seed),
+        "costs": _costs(learning.held_out(true, repeat=0, seed=seed), rates["fedavg"], seed, names),
     }
-    section |= _beside(section, judged, choice, choose(predicted), shares[who])
+    for cost in section["costs"]:
+        if METHODS[cost["method"]].family == "tabular":
+            cost["rounds"] = rounds_for(cost["method"], budget.rounds)
+    section |= _beside(section, judged, choice, choose(predicted, order=order), shares[who], order)
     if few:
-        section["joining"] = _joining(judged, who, data, show_clients)
+        section["joining"] = _joining(judged, _federated(judged, order), who, data, show_clients)
     return plain(section), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
 
 
@@ -109,14 +119,14 @@ def _simulated(rows: Federation, mixture: Any, n_clients: int, budget: Budget, s
     return learning.fewer_rows(drawn, [], seed=seed, most=budget.rows)
 
 
-def _federated(judged: Judged) -> str:
-    """The most accurate method, training alone excluded."""
-    return max((m for m in ORDER if m != "local"), key=lambda name: judged.means[name])
+def _federated(judged: Judged, order: Sequence[str]) -> str:
+    """The most accurate method of those that train the same kind of model as clients alone, these excluded."""
+    alike = [m for m in order if m != "local" and METHODS[m].family != "tabular"]
+    return max(alike, key=lambda name: judged.means[name])
 
 
-def _joining(judged: Judged, who: Array, data: Prepared, show_clients: bool) -> dict[str, Any]:
+def _joining(judged: Judged, method: str, who: Array, data: Prepared, show_clients: bool) -> dict[str, Any]:
     """What each site gains by joining, largest gain first; sites have numbers unless `show_clients`."""
-    method = _federated(judged)
     gains = judged.clients[method] - judged.clients["local"]
     order = np.argsort(-np.nan_to_num(gains, nan=-2.0), kind="stable")
     names = [str(name) for name in data.given.ids[who]]
@@ -129,7 +139,7 @@ def _joining(judged: Judged, who: Array, data: Prepared, show_clients: bool) -> 
 
 
 def _beside(
-    section: dict[str, Any], judged: Judged, choice: Choice, predicted: Choice, shares: Array
+    section: dict[str, Any], judged: Judged, choice: Choice, predicted: Choice, shares: Array, order: Sequence[str]
 ) -> dict[str, Any]:
     """Further numbers for the advice: by kind, federated against alone, simulated against true, rounds to settle."""
     mine = judged.clients[choice.advised or choice.best]
@@ -146,16 +156,14 @@ def _beside(
         for k in range(shares.shape[1])
         if (kind == k).any()
     ]
-    together = _federated(judged)
+    together = _federated(judged, order)
     value = {which: {row["method"]: row for row in section[which]} for which in ("true", "simulated")}
-    personal = max((r for r in section["simulated"] if r["gain"]), key=lambda r: r["gain"]["value"] or -1)["method"]
-    errors = [
-        abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"])
-        for m in learning.ENTRANTS
-    ]
+    own = [r for r in section["simulated"] if r["gain"] and METHODS[r["method"]].family == "personal"]
+    personal = max(own, key=lambda r: r["gain"]["value"] or -1)["method"]
+    errors = [abs(value["true"][m]["accuracy"]["value"] - value["simulated"][m]["accuracy"]["value"]) for m in order]
     curve = section["cohorts"][-1]["curve"]
     settled = next(number for number, accuracy in curve if accuracy >= curve[-1][1] - 0.01)
-    comparisons = len(learning.ENTRANTS) - 1  # the best of the others
+    comparisons = len(order) - 1  # the best of the others
     return {
         "by_kind": by_kind,
         "federated": judged.difference(together, "local", comparisons=comparisons),
@@ -173,24 +181,31 @@ def _beside(
     }
 
 
-def _costs(clients: learning.Clients, lr: float, seed: int) -> list[dict[str, Any]]:
+def _costs(clients: learning.Clients, lr: float, seed: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """For each method: arrays and bytes of a client's most expensive round, and its seconds on an assumed device."""
     from fedscape.core.engine import Engine
 
-    local = learning.way(clients.train, seed=seed, lr=lr)
     few = clients.train.take(np.argsort(-clients.train.sizes, kind="stable")[:6])
     costs = []
-    for name in learning.ENTRANTS:
+    for name in names:
+        local: Any = learning.way(clients.train, seed=seed, lr=lr, method=name)
+        tabular = METHODS[name].family == "tabular"
+        columns = learning.tree_columns(few) if name == "trees" else Columns()
 
-        def run(engine: Engine, name: str = name) -> object:
-            return train(name, local, engine, n_rounds=2, seed=seed, options=Options(column="z"))
+        def run(engine: Engine, name: str = name, how: Any = columns if tabular else local) -> object:
+            options = Options() if METHODS[name].family == "tabular" else Options(column="z")
+            n_rounds = DEPTH if name == "trees" else 2
+            return train(name, how, engine, n_rounds=n_rounds, seed=seed, options=options)
 
         phases = watched(run, few)
         heaviest = max(phases, key=lambda phase: phase["bytes_up"])
         moved = sum(math.prod(a["shape"]) for a in heaviest["sent"] if a["name"].startswith("delta."))
         learners = max(1, moved // local.n_parameters)
         size = np.quantile(clients.train.sizes, [0.25, 0.5, 0.75])
-        work = 6 * local.n_parameters * learners * size / DEVICE["operations"]
+        operations = 6 * local.n_parameters * learners
+        if name == "glm":  # products of all pairs of features, for each class
+            operations *= clients.train["x"].shape[1] + 1
+        work = operations * size / DEVICE["operations"]
         wire = heaviest["bytes_up"] / DEVICE["up"] + heaviest["bytes_down"] / DEVICE["down"]
         low, middle, high = (work + wire).tolist()
         costs.append(

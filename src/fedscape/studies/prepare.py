@@ -15,6 +15,7 @@ from fedscape.formats.kinds import LABELS, ColumnKind, Overrules
 from fedscape.formats.modelled import classes_of
 from fedscape.formats.reading import Reading, encode, read_columns
 from fedscape.statistics.kmeans import FederatedKMeans
+from fedscape.statistics.tails import TAILS, tails
 from fedscape.types import Array
 
 MOST_CATEGORIES = 100
@@ -289,6 +290,14 @@ def features_of(
         mean = np.where(gaps, 0.0, x).sum(axis=0) / np.maximum(counts, 1)
         x = np.where(gaps, mean, x)
     if used != ["x"]:
+        ends = tails(x, fed.offsets)
+        if ends is not None:
+            far = int(((x < ends[0]) | (x > ends[1])).any(axis=0).sum())
+            notes.append(
+                f"Far values would set the scale of {plural(far, 'input')}: before scaling these are cut to their "
+                f"quantiles {TAILS[0]} and {TAILS[1]}."
+            )
+            x = np.clip(x, *ends)
         spread = x.std(axis=0)
         x = (x - x.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
     return (*texts, *others), x.astype(np.float32, copy=False)

@@ -18,6 +18,7 @@ class Asked(TypedDict):
     rounds: int | None
     seeds: int | None
     sites: bool | None
+    methods: NotRequired[list[str] | None]
 
 
 class About(TypedDict):

@@ -66,6 +66,7 @@ class Cost(TypedDict):
     summed: list[str]
     revealed: list[str]
     kept: list[str]
+    rounds: NotRequired[int]  # of a method that takes other rounds than the tournament
 
 
 class ByKind(Interval):

@@ -27,6 +27,7 @@ from fedscape.studies.reference import reference
 from fedscape.studies.result import Study
 from fedscape.studies.schema import FORMAT, Result
 from fedscape.studies.stages import STAGES, Stages
+from fedscape.studies.tournament import entrants
 from fedscape.types import Array
 
 
@@ -42,6 +43,7 @@ def study(
     rounds: int | None = None,
     seeds: int | None = None,
     sites: bool | None = None,
+    methods: Sequence[str] | None = None,
     epsilon: float | None = None,
     show_clients: bool = False,
     against: Reference | None = None,
@@ -77,6 +79,9 @@ def study(
     sites
         True: the clients are a few sites, a whole population, and intervals are over rows inside each. False: they are
         a sample. By default fewer than 20 clients are sites.
+    methods
+        Methods of the tournament, by their names in `fedscape.methods.METHODS`, beside fedavg and local. By default a
+        few of them; on tables with boosted trees and a GLM.
     epsilon
         Also count the categories privately within this budget (unit client, delta 1e-5). They must be declared, by
         `names` or by the data. The noise is secret, so two such studies differ. Without it the same inputs and seed
@@ -103,6 +108,7 @@ def study(
     (40, 'yes')
     """
     limits = budget_of(budget, rounds=rounds, repeats=seeds)
+    entrants(methods)  # refuse unknown ones before the long work
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
         class_names = names if names is not None or overrules is None else overrules.names
@@ -118,6 +124,7 @@ def study(
     result["about"] |= {"asked": {"features": features and list(features), "epsilon": epsilon}}
     result["about"]["asked"] |= {"rounds": rounds, "seeds": seeds, "sites": sites}
     result["about"]["asked"] |= {"budget": None if budget == DEFAULT else budget}
+    result["about"]["asked"] |= {"methods": None if methods is None else list(methods)}
     result["about"]["command"] = command
     # before the long work, so that an exceeded budget fails at once
     counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
@@ -162,7 +169,7 @@ def _fill(
         if why is None:
             result["learn"], accuracies = learn(
                 data, mixture, shares, notes, stages, budget=limits, sites=options["sites"], show_clients=show_clients,
-                seed=seed,
+                seed=seed, methods=options["methods"],
             )  # fmt: skip
             kinds = result["learn"]["by_kind"]
             result["learn"]["by_kind"] = [kind for kind in kinds if kind["clients"] >= least]

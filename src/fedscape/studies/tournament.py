@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,9 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.sampling import FixedSize
-from fedscape.methods import METHODS, Options, train
+from fedscape.errors import DataError
+from fedscape.methods import METHODS, Columns, Options, find, train
+from fedscape.methods.tabular import DEPTH
 from fedscape.statistics.moments import Moments
 from fedscape.studies.budget import Budget
 from fedscape.studies.intervals import plain
@@ -23,13 +25,19 @@ if TYPE_CHECKING:
     from fedscape.methods.tabular import TabularModel
     from fedscape.personal import Personalised
 
-#: Methods of the tournament, the simplest first.
+#: Methods of the tournament, the simplest first; tables have two more.
 ENTRANTS = ("fedavg", "fedavg+", "ifca", "fedem", "fedgmm", "local")
+_ON_TABLES = ("fedavg", "glm", "trees", *ENTRANTS[1:])
 DIRECTIONS = 48  # model inputs: wider rows are reduced to their leading directions
 _GAUSSIAN = 8  # of those, the ones FedGMM fits its Gaussians to
 _FINISH = 3
 _BATCH = 32
 _RATES = (0.1, 0.4, 1.6)
+_TABLE_RATES = (*_RATES, 6.4)  # few inputs of one scale, whose best weights are large
+_TREE_RATES = (0.1, 0.3)
+_PENALTY = 1.0  # l2 of a GLM: scikit-learn's default
+_HIDDEN = 32  # of methods that share some layers of a network
+_LAYERED = ("fedrep", "fedper", "fedbn", "fedbabu", "fedala", "feddbe", "pfedfda")
 _FOLDS = 4
 _RESTARTED = ("ifca", "fedem", "fedgmm")
 
@@ -42,6 +50,24 @@ class Clients:
 
     train: Federation
     test: Federation
+
+
+def entrants(methods: Sequence[str] | None = None, *, table: bool = False) -> tuple[str, ...]:
+    """The methods of a tournament: the usual ones, on tables also trees and a GLM, or those named.
+
+    FedAvg and training alone always take part: gains are over the one, and the other needs no federation.
+
+    >>> entrants(["trees", "fedper"])
+    ('fedavg', 'trees', 'fedper', 'local')
+    """
+    if methods is None:
+        return _ON_TABLES if table else ENTRANTS
+    for name in methods:
+        if find(name).family == "temporal":
+            raise DataError(
+                f"{name} needs a schedule of rounds, which a study does not have: 'fedscape train --schedule' trains it"
+            )
+    return ("fedavg", *dict.fromkeys(name for name in methods if name not in ("fedavg", "local")), "local")
 
 
 def folds_for(rows: Federation) -> int:
@@ -102,10 +128,10 @@ def fewer_rows(rows: Federation, notes: list[str], *, seed: int, most: int) -> F
     return rows.where(kept)
 
 
-def directions(rows: Federation) -> Federation:
+def directions(rows: Federation, *, table: bool = False) -> Federation:
     """Project x on its leading principal directions, scaled; add z, the first few of them whitened.
 
-    Mean and covariance are two sums over the clients.
+    Mean and covariance are two sums over the clients. A table keeps its inputs as u, which trees split.
 
     >>> fed = Federation({"x": [[0.0, 1.0], [2.0, 1.0], [4.0, 1.1]]}, [0, 1, 3])
     >>> directions(fed)["z"].shape
@@ -121,15 +147,27 @@ def directions(rows: Federation) -> Federation:
     few = x[:, :_GAUSSIAN]
     spread = few.std(axis=0)
     z = few / np.where(spread > 1e-9, spread, np.inf)
+    rows = rows.with_column("u", rows["x"]) if table else rows
     return rows.with_column("x", x.astype(np.float32)).with_column("z", z)
 
 
-def way(rows: Federation, *, seed: int, lr: float = 1.0) -> LocalSGD:
-    """Local training in the tournament: a linear model, one epoch of small batches."""
+def way(rows: Federation, *, seed: int, lr: float = 1.0, method: str = "fedavg") -> LocalSGD:
+    """Local training in the tournament: a linear model, one epoch of small batches.
+
+    Methods that share some layers of a network have a hidden one.
+    """
     from fedscape.learning import LocalSGD, cross_entropy, models
 
-    model = models.linear(rows["x"].shape[1], max(2, rows.categories("y")), seed=seed)
-    return LocalSGD(model, cross_entropy, lr=lr, epochs=1, batch_size=_BATCH)
+    width, classes = rows["x"].shape[1], max(2, rows.categories("y"))
+    model = models.linear(width, classes, seed=seed)
+    if method in _LAYERED:
+        model = models.mlp(width, _HIDDEN, classes, seed=seed)
+    if method == "fedbn":
+        from fedscape.personal.fedbn import with_norm
+
+        model = with_norm(model)
+    proximal = 0.1 if method == "fedprox" else 0.0
+    return LocalSGD(model, cross_entropy, lr=lr, epochs=1, batch_size=_BATCH, proximal=proximal)
 
 
 def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[float, int]:
@@ -138,9 +176,12 @@ def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[f
     The score is the Brier score, mean over clients. Test rows are not used. Methods with several models can end in bad
     local optima, so for them the best of three starts is taken.
     """
+    if method == "glm":
+        return _PENALTY, seed
+    rates = _TREE_RATES if method == "trees" else _TABLE_RATES if "u" in clients.train else _RATES
     fit, held = clients.train.split(test=0.25, seed=seed + 1)
     if held.n_rows == 0:  # one training row per client: nothing to hold out
-        return _RATES[1], seed
+        return rates[1], seed
     right = np.eye(max(2, clients.train.categories("y")))[held["y"]]
     weight = 1 / held.sizes[held.client_of_row]  # mean over clients, as in the evaluation
 
@@ -149,7 +190,7 @@ def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[f
         brier = float(weight @ ((proba - right) ** 2).sum(axis=1))
         return brier if np.isfinite(brier) else np.inf
 
-    by_rate = {lr: score(lr, seed) for lr in _RATES}
+    by_rate = climbed(rates, lambda lr: score(lr, seed))
     lr = min(by_rate, key=lambda rate: by_rate[rate])
     if method not in _RESTARTED:
         return lr, seed
@@ -157,11 +198,39 @@ def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[f
     return lr, min(by_start, key=lambda start: by_start[start])
 
 
+def climbed(rates: Sequence[float], score: Callable[[float], float]) -> dict[float, float]:
+    """Scores of rates, the lower the better: two in the middle, then on the better side as long as it gets better.
+
+    >>> list(climbed((1.0, 2.0, 4.0, 8.0), lambda rate: abs(rate - 9)))
+    [2.0, 4.0, 8.0]
+    """
+    middle = max(0, len(rates) // 2 - 1)
+    scores = {rate: score(rate) for rate in rates[middle : middle + 2]}
+    low, high = scores.values()
+    last, others = (high, rates[middle + 2 :]) if high <= low else (low, rates[:middle][::-1])
+    for rate in others:
+        scores[rate] = score(rate)
+        if scores[rate] > last:
+            break
+        last = scores[rate]
+    return scores
+
+
 def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds: int) -> Personalised | TabularModel:
-    """Train a method for all its rounds."""
-    local = way(clients, seed=seed, lr=lr)
+    """Train a method for all its rounds; trees grow one tree per round of the others, a GLM converges."""
+    if method == "trees":
+        options = Options(trees=n_rounds, learning_rate=lr)
+        return train(method, tree_columns(clients), clients, n_rounds=n_rounds * DEPTH, seed=seed, options=options)
+    if method == "glm":
+        return train(method, Columns(), clients, n_rounds=100, seed=seed, options=Options(l2=lr))
+    local = way(clients, seed=seed, lr=lr, method=method)
     options = Options(column="z")
     return train(method, local, clients, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=options)
+
+
+def tree_columns(rows: Federation) -> Columns:
+    """What trees split: the inputs of a table, else the directions."""
+    return Columns(features="u" if "u" in rows else "x")
 
 
 def guesses(clients: Clients) -> dict[str, Array]:
@@ -188,15 +257,16 @@ def tournament(
     say: Say,
     rates: Mapping[str, float] | None = None,
     sites: bool = False,
+    methods: Sequence[str] = ENTRANTS,
 ) -> tuple[Judged, dict[str, list[float]]]:
     """Train every method in every repeat; return its hits and its learning rates, tuned in each repeat or passed."""
-    hits = {name: np.full((budget.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*ENTRANTS, *BASELINES)}
-    used: dict[str, list[float]] = {name: [] for name in ENTRANTS}
+    hits = {name: np.full((budget.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*methods, *BASELINES)}
+    used: dict[str, list[float]] = {name: [] for name in methods}
     rows = rows.with_column("at", np.arange(rows.n_rows))
     for repeat in range(budget.repeats):
         clients = held_out(rows, repeat=repeat, seed=seed)
         at, truth = clients.test["at"], clients.test["y"]
-        for name in ENTRANTS:
+        for name in methods:
             say(METHODS[name].title)
             lr, start = 0.0 if rates is None else rates[name], seed + repeat
             if rates is None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedscape.core.engine import Engine
 
 MOST = 2**22  # numbers that a client sends
+_LONGEST = 1.0  # root mean square of a step's linear predictor
 _LEAST = 1e-6  # curvature of a row whose class is sure
 
 
@@ -96,7 +97,8 @@ class MultinomialGLM(TableEstimator):
         check_whole("rounds", self.rounds, least=1)
         if not self.l2 >= 0:
             raise DataError(f"l2 must not be negative, got {self.l2!r}")
-        return {"coefficients": np.zeros((self.n_classes or 0, 0)), "server.move": np.full((), 1e300)}
+        empty = {"coefficients": np.zeros((self.n_classes or 0, 0)), "server.gram": np.zeros((0, 0))}
+        return empty | {"server.move": np.full((), 1e300)}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
         x, gap, weight = self._working(state, clients)
@@ -137,9 +139,22 @@ class MultinomialGLM(TableEstimator):
             whole = (block + block.T) / 2 + np.diag(penalty)
             new[k] = old[k] + solve(whole, slope - penalty * old[k])
             wholes.append(whole)
+        gram = state["server.gram"]
+        if not gram.size:  # all classes are alike in the first round: what they add up to is X'X
+            gram = information.sum(axis=0) / (2 * (1 - 1 / len(score)))
+        new = old + self._held(new - old, gram)
         new -= new.mean(axis=0)  # the same for all classes changes no probability, and has the least penalty
         move = sum(max(float(step @ whole @ step), 0.0) for step, whole in zip(new - old, wholes, strict=True))
-        return {"coefficients": new, "server.move": np.asarray(np.sqrt(move))}
+        return {"coefficients": new, "server.gram": gram, "server.move": np.asarray(np.sqrt(move))}
+
+    def _held(self, steps: Array, gram: Array) -> Array:
+        """Steps that move linear predictors by no more than one unit: a rare class has little curvature at first."""
+        rows = float(gram[-1, -1]) if self.intercept else 0.0
+        if rows <= 0:
+            return steps
+        squares = np.einsum("kp,pq,kq->k", steps, gram, steps) / rows
+        longest = np.sqrt(np.maximum(squares, 0.0))
+        return np.asarray(steps * np.minimum(1.0, _LONGEST / np.maximum(longest, 1e-300))[:, None])
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
         columns = self._columns()
