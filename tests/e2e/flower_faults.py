@@ -20,6 +20,7 @@ from deployment import Deployment, until
 from fedscape import Federation, Local, rounds
 from fedscape.core import checkpoint
 from fedscape.deploy import init as deploy
+from fedscape.deploy.keys import write_certificates
 from fedscape.deploy.node import change_terms
 from fedscape.types import Array
 
@@ -191,7 +192,7 @@ def test_an_expired_certificate_is_refused_by_every_node(tmp_path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deploy.datetime, "datetime", Past)
-        deploy._write_certificates(deployed.folder / "certificates", ["127.0.0.1"], 3)
+        write_certificates(deployed.folder / "certificates", ["127.0.0.1"], 3)
     try:
         deployed.spawn("./superlink.sh", log="superlink")
         until(lambda: "Uvicorn running" in deployed.log("superlink") or _listens(deployed.port), 60, "the SuperLink")

@@ -1,4 +1,4 @@
-"""Sums that nobody sees apart: the protocol, its parameters, and its primitives.
+"""Secure aggregation: the protocol, its parameters, and its primitives.
 
-The room lies below `core` and imports only `errors`: the protocol can be read, and tested, without the rest.
+The package is below `core` and imports only `errors` and `types`: the protocol can be read and tested on its own.
 """

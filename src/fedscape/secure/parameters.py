@@ -1,22 +1,22 @@
-"""How many neighbours a client shares its secrets with, and how many of them must answer.
+"""Derive the number of neighbours of a client and the threshold from the shares of drop-outs and colluders.
 
-A cohort of n clients stands on a ring in a random order; each has the k / 2 nearest on either side for neighbours (Bell
-et al. 2020), or all others where n - 1 <= k. A stated share of the cohort may drop out, and a stated share may collude
-with the server. Around one client their numbers are hypergeometric; exact tails give
+The n clients of a cohort are placed on a ring in random order. The neighbours of a client are the k / 2 nearest on each
+side (Bell et al. 2020), or all others if n - 1 <= k. A given share of the cohort may drop out, and a given share may
+collude with the server. The numbers of both among the neighbours of a client are hypergeometric. Exact tails give
 
-    d   dead neighbours: some client has more with probability 2^-10 at most; then the round is abandoned.
-    c   colluding neighbours: some client has more with probability 2^-40 at most, also if the server tries 2^60 rings:
-        it chooses cohorts and rounds after it has seen all keys, and so can look for an order that suits it.
-    t   the threshold, k - d by default: so many neighbours must send their keys, and so many must answer at the end.
+    d   bound on dead neighbours. With probability at most 2^-10 some client has more; the round is then abandoned.
+    c   bound on colluding neighbours. With probability at most 2^-40 some client has more, even if the server tries
+        2^60 rings: it sees all keys before it chooses cohorts and rounds, and can search for an order that suits it.
+    t   the threshold, by default k - d: the number of neighbours that must send keys, and that must answer at the end.
 
-Safe against a server that lies needs h = 2t - k - c >= 1. A client's self-mask is opened by t neighbours, of whom t - c
-are honest, and its vector is masked with t neighbours at least. So h of them are both, and for none of them the server
-also gets the key of its pairwise masks (see `protocol`): whatever sum the server can open holds h + 1 honest clients.
-Where h > k / 2 on the ring, two such sets would overlap and no gap is longer than k - h: there is one sum, of at
-least floor(n / (2k + 1 - h)) (h + 1) honest clients.
+Security against a lying server requires h = 2t - k - c >= 1. To open a client's self-mask takes t neighbours, of which
+at least t - c are honest. Its vector is masked with at least t neighbours. So at least h honest neighbours are in both
+sets, and for none of them does the server also get the key of its pairwise masks (see `protocol`). Any sum that the
+server can open therefore contains at least h + 1 honest clients. If h > k / 2 on the ring, two such sets would overlap,
+and no gap is longer than k - h: there is a single sum, of at least floor(n / (2k + 1 - h)) (h + 1) honest clients.
 
-For a server that does not lie the honest living clients must be connected. The ring falls apart only where k places, in
-two runs of k / 2, are all dead or colluding: n^2 / 2 times the chance of that must be below 2^-40.
+If the server follows the protocol, the honest living clients must form a connected graph. The ring falls apart only if
+k places, in two runs of k / 2, are all dead or colluding: n^2 / 2 times the probability of that must be below 2^-40.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from math import ceil, comb, floor
 from fedscape.errors import PrivacyError
 from fedscape.secure.shamir import LARGEST
 
-ABANDONED = 10  # bits: with all allowed drop-outs a round is abandoned for bad luck with probability 2**-10
-BROKEN = 40  # bits: more neighbours collude than was allowed for with probability 2**-40
-SEARCHED = 60  # bits: so many rings a server may try, by other cohorts and rounds, before it asks anybody
+ABANDONED = 10  # bits: a round with all allowed drop-outs is abandoned by chance with probability 2**-10
+BROKEN = 40  # bits: more neighbours collude than allowed for with probability 2**-40
+SEARCHED = 60  # bits: number of rings that a server may try, by choosing cohorts and rounds, before it asks anybody
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a cohort of `clients` uses; `derive` finds it.
+    """The parameters of a cohort; `derive` computes them.
 
-    `dead` and `colluding` are how many of the cohort may be, `dead_near` and `colluding_near` how many of the
-    neighbours of one client. `least` clients must live to the end. `smallest` honest clients at least are in any sum
-    that a lying server can open.
+    `dead` and `colluding` bound the numbers of such clients in the cohort, `dead_near` and `colluding_near` among the
+    neighbours of one client. At least `least` clients must stay to the end. Any sum that a lying server can open
+    contains at least `smallest` honest clients.
     """
 
     clients: int
@@ -55,7 +55,7 @@ class Parameters:
 
     @property
     def margin(self) -> int:
-        """h of the module: honest neighbours in the same sum, at least."""
+        """h in the module's docstring: the least number of honest neighbours in the same sum."""
         return 2 * self.threshold - self.neighbours - self.colluding_near
 
     @property
@@ -69,7 +69,7 @@ class Parameters:
 def derive(
     clients: int, *, dropouts: float, colluders: float, neighbours: int | None = None, threshold: int | None = None
 ) -> Parameters:
-    """The parameters of a cohort, or a refusal that says what it would need.
+    """Derive the parameters of a cohort; a PrivacyError says what it would need.
 
     >>> found = derive(100, dropouts=0.1, colluders=0.02)
     >>> found.neighbours, found.threshold, found.smallest
@@ -94,7 +94,7 @@ def derive(
 
 
 def _even(clients: int, k: int) -> int:
-    """All others, or as many on either side."""
+    """Cap k at all other clients."""
     return clients - 1 if k >= clients - 1 else k
 
 
@@ -105,7 +105,7 @@ def _at(clients: int, k: int, dropouts: float, colluders: float, threshold: int 
 
 
 def _lacking(chosen: Parameters) -> str:
-    """What makes these parameters unsafe or useless; "" where nothing does."""
+    """Why these parameters are unsafe or useless; "" if they are neither."""
     k, t, n = chosen.neighbours, chosen.threshold, chosen.clients
     if k < 2 or k > LARGEST or (k < n - 1 and k % 2):
         return f"neighbours must be even and from 2 to {LARGEST - 1}"
@@ -127,7 +127,7 @@ def _refusal(clients: int, dropouts: float, colluders: float, what: str, why: st
 
 
 def _quantile(clients: int, marked: int, k: int, bits: int) -> int:
-    """The fewest marked neighbours that no client exceeds, but with probability 2**-bits over the whole cohort."""
+    """The smallest number of marked neighbours that some client exceeds with probability at most 2**-bits."""
     others, above = clients - 1, 0
     marked = min(marked, others)
     whole = comb(others, k)

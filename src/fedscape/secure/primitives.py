@@ -1,7 +1,7 @@
-"""The primitives of the protocol under the names of the papers, all from the package `cryptography`.
+"""The primitives of the protocol, under the papers' names; all from the package `cryptography`.
 
 KA is X25519 with HKDF-SHA-256 (RFC 7748, RFC 5869), AE is ChaCha20-Poly1305 (RFC 8439), SIG is Ed25519 (RFC 8032), and
-PRG is AES-256 in counter mode (SP 800-38A). Every key of AE and PRG is derived for one use, so their nonces are zero.
+PRG is AES-256 in counter mode (SP 800-38A). Each key of AE and PRG is derived for a single use, so nonces are zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Words = npt.NDArray[np.uint64]
 
 SEED = 32  # bytes of every seed, key and share
 TAG = 16
-_CHUNK = 2**14  # words: the sum, the key stream and the zeros stay in the cache together
+_CHUNK = 2**14  # words: the sum, the key stream and the zeros fit into the cache together
 _ZEROS = bytes(8 * _CHUNK)
 _NONCE = bytes(12)
 
@@ -40,7 +40,7 @@ def random_seed() -> bytes:
 
 
 def derive_key(secret: bytes, *, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA-256 to one key."""
+    """Derive one key with HKDF-SHA-256."""
     return bytes(HKDF(algorithm=hashes.SHA256(), length=SEED, salt=salt, info=info).derive(secret))
 
 
@@ -50,11 +50,11 @@ def public_of(seed: bytes) -> bytes:
 
 
 def agree(seed: bytes, public: bytes) -> bytes:
-    """KA.agree, before HKDF; a public key of low order is refused."""
+    """KA.agree, without HKDF; refuse a public key of low order."""
     try:
         return bytes(X25519PrivateKey.from_private_bytes(seed).exchange(X25519PublicKey.from_public_bytes(public)))
     except ValueError:
-        raise PrivacyError("secure sums: a public key with which no secret can be agreed on") from None
+        raise PrivacyError("secure sums: a public key of low order") from None
 
 
 def verifier_of(seed: bytes) -> bytes:
@@ -77,12 +77,12 @@ def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def encrypt(key: bytes, plain: bytes, bound: bytes) -> bytes:
-    """AE.enc under a key of one use; `bound` is authenticated with it."""
+    """AE.enc under a single-use key; `bound` is authenticated with it."""
     return bytes(ChaCha20Poly1305(key).encrypt(_NONCE, plain, bound))
 
 
 def decrypt(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
-    """AE.dec; None where it is not what was sealed with this key."""
+    """AE.dec; None if it was not encrypted with this key and `bound`."""
     try:
         return bytes(ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bound))
     except (InvalidTag, ValueError):
@@ -90,7 +90,7 @@ def decrypt(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
 
 
 def add_masks(numbers: Words, masks: Iterable[tuple[bytes, int]]) -> None:
-    """Add PRG(key) times the sign, 1 or -1, to the numbers modulo 2^64, in place.
+    """Add or subtract (sign 1 or -1) the stream of each key to the numbers, modulo 2^64, in place.
 
     >>> numbers = np.arange(3, dtype=np.uint64)
     >>> add_masks(numbers, [(bytes(32), 1), (bytes(32), -1)])
@@ -98,7 +98,7 @@ def add_masks(numbers: Words, masks: Iterable[tuple[bytes, int]]) -> None:
     array([0, 1, 2], dtype=uint64)
     """
     streams = [(_stream(key), np.add if sign > 0 else np.subtract) for key, sign in masks]
-    words = np.empty(_CHUNK + 2, dtype="<u8")  # OpenSSL wants room for one block more
+    words = np.empty(_CHUNK + 2, dtype="<u8")  # OpenSSL needs room for one more block
     room = memoryview(words.data).cast("B")
     for begin in range(0, len(numbers), _CHUNK):
         part = numbers[begin : begin + _CHUNK]

@@ -1,22 +1,24 @@
 """Secure aggregation: Bonawitz et al. 2017 on the sparse graph of Bell et al. 2020, under the papers' names.
 
-AdvertiseKeys, once in a run: a client signs the public key c^PK of its channel. Then in every round
+AdvertiseKeys, once per run: a client signs the public key c^PK of its channel. Then in every round
 
-    ShareKeys              client u draws b_u, the seed of its self-mask, and s_u, the seed of a key s_u^PK of this
-                           round alone, and sends each neighbour a Shamir share of either, sealed with their channel key
+    ShareKeys              client u draws b_u, the seed of its self-mask, and s_u, the seed of a key pair s_u^PK for
+                           this round only. It sends each neighbour a Shamir share of both, under their channel key
     MaskedInputCollection  y_u = x_u + PRG(b_u) + sum over neighbours v > u of PRG(s_uv) - sum over v < u of PRG(s_uv)
-    Unmasking              for a neighbour that lives a client opens its share of b, for a dead one that of s
+    Unmasking              a client opens its share of b for a living neighbour, and its share of s for a dead one
 
-all modulo 2^64. Because s_u is of one round, opening it for a client that dropped out says nothing of other rounds.
+all modulo 2^64. s_u is used in one round only, so opening it for a client that dropped out reveals no other round.
 
-A server that lies could tell some clients that u lives and others that it is dead. Both secrets of u never come out, as
-2t > k + c (see `parameters`). It could also call all neighbours of u dead to others, which leaves x_u without a mask.
-So a client's answer in Unmasking is sealed under a third shared seed, a_u, whose shares its neighbours open only if
-they say that u lives. Whose answer can be read cannot be dead as well. Bell et al. have clients sign such
-acknowledgements, which takes one message more.
+A lying server could tell some clients that u is alive and others that it is dead. It never gets both secrets of u,
+because 2t > k + c (see `parameters`). It could also tell others that all neighbours of u are dead, which would leave
+x_u without pairwise masks. A client's answer in Unmasking is therefore encrypted under a third shared seed, a_u, whose
+shares its neighbours open only if they were told that u is alive. So a client whose answer can be read is not dead to
+its neighbours. In Bell et al. clients sign such acknowledgements, which takes one more message.
 
-All keys are bound to one context: the run, the round, the roster, the cohort and the parameters. Clients that were
-shown different ones cannot read each other's shares, and stop.
+All keys are bound to a context: the run, the round, the roster, the cohort and the parameters. Clients that were given
+different ones cannot read each other's shares, and stop. Pairwise masks are also bound to the question, a digest of
+what the clients are asked to compute. A lying server could ask one client for its counts and the others for something
+it knows; the masks of clients that were asked different questions do not cancel.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _LABEL = b"fedscape secure sum 1"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a client advertises: who it is (its verifying key), the key of its channel, and its signature."""
+    """A client's advertisement: its identity (verifying key), its channel key, and its signature."""
 
     identity: bytes
     channel: bytes
@@ -49,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who takes part in a run, by place: entries that were checked."""
+    """The clients of a run, by place; entries were checked."""
 
     session: bytes
     entries: tuple[Entry, ...]
@@ -59,12 +61,12 @@ class Roster:
     def checked(
         cls, session: bytes, entries: Sequence[Entry], *, peers: Iterable[bytes] | None = None, least: int = 3
     ) -> Roster:
-        """The roster, if all on it have signed, are different, and known where `peers` lists who is."""
+        """Check that all entries are signed and different and, if `peers` is given, listed there."""
         known = None if peers is None else set(peers)
         for entry in entries:
             if known is not None and entry.identity not in known:
                 raise PrivacyError(
-                    f"secure sums: the roster names {entry.identity.hex()[:16]}, whom nobody vouched for"
+                    f"secure sums: the roster names {entry.identity.hex()[:16]}, who is not on this node's roster"
                 )
             if not p.is_signed(entry.identity, entry.signature, _advertisement(session, entry.channel)):
                 raise PrivacyError(f"secure sums: the key of {entry.identity.hex()[:16]} is not signed for this run")
@@ -79,7 +81,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Frame:
-    """One round as all in it must see it: which round, who is in the cohort (places, rising), on which parameters."""
+    """One round as all clients must see it: its number, its cohort (ascending places) and its parameters."""
 
     roster: Roster
     index: int
@@ -89,19 +91,19 @@ class Frame:
     def __post_init__(self) -> None:
         last, places = len(self.roster.entries), self.cohort
         if self.index < 0 or any(a >= b for a, b in pairwise(places)):
-            raise PrivacyError("secure sums: a cohort must be named by rising places, a round by its number")
+            raise PrivacyError("secure sums: a cohort must be ascending places, a round a number from 0")
         if not places or places[0] < 0 or places[-1] >= last or len(places) != self.parameters.clients:
             raise PrivacyError(f"secure sums: a cohort of {len(places)} that does not fit its roster of {last}")
 
     @cached_property
     def context(self) -> bytes:
-        """A digest of all that is in the frame."""
+        """A digest of the frame."""
         numbers = np.array([self.index, *self.cohort], dtype="<i8").tobytes()
         return _digest(b"round", self.roster.digest, numbers, repr(self.parameters).encode())
 
     @cached_property
     def _graph(self) -> dict[int, tuple[int, ...]]:
-        """Neighbours on a ring whose order nobody could foretell before all keys were advertised; see `parameters`."""
+        """Neighbours on a ring whose order depends on all advertised keys; see `parameters`."""
         n, k = len(self.cohort), self.parameters.neighbours
         if k >= n - 1:
             return {u: tuple(v for v in self.cohort if v != u) for u in self.cohort}
@@ -110,15 +112,15 @@ class Frame:
         return {u: tuple(sorted(ring[(i + step) % n] for step in steps)) for i, u in enumerate(ring)}
 
     def neighbours(self, u: int) -> tuple[int, ...]:
-        """The neighbours of a client, rising."""
+        """The neighbours of a client, in ascending order."""
         return self._graph[u]
 
     def point(self, u: int, v: int) -> int:
-        """The point of neighbour v among the shares of u."""
+        """The point of neighbour v's share of the secrets of u."""
         return self.neighbours(u).index(v) + 1
 
     def key(self, secret: bytes, label: str, *places: int) -> bytes:
-        """A key of this round for one use."""
+        """A single-use key of this round."""
         return p.derive_key(secret, salt=self.context, info=" ".join([label, *map(str, places)]).encode())
 
     def pairwise(self, secret: bytes, u: int, v: int, question: bytes) -> tuple[bytes, int]:
@@ -129,7 +131,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class KeyShares:
-    """What a client sends in ShareKeys: s_u^PK, a commitment to b_u, and sealed shares for its neighbours."""
+    """A client's message in ShareKeys: s_u^PK, a commitment to b_u, and encrypted shares for its neighbours."""
 
     public: bytes
     commitment: bytes
@@ -138,7 +140,7 @@ class KeyShares:
 
 @dataclass(frozen=True)
 class Unmasking:
-    """What a client sends in Unmasking: shares of the a_v of living neighbours, and, sealed, those of b_v and s_v."""
+    """A client's message in Unmasking: shares of a_v of living neighbours and, encrypted, those of b_v and s_v."""
 
     alive: Mapping[int, bytes]
     sealed: bytes
@@ -146,7 +148,7 @@ class Unmasking:
 
 @dataclass
 class Turn:
-    """What a client remembers of its round, from one message to the next; secret, and of one use."""
+    """A client's secret state of a round, between messages."""
 
     index: int
     stage: str
@@ -154,36 +156,36 @@ class Turn:
     b: bytes
     s: bytes
     a: bytes
-    held: dict[int, bytes] = field(default_factory=dict)  # by neighbour: its shares of b, s and a
+    held: dict[int, bytes] = field(default_factory=dict)  # by neighbour: shares of its b, s and a
 
 
 class Client:
-    """One client of the protocol, which believes nothing that it cannot check.
+    """A client of the protocol; it checks everything that the server sends.
 
     Parameters
     ----------
     identity
-        The seed of its own signing key.
+        The seed of its signing key.
     session
         The run.
     channel
-        The seed of the key of its channel; by default a new one.
+        The seed of its channel key; by default a new one.
     """
 
     def __init__(self, identity: bytes, session: bytes, *, channel: bytes | None = None) -> None:
         self.identity, self.session = identity, session
         self.channel = p.random_seed() if channel is None else channel
         self.turn: Turn | None = None
-        self.last = -1  # the last round that was begun
+        self.last = -1  # number of the last round begun
 
     def advertise_keys(self) -> Entry:
-        """AdvertiseKeys."""
+        """AdvertiseKeys: sign the channel key for this run."""
         public = p.public_of(self.channel)
         signature = p.sign(self.identity, _advertisement(self.session, public))
         return Entry(p.verifier_of(self.identity), public, signature)
 
     def place(self, frame: Frame) -> int:
-        """Where this client stands on the roster, if it is in the cohort of this run with its own key."""
+        """This client's place on the roster; it must be in the cohort, with its own keys."""
         mine = p.verifier_of(self.identity), p.public_of(self.channel)
         places = [u for u in frame.cohort if frame.roster.entries[u].identity == mine[0]]
         if frame.roster.session != self.session or not places:
@@ -193,7 +195,7 @@ class Client:
         return places[0]
 
     def share_keys(self, frame: Frame) -> KeyShares:
-        """ShareKeys: begin a round, which must come after all that were begun before."""
+        """ShareKeys: begin a round, with a larger number than all rounds before."""
         if frame.index <= self.last:
             raise PrivacyError(f"secure sums: round {frame.index} was begun before, the last one was {self.last}")
         u = self.place(frame)
@@ -234,13 +236,13 @@ class Client:
                 )
             held[v] = shares
             masks.append(frame.pairwise(p.agree(turn.s, public), u, v, question))
-        turn.stage, turn.held = "masked", held  # before anything leaves: a vector is masked once
+        turn.stage, turn.held = "masked", held  # before anything leaves: only one vector is masked
         masked = np.array(numbers, dtype=np.uint64)
         p.add_masks(masked, masks)
         return masked
 
     def unmask(self, frame: Frame, living: Iterable[int], dead: Iterable[int]) -> Unmasking:
-        """Unmasking: open one share of each neighbour, if the lists can be true; once in a round."""
+        """Unmasking: open one share of each neighbour, if the lists are plausible; once per round."""
         turn, u = self._in_turn(frame, "masked"), self.place(frame)
         alive, gone, held = set(living), set(dead), set(turn.held)
         if alive & gone:
@@ -272,7 +274,7 @@ class Client:
         return self.turn
 
     def _channel_key(self, frame: Frame, u: int, v: int, public: bytes, to: int) -> bytes:
-        """The key of a package between u, this client, and v: bound to the sender's fresh key of the round."""
+        """The key of a package between u, this client, and v; bound to the sender's key of the round."""
         secret = p.agree(self.channel, frame.roster.entries[v].channel)
         sender = v if to == u else u
         return p.derive_key(secret, salt=frame.context, info=f"shares {sender} {to} ".encode() + public)
@@ -288,7 +290,7 @@ def _advertisement(session: bytes, channel: bytes) -> bytes:
 
 
 def commitment_of(frame: Frame, b: bytes) -> bytes:
-    """What a client says of its b_u in ShareKeys; b_u cannot be told from it."""
+    """The commitment to b_u in ShareKeys; it does not reveal b_u."""
     return frame.key(b, "commitment")
 
 

@@ -1,4 +1,4 @@
-"""The second server at another address: HTTPS, one question a round, JSON for packages and bytes for sums."""
+"""The second server over HTTPS: one request per round, JSON with packages in, bytes of the sum out."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _PATIENCE = 60.0  # seconds for a request to arrive
 
 
 class RemoteAggregator:
-    """The second server at its address, as the first one asks it.
+    """Client of the second server, used by the first.
 
     Parameters
     ----------
     url
-        Such as https://helper.example.org:8443.
+        Its address, such as https://helper.example.org:8443.
     public
-        Its public key, 32 bytes or their hex, as the helper's operator gave it.
+        Its public key, as 32 bytes or in hex, from the helper's operator.
     certificate
-        The certificate authority of its TLS; by default those of this machine.
+        The certificate authority of its TLS certificate; by default those that this machine trusts.
     timeout
         Seconds to wait for a sum.
     """
@@ -81,16 +81,16 @@ def serve(
     certificate: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> ThreadingHTTPServer:
-    """A server of a helper; `serve_forever()` runs it.
+    """The HTTP server of a helper; `serve_forever()` runs it.
 
     Parameters
     ----------
     helper
-        Who answers.
+        The second server that answers.
     port, host
-        Where.
+        The address to listen on.
     certificate, key
-        Of its TLS; without them it listens on this machine alone.
+        Its TLS certificate and key; without them it listens on this machine only.
     """
     if certificate is None and host not in ("127.0.0.1", "localhost", "::1"):
         raise DataError(f"a helper on {host} needs a certificate: plain text is for this machine alone")
@@ -108,11 +108,11 @@ def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
         timeout = _PATIENCE
 
         def do_GET(self) -> None:
-            """The health address."""
+            """Answer /health."""
             self._say(200 if self.path == "/health" else 404, b"ok\n" if self.path == "/health" else b"")
 
         def do_POST(self) -> None:
-            """Answer a question, or say in one line why not."""
+            """Answer a request for masks, or say in one line why not."""
             try:
                 size = int(self.headers.get("Content-Length", 0))
                 if self.path != "/masks" or not 0 < size <= _LARGEST:
@@ -121,7 +121,7 @@ def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
             except PrivacyError as error:
                 self._say(403, str(error).encode())
             except (ValueError, KeyError, TypeError):
-                self._say(400, b"not a question of two servers")
+                self._say(400, b"not a request for masks")
             else:
                 self._say(200, total.astype("<u8").tobytes())
 
@@ -132,7 +132,7 @@ def _page(helper: SecondServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing: the file of answered rounds says what was answered."""
+            """Do not log requests: the folder of answered rounds has them."""
 
     return Page
 

@@ -1,4 +1,4 @@
-"""The server of the protocol: it forwards what is sealed, adds what is masked, and opens the total."""
+"""The server of the protocol: forwards encrypted shares, adds masked vectors, and opens the total."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedscape.secure import shamir
 from fedscape.secure.primitives import SEED, Words
 from fedscape.secure.protocol import Frame, KeyShares, Unmasking, commitment_of
 
-_TRIES = 2000  # sets of shares that are tried where some shares are false
+_TRIES = 2000  # sets of shares to try if some shares are false
 
 
 class Server:
-    """One round of the server; `liars` are clients that sent false shares, which were found out and left out."""
+    """The server in one round; `liars` are clients whose shares were found to be false and left out."""
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
@@ -26,20 +26,20 @@ class Server:
         self._answers: dict[int, Unmasking] = {}
 
     def take_shares(self, u: int, shares: KeyShares) -> None:
-        """What a client sent in ShareKeys."""
+        """Store a client's message of ShareKeys."""
         lengths = {len(package) for package in shares.packages.values()}
         form = len(shares.public), len(shares.commitment), lengths
         if set(shares.packages) != set(self.frame.neighbours(u)) or form != (SEED, SEED, {3 * SEED + p.TAG}):
-            raise PrivacyError("secure sums: key shares of another form")
+            raise PrivacyError("secure sums: malformed key shares")
         self.shared[u] = shares
 
     def received_by(self, v: int) -> dict[int, tuple[bytes, bytes]]:
-        """What a client needs for MaskedInputCollection: the keys and packages of its neighbours."""
+        """The keys and packages of a client's neighbours, which it needs for MaskedInputCollection."""
         near = (u for u in self.frame.neighbours(v) if u in self.shared)
         return {u: (self.shared[u].public, self.shared[u].packages[v]) for u in near}
 
     def take_masked(self, u: int, masked: Words) -> None:
-        """What a client sent in MaskedInputCollection; only the sum of these is kept."""
+        """Add a client's masked vector; only the sum is stored."""
         if u not in self.shared or u in self.living or (self._sum is not None and len(self._sum) != len(masked)):
             raise PrivacyError("secure sums: a masked vector that was not asked for, or of another length")
         self.living.add(u)
@@ -49,7 +49,7 @@ class Server:
             self._sum += masked
 
     def lists(self) -> tuple[list[int], list[int]]:
-        """The living and the dead, for Unmasking; too few of the living end the round before anything is opened."""
+        """The living and the dead, for Unmasking; with too few living the round ends and nothing is opened."""
         least = self.frame.parameters.least
         if len(self.living) < least:
             raise TooFewClients(
@@ -59,7 +59,7 @@ class Server:
         return sorted(self.living), sorted(set(self.frame.cohort) - self.living)
 
     def take_unmasking(self, w: int, answer: Unmasking) -> None:
-        """What a client sent in Unmasking."""
+        """Store a client's message of Unmasking."""
         if w not in self.living or not set(answer.alive) <= self.living & set(self.frame.neighbours(w)):
             raise PrivacyError("secure sums: an unmasking that was not asked for")
         self._answers[w] = answer
@@ -82,12 +82,12 @@ class Server:
         return self._sum
 
     def _left_over(self, seed: bytes, v: int, u: int, question: bytes) -> tuple[bytes, int]:
-        """Take away the mask that v added for u, which is dead."""
+        """The mask that v added for the dead client u, with the opposite sign."""
         key, sign = self.frame.pairwise(p.agree(seed, self.shared[v].public), v, u, question)
         return key, -sign
 
     def _opened(self) -> dict[int, dict[int, dict[int, bytes]]]:
-        """The shares of b (0) and s (1) by their owner and its neighbour, of answers acknowledged by `threshold`."""
+        """Shares of b (0) and s (1), by owner and neighbour, from answers that `threshold` neighbours acknowledged."""
         shares: dict[int, dict[int, dict[int, bytes]]] = {0: {}, 1: {}}
         for w, answer in self._answers.items():
             alive = {v: a.alive[w] for v, a in self._answers.items() if w in a.alive}
@@ -107,7 +107,7 @@ class Server:
         return shares
 
     def _secret(self, u: int, opened: Mapping[int, Mapping[int, Mapping[int, bytes]]], kind: int) -> bytes:
-        """The b_u (0) or s_u (1) of a client, which must agree with what it sent in ShareKeys."""
+        """A client's b_u (0) or s_u (1), checked against its message of ShareKeys."""
 
         def is_own(seed: bytes) -> bool:
             if kind == 0:
@@ -124,7 +124,7 @@ class Server:
         return seed
 
     def _joined(self, u: int, shares: Mapping[int, bytes], check: Check) -> bytes | None:
-        """The secret of u that passes the check; with false shares among more than enough, those are found out."""
+        """The secret of u that passes the check; with shares to spare, false ones are detected."""
         threshold = self.frame.parameters.threshold
         points = {self.frame.point(u, w): share for w, share in shares.items() if len(share) == SEED}
         if len(points) < threshold:
@@ -144,7 +144,7 @@ Check = Callable[[bytes], bool]
 
 
 def _choices(points: list[int], threshold: int) -> Iterable[tuple[int, ...]]:
-    """Sets of so many points: first runs of neighbours, in which a single false one is soon left out, then all."""
+    """Subsets of `threshold` points: first consecutive ones, which soon leave out a single false one, then all."""
     turns = [points[i:] + points[:i] for i in range(len(points))]
     yield from (tuple(turn[:threshold]) for turn in turns)
     yield from combinations(points, threshold)

@@ -1,7 +1,7 @@
 """Shamir's secret sharing, byte by byte over GF(256): a share is as long as the secret.
 
-The field is that of AES, x^8 + x^4 + x^3 + x + 1. Any `threshold` shares give the secret back; fewer say nothing of it,
-whatever one can compute. A share is known by its point, 1 to 255; the secret is the value at 0.
+The field is that of AES, modulo x^8 + x^4 + x^3 + x + 1. Any `threshold` shares determine the secret; fewer are
+independent of it. A share is identified by its point, 1 to 255; the secret is the value at 0.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fedscape.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
 
-LARGEST = 255  # points, and so shares of one secret
+LARGEST = 255  # number of points, and so of shares of a secret
 
 
 def _tables() -> tuple[Bytes, Bytes]:
-    """The products of all pairs, and the inverses."""
+    """Tables of all products and inverses in GF(256)."""
     powers, logs, value = [0] * 510, [0] * 256, 1
     for i in range(255):
         powers[i] = powers[i + 255] = value
@@ -37,7 +37,7 @@ PRODUCT, INVERSE = _tables()
 
 
 def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
-    """Shares of a secret at these points, `threshold` of which give it back.
+    """Split a secret into shares at these points; any `threshold` of them determine it.
 
     >>> shares = split(b"key", 2, [1, 2, 3])
     >>> join({1: shares[1], 3: shares[3]})
@@ -57,10 +57,10 @@ def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, byt
 
 
 def join(shares: Mapping[int, bytes], *, at: int = 0) -> bytes:
-    """The value at a point of the polynomial through these shares, all of which are used; at 0 it is the secret."""
+    """Interpolate the polynomial through all of these shares; its value at 0 is the secret."""
     points = np.array(list(shares), dtype=np.uint8)
     if len({len(share) for share in shares.values()}) != 1:
-        raise DataError("shares must be there and of one length")
+        raise DataError("there must be shares, all of the same length")
     values = np.array([np.frombuffer(share, dtype=np.uint8) for share in shares.values()])
     out = np.zeros(values.shape[1], dtype=np.uint8)
     for weight, value in zip(_weights(points, at), values, strict=True):
@@ -69,7 +69,7 @@ def join(shares: Mapping[int, bytes], *, at: int = 0) -> bytes:
 
 
 def _weights(points: Bytes, at: int) -> Bytes:
-    """Lagrange's weights: for each point the product over the others of (at - other) / (point - other)."""
+    """Lagrange weights: for each point the product over the others of (at - other) / (point - other)."""
     above = np.broadcast_to(points ^ np.uint8(at), (len(points), len(points))).copy()
     below = points[:, None] ^ points[None, :]
     np.fill_diagonal(above, 1)

@@ -1,4 +1,4 @@
-"""What a caller asks for: sums that nobody sees apart, among clients alone or with a second server."""
+"""Settings of masked sums, `SecureSum` and those shared with `TwoServers`, and rounds within one process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedscape.types import Array, Arrays
 
 
 class Session(Protocol):
-    """A round of masked sums with all its parties in this process."""
+    """A round of masked sums with all parties in this process."""
 
     def add(self, party: int, words: Array) -> None:
-        """Mask what this party sends, and add it."""
+        """Mask a party's words and add them."""
         ...
 
     def total(self) -> Array:
@@ -28,22 +28,22 @@ class Session(Protocol):
         ...
 
     def bytes_up(self) -> int:
-        """What one party sends besides its words, at most."""
+        """Bytes that a party sends besides its words, at most."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masked:
-    """What SecureSum and TwoServers share.
+    """Settings common to SecureSum and TwoServers.
 
     Parameters
     ----------
     bounds
-        The largest real number, in size, that a party may send in an array: one for all, or by the array's name (2^24
-        for those not named). Real numbers are rounded to the finest grid on which the sum cannot overflow. Whole
-        numbers, and with privacy all are, need no bound.
+        The largest absolute value of a real number that a party may send: one for all arrays, or by name (2^24 for
+        arrays that are not named). Real numbers are rounded to the finest grid on which the sum cannot overflow.
+        Integers need no bound, and under privacy all sums are integers.
     allow
-        Names of arrays that may be seen client by client although all others are masked: what a computation reveals.
+        Names of revealed arrays that the server may see client by client, while all others are masked.
     """
 
     bounds: float | Mapping[str, float] = DEFAULT_BOUND
@@ -57,14 +57,14 @@ class Masked:
             raise DataError(f"allow must be a list of names, not {self.allow!r}")
 
     def range(self, parties: int) -> Range:
-        """The range of numbers in a sum of so many parties."""
+        """The range of numbers in a sum of this many parties."""
         known = self.bounds
         if isinstance(known, Mapping):  # an array crosses as total/NAME or metrics/NAME
             known = {f"{kind}/{name}": v for name, v in known.items() for kind in ("total", "metrics")}
         return Range(parties, known)
 
     def check_reveals(self, computation: str, reveals: Sequence[str]) -> None:
-        """Refuse a computation that shows more than sums, unless it was allowed by name."""
+        """Refuse a computation that reveals arrays, unless they are allowed by name."""
         if shown := [name for name in reveals if name not in self.allow]:
             raise PrivacyError(
                 f"{computation} lets the server see {', '.join(shown)} client by client, which secure= is there to "
@@ -72,11 +72,11 @@ class Masked:
             )
 
     def smallest(self, parties: int) -> int:
-        """How many honest parties are at least in any sum that can be opened."""
+        """The least number of honest parties in any sum that can be opened."""
         raise TypeError("use SecureSum or TwoServers")
 
     def session(self, parties: int) -> Session:
-        """A round with all its parties in this process."""
+        """A round with all parties in this process."""
         raise TypeError("use SecureSum or TwoServers")
 
 
@@ -84,14 +84,14 @@ class Masked:
 class SecureSum(Masked):
     """Masked sums (Bonawitz et al. 2017 on the graph of Bell et al. 2020): the server learns the total alone.
 
-    A party is a client, over Flower a node. Cohorts too small for the stated drop-outs and colluders are refused.
+    A party is a client, or over Flower a node. Cohorts too small for the given drop-outs and colluders are refused.
 
     Parameters
     ----------
     neighbours
-        With how many others each party shares its secrets; by default the fewest that are safe.
+        Number of other parties with which each shares its secrets; by default the fewest that are safe.
     threshold
-        How many of them must answer at the end; by default all but those that may drop out.
+        Number of neighbours that must answer at the end; by default all but those that may drop out.
     dropouts
         The share of a cohort that may drop out in a round; with more it is abandoned and nothing is opened.
     colluders
@@ -120,7 +120,7 @@ class SecureSum(Masked):
                 raise DataError(f"{name} must be a whole number of at least 1, not {number!r}")
 
     def parameters(self, parties: int) -> Parameters:
-        """What a cohort of so many parties uses, or a PrivacyError where none is safe."""
+        """The parameters of a cohort of this many parties; a PrivacyError if none are safe."""
         how = {"neighbours": self.neighbours, "threshold": self.threshold}
         return derive(parties, dropouts=self.dropouts, colluders=self.colluders, **how)
 
@@ -132,7 +132,7 @@ class SecureSum(Masked):
 
 
 class _Rehearsal:
-    """All parties and the server of a round in one process: every key, share and mask that the real thing has."""
+    """All parties and the server of a round in one process, with every key, share and mask of a real round."""
 
     def __init__(self, how: SecureSum, parties: int) -> None:
         from fedscape.secure.protocol import Client, Frame, Roster
@@ -161,7 +161,7 @@ class _Rehearsal:
 
 
 def bytes_besides(parameters: Parameters) -> int:
-    """What a party sends besides its masked words: a key, a commitment, packages; then shares, and shares sealed.
+    """Bytes that a party sends besides its masked words: key, commitment, packages, then open and encrypted shares.
 
     >>> bytes_besides(SecureSum(neighbours=20, colluders=0.02).parameters(100))
     3620
@@ -172,7 +172,7 @@ def bytes_besides(parameters: Parameters) -> int:
 
 @dataclass
 class MaskedSum:
-    """One round of an engine whose parties are all in this process: arrays in, the arrays of the total out."""
+    """A masked round of an engine with all parties in this process: takes each party's arrays, gives the totals."""
 
     how: Masked
     parties: int
@@ -184,7 +184,7 @@ class MaskedSum:
         self._session, self._range = self.how.session(self.parties), self.how.range(self.parties)
 
     def add(self, party: int, sent: Arrays, metrics: Arrays) -> None:
-        """Mask and add what a party sends."""
+        """Mask a party's arrays and add them."""
         arrays = {f"total/{n}": np.asarray(v) for n, v in sent.items()}
         arrays |= {f"metrics/{n}": np.asarray(v) for n, v in metrics.items()}
         form = Form.of(arrays)
@@ -194,7 +194,7 @@ class MaskedSum:
         self._session.add(party, self._range.encode(arrays, released=self.released))
 
     def totals(self) -> tuple[Arrays, Arrays]:
-        """The sums of what was sent and of the metrics."""
+        """The sums of sent arrays and of metrics."""
         if self.form is None:
             return {}, {}
         arrays = self._range.decode(self._session.total(), self.form, released=self.released)
@@ -203,6 +203,6 @@ class MaskedSum:
         return sent, metrics
 
     def bytes_up(self, *, besides: bool = True) -> int:
-        """What one party sends: its words, and besides what makes masks, which tells how many parties there are."""
+        """Bytes that a party sends: its words and, with `besides`, what masks cost; that depends on the cohort."""
         words = 0 if self.form is None else 8 * self.form.length
         return words + (int(self._session.bytes_up()) if besides else 0)

@@ -230,7 +230,7 @@ def test_a_cohort_of_one_another_roster_and_softer_parameters_are_refused(tmp_pa
     assert "at least 3 are needed" in refusal(engine.grid.asks(1, {**about, "roster": share["roster"][:2]}))
     known = [verifying_key(tmp_path / str(node)).hex() for node in range(1, 7)]
     (tmp_path / "1" / PEERS).write_text("\n".join(f"{key} # node" for key in known[:5]))
-    assert "whom nobody vouched for" in refusal(engine.grid.asks(1, about))
+    assert "who is not on this node's roster" in refusal(engine.grid.asks(1, about))
     (tmp_path / "1" / PEERS).write_text("\n".join(known))
     swapped = [[*share["roster"][5][:1], os.urandom(32).hex(), share["roster"][5][2]]]
     forged = {**about, "roster": [*share["roster"][:5], *swapped]}
