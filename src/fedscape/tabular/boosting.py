@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedscape.core.estimator import Fit
 from fedscape.core.federation import Federation
+from fedscape.core.sampling import All
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
@@ -161,7 +162,8 @@ class BoostedTrees(TableEstimator):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
-        work, schema = self._plan(engine, how)
+        everyone = isinstance(how.sampler or All(), All)  # a parent of another cohort minus a child is no child
+        work, schema = self._plan(engine, how, subtract=everyone)
         state = self._run(
             work, engine, how.phase(".trees"), n_rounds=self._steps * self.depth, seed=self.seed, measure=0,
             done=lambda old, new: self.is_done(new),

@@ -12,6 +12,7 @@ from plain_boosting import boost
 from plain_xgboost import margins
 
 from fedscape import BoostedTrees, DataError, Federation, Gaussian, Key, Ledger, Local, Poisson, PrivacyError, rounds
+from fedscape.core.estimator import Fit
 from fedscape.errors import CheckpointError
 from fedscape.tabular.binning import Bins, binned, code_rows, code_rows_twin
 from fedscape.tabular.growing import TreeRounds
@@ -130,6 +131,17 @@ def test_a_client_that_missed_rounds_goes_through_the_forest_again():
     with_kept = reply.run(computation, state, everyone, Key(1, 3)).total["histograms"]
     fresh = Local(fed).run(computation, state, everyone, Key(1, 3)).total["histograms"]
     np.testing.assert_array_equal(with_kept, fresh)
+
+
+def test_with_a_sampler_both_children_of_a_split_are_sent():
+    fed = dealt(table(), 30)
+    how = {"depth": 3, "features": ["x", "kind"], "target": "logistic"}
+    trees = BoostedTrees(3, **how).fit(fed, sampler=Poisson(0.5))
+    by_hand = BoostedTrees(3, **how)
+    begun = by_hand._begin(Fit(sampler=Poisson(0.5), progress=False))
+    work = by_hand.growing(Local(fed), begun, subtract=False)
+    state = [r.state for r in rounds(work, fed, n_rounds=9, sampler=Poisson(0.5), seed=0, measure=0)][-1]
+    np.testing.assert_array_equal(trees.forest_.value, state["value"])
 
 
 def test_accuracy_is_that_of_scikit_learn():
