@@ -116,8 +116,8 @@ class Quantiles(Estimator):
         return {"low": self._stored(low), "high": self._stored(high), "n_rows": np.maximum(everyone, 0.0)}
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """A row is in one cell of each feature."""
-        if clients is None and not state["low"].size:
+        """A row is in one cell of each feature; where rows are drawn, one more moves the draws of those after it."""
+        if self.share < 1 or (clients is None and not state["low"].size):
             return None
         d = len(state["low"]) if clients is None else sum(_width(clients[name]) for name in self._names())
         return float(np.sqrt(d) if norm == 2 else d)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedscape.core.estimator import Fit
 from fedscape.core.federation import Federation
+from fedscape.core.sampling import All
 from fedscape.core.validate import check_whole, column_names
 from fedscape.errors import DataError, PrivacyError
 from fedscape.statistics.quantiles import Quantiles
@@ -51,6 +52,10 @@ class BoostedTrees(TableEstimator):
         other numbers get the squared error. For counts pass "poisson".
     monotone
         Constraint by feature name: 1 for predictions that must not fall with it, -1 for ones that must not rise.
+    parallel, subsample
+        How many trees grow at once for each output, as one step in as many rounds as one tree, and the share of rows
+        that each of them sees. A step adds their mean: fewer rounds, and less noise of single trees, for a slower
+        descent a tree. Several need a subsample below 1, or they would be the same tree.
     held_out, patience
         Early stopping: the share of each client's rows held out, and the number of steps without a lower loss after
         which to stop; the forest is cut at its best step. By default all rows are used for training.
@@ -86,6 +91,8 @@ class BoostedTrees(TableEstimator):
         bins: int = 255,
         loss: str | None = None,
         monotone: Mapping[str, int] | None = None,
+        parallel: int = 1,
+        subsample: float = 1.0,
         held_out: float = 0.0,
         patience: int = 10,
         ranges: Ranges | None = None,
@@ -103,6 +110,8 @@ class BoostedTrees(TableEstimator):
         self.bins = bins
         self.loss = loss
         self.monotone = monotone
+        self.parallel = parallel
+        self.subsample = subsample
         self.held_out = held_out
         self.patience = patience
         self.ranges = ranges
@@ -112,7 +121,7 @@ class BoostedTrees(TableEstimator):
         self.seed = seed
 
     def _check(self) -> None:
-        for name, least in (("n_trees", 1), ("depth", 1), ("bins", 2), ("patience", 1)):
+        for name, least in (("n_trees", 1), ("depth", 1), ("bins", 2), ("patience", 1), ("parallel", 1)):
             check_whole(name, getattr(self, name), least=least)
         if self.bins > MOST or self.depth > 10:
             raise DataError(f"bins must be at most {MOST} and depth at most 10, not {self.bins} and {self.depth}")
@@ -121,8 +130,17 @@ class BoostedTrees(TableEstimator):
                 f"learning_rate must be in (0, 1], l2 not negative and held_out in [0, 1), not {self.learning_rate}, "
                 f"{self.l2} and {self.held_out}"
             )
+        if not 0 < self.subsample <= 1 or (self.parallel > 1 and self.subsample == 1):
+            raise DataError(
+                f"subsample must be in (0, 1], and below 1 for parallel trees, which are the same tree else, not "
+                f"{self.subsample!r} with parallel={self.parallel}"
+            )
         if self.loss is not None:
             check_loss(self.loss)
+
+    @property
+    def _steps(self) -> int:
+        return -(-self.n_trees // self.parallel)
 
     def n_releases(self) -> int:
         """Largest number of releases of a private fit: the `rounds` of `calibrate`.
@@ -130,7 +148,7 @@ class BoostedTrees(TableEstimator):
         >>> BoostedTrees(10, depth=3, ranges={"x": (0, 1)}).n_releases()
         34
         """
-        return 1 + self._quantiles((), private=True, ranges=(0.0, 1.0)).n_rounds() + self.n_trees * self.depth
+        return 1 + self._quantiles((), private=True, ranges=(0.0, 1.0)).n_rounds() + self._steps * self.depth
 
     def _quantiles(self, columns: Sequence[str], *, private: bool, ranges: Any) -> Quantiles:
         """Quantiles for the bin edges; their resolution is relative to the value, or to the range if there is one."""
@@ -144,9 +162,10 @@ class BoostedTrees(TableEstimator):
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
-        work, schema = self._plan(engine, how)
+        everyone = isinstance(how.sampler or All(), All)  # a parent of another cohort minus a child is no child
+        work, schema = self._plan(engine, how, subtract=everyone)
         state = self._run(
-            work, engine, how.phase(".trees"), n_rounds=self.n_trees * self.depth, seed=self.seed, measure=0,
+            work, engine, how.phase(".trees"), n_rounds=self._steps * self.depth, seed=self.seed, measure=0,
             done=lambda old, new: self.is_done(new),
         )  # fmt: skip
         self._take(work, state, schema)
@@ -171,12 +190,15 @@ class BoostedTrees(TableEstimator):
         private = how.privacy is not None
         if private and self.held_out:
             raise PrivacyError("held-out rows have no private loss: use held_out=0 in a private fit")
+        if how.privacy is not None and how.privacy.unit == "row" and self.subsample < 1:
+            raise PrivacyError("one row moves the draw of all others: use subsample=1 for unit='row', or unit='client'")
         schema = self._schema(engine, private)
         ends = self._ends(self.target, private, schema.classes)
         survey = TargetSurvey(schema.loss, target=self.target, classes=schema.classes, ends=ends)
         sums = self._run(survey, engine, how.phase(".target"), n_rounds=1, measure=0)["sums"]
         n_rows = float(sums.sum() if schema.classes else sums[0])
-        edges, schema = self._edges(engine, how, schema, min(1.0, _ROWS / max(n_rows, 1.0)))
+        share = 1.0 if private else min(1.0, _ROWS / max(n_rows, 1.0))  # one row moves a draw of rows
+        edges, schema = self._edges(engine, how, schema, share)
         return self._rounds(schema, *survey.begin(sums), edges, subtract=subtract and not private), schema
 
     def growing_blind(self, engine: Engine) -> TreeRounds:
@@ -208,6 +230,7 @@ class BoostedTrees(TableEstimator):
             features=schema.columns,
             target=self.target,
             monotone=self._directions(schema),
+            n_trees=self._steps,
             subtract=subtract,
             **{name: getattr(self, name) for name in _SHARED},
         )
@@ -260,7 +283,7 @@ class BoostedTrees(TableEstimator):
         """Whether all trees are grown, or held-out rows say that more do not help."""
         losses = state["server.losses"]
         stalled = self.held_out > 0 and len(losses) - int(np.argmin(losses)) > self.patience if len(losses) else False
-        return stalled or int(state["trees"]) >= self.n_trees
+        return stalled or int(state["trees"]) >= self._steps
 
     @classmethod
     def of_state(cls, work: TreeRounds, state: Arrays, clients: Federation) -> BoostedTrees:
@@ -277,20 +300,23 @@ class BoostedTrees(TableEstimator):
         elif int(state["level"]):
             n += 1  # leaves of every level have values
         self.feature_names_, self.classes_ = schema.feature_names, schema.labels
-        self.n_trees_ = n
+        self.n_trees_ = n * self.parallel
         self.forest_ = Forest(
             loss=work.loss,
             base=np.atleast_1d(np.asarray(work.base, dtype=float)),
             bins=work.bins,
-            feature=np.array(state["feature"][:n]),
-            left=np.array(state["left"][:n]),
-            value=np.array(state["value"][:n]),
+            **{name: self._apart(state[name][:n], work.outputs) for name in ("feature", "left", "value")},
             names=self.feature_names_,
             columns=schema.columns,
             target=self.target,
             categories=dict(schema.categories),
             classes=schema.labels,
         )
+
+    @staticmethod
+    def _apart(trees: Array, outputs: int) -> Array:
+        """The parallel trees of a step as trees one after the other, [trees, outputs, ...]."""
+        return np.array(trees).reshape(-1, outputs, *trees.shape[2:])
 
     # -- use -----------------------------------------------------------------------------------------------------------
 
@@ -360,4 +386,4 @@ class BoostedTrees(TableEstimator):
 
 
 _BY_NAME = ("monotone", "ranges", "categories")
-_SHARED = ("n_trees", "depth", "learning_rate", "l2", "least_weight", "least_gain", "held_out", "seed")
+_SHARED = ("parallel", "subsample", "depth", "learning_rate", "l2", "least_weight", "least_gain", "held_out", "seed")

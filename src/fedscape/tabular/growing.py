@@ -14,7 +14,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.tabular.binning import Bins, binned, column_values
-from fedscape.tabular.losses import GRID, bounds, check_loss, derivatives, row_losses
+from fedscape.tabular.losses import GRID, bounds, check_loss, derivatives, row_losses, target_values, valid_targets
 from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
 from fedscape.types import Array, Arrays, Kept
 
@@ -56,6 +56,9 @@ class TreeRounds(Computation):
         Columns.
     n_trees, depth, learning_rate, l2, least_weight, least_gain, monotone
         As for `BoostedTrees`.
+    parallel, subsample
+        How many trees a step has for each output, all of one round, and the share of rows that each of them learns
+        from, drawn anew. The state has them as outputs of their own: tree j of output k is the (j x outputs + k)th.
     held_out
         Share of rows that is held out; their loss is sent too.
     subtract
@@ -83,6 +86,8 @@ class TreeRounds(Computation):
         least_weight: float = 1.0,
         least_gain: float = 0.0,
         monotone: Sequence[int] = (),
+        parallel: int = 1,
+        subsample: float = 1.0,
         held_out: float = 0.0,
         subtract: bool = True,
         seed: int = 0,
@@ -101,6 +106,8 @@ class TreeRounds(Computation):
         self.least_weight = least_weight
         self.least_gain = least_gain
         self.monotone = monotone
+        self.parallel = parallel
+        self.subsample = subsample
         self.held_out = held_out
         self.subtract = subtract
         self.seed = seed
@@ -111,6 +118,11 @@ class TreeRounds(Computation):
         edges = np.asarray(self.edges, dtype=float)
         return Bins(edges, np.asarray(self.categories or [0] * len(edges), dtype=np.int64))
 
+    @property
+    def outputs(self) -> int:
+        """Margins of a row."""
+        return len(np.atleast_1d(self.base))
+
     def _rules(self) -> Rules:
         bins = self.bins
         monotone = np.asarray(self.monotone or [0] * len(bins.edges), dtype=np.int64)
@@ -120,7 +132,7 @@ class TreeRounds(Computation):
 
     def start(self, seed: int) -> Arrays:
         check_loss(self.loss)
-        outputs, inner = len(np.atleast_1d(self.base)), 2**self.depth - 1
+        outputs, inner = self.outputs * self.parallel, 2**self.depth - 1
         return self._rooted(outputs) | {
             "feature": np.full((self.n_trees, outputs, inner), -1, dtype=np.int32),
             "left": np.zeros((self.n_trees, outputs, inner, 32), dtype=np.uint8),
@@ -221,7 +233,7 @@ class TreeRounds(Computation):
 
     def _rate(self, value: float) -> float:
         """Scale a Newton step to a leaf's value: times the learning rate, in the units of the margins."""
-        return float(value * self.learning_rate * (self.unit if self.loss == "squared" else 1.0))
+        return float(value * self.learning_rate * (self.unit if self.loss == "squared" else 1.0) / self.parallel)
 
     def _leaf(self, g: float, h: float, low: float, high: float) -> float:
         return self._rate(self._raw(g, h, low, high))
@@ -244,12 +256,13 @@ class TreeRounds(Computation):
         n_slots, first = int(slots.max(initial=-1)) + 1, 2**level - 1
         bins = self.bins
         hist = np.zeros((n * n_slots, len(bins.edges), bins.width + 1, 2))
+        learned = self._learned(clients, int(state["trees"]), ~judged)
         for k in range(slots.shape[0]):
             place = rows.node[:, k].astype(np.int64) - first  # negative for a leaf of a level above
             slot = np.where(place >= 0, slots[k][np.maximum(place, 0)], -1).astype(np.int64)
-            slot = np.where((slot >= 0) & ~judged, owner * n_slots + slot, -1)
+            slot = np.where((slot >= 0) & learned[k // self.outputs], owner * n_slots + slot, -1)
             order = rows_by_slot(slot, n * n_slots)
-            g, h = np.ascontiguousarray(rows.g[:, k]), np.ascontiguousarray(rows.h[:, k])
+            g, h = (np.ascontiguousarray(part[:, k % self.outputs]) for part in (rows.g, rows.h))
             add_histograms(rows.codes, slot, order, g, h, hist)
         sent: Arrays = {"histograms": hist.reshape(n, n_slots, *hist.shape[1:])}
         if self.held_out:
@@ -269,7 +282,7 @@ class TreeRounds(Computation):
 
     def _check_forest(self, state: Arrays) -> None:
         """Refuse a state that would make compiled loops read out of bounds, or put two nodes into one slot."""
-        outputs, leaves, inner = len(np.atleast_1d(self.base)), 2 ** (self.depth - 1), 2**self.depth - 1
+        outputs, leaves, inner = self.outputs * self.parallel, 2 ** (self.depth - 1), 2**self.depth - 1
         trees = (self.n_trees, outputs)
         shapes = {"feature": (*trees, inner), "left": (*trees, inner, 32), "value": (*trees, 2 * inner + 1)}
         inside = all(state[name].shape == shape for name, shape in {**shapes, "slots": (outputs, leaves)}.items())
@@ -302,8 +315,8 @@ class TreeRounds(Computation):
             codes, changed = binned(column_values(clients, self.features), self.bins), ("codes", *changed)
             margin = np.repeat(np.atleast_1d(np.asarray(self.base, dtype=float))[None], len(codes), axis=0)
             for t in range(tree):
-                margin = margin + self._values(state, t, codes, np.zeros(margin.shape, dtype=np.int16))
-        node = np.zeros(margin.shape, dtype=np.int16)
+                margin = margin + self._values(state, t, codes, self._roots(len(codes)))
+        node = self._roots(len(codes))
         if level:
             node = self._down(state, tree, codes, node, level)
         g, h = derivatives(self.loss, y, margin, self.unit)
@@ -323,7 +336,20 @@ class TreeRounds(Computation):
     def _values(self, state: Arrays, tree: int, codes: Array, node: Array) -> Array:
         """Leaf values of the rows, which start at these nodes, [rows, outputs]."""
         leaf = self._down(state, tree, codes, node, self.depth)
-        return np.stack([state["value"][tree, k][leaf[:, k]] for k in range(leaf.shape[1])], axis=1)
+        added = np.stack([state["value"][tree, k][leaf[:, k]] for k in range(leaf.shape[1])], axis=1)
+        if self.parallel == 1:
+            return added
+        return np.asarray(added.reshape(len(added), self.parallel, self.outputs).sum(axis=1))
+
+    def _roots(self, n: int) -> Array:
+        return np.zeros((n, self.outputs * self.parallel), dtype=np.int16)
+
+    def _learned(self, clients: Federation, step: int, free: Array) -> list[Array]:
+        """Which rows each of the parallel trees of a step learns from."""
+        if self.subsample >= 1:
+            return [free] * self.parallel
+        draws = [Key(self.seed, step, f"rows of parallel tree {j}") for j in range(self.parallel)]
+        return [free & (draw.uniform_rows(clients) < self.subsample) for draw in draws]
 
     def _judged(self, clients: Federation) -> Array:
         if not self.held_out:
@@ -331,21 +357,24 @@ class TreeRounds(Computation):
         return Key(self.seed, purpose="held-out rows").uniform_rows(clients) < self.held_out
 
     def _y(self, clients: Federation) -> Array:
-        return target_values(clients, self.target, self.loss, len(np.atleast_1d(self.base)))
+        return target_values(clients, self.target, self.loss, self.outputs)
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
-        return valid_targets(clients[self.target], self.loss, len(np.atleast_1d(self.base)))
+        return valid_targets(clients[self.target], self.loss, self.outputs)
 
     def coded_columns(self) -> Sequence[str]:
         names = (self.features,) if isinstance(self.features, str) else tuple(self.features)
         return (*names, self.target) if self.loss in ("logistic", "softmax") else names
 
     def row_bound(self, state: Arrays, norm: int, clients: Federation | None = None) -> float | None:
-        """A row is in one bin of each feature and output; losses on numbers have unbounded gradients."""
+        """A row is in one bin of each feature and output; losses on numbers have unbounded gradients.
+
+        Nor has a draw of rows a bound: one row more moves the draws of those after it.
+        """
         most = bounds(self.loss)
-        if most is None or self.held_out:
+        if most is None or self.held_out or self.subsample < 1:
             return None
-        d, outputs = len(self.bins.edges), len(np.atleast_1d(self.base))
+        d, outputs = len(self.bins.edges), self.outputs * self.parallel
         return float(np.sqrt(d * outputs) * np.hypot(*most) if norm == 2 else d * outputs * sum(most))
 
     @classmethod
@@ -365,27 +394,5 @@ class TreeRounds(Computation):
             (cls(edges, target="y", unit=2.0, held_out=0.2, monotone=(1, 0, 0), **grown), fed),
             (cls(edges, loss="logistic", target="label", **few), fed),
             (cls(edges, loss="softmax", target="kind", base=(0.0, 0.1, 0.0), **few), fed),
+            (cls(edges, loss="logistic", target="label", parallel=3, subsample=0.7, **few), fed),
         ]
-
-
-def target_values(clients: Federation, target: str, loss: str, outputs: int) -> Array:
-    """The target as numbers; refuse values outside the domain of the loss."""
-    values = clients[target]
-    valid = valid_targets(values, loss, outputs)
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
-        raise DataError(f"the target {target!r} must be one number or class per row, not {values.dtype}")
-    if valid is not None and not valid.all():
-        row = int(np.argmin(valid))
-        what = {"poisson": "a count", "squared": "a number"}.get(loss, "a declared class")
-        raise DataError(f"the target {target!r} is {values[row]} in row {row:,}, which is not {what}: drop such rows")
-    return values.astype(np.float64)
-
-
-def valid_targets(values: Array, loss: str, outputs: int) -> Array | None:
-    """Which rows have a target in the domain of the loss."""
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
-        return None
-    y = values.astype(np.float64)
-    if loss in ("squared", "poisson"):
-        return np.asarray(np.isfinite(y) & ((y >= 0) | (loss == "squared")))
-    return np.asarray((y >= 0) & (y < max(outputs, 2)) & (y == np.floor(y)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 from fedscape.types import Array
 
@@ -77,3 +78,26 @@ def probabilities(loss: str, margin: Array) -> Array:
 def bounds(loss: str) -> tuple[float, float] | None:
     """Largest gradient and curvature of a row; None if unbounded, as for losses on numbers."""
     return (1.0, 0.25) if loss in ("logistic", "softmax") else None
+
+
+def target_values(clients: Federation, target: str, loss: str, outputs: int) -> Array:
+    """The target as numbers; refuse values outside the domain of the loss."""
+    values = clients[target]
+    valid = valid_targets(values, loss, outputs)
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise DataError(f"the target {target!r} must be one number or class per row, not {values.dtype}")
+    if valid is not None and not valid.all():
+        row = int(np.argmin(valid))
+        what = {"poisson": "a count", "squared": "a number"}.get(loss, "a declared class")
+        raise DataError(f"the target {target!r} is {values[row]} in row {row:,}, which is not {what}: drop such rows")
+    return values.astype(np.float64)
+
+
+def valid_targets(values: Array, loss: str, outputs: int) -> Array | None:
+    """Which rows have a target in the domain of the loss."""
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None
+    y = values.astype(np.float64)
+    if loss in ("squared", "poisson"):
+        return np.asarray(np.isfinite(y) & ((y >= 0) | (loss == "squared")))
+    return np.asarray((y >= 0) & (y < max(outputs, 2)) & (y == np.floor(y)))

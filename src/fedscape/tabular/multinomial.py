@@ -17,7 +17,7 @@ from fedscape.core.validate import all_valid, check_whole, column_names, valid_n
 from fedscape.errors import DataError, PrivacyError
 from fedscape.tabular.design import Columns, Ranges, solve
 from fedscape.tabular.estimator import TableEstimator
-from fedscape.tabular.growing import target_values, valid_targets
+from fedscape.tabular.losses import target_values, valid_targets
 from fedscape.types import Array, Arrays, Kept
 
 if TYPE_CHECKING:

@@ -17,8 +17,14 @@ from fedscape.errors import DataError
 from fedscape.tabular.attributions import bins_of, check_trees, example_forest, leaves
 from fedscape.tabular.binning import binned, column_values
 from fedscape.tabular.boosting import BoostedTrees
-from fedscape.tabular.growing import target_values, valid_targets
-from fedscape.tabular.losses import check_loss, gradients, probabilities, row_losses
+from fedscape.tabular.losses import (
+    check_loss,
+    gradients,
+    probabilities,
+    row_losses,
+    target_values,
+    valid_targets,
+)
 from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
 from fedscape.types import Array, Arrays, Kept
 

@@ -9,8 +9,8 @@ import numpy as np
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.tabular.growing import TreeRounds, target_values, valid_targets
-from fedscape.tabular.losses import check_loss
+from fedscape.tabular.growing import TreeRounds
+from fedscape.tabular.losses import check_loss, target_values, valid_targets
 from fedscape.types import Array, Arrays, Kept
 
 

@@ -120,3 +120,21 @@ def test_what_is_refused():
         Quantiles([0.5], ranges=(1, 1)).fit(fed)
     with pytest.raises(DataError, match="must hold numbers"):
         Quantiles([0.5], column="y").fit(Local(fed))
+
+
+def test_a_draw_of_rows_has_no_bound_for_one_row():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=400)
+    drawn, all_rows = (Quantiles([0.5], ranges=(-3, 3), cells=4, share=share) for share in (0.5, 1.0))
+    one, more = (Federation({"x": values}, [0, len(values)]) for values in (x, np.insert(x, 0, 0.0)))
+    state = drawn.start(0)
+    change = [
+        np.abs(q.step(state, more, None)[0]["counts"] - q.step(state, one, None)[0]["counts"]).sum()
+        for q in (drawn, all_rows)
+    ]
+    assert change[0] > 3  # the row before them moves the draws of all others
+    assert change[1] == 1
+    assert drawn.row_bound(state, 1, one) is None
+    assert all_rows.row_bound(state, 1, one) == 1
+    with pytest.raises(PrivacyError, match="does not bound what one row can change"):
+        drawn.fit(one, privacy=Gaussian(clip=1.0, multiplier=1.0, unit="row"))

@@ -11,10 +11,12 @@ import pytest
 from plain_boosting import boost
 from plain_xgboost import margins
 
-from fedscape import BoostedTrees, DataError, Federation, Gaussian, Ledger, Local, Poisson, PrivacyError, rounds
+from fedscape import BoostedTrees, DataError, Federation, Gaussian, Key, Ledger, Local, Poisson, PrivacyError, rounds
+from fedscape.core.estimator import Fit
 from fedscape.errors import CheckpointError
 from fedscape.tabular.binning import Bins, binned, code_rows, code_rows_twin
 from fedscape.tabular.growing import TreeRounds
+from fedscape.tabular.losses import gradients
 from fedscape.tabular.splits import add_histograms, descend, rows_by_slot
 from fedscape.tabular.xgboost_json import model_of
 
@@ -85,6 +87,38 @@ def test_the_forest_is_the_same_to_the_byte_for_any_clients_threads_and_order():
             assert getattr(forest, name).tobytes() == getattr(forests[0], name).tobytes()
 
 
+@pytest.mark.parametrize("loss", ["squared", "softmax"])
+def test_parallel_trees_take_the_rounds_of_one_and_see_their_own_rows(loss):
+    columns = table()
+    how = {"depth": 3, "bins": 16, "loss": loss, "learning_rate": 0.5, "features": ["x", "kind"], "target": loss}
+    fed = dealt(columns, 7)
+    one, many = BoostedTrees(3, **how).fit(fed), BoostedTrees(12, parallel=4, subsample=0.6, **how).fit(fed)
+    assert len(many.history_) <= len(one.history_)
+    forest, outputs = many.forest_, len(many.forest_.base)
+    assert forest.feature.shape[:2] == (12, outputs)
+    codes = binned(np.column_stack([columns["x"], columns["kind"]]).astype(float), forest.bins)
+    y, margin = columns[loss].astype(float), np.repeat(forest.base[None], 600, axis=0)
+    for step in range(3):
+        g, h = gradients(loss, y, margin)
+        added = np.zeros_like(margin)
+        for j in range(4):
+            own = Key(0, step, f"rows of parallel tree {j}").uniform_rows(fed) < 0.6
+            assert 250 < own.sum() < 470
+            for k in range(outputs):
+                node = np.zeros(600, dtype=np.int16)
+                descend(codes, node, forest.feature[4 * step + j, k], forest.left[4 * step + j, k], 3)
+                value = forest.value[4 * step + j, k]
+                for leaf in np.unique(node[own]):
+                    rows = own & (node == leaf)
+                    newton = -g[rows, k].sum() / (h[rows, k].sum() + 1.0)
+                    np.testing.assert_allclose(value[leaf], 0.5 * newton / 4, rtol=1e-4, atol=1e-6)
+                added[:, k] += value[node]
+        margin = margin + added
+    np.testing.assert_allclose(forest.margins(np.column_stack([columns["x"], columns["kind"]])), margin, rtol=1e-9)
+    with pytest.raises(DataError, match="below 1 for parallel trees"):
+        BoostedTrees(4, parallel=2).fit(fed, features="x", target=loss)
+
+
 def test_a_client_that_missed_rounds_goes_through_the_forest_again():
     computation, fed = TreeRounds.examples()[1]
     always = [r.state for r in rounds(computation, fed, n_rounds=4)][-1]
@@ -93,12 +127,21 @@ def test_a_client_that_missed_rounds_goes_through_the_forest_again():
     reply = Local(fed)
     for r in rounds(computation, reply, n_rounds=3, sampler=Poisson(0.5), seed=1):
         state = r.state
-    from fedscape import Key
-
     everyone = np.arange(len(fed))
     with_kept = reply.run(computation, state, everyone, Key(1, 3)).total["histograms"]
     fresh = Local(fed).run(computation, state, everyone, Key(1, 3)).total["histograms"]
     np.testing.assert_array_equal(with_kept, fresh)
+
+
+def test_with_a_sampler_both_children_of_a_split_are_sent():
+    fed = dealt(table(), 30)
+    how = {"depth": 3, "features": ["x", "kind"], "target": "logistic"}
+    trees = BoostedTrees(3, **how).fit(fed, sampler=Poisson(0.5))
+    by_hand = BoostedTrees(3, **how)
+    begun = by_hand._begin(Fit(sampler=Poisson(0.5), progress=False))
+    work = by_hand.growing(Local(fed), begun, subtract=False)
+    state = [r.state for r in rounds(work, fed, n_rounds=9, sampler=Poisson(0.5), seed=0, measure=0)][-1]
+    np.testing.assert_array_equal(trees.forest_.value, state["value"])
 
 
 def test_accuracy_is_that_of_scikit_learn():
@@ -237,6 +280,9 @@ def test_what_is_refused():
         BoostedTrees(2).fit(fed, features="x", target="squared", privacy=Gaussian(clip=1.0, multiplier=1.0))
     with pytest.raises(PrivacyError, match="no private loss"):
         BoostedTrees(2, held_out=0.1).fit(fed, target="logistic", privacy=Gaussian(clip=1.0, multiplier=1.0))
+    by_row = Gaussian(clip=9.0, multiplier=1.0, unit="row")
+    with pytest.raises(PrivacyError, match="one row moves the draw of all others"):
+        BoostedTrees(2, subsample=0.5).fit(fed, features="x", target="logistic", privacy=by_row)
     with pytest.raises(DataError, match="loss must be one of"):
         BoostedTrees(2, loss="hinge").fit(fed, target="logistic")
     with pytest.raises(DataError, match="monotone must give"):
