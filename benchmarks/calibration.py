@@ -7,12 +7,15 @@ Tournaments are simulated row by row: clients differ, methods share what is hard
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import ndtr
 
 from fedscape.simulate import fidelity
 from fedscape.sketches import heterogeneity
 from fedscape.studies.compare import drift
 from fedscape.studies.describe import shares_of
+from fedscape.studies.intervals import gini_interval, mean_interval
 from fedscape.studies.judged import Judged
+from fedscape.studies.judged_numbers import JudgedNumbers
 from fedscape.studies.sites import pooled
 from fedscape.studies.standing import worst_interval, worst_tenth
 from table import arguments, report
@@ -98,6 +101,59 @@ def fidelity_rows(repeats: int) -> list[dict]:
     return made + [_row(f"fidelity, {name}: the same", "interval", held[name]) for name in names]
 
 
+def number_rows(repeats: int) -> list[dict]:
+    """R2, errors and the worst tenth of models of a number: errors of clients that differ, drawn from one law."""
+    made = []
+    for clients, rows, sites in ((4, 100, True), (30, 40, False), (3000, 10, False)):
+        held = {"R2": [], "R2 over the common model": [], "MAE": []}
+        for seed in range(repeats if clients < 1000 else max(repeats // 4, 2)):
+            rng = np.random.default_rng(seed)
+            fixed = np.random.default_rng(7) if sites else rng
+            scale = np.exp(fixed.normal(-(0.05**2), 0.05, (2, clients)) + fixed.normal(-(0.15**2), 0.15, clients))
+            owner, fold = np.repeat(np.arange(clients), rows), np.arange(clients * rows) % 4
+            errors = {}
+            for name, own in zip(("linear+", "linear"), (0.8 * scale[0], scale[1]), strict=True):
+                each = own[owner] * rng.normal(size=len(owner))
+                errors[name] = np.where(fold == np.arange(4)[:, None], each, np.nan)
+            found = JudgedNumbers(errors, owner, clients, 4, sites, spread=2.0)
+            square = {"linear+": 0.64, "linear": 1.0}
+            absolute = 0.8 * np.exp(-0.5 * (0.05**2 + 0.15**2))
+            if sites:
+                square = {"linear+": float((0.64 * scale[0] ** 2).mean()), "linear": float((scale[1] ** 2).mean())}
+                absolute = float(0.8 * scale[0].mean())
+            held["R2"].append(_in(found.accuracy("linear+"), 1 - square["linear+"] / 2))
+            gain = (square["linear"] - square["linear+"]) / 2
+            held["R2 over the common model"].append(_in(found.difference("linear+", "linear"), gain))
+            held["MAE"].append(_in(found.mae("linear+"), absolute * np.sqrt(2 / np.pi)))
+        where = f"{clients:,} {'sites' if sites else 'clients'}"
+        made += [_row(f"{what}, {where}", "interval", values) for what, values in held.items()]
+    return made
+
+
+def check_rows(repeats: int) -> list[dict]:
+    """Each test of a check by itself, against references that are drawn anew."""
+    import check as nightly
+
+    references = [nightly.referred(nightly.draw(100, 20_000 + r), r) for r in range(max(repeats // 10, 2))]
+    rejected: dict[str, list[bool]] = {}
+    for run in range(repeats):
+        found = nightly.check(nightly.draw(100, 30_000 + run), references[run % len(references)], seed=run)
+        for test in found["tests"]:
+            rejected.setdefault(test["test"], []).append(test["p"] < 0.05)
+    return [_row(f"check of {name}, 100 clients twice", "p-value", values) for name, values in rejected.items()]
+
+
+def size_rows(repeats: int) -> list[dict]:
+    """How uneven sizes are (Gini), and their mean logarithm."""
+    held = {"Gini of sizes, 60 clients": [], "mean logarithm of sizes, 60 clients": []}
+    truth = 2 * float(ndtr(0.8 / np.sqrt(2))) - 1  # of a log-normal law
+    for seed in range(repeats):
+        sizes = np.random.default_rng(seed).lognormal(4.0, 0.8, 60)
+        held["Gini of sizes, 60 clients"].append(_in(gini_interval(sizes), truth))
+        held["mean logarithm of sizes, 60 clients"].append(_in(mean_interval(np.log(sizes)), 4.0))
+    return [_row(what, "interval", values) for what, values in held.items()]
+
+
 def other_rows(repeats: int) -> list[dict]:
     drifted, differ, spread, joint = [], [], [], []
     for seed in range(repeats):
@@ -141,7 +197,13 @@ def main() -> None:
     given = arguments(__doc__, repeats=200)
     repeats = 8 if given.quick else given.repeats
     rows = (
-        tournament_rows(repeats, given.quick) + worst_rows(repeats) + fidelity_rows(repeats) + other_rows(5 * repeats)
+        tournament_rows(repeats, given.quick)
+        + worst_rows(repeats)
+        + number_rows(repeats)
+        + fidelity_rows(repeats)
+        + check_rows(repeats)
+        + size_rows(repeats)
+        + other_rows(5 * repeats)
     )
     far = [row["number"] for row in rows if abs(row["standard errors off"]) > 5]
     report("calibration", rows, note=f"more than five standard errors off: {', '.join(far) or 'none'}")

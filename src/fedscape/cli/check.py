@@ -188,9 +188,9 @@ def junit_of(about: Mapping[str, Any]) -> str:
 
 
 def _for_people(about: Mapping[str, Any]) -> None:
+    same = "too few to tell" if about.get("too_few") else "as before"
     rows = [
-        ["DRIFT" if test["alarm"] else "as before", test["test"], f"{test['p']:.2g}", test["text"]]
-        for test in about["tests"]
+        ["DRIFT" if test["alarm"] else same, test["test"], f"{test['p']:.2g}", test["text"]] for test in about["tests"]
     ]
     rate = f"{about['alarms_per_year']:g} in a year of nightly runs"
     table(
@@ -203,6 +203,18 @@ def _for_people(about: Mapping[str, Any]) -> None:
         typer.echo(f"{problem['kind']}: {who}{problem['text']}")
     if len(about["problems"]) > 20:
         typer.echo(f"and {len(about['problems']) - 20:,} more problems: --json lists all")
+    worst = about.get("worst", {})
+    if worst.get("clients"):
+        listed = ", ".join(worst["clients"][:5]) + (", ..." if len(worst["clients"]) > 5 else "")
+        typer.echo(
+            f"farthest from every kind, a tenth ({listed}): {worst['value']:.0%} of their rows would need another "
+            f"category, {worst['chance']:.0%} by chance"
+        )
+    if about.get("too_few"):
+        typer.echo(
+            f"too few clients to tell: in four of five runs only a shift of {about['detectable']:.1f} standard "
+            "deviations of clients would be seen"
+        )
     if about.get("budget_left") is not None:
         typer.echo(f"privacy budget left: epsilon {about['budget_left']:.3g}")
     typer.echo(f"{plural(about['alarms'], 'alarm')}, {plural(len(about['problems']), 'problem')}")

@@ -90,6 +90,7 @@ def study(
     from fedscape.studies import study as studied
     from fedscape.studies.against import read_reference
     from fedscape.studies.budget import BUDGETS
+    from fedscape.studies.derived import with_derived
     from fedscape.studies.tournament import entrants
 
     if ledger is not None and epsilon is None:
@@ -108,7 +109,8 @@ def study(
         source, client=client, target=column or LABELS, features=feature_names, overrules=columns
     )
     free_folder(out, force)  # after the checks of the table, before the long work
-    say_reading(reading, json_)
+    target = column or next((name for name in LABELS if name in fed), None)
+    say_reading(reading if feature_names else with_derived(fed, reading, target), json_)
     if epsilon is not None:
         _check_declared(fed, column, columns.names)
     book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
@@ -216,6 +218,8 @@ def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder:
         typer.echo(kind["words"])
     if "learn" in result:
         _tournament(result["learn"])
+    if "numbers" in result:
+        _numbers_table(result["numbers"])
     for item in result["advise"]:
         typer.secho(f"\n{item['question']} {item['answer']}", bold=True)
         typer.echo(f"  {item['text']}")
@@ -250,6 +254,17 @@ def _tournament(learn: Mapping[str, Any]) -> None:
     last = "worst site" if learn["sites"] else "worst tenth"
     names = ["method", "accuracy", "95% interval", "gain over FedAvg", last, "simulated clients"]
     table(", ".join(plural(learn[f"{what}s"], what) for what in ("client", "round", "seed")), names, rows)
+
+
+def _numbers_table(about: Mapping[str, Any]) -> None:
+    rows = []
+    for row in sorted(about["true"], key=lambda row: -(row["r2"]["value"] or 0)):
+        gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
+        errors = [f"{row[what]['value']:.4g} ({row[what]['low']:.4g} to {row[what]['high']:.4g})"
+                  for what in ("rmse", "mae")]  # fmt: skip
+        rows.append([row["called"], *_numbers(row["r2"]), *errors, gain])
+    names = ["method", "R2", "95% interval", "RMSE", "MAE", "gain over linear"]
+    table(", ".join(plural(about[f"{what}s"], what) for what in ("client", "seed")), names, rows)
 
 
 def _comparison(about: Mapping[str, Any]) -> None:

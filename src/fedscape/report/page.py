@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedscape.report.findings import findings_section
 from fedscape.report.kinds import model
+from fedscape.report.numbers import numbers
 from fedscape.report.parts import COMMAND, reference_of
 from fedscape.report.sections import describe, measure
 from fedscape.report.sharing import sharing_card, sharing_line
@@ -33,7 +34,7 @@ def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src 'sha256-{digest}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    makers = (describe, timeline, measure, model, simulate, learn)
+    makers = (describe, timeline, measure, model, simulate, learn, numbers)
     sections = [section for section in (make(result) for make in makers) if section]
     links = [
         ("findings", "Findings"),
@@ -120,7 +121,7 @@ def _lede(result: Result) -> str:
         if advice == "none":
             parts.append("Advice: none of the methods, as none is shown to beat guessing.")
         else:
-            advised = result["learn"]["advised"]
+            advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
             what = "federation" if advised == "local" else "personalisation"
             worth = first[f"Is {what} worth it?"]["answer"]
             verdict = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
@@ -160,7 +161,7 @@ def _computed(result: Result) -> str:
         "95%. Means over clients: Student's t; of a few sites: over the rows of each (Wilson, Bonett and Price). "
         "Gains: paired, variance over trainings (pooled over the methods, Nadeau and Bengio's factor) added, Welch and "
         "Satterthwaite's degrees of freedom, Bonferroni over the methods; with one repeat they leave trainings out. "
-        "Worst tenth: posterior of a beta law fitted to resampled clients. Gini: bootstrap of clients. "
+        "Worst tenth: posterior of a beta law fitted to resampled clients. Gini: jackknife of clients. "
         "Heterogeneity: jackknife of clients. They say how the numbers would vary with other clients (of sites: other "
         "rows), not with another model or longer training."
     )

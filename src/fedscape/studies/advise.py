@@ -19,15 +19,19 @@ Item = dict[str, Any]
 def advise(result: dict[str, Any]) -> list[Item]:
     """Answer the questions of a study from its result; a missing section gives no answers."""
     items: list[Item | None] = [_differ(result)]
-    if "learn" in result:
+    if "numbers" in result:
+        from fedscape.studies.advise_numbers import advise_numbers  # it words its answers with what is here
+
+        items += advise_numbers(result["numbers"])
+    elif "learn" in result:
         learn = result["learn"]
         best = next((row for row in learn["true"] if row["method"] == learn["advised"]), None)
         items += [_method(learn, best)]
         if best is not None:
-            items += [_worth(learn, best), _alone(learn, best), _joining(learn), _worst(learn, best)]
+            items += [_worth(learn, best), _alone(learn, best), joining_item(learn), _worst(learn, best)]
             items += [_cohort(learn), _cost(learn, best), _planning(learn)]
         else:
-            items += [_joining(learn)]
+            items += [joining_item(learn)]
     else:
         items.append(_kinds(result))
     return [item for item in items if item is not None]
@@ -68,7 +72,7 @@ def percent(about: dict[str, float]) -> str:
     return f"{100 * about['value']:.1f}% [{ends[0]}, {ends[1]}]"
 
 
-def _item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
+def answer_item(question: str, answer: str, text: str, about: dict[str, Any]) -> Item:
     return {"question": question, "answer": answer, "text": text} | {k: about.get(k) for k in ("value", "low", "high")}
 
 
@@ -76,7 +80,7 @@ def _differ(result: dict[str, Any]) -> Item:
     question, measured = "Do clients differ?", result["measure"]
     measures = {name: measured[name] for name in ("labels", "features") if "value" in measured.get(name, {})}
     if not measures:
-        return _item(question, "unknown", "Unknown: fewer than two clients have two rows or more.", {})
+        return answer_item(question, "unknown", "Unknown: fewer than two clients have two rows or more.", {})
     if len(measures) > 1:
         measures = {name: _of_two(about) for name, about in measures.items()}
     sure = {name: about for name, about in measures.items() if about["low"] is not None and about["low"] > 0}
@@ -84,13 +88,13 @@ def _differ(result: dict[str, Any]) -> Item:
     numbers = " and ".join(_heterogeneity(name, about) for name, about in measures.items()) + together
     if not sure:
         text = f"Clients look like random parts of one pool: {numbers}, where IID clients have 0."
-        return _item(question, "not measurably", text, next(iter(measures.values())))
+        return answer_item(question, "not measurably", text, next(iter(measures.values())))
     text = (
         f"Clients differ in {' and '.join(sure)}: {numbers}, where IID clients have 0 and clients that share nothing 1."
     )
     if "labels" in sure and "tvd" in measured["labels"]:
         text += _in_plain_words(measured["labels"])
-    return _item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
+    return answer_item(question, "yes", text, max(sure.values(), key=lambda about: float(about["value"])))
 
 
 def _of_two(about: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +127,10 @@ def _kinds(result: dict[str, Any]) -> Item:
     share = model["components"][0]["share"]
     n = len(model["components"])
     if "undecided" in model:
-        return _item("How many kinds of clients?", "not known", model["undecided"], share)
+        return answer_item("How many kinds of clients?", "not known", model["undecided"], share)
     word = "kind" if n == 1 else "kinds"
     text = f"{n} {word} of clients; the most frequent has {percent(share)} of them."
-    return _item("How many kinds of clients?", str(n), text, share)
+    return answer_item("How many kinds of clients?", str(n), text, share)
 
 
 def _called(learn: dict[str, Any], method: str) -> str:
@@ -136,27 +140,27 @@ def _called(learn: dict[str, Any], method: str) -> str:
 def _method(learn: dict[str, Any], best: Item | None) -> Item:
     question, over = "Which method?", learn["over"]
     lead = f"{_called(learn, learn['best'])}, the most accurate, leads {points(over)}"
-    held = _held(learn)
+    held = stability_text(learn)
     if best is None:
         text = (
             f"None: no method is shown to beat guessing. {lead} over '{over['baseline']}', which needs no training, "
-            f"where the interval would have to lie above 0{_more(learn)}. {held}"
+            f"where the interval would have to lie above 0{settled_by(learn)}. {held}"
         )
-        return _item(question, "none", text, over)
+        return answer_item(question, "none", text, over)
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
-    answer = best["called"] + (f", tied with {_listed(others)}" if others else "")
+    answer = best["called"] + (f", tied with {listed_names(others)}" if others else "")
     text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}"
     text += (
-        f", {points(best['over'])} over '{over['baseline']}'. It is the simplest that is not shown to be more than a "
-        "point behind the most accurate"
+        f", {points(best['over'])} over '{over['baseline']}'. It is the simplest that is not shown to be a point or "
+        "more behind the most accurate"
     )
     if best["method"] != learn["best"]:
         text += f" ({_called(learn, learn['best'])}: {points(best['behind'], sign=False)} ahead)"
-    text += f". Tied with it, as far as these data tell: {_listed(others)}{_more(learn)}." if others else "."
-    return _item(question, answer, f"{text} {held}", best["together"])
+    text += f". Tied with it, as far as these data tell: {listed_names(others)}{settled_by(learn)}." if others else "."
+    return answer_item(question, answer, f"{text} {held}", best["together"])
 
 
-def _listed(names: list[str]) -> str:
+def listed_names(names: list[str]) -> str:
     return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else names[0]
 
 
@@ -164,14 +168,14 @@ def _clients(learn: dict[str, Any]) -> str:
     return "sites" if learn["sites"] else "clients"
 
 
-def _more(learn: dict[str, Any]) -> str:
+def settled_by(learn: dict[str, Any]) -> str:
     """Say what would give a clearer answer."""
     if learn["capped"]:
         return "; a larger --budget uses more of the clients and rows"
     return "; only more clients or rows would tell"
 
 
-def _held(learn: dict[str, Any]) -> str:
+def stability_text(learn: dict[str, Any]) -> str:
     """Say how often the same method is advised for redrawn clients."""
     about = learn["stability"]
     what = "rows inside each site" if learn["sites"] else "clients"
@@ -204,8 +208,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item | None:
     elif answer == "no":
         text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
     else:
-        text = f"Not shown: {body}{_more(learn)}."
-    return _item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[answer], text, gain)
+        text = f"Not shown: {body}{settled_by(learn)}."
+    return answer_item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[answer], text, gain)
 
 
 def _one_seed(learn: dict[str, Any]) -> str:
@@ -220,22 +224,24 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     body = f"{method} has {points(about)} over {_clients(learn)} that train alone, each at its own learning rate"
     answer = verdict(about)
     if answer == "yes":
-        return _item("Is federation worth it?", "worth it", f"Yes: {body}, paired{_one_seed(learn)}.", about)
+        return answer_item("Is federation worth it?", "worth it", f"Yes: {body}, paired{_one_seed(learn)}.", about)
     if answer == "no":
-        return _item(
+        return answer_item(
             "Is federation worth it?", "not worth it", f"No: {body}, and the interval ends below a point.", about
         )
-    return _item("Is federation worth it?", "not shown", f"Not shown: {body}{_more(learn)}.", about)
+    return answer_item("Is federation worth it?", "not shown", f"Not shown: {body}{settled_by(learn)}.", about)
 
 
-def _joining(learn: dict[str, Any]) -> Item | None:
+def joining_item(learn: dict[str, Any], measure: str = "accuracy") -> Item | None:
     """Say which of a few sites gain by joining."""
     about = learn.get("joining")
     if about is None or not about["rows"]:
         return None
     by = {word: [r for r in about["rows"] if r["verdict"] == word] for word in ("gains", "loses", "not shown")}
     many = len(about["rows"]) > 5
-    sites = {word: str(len(rows)) if many else _listed([r["site"] for r in rows]) for word, rows in by.items() if rows}
+    sites = {
+        word: str(len(rows)) if many else listed_names([r["site"] for r in rows]) for word, rows in by.items() if rows
+    }
     parts = [
         f"{sites[word]} {word if len(by[word]) == 1 else word[:-1]}" for word in ("gains", "loses") if word in sites
     ]
@@ -245,11 +251,11 @@ def _joining(learn: dict[str, Any]) -> Item | None:
     each = "; ".join(f"{r['site']} {points(r['gain'])}" for r in about["rows"])
     spread = about["spread"]
     text = (
-        f"Against training alone, {about['called']} changes the accuracy on each site's own rows by {each} "
+        f"Against training alone, {about['called']} changes the {measure} on each site's own rows by {each} "
         f"(simultaneous intervals). Mean over sites {points(about['pooled'])}. Heterogeneity of the sites: I2 "
         f"{100 * spread['i2']:.0f}%, tau {100 * spread['tau2'] ** 0.5:.1f} points, p = {spread['p']:.2g}."
     )
-    return _item("Who gains by joining?", "; ".join(parts), text, about["pooled"])
+    return answer_item("Who gains by joining?", "; ".join(parts), text, about["pooled"])
 
 
 def _worst(learn: dict[str, Any], best: Item) -> Item:
@@ -258,7 +264,7 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
     n = about["clients"]
     if learn["sites"]:
         text = f"The site served worst has {percent(about)} with {best['called']}, where the mean is {mean}."
-        return _item("For whom does it fail?", f"{100 * about['value']:.0f}% at the worst site", text, about)
+        return answer_item("For whom does it fail?", f"{100 * about['value']:.0f}% at the worst site", text, about)
     text = (
         f"The {n} clients served worst have {100 * about['seen']:.1f}% of their test rows right with "
         f"{best['called']}, partly by bad luck on few rows (if all were served equally, the worst {n} would have "
@@ -271,7 +277,7 @@ def _worst(learn: dict[str, Any], best: Item) -> Item:
         withheld = sum(k["clients"] for k in kinds) < learn["clients"]  # smaller kinds are withheld
         which = f"Of the kinds of {FEW} clients or more here" if withheld else "Of the kinds"
         text += f" {which}, {low['kind']} has the least: {percent(low)} over {low['clients']} clients."
-    return _item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
+    return answer_item("For whom does it fail?", f"{100 * about['value']:.0f}% among the worst {n}", text, about)
 
 
 def _behind(about: dict[str, Any]) -> str:
@@ -294,14 +300,14 @@ def _cohort(learn: dict[str, Any]) -> Item:
             f"{_behind(enough['behind'])} all {total} after {learn['rounds']} rounds"
             f"{_one_seed(learn)}."
         )
-        return _item(question, str(enough["clients"]), text, enough["behind"])
+        return answer_item(question, str(enough["clients"]), text, enough["behind"])
     near = fewer[-1] if fewer else rows[-1]
     tail = f"with {near['clients']} per round FedAvg is {_behind(near['behind'])} all {total}"
     tail += f" after {learn['rounds']} rounds{_one_seed(learn)}."
     if not fewer or (near["behind"]["low"] is not None and near["behind"]["low"] > WORTH):
-        return _item(question, str(total), f"All {total}: {tail}", near["behind"])
+        return answer_item(question, str(total), f"All {total}: {tail}", near["behind"])
     text = f"Not shown that fewer than all {total} are within a point: {tail}"
-    return _item(question, "not shown", text, near["behind"])
+    return answer_item(question, "not shown", text, near["behind"])
 
 
 def _cost(learn: dict[str, Any], best: Item) -> Item:
@@ -313,7 +319,7 @@ def _cost(learn: dict[str, Any], best: Item) -> Item:
         f"[{seconds['low']:.2g}, {seconds['high']:.2g} for the middle half of the clients; assumed: 1 GFLOP/s, "
         f"1 MB/s up, 4 MB/s down]. FedAvg is within a point of its final accuracy after {settled} rounds."
     )
-    return _item("What does it cost?", f"{rounds} rounds", text, cost["seconds"])
+    return answer_item("What does it cost?", f"{rounds} rounds", text, cost["seconds"])
 
 
 def _planning(learn: dict[str, Any]) -> Item | None:
@@ -327,4 +333,4 @@ def _planning(learn: dict[str, Any]) -> Item | None:
         "methods. The learning rates were tuned on the true clients; planning without them means guessing the rates."
     )
     answer = "yes" if about["same"] else "with care"
-    return _item("Could it have been planned on simulated clients?", answer, text, about["gain"])
+    return answer_item("Could it have been planned on simulated clients?", answer, text, about["gain"])

@@ -77,7 +77,46 @@ def check(
         rows = round(unknown * federation.n_rows)
         issues.insert(0, problem("", column or result["about"]["column"], "new category", text, rows))
     about = {"reference": result["about"]["source"], "clients": len(federation), "rows": federation.n_rows}
+    about |= {"worst": worst_tenth(federation, counts, result["model"])}
+    about |= power(reference["sizes"]["clients"], int((counts.sum(axis=1) > 0).sum()), alarms_per_year, len(tests))
     return _verdict(tests, issues, alarms_per_year, about)
+
+
+def power(before: int, now: int, alarms_per_year: float, tests: int) -> dict[str, Any]:
+    """The shift of a mean over clients, in their standard deviations, that four in five runs would see.
+
+    Where it is above one, `too_few` is set: that nothing is found then says little.
+
+    >>> power(12, 12, 1.0, 4)["too_few"], round(power(500, 500, 1.0, 4)["detectable"], 2)
+    (True, 0.27)
+    """
+    from scipy.special import ndtri
+
+    level = alarms_per_year / NIGHTS / max(tests, 1)
+    reach = (float(ndtri(0.8)) - float(ndtri(level / 2))) * np.sqrt(1 / max(before, 1) + 1 / max(now, 1))
+    return {"detectable": float(reach), "too_few": bool(reach > 1)}
+
+
+def worst_tenth(federation: Federation, counts: Any, model: Any) -> dict[str, Any]:
+    """The tenth of the clients farthest from every kind of the reference, beyond what their few rows explain.
+
+    `value` is the mean share of their rows that would need another category to have the shares of the nearest kind,
+    `chance` what clients of these sizes of that kind would have.
+    """
+    sizes = counts.sum(axis=1)
+    known = np.flatnonzero(sizes > 1)
+    if not len(known):
+        return {"clients": [], "value": None, "chance": None}
+    shares = counts[known] / sizes[known, None]
+    kinds = np.array([kind["means"] for kind in model["components"]], dtype=float)
+    apart = np.abs(shares[:, None] - kinds).sum(axis=2) / 2  # [clients, kinds]
+    chance = np.sqrt(2 * kinds * (1 - kinds) / np.pi).sum(axis=1) / 2 / np.sqrt(sizes[known, None])
+    nearest = (apart - chance).argmin(axis=1)
+    rows = np.arange(len(known))
+    apart, chance = apart[rows, nearest], chance[rows, nearest]
+    worst = np.argsort(-(apart - chance), kind="stable")[: max(1, len(known) // 10)]
+    names = [str(federation.ids[known[i]]) for i in worst]
+    return {"clients": names, "value": float(apart[worst].mean()), "chance": float(chance[worst].mean())}
 
 
 def check_population(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +25,8 @@ class Judged:
     Many clients are a sample: intervals are over clients, by Student's t. A few sites are the whole population:
     intervals are over the rows of each site, with equal weight for all sites. Differences are paired, by row or by
     client. Their intervals include the variance between trainings beyond that of the test rows. Repeats train on
-    overlapping rows, so this variance is divided by less than their number (Nadeau and Bengio 2003).
+    overlapping rows, so this variance is divided by less than their number (Nadeau and Bengio 2003). `more` is further
+    variance of a baseline's mean, from `guessing.further_variance`.
 
     >>> hits = {"a": np.array([[1, 1, 0, 1]]), "b": np.array([[1, 0, 0, 1]])}
     >>> Judged(hits, np.array([0, 0, 1, 1]), 2, 4).difference("a", "b")["value"]
@@ -36,25 +38,38 @@ class Judged:
     n_clients: int
     folds: int
     sites: bool = False
-    moves: Mapping[tuple[str, str], float] | None = None  # variances between trainings, if known already
+    moves: Mapping[tuple[str, str], tuple[float, float]] | None = None  # how far repeats differ, where that is known
+    more: Mapping[str, float] | None = None  # further variance of the means of baselines
+
+    baselines: ClassVar[Mapping[str, str]] = BASELINES
+    least: ClassVar[float] = 0.0  # of a mean
+    apart: ClassVar[float] = 1.0  # of two means, at most
+
+    def held(self, runs: Array) -> Array:
+        """Which rows were held out, of the hits of one repeat or of all."""
+        return np.asarray(runs >= 0)
+
+    def scores(self, runs: Array) -> Array:
+        """What each row counts: 1 if it was hit, 0 if it was missed or not held out."""
+        return np.asarray(runs > 0)
 
     @cached_property
     def tests(self) -> Array:
         """Test rows of each client in each repeat, [repeats, clients]."""
         first = next(iter(self.hits.values()))
-        return np.array([np.bincount(self.owner[run >= 0], minlength=self.n_clients) for run in first])
+        return np.array([np.bincount(self.owner[self.held(run)], minlength=self.n_clients) for run in first])
 
     @cached_property
     def rows_tested(self) -> Array:
         """Rows of each client that were tested on in any repeat, [clients]."""
-        ever = (next(iter(self.hits.values())) >= 0).any(axis=0)
+        ever = self.held(next(iter(self.hits.values()))).any(axis=0)
         return np.bincount(self.owner[ever], minlength=self.n_clients)
 
     @cached_property
     def rows(self) -> dict[str, Array]:
         """Share of repeats in which each method hit each row, [rows]; NaN if it was never held out."""
-        tested = (next(iter(self.hits.values())) >= 0).sum(axis=0)
-        share = {name: (runs > 0).sum(axis=0) / np.maximum(tested, 1) for name, runs in self.hits.items()}
+        tested = self.held(next(iter(self.hits.values()))).sum(axis=0)
+        share = {name: self.scores(runs).sum(axis=0) / np.maximum(tested, 1) for name, runs in self.hits.items()}
         return {name: np.where(tested > 0, values, np.nan) for name, values in share.items()}
 
     @cached_property
@@ -70,7 +85,7 @@ class Judged:
 
     def of_runs(self, name: str) -> Array:
         """Mean accuracy of the clients in each repeat, [repeats]."""
-        right = np.array([np.bincount(self.owner[run > 0], minlength=self.n_clients) for run in self.hits[name]])
+        right = np.array([np.bincount(self.owner, self.scores(run), self.n_clients) for run in self.hits[name]])
         share = np.where(self.tests > 0, right / np.maximum(self.tests, 1), np.nan)
         return np.asarray(np.nanmean(share, axis=1))
 
@@ -85,7 +100,7 @@ class Judged:
         extra = self.training_variance(name, NOTHING)
         if not self.sites:
             mine = self.clients[name]
-            return mean_interval(mine, comparisons=comparisons, least=0.0, most=1.0, variance=extra)
+            return mean_interval(mine, comparisons=comparisons, least=self.least, most=1.0, variance=extra)
         sums = [(t, n) for t, n in zip(*self._sums(self.rows[name]), strict=True) if n]
         parts = [_share(t, n, 2 / len(sums)) for t, n in sums]
         return stratified(parts, comparisons=comparisons, least=0.0, variance=extra)
@@ -101,14 +116,15 @@ class Judged:
         if not self.sites:
             paired = self.clients[first] - self.clients[second]
             return mean_interval(paired, comparisons=comparisons, variance=extra)
-        parts = self._paired(first, second, shared=True)
-        return stratified(parts, comparisons=comparisons, variance=extra)
+        parts = self.paired(first, second, shared=True)
+        return stratified(parts, comparisons=comparisons, least=-self.apart, most=self.apart, variance=extra)
 
     def site_differences(self, first: str, second: str, *, comparisons: int = 1) -> list[Interval]:
         """The difference at each site, over its own rows (Bonett and Price 2012)."""
-        return [stratified([part], comparisons=comparisons) for part in self._paired(first, second, shared=False)]
+        parts = self.paired(first, second, shared=False)
+        return [stratified([part], comparisons=comparisons, least=-self.apart, most=self.apart) for part in parts]
 
-    def _paired(self, first: str, second: str, *, shared: bool) -> list[tuple[float, float, float, int]]:
+    def paired(self, first: str, second: str, *, shared: bool) -> list[tuple[float, float, float, int]]:
         """For each site: mean difference, adjusted mean, its variance, number of rows."""
         apart = self.rows[first] - self.rows[second]
         total, number = self._sums(apart)
@@ -124,38 +140,57 @@ class Judged:
         return parts
 
     def training_variance(self, first: str, second: str) -> tuple[float, float]:
-        """Variance of a mean difference between trainings, and its degrees of freedom.
+        """The variance of a mean difference for other trainings than these, and its degrees of freedom.
 
-        The part due to the test rows is subtracted. A few repeats give a poor estimate for one pair, so the variance is
-        pooled over all methods; a pair with a larger variance keeps its own.
+        Repeats test on other rows, which moves their means as well: that part is known. A few repeats say little of
+        one pair. So the excess over it is pooled over all methods, as a ratio; a pair that moves more than one in a
+        hundred would by chance keeps its own. Of a baseline, `more` is added: which class is the commonest.
         """
+        more = sum((self.more or {}).get(name, 0.0) for name in (first, second))
         n = len(self.tests)
-        if n < 2:
-            return 0.0, np.inf
-        moves = self._moves if self.moves is None else self.moves
-        if first in BASELINES and second == NOTHING:
-            return 0.0, np.inf
-        trained = [name for name in self.hits if name not in BASELINES and name != second]
-        pooled = [moves[name, second] for name in trained]
-        variance = max(float(np.mean(pooled)) if pooled else 0.0, moves[first, second], 0.0)
-        factor = 1 / n + 1 / (self.folds - 1)
-        return variance * factor, max(len(trained), 1) * (n - 1)
+        trained = [name for name in self.hits if name not in self.baselines and name != second]
+        if n < 2 or not trained or (first in self.baselines and second in (*self.baselines, NOTHING)):
+            return more, np.inf
+        from scipy.special import chdtri
+
+        moves = self.moves or self._moves
+        every = np.array([moves[name, second] for name in trained]).sum(axis=0)
+        between, explained = moves[first, second]
+        ratio = every[0] / every[1] if every[1] > 0 else 1.0
+        own = between / explained if explained > 0 else 1.0
+        if own > float(chdtri(n - 1, 0.01)) / (n - 1):
+            ratio = max(ratio, own)
+        variance = max(ratio - 1, 0.0) * explained * (1 / n + 1 / (self.folds - 1))
+        return variance + more, len(trained) * (n - 1)
 
     @cached_property
-    def _moves(self) -> dict[tuple[str, str], float]:
-        """For each pair the variance of the mean difference over repeats, minus the part due to the test rows."""
+    def _moves(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """For each pair the variance over repeats of the mean difference, and what the rows tested on explain of it."""
         runs = {NOTHING: np.zeros(len(self.tests)), **{name: self.of_runs(name) for name in self.hits}}
-        rows = {NOTHING: 0.0 * next(iter(self.rows.values())), **self.rows}
-        by_rows = np.mean([(1 / run[run > 0]).sum() / max((run > 0).sum(), 1) ** 2 for run in self.tests])
-        variances = {}
+        made = {}
         for first in self.hits:
             for second in runs:
-                apart = rows[first] - rows[second]
-                total, number = self._sums(apart)
-                squares, _ = self._sums(apart**2)
-                within = (squares - total**2 / np.maximum(number, 1)).sum() / max((number - 1).clip(0).sum(), 1)
-                variances[first, second] = float((runs[first] - runs[second]).var(ddof=1) - within * by_rows)
-        return variances
+                explained = [self._explained(first, second, run) for run in range(len(self.tests))]
+                between = float((runs[first] - runs[second]).var(ddof=1))
+                made[first, second] = (between, float(np.mean(explained)))
+        return made
+
+    def _explained(self, first: str, second: str, run: int) -> float:
+        """The variance of the mean difference of one repeat over rows inside clients.
+
+        Each client has its own variance; one that was tested on a single row has that of all.
+        """
+        values = self.scores(self.hits[first][run]).astype(float)
+        if second != NOTHING:
+            values = values - self.scores(self.hits[second][run])
+        values = np.where(self.held(self.hits[first][run]), values, np.nan)
+        total, number = self._sums(values)
+        squares, _ = self._sums(values**2)
+        apart = np.maximum(squares - total**2 / np.maximum(number, 1), 0.0)
+        common = apart.sum() / max((number - 1).clip(0).sum(), 1)
+        own = np.where(number > 1, apart / np.maximum(number - 1, 1), common)
+        tested = number > 0
+        return float((own[tested] / number[tested]).sum() / max(tested.sum(), 1) ** 2)
 
     def redrawn(self, rng: np.random.Generator) -> Judged:
         """Redraw clients, or rows inside each site, with their hits."""
@@ -203,6 +238,7 @@ def stratified(
     *,
     comparisons: int = 1,
     least: float = -1.0,
+    most: float = 1.0,
     variance: tuple[float, float] = (0.0, np.inf),
 ) -> Interval:
     """The mean of independent strata (value, adjusted mean, its variance, rows) and its 95% interval."""
@@ -213,9 +249,13 @@ def stratified(
         return {"value": None, "low": None, "high": None}
     value, middle = (float(np.mean([part[i] for part in tested])) for i in (0, 1))
     each = np.array([part[2] for part in tested] + [variance[0] * len(tested) ** 2]) / len(tested) ** 2
+    if not each.sum() > 0:
+        return plain({"value": value, "low": value, "high": value})  # type: ignore[no-any-return]
+    if not np.isfinite(each.sum()):
+        return plain({"value": value, "low": None, "high": None})  # type: ignore[no-any-return]
     freedom = np.array([max(part[3] - 1, 1) for part in tested] + [variance[1]])
     together = float(each.sum() ** 2 / (each**2 / freedom).sum())
     reach = float(stdtrit(together, 1 - 0.025 / comparisons) * np.sqrt(each.sum()))
-    low, high = max(min(middle - reach, value), least), min(max(middle + reach, value), 1.0)
+    low, high = max(min(middle - reach, value), least), min(max(middle + reach, value), most)
     interval: Interval = plain({"value": value, "low": low, "high": high})
     return interval

@@ -13,7 +13,7 @@ from fedscape.core.random import Key
 from fedscape.simulate import ConditionallyIID, Labels, plan
 from fedscape.sketches import DistributionSketch, heterogeneity, pairwise
 from fedscape.statistics.description import label_skew
-from fedscape.studies.intervals import bootstrap_interval, gini, plain
+from fedscape.studies.intervals import gini_interval, plain
 from fedscape.studies.prepare import Prepared
 from fedscape.types import Array
 
@@ -33,7 +33,7 @@ def measure(data: Prepared, *, seed: int = 0) -> dict[str, Any]:
     """
     section: dict[str, Any] = {
         "labels": _labels(data.counts, seed),
-        "quantity": _quantity(data.counts.sum(axis=1), seed),
+        "quantity": _quantity(data.counts.sum(axis=1)),
     }
     shown = _on_map(len(data.counts), seed)
     maps = {"labels": _map(_shares(data.counts)[shown], data.counts.sum(axis=1)[shown])}
@@ -78,10 +78,10 @@ def _labels(counts: Array, seed: int) -> dict[str, Any]:
     return about
 
 
-def _quantity(sizes: Array, seed: int) -> dict[str, Any]:
+def _quantity(sizes: Array) -> dict[str, Any]:
     numbers = sizes.astype(float)
     effective = numbers.sum() ** 2 / max((numbers**2).sum(), 1e-12)
-    about = bootstrap_interval(numbers, gini, seed=seed)
+    about = gini_interval(numbers)
     return {**about, "effective_clients": float(effective), "clients": len(sizes)}
 
 

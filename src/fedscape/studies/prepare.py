@@ -11,11 +11,12 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError, plural
-from fedscape.formats.kinds import LABELS, ColumnKind, Overrules
+from fedscape.formats.kinds import LABELS, ColumnKind, Overrules, as_numbers
 from fedscape.formats.modelled import classes_of
 from fedscape.formats.reading import Reading, encode, read_columns
 from fedscape.statistics.kmeans import FederatedKMeans
 from fedscape.statistics.tails import TAILS, tails
+from fedscape.studies.derived import derived, derived_columns, with_derived
 from fedscape.types import Array
 
 MOST_CATEGORIES = 100
@@ -36,10 +37,11 @@ class Apart(NamedTuple):
 class Prepared:
     """The clients as a study sees them.
 
-    `counts` [clients, C] counts the categories in `names`. `rows` has one category per row in the column y, and the
-    features, if any, in the column x; it is None for count vectors. `labels` says whether the categories are labels;
-    without a column of labels they are cells of the features. `ordered` says whether they are bins of a number, in
-    ascending order. `apart` has the clients before rare categories were merged; None if none were.
+    `counts` [clients, C] counts the categories in `names`. `rows` has one category per row in the column y, the
+    features, if any, in the column x, and a label that is a number also in the column v; it is None for count vectors.
+    `labels` says whether the categories are labels; without a column of labels they are cells of the features.
+    `ordered` says whether they are bins of a number, in ascending order. `apart` has the clients before rare categories
+    were merged; None if none were.
     """
 
     given: Federation
@@ -53,6 +55,11 @@ class Prepared:
     reading: Reading
     ordered: bool = False
     apart: Apart | None = None
+
+    @property
+    def number(self) -> bool:
+        """Whether the label is a number, whose values are in the column v."""
+        return self.rows is not None and "v" in self.rows
 
     @property
     def width(self) -> int:
@@ -107,6 +114,8 @@ def prepare(
     if reading is None:
         reading = read_columns(federation, target=target, features=features, overrules=declared)
     federation = federation.select([kind.name for kind in reading.columns])
+    further = derived_columns(federation, reading, target) if features is None and "x" not in reading.features else []
+    reading = with_derived(federation, reading, target) if further else reading
     if target is not None and federation[target].ndim == 2 and federation[target].dtype.kind in "biu":
         counts = federation.counts(target)
         category_names = list(map(str, federation.names.get(target) or declared.names or range(counts.shape[1])))
@@ -118,7 +127,7 @@ def prepare(
         notes.append("The data are count vectors only: features and training are left out.")
         return Prepared(federation, None, counts, tuple(common), target, True, (), tuple(notes), reading, apart=apart)
     if target is None:
-        return _without_labels(federation, reading, notes, seed)
+        return _without_labels(federation, reading, notes, seed, further)
     codes, labels, ordered = categories_of(federation, target, notes, reading[target], declared)
     labelled = federation.select([]).where(codes >= 0)
     clients = labelled.with_column("y", codes[codes >= 0].astype(np.int32), names=labels)
@@ -129,8 +138,10 @@ def prepare(
     codes = np.where(codes >= 0, apart.place[codes], -1)
     selected = (codes >= 0) & some_rows(federation, notes, seed)
     rows, codes = federation.where(selected), codes[selected]
-    used, x = features_of(rows, target, reading, notes)
+    used, x = features_of(rows, target, reading, notes, further)
     table = Federation({"y": codes.astype(np.int32)}, rows.offsets, rows.ids, names={"y": labels})
+    if reading[target].kind in ("number", "weight"):
+        table = table.with_column("v", as_numbers(rows[target], rows.names.get(target)).astype(np.float64))
     if x is not None:
         table = table.with_column("x", x)
     else:
@@ -169,9 +180,11 @@ def some_rows(federation: Federation, notes: list[str], seed: int) -> Array:
     return np.asarray(Key(seed, purpose="rows of a study").uniform_rows(federation) < MOST_ROWS / federation.n_rows)
 
 
-def _without_labels(federation: Federation, reading: Reading, notes: list[str], seed: int) -> Prepared:
+def _without_labels(
+    federation: Federation, reading: Reading, notes: list[str], seed: int, further: Sequence[str]
+) -> Prepared:
     fed = federation.where(some_rows(federation, notes, seed))
-    used, x = features_of(fed, None, reading, notes)
+    used, x = features_of(fed, None, reading, notes, further)
     if x is None:
         have = ", ".join(map(repr, fed.columns)) or "none"
         raise DataError(f"nothing to study: name a column of categories with --column; the columns are: {have}")
@@ -206,7 +219,7 @@ def categories_of(
     if not labelled.all():
         notes.append(f"{int((~labelled).sum()):,} of {len(labelled):,} rows have no {column!r} and are left out.")
     if classes.remark:
-        notes.append(f"{classes.remark} Methods are compared by their accuracy on these classes.")
+        notes.append(f"{classes.remark} How clients differ is that of these classes; models predict the number.")
     if len(labels) < 2:
         raise DataError(f"the column {column!r} is {labels[0]!r} in all rows: there is nothing to compare")
     return codes, labels, classes.ordered
@@ -266,9 +279,11 @@ def _seldom_together(counts: Array, labels: list[str], least: int, notes: list[s
 
 
 def features_of(
-    fed: Federation, column: str | None, reading: Reading, notes: list[str]
+    fed: Federation, column: str | None, reading: Reading, notes: list[str], further: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], Array | None]:
     """The columns used, and their values as float32 [rows, d]: x unchanged, or other columns standardised.
+
+    `further` are columns that are no numbers, of which some are made.
 
     >>> fed = Federation({"a": [1.5, 3.5], "c": ["u", "v"]}, [0, 1, 2])
     >>> features_of(fed, None, read_columns(fed), [])[1].tolist()
@@ -280,8 +295,11 @@ def features_of(
     others = [name for name in used if name not in texts]
     if others:
         parts.append(encode(fed, replace(reading, features=tuple(others)), dtype=np.float64)[0])
-    if not parts or not sum(part.shape[1] for part in parts):
-        return (), None
+    if not sum(part.shape[1] for part in parts):
+        made = derived(fed, reading, further)
+        if not sum(part.shape[1] for part in made):
+            return (), None
+        return tuple(further), np.concatenate(made, axis=1).astype(np.float32)
     x = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
     gaps = ~np.isfinite(x)
     if gaps.any():
@@ -300,7 +318,9 @@ def features_of(
             x = np.clip(x, *ends)
         spread = x.std(axis=0)
         x = (x - x.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-    return (*texts, *others), x.astype(np.float32, copy=False)
+    if further:
+        x = np.concatenate([x, *derived(fed, reading, further)], axis=1)
+    return (*texts, *others, *further), x.astype(np.float32, copy=False)
 
 
 def _is_text(fed: Federation, name: str, column: str | None) -> bool:

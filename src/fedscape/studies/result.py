@@ -12,7 +12,8 @@ from typing import Any
 from fedscape.core.checkpoint import replace_file
 from fedscape.errors import DataError
 from fedscape.studies.schema import FORMAT, Result, Time
-from fedscape.studies.schema_learn import Interval, Seconds, Standing
+from fedscape.studies.schema_learn import Interval, Joining, Seconds, Standing
+from fedscape.studies.schema_numbers import Numbers
 from fedscape.studies.validate import misfit
 
 
@@ -128,17 +129,7 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
         standings = {"true": result["learn"]["true"], "simulated": result["learn"]["simulated"]}
         by_name["methods"] = [row for which, rows in standings.items() for row in _methods(rows, which)]
         if "joining" in result["learn"]:
-            by_name["sites"] = [
-                {
-                    "site": row["site"],
-                    "size": row["size"],
-                    **_spread("alone", row["alone"]),
-                    **_spread("joined", row["joined"]),
-                    **_spread("gain", row["gain"]),
-                    "verdict": row["verdict"],
-                }
-                for row in result["learn"]["joining"]["rows"]
-            ]
+            by_name["sites"] = _sites(result["learn"]["joining"])
         by_name["cohorts"] = [
             {"clients": row["clients"], "round": number, "accuracy": accuracy}
             for row in result["learn"]["cohorts"]
@@ -153,6 +144,8 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
         ]
     if "time" in result:
         by_name["time"] = _periods(result["time"])
+    if "numbers" in result:
+        by_name |= _numbers(result["numbers"])
     if "clients" in result:
         by_name["clients"] = [dict(row) for row in result["clients"]]
     return by_name
@@ -169,6 +162,40 @@ def _periods(time: Time) -> list[dict[str, Any]]:
         }
         for i, start in enumerate(time["starts"])
     ]
+
+
+def _sites(joining: Joining) -> list[dict[str, Any]]:
+    return [
+        {
+            "site": row["site"],
+            "size": row["size"],
+            **_spread("alone", row["alone"]),
+            **_spread("joined", row["joined"]),
+            **_spread("gain", row["gain"]),
+            "verdict": row["verdict"],
+        }
+        for row in joining["rows"]
+    ]
+
+
+def _numbers(about: Numbers) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a number's models."""
+    none = Interval(value=None, low=None, high=None)
+    methods = [
+        {
+            "method": row["called"],
+            **_spread("r2", row["r2"]),
+            **_spread("rmse", row["rmse"]),
+            **_spread("mae", row["mae"]),
+            **_spread("gain", row["gain"] or none),
+            **_spread("worst_mae", row["worst"]),
+            "setting": row["setting"],
+        }
+        for row in about["true"]
+    ]
+    costs = [{**cost, "revealed": ", ".join(cost["revealed"])} for cost in about["costs"]]
+    made = {"methods": methods, "costs": costs}
+    return made | {"sites": _sites(about["joining"])} if "joining" in about else made
 
 
 def _methods(standings: Sequence[Standing], which: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 from fedscape.studies.schema_learn import Interval, Learn
+from fedscape.studies.schema_numbers import Numbers
 
 FORMAT = 2
 
@@ -342,6 +343,7 @@ class Result(TypedDict):
     learn: NotRequired[Learn]
     time: NotRequired[Time]
     against: NotRequired[Against]
+    numbers: NotRequired[Numbers]
     advise: list[Item]
     notes: list[str]
     clients: NotRequired[list[dict[str, Any]]]

@@ -65,7 +65,7 @@ def joining(judged: Judged, method: str, names: Sequence[str], *, least: int, ex
         }
         for c in shown
     ]
-    parts = judged._paired(method, "local", shared=False)
+    parts = judged.paired(method, "local", shared=False)
     tested = [part for part in parts if part[3]]
     about = pooled([part[1] for part in tested], [part[2] for part in tested])
     return plain({"method": method, "rows": rows, "spread": about, "pooled": judged.difference(method, "local")})  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from fedscape.methods import METHODS, Columns, Options, find, train
 from fedscape.methods.tabular import DEPTH
 from fedscape.statistics.moments import Moments
 from fedscape.studies.budget import Budget
+from fedscape.studies.guessing import further_variance
 from fedscape.studies.intervals import plain
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.types import Array
@@ -276,7 +277,14 @@ def tournament(
             hits[name][repeat, at] = model.predict(clients.test) == truth
         for name, classes in guesses(clients).items():
             hits[name][repeat, at] = classes == truth
-    return Judged(hits, rows.client_of_row, len(rows), folds_for(rows), sites), used
+    more = further_variance(_fold_counts(rows, seed), sites=sites, seed=seed)
+    return Judged(hits, rows.client_of_row, len(rows), folds_for(rows), sites, more=more), used
+
+
+def _fold_counts(rows: Federation, seed: int) -> Array:
+    """The classes of the rows of each fold: [folds, clients, C]."""
+    folds = [held_out(rows, repeat=repeat, seed=seed).test for repeat in range(folds_for(rows))]
+    return np.stack([fold.counts("y", max(2, rows.categories("y"))) for fold in folds])
 
 
 def typical(rates: Mapping[str, list[float]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from fedscape.studies import study
 from fedscape.studies import tournament as learn
 from fedscape.studies.budget import BUDGETS, budget_of
 from fedscape.studies.choose import ORDER, choose, stability
+from fedscape.studies.guessing import further_variance, of_folds
 from fedscape.studies.intervals import mean_interval, plain
 from fedscape.studies.judged import BASELINES, Judged, wilson
 from fedscape.studies.sites import are_sites, joining, pooled
@@ -260,3 +261,33 @@ def test_four_sites_are_studied_as_sites_and_noise_is_not_advised():
     assert "no method is shown to beat guessing" in answers["Which method?"]["text"]
     assert "Who gains by joining?" in answers
     assert result["learn"]["joining"]["rows"][0]["site"] == "site 1"  # no id is in a report that is shared
+
+
+@pytest.mark.parametrize(("clients", "sites"), [(30, False), (4, True)])
+def test_the_commonest_of_nearly_equal_classes_varies_more_than_clients_explain(clients, sites):
+    """Oracle: the variance of the mean over many draws of the whole federation, folds and all."""
+    rng = np.random.default_rng(0)
+    drawn = [rng.multinomial(np.full((4, clients), 30), [0.48, 0.47, 0.05]) for _ in range(600)]
+    shares = np.array([of_folds(folds)[0] / 120 for folds in drawn])
+    true = shares.mean(axis=1).var(ddof=1)
+    known = (shares * (1 - shares) / 120).mean() / clients if sites else shares.var(axis=1, ddof=1).mean() / clients
+    assert known < 0.7 * true  # what rows or clients explain
+    further = [further_variance(folds, sites=sites, seed=s)["commonest"] for s, folds in enumerate(drawn[:60])]
+    assert abs(known + np.mean(further) - true) < 0.5 * true
+
+
+def test_trainings_that_do_not_move_hardly_widen_an_interval():
+    """Rows tested on explain how repeats differ: the variance added is a fraction of that of the rows."""
+    added, rows = [], []
+    for seed in range(40):
+        found = judged(dict.fromkeys(NAMES, 0.7), seed=seed)
+        added.append(found.training_variance("fedem", "fedavg")[0])
+        rows.append(found._moves["fedem", "fedavg"][1] / 4)
+    assert np.mean(added) < 0.6 * np.mean(rows)
+
+
+def test_trainings_that_move_widen_it_by_as_much():
+    found = [judged(dict.fromkeys(NAMES, 0.7), seed=seed, moves=0.05).training_variance("fedem", "")[0]
+             for seed in range(60)]  # fmt: skip
+    true = 0.05**2 * (1 / 4 + 1 / 3)
+    assert abs(np.mean(found) - true) < 5 * np.std(found, ddof=1) / np.sqrt(60)

@@ -7,7 +7,7 @@ import pytest
 
 from fedscape import DataError, Federation, MixtureOfDirichletMultinomials
 from fedscape.studies import Study, check, check_population, study
-from fedscape.studies.check import NIGHTS
+from fedscape.studies.check import NIGHTS, power
 from fedscape.studies.profile import duplicates, of_clients, profile
 
 
@@ -159,3 +159,25 @@ def test_equal_sizes_and_constants_that_did_not_change_are_no_drift():
         {"x": np.full(240, 1 / 3), "z": rng.normal(size=240), "y": np.resize(y, 240)}, np.arange(0, 241, 8)
     )
     assert [test["test"] for test in check(more, of_seven)["tests"] if test["alarm"]] == ["sizes"]
+
+
+def test_a_handful_of_clients_is_too_few_to_tell(known):
+    few, many = check(draw(8, seed=3), known), check(draw(60, seed=3), known)
+    assert few["too_few"]
+    assert not many["too_few"]
+    assert few["detectable"] > 2 * many["detectable"] > 0
+
+
+def test_a_shift_of_the_detectable_size_is_seen_in_four_of_five_runs():
+    reach, rng, n = power(60, 60, 0.2 * NIGHTS, 1)["detectable"], np.random.default_rng(0), 2000
+    z = (rng.normal(reach, np.sqrt(2 / 60), n)) / np.sqrt(2 / 60)
+    assert abs(np.mean(np.abs(z) > 1.2816) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / n)
+
+
+def test_the_worst_tenth_is_who_fits_no_kind(known):
+    fed = draw(seed=9)
+    odd = changed(fed, "y", 4, lambda values: np.full(len(values), "c"))
+    found = check(odd, known)["worst"]
+    assert found["clients"][0] == "ward 4"
+    assert len(found["clients"]) == 6
+    assert found["value"] > found["chance"]

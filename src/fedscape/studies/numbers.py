@@ -1,0 +1,218 @@
+"""The section numbers: which model of a number is advised, by how far each is off on rows held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedscape.core.federation import Federation
+from fedscape.errors import plural
+from fedscape.studies import tournament as learning
+from fedscape.studies.budget import Budget
+from fedscape.studies.choose import Choice, choose, stability
+from fedscape.studies.explain import watched
+from fedscape.studies.intervals import FEW, mean_interval, plain
+from fedscape.studies.judged_numbers import MEANS, JudgedNumbers
+from fedscape.studies.linear_models import CALLED, SETTINGS, fitted
+from fedscape.studies.prepare import Prepared
+from fedscape.studies.sites import are_sites, joining
+from fedscape.studies.stages import Stages
+from fedscape.types import Array
+
+ORDER = tuple(CALLED)  # the simplest first
+COMMON = "linear"  # what clients fit together
+_LEAST = 4  # clients
+_CHUNK = 8192
+
+Say = Callable[[str], None]
+
+
+def why_no_numbers(data: Prepared) -> str | None:
+    """Why models of the number cannot be compared; None where they can."""
+    if data.rows is None or not data.width:
+        return "left out"
+    able = int((data.rows.sizes >= 2).sum())
+    if able < _LEAST:
+        have = f"{plural(able, 'client')} {'has' if able == 1 else 'have'} two rows or more"
+        return f"Models of {data.column!r} are left out: {have}, and comparing them needs {_LEAST}."
+    return None
+
+
+def numbers(
+    data: Prepared,
+    shares: Array,
+    notes: list[str],
+    stages: Stages,
+    *,
+    budget: Budget,
+    sites: bool | None,
+    show_clients: bool,
+    seed: int,
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Every model in every repeat, its errors, and what is advised by the rule for classes."""
+    assert data.rows is not None  # asked by the caller
+    rows = learning.directions(data.rows)
+    who = learning.some_clients(rows, notes, seed=seed, most=budget.clients)
+    true = learning.fewer_rows(rows.take(who), notes, seed=seed, most=budget.rows)
+    few = are_sites(len(data.counts), sites)
+    judged, used = tournament(true, budget, seed=seed, sites=few, say=stages.inside("learn", 4 * budget.repeats + 1))
+    choice = choose(judged, order=ORDER, common=COMMON)
+    together = max((m for m in ORDER if m != "local"), key=lambda name: judged.means[name])
+    value = true["v"]
+    made: dict[str, Any] = {
+        "target": data.column,
+        "clients": len(who),
+        "sites": few,
+        "test_rows": int(judged.rows_tested.sum()),
+        "train_rows": true.n_rows - round(true.n_rows / judged.folds),
+        "seeds": budget.repeats,
+        "budget": budget.name,
+        "capped": len(who) < int((rows.sizes >= 2).sum()) or true.n_rows < rows.take(who).n_rows,
+        "inputs": int(rows["x"].shape[1]),
+        "mean": float(value.mean()),
+        "spread": float(np.sqrt(judged.spread)),
+        "true": standing(judged, choice, used, seed=seed),
+        "advised": choice.advised,
+        "best": choice.best,
+        "tied": list(choice.tied),
+        "over": {**choice.over, "method": choice.best, "baseline": MEANS[choice.baseline]},
+        "stability": stability(judged, choice, order=ORDER, common=COMMON, seed=seed),
+        "federated": judged.difference(together, "local", comparisons=len(ORDER) - 1),
+        "federated_method": CALLED[together],
+        "by_kind": _by_kind(judged.clients[choice.advised or choice.best], shares[who], 1 if show_clients else FEW),
+        "costs": costs(true, seed=seed),
+    }
+    if few:
+        made["joining"] = _joining(judged, together, who, data, show_clients)
+    return plain(made, 9), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
+
+
+def tournament(
+    rows: Federation, budget: Budget, *, seed: int, say: Say, sites: bool = False
+) -> tuple[JudgedNumbers, dict[str, list[float]]]:
+    """Every model in every repeat: how far it was off each row held out, and the settings that were chosen."""
+    errors = {name: np.full((budget.repeats, rows.n_rows), np.nan) for name in (*ORDER, *MEANS)}
+    used: dict[str, list[float]] = {name: [] for name in ORDER}
+    middle, scale = float(rows["v"].mean()), max(float(rows["v"].std()), 1e-300)
+    rows = rows.with_column("at", np.arange(rows.n_rows)).with_column("v", (rows["v"] - middle) / scale)
+    for repeat in range(budget.repeats):
+        clients = learning.held_out(rows, repeat=repeat, seed=seed)
+        at, truth = clients.test["at"], clients.test["v"]
+        for name in ORDER:
+            say(f"true clients: {CALLED[name]}")
+            setting = tuned(name, clients.train, rounds=budget.rounds, seed=seed + repeat)
+            used[name].append(setting)
+            predict = fitted(name, clients.train, setting, rounds=budget.rounds, seed=seed + repeat)
+            errors[name][repeat, at] = scale * (truth - predict(clients.test))
+        for name, said in means(clients).items():
+            errors[name][repeat, at] = scale * (truth - said)
+    squares = np.bincount(rows.client_of_row, rows["v"] ** 2, len(rows)) / np.maximum(rows.sizes, 1)
+    spread = scale**2 * max(float(squares[rows.sizes > 0].mean()), 1e-300)
+    judged = JudgedNumbers(errors, rows.client_of_row, len(rows), learning.folds_for(rows), sites, None, spread=spread)
+    return judged, used
+
+
+def tuned(method: str, train: Federation, *, rounds: int, seed: int) -> float:
+    """The setting with the least squared error, mean over clients, on rows held out of those to train on."""
+    fit, held = train.split(test=0.25, seed=seed + 1)
+    settings = SETTINGS[method]
+    if held.n_rows == 0:  # clients of one row to train on: nothing can be held out of them
+        return settings[len(settings) // 2]
+    weight = 1 / held.sizes[held.client_of_row]
+    by = {}
+    for setting in settings:
+        predict = fitted(method, fit, setting, rounds=max(1, rounds // 2), seed=seed)
+        by[setting] = float(weight @ (held["v"] - predict(held)) ** 2)
+    return min(by, key=lambda setting: by[setting])
+
+
+def means(clients: learning.Clients) -> dict[str, Array]:
+    """What the baselines say of each row to test on: the mean of all rows to train on, and the client's own.
+
+    >>> fed = Federation({"v": [1.0, 3.0, 8.0]}, [0, 2, 3])
+    >>> {name: said.tolist() for name, said in means(learning.Clients(fed, fed)).items()}
+    {'mean': [4.0, 4.0, 4.0], 'own-mean': [2.0, 2.0, 8.0]}
+    """
+    train, test = clients.train, clients.test
+    middle = float(train["v"].mean())
+    total = np.bincount(train.client_of_row, train["v"], len(train))
+    own = np.where(train.sizes > 0, total / np.maximum(train.sizes, 1), middle)
+    return {"mean": np.full(test.n_rows, middle), "own-mean": own[test.client_of_row]}
+
+
+def standing(judged: JudgedNumbers, choice: Choice, used: dict[str, list[float]], *, seed: int) -> list[dict[str, Any]]:
+    """Every model and baseline: R2, errors in units of the target, gain over the common model, lead over means."""
+    base = max(MEANS, key=lambda name: judged.means[name])
+    rows = []
+    for name in judged.hits:
+        row: dict[str, Any] = {
+            "method": name,
+            "called": MEANS.get(name) or CALLED[name],
+            "baseline": name in MEANS,
+            "r2": judged.accuracy(name),
+            "together": judged.accuracy(name, comparisons=len(ORDER)),
+            "rmse": judged.rmse(name),
+            "mae": judged.mae(name),
+            "worst": judged.worst(name, seed=seed),
+            "gain": None,
+            "over": None if name in MEANS else judged.difference(name, base),
+            "behind": judged.difference(choice.best, name),
+            "setting": learning.typical(used)[name] if name in used else None,
+        }
+        if name in ORDER and name != COMMON:
+            row["gain"] = judged.difference(name, COMMON, comparisons=len(ORDER) - 1)
+            apart = judged.clients[name] - judged.clients[COMMON]
+            row["better"] = float((apart[np.isfinite(apart)] > 0).mean())
+        rows.append(row)
+    return rows
+
+
+def _by_kind(scores: Array, shares: Array, least: int) -> list[dict[str, Any]]:
+    kind = shares.argmax(axis=1)
+    number = [int((kind == k).sum()) for k in range(shares.shape[1])]
+    return [
+        {"kind": f"kind {chr(ord('A') + k)}", "clients": n, **mean_interval(scores[kind == k], most=1.0)}
+        for k, n in enumerate(number)
+        if n >= max(least, 1)
+    ]
+
+
+def _joining(judged: JudgedNumbers, method: str, who: Array, data: Prepared, show_clients: bool) -> dict[str, Any]:
+    """Who gains by joining, as for classes: R2 of each site alone and with the best model that joins them."""
+    gains = judged.clients[method] - judged.clients["local"]
+    order = np.argsort(-np.nan_to_num(gains, nan=-np.inf), kind="stable")
+    names = [str(name) for name in data.given.ids[who]]
+    if not show_clients:
+        place = {int(c): i for i, c in enumerate(order)}
+        names = [f"site {place[c] + 1}" for c in range(len(names))]
+    made = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
+    made["rows"].sort(key=lambda row: -row["gain"]["value"])
+    return made | {"called": CALLED[method]}
+
+
+def costs(rows: Federation, *, seed: int) -> list[dict[str, Any]]:
+    """For each model: rounds, and bytes of the costliest round of a client."""
+    from fedscape.core.engine import Engine
+
+    few = rows.take(np.argsort(-rows.sizes, kind="stable")[:6])
+    few = few.with_column("of_client", np.zeros(few.n_rows, dtype=np.int64))
+    made = []
+    for name in ORDER:
+
+        def run(engine: Engine, name: str = name) -> object:
+            return fitted(name, few, SETTINGS[name][0], rounds=2, seed=seed, engine=engine)
+
+        phases = watched(run, few) if name != "local" else []
+        heaviest = max(phases, key=lambda phase: phase["bytes_up"], default={"bytes_up": 0, "bytes_down": 0})
+        made.append(
+            {
+                "method": name,
+                "called": CALLED[name],
+                "bytes_up": heaviest["bytes_up"],
+                "bytes_down": heaviest["bytes_down"],
+                "revealed": sorted({array for phase in phases for array in phase["reveals"]}),
+            }
+        )
+    return made
