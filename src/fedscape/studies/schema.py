@@ -281,6 +281,18 @@ class Item(Interval):
     text: str
 
 
+class InTime(TypedDict):
+    """The section clock: a cycle of the labels in time, and what training through it does."""
+
+    column: str
+    unit: str
+    slots: int
+    p: float
+    period: float | None
+    interval: list[float] | None
+    accuracy: NotRequired[dict[str, Any]]
+
+
 class Result(TypedDict):
     """The result of a study."""
 
@@ -293,6 +305,7 @@ class Result(TypedDict):
     reference: Reference
     simulate: NotRequired[Simulate]
     learn: NotRequired[Learn]
+    clock: NotRequired[InTime]
     advise: list[Item]
     notes: list[str]
     clients: NotRequired[list[dict[str, Any]]]

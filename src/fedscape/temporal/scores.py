@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedscape.learning.memory import shared
+from fedscape.learning.device import shared
 from fedscape.temporal.calibration import posterior
 from fedscape.temporal.gaussians import segment_means
 from fedscape.types import Array, Arrays, Tensor
