@@ -329,6 +329,18 @@ class Item(Interval):
     text: str
 
 
+class InTime(TypedDict):
+    """The section clock: a cycle of the labels in time, and what training through it does."""
+
+    column: str
+    unit: str
+    slots: int
+    p: float
+    period: float | None
+    interval: list[float] | None
+    accuracy: NotRequired[dict[str, Any]]
+
+
 class Result(TypedDict):
     """The result of a study."""
 
@@ -342,6 +354,7 @@ class Result(TypedDict):
     simulate: NotRequired[Simulate]
     learn: NotRequired[Learn]
     time: NotRequired[Time]
+    clock: NotRequired[InTime]
     against: NotRequired[Against]
     numbers: NotRequired[Numbers]
     advise: list[Item]

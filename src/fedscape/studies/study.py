@@ -15,6 +15,8 @@ from fedscape.privacy.ranges import NOISE, check_positive
 from fedscape.studies.advise import advise
 from fedscape.studies.against import Reference, with_reference
 from fedscape.studies.budget import DEFAULT, Budget, budget_of
+from fedscape.studies.clock import advice as clock_advice
+from fedscape.studies.clock import study_clock
 from fedscape.studies.dates import over_time
 from fedscape.studies.describe import about_study, described, name_clients
 from fedscape.studies.fidelity import LEAST, simulating
@@ -182,5 +184,9 @@ def _fill(
             notes.append(why)
     with stages.of("advise"):
         result["advise"] = advise(result)
+        in_time = study_clock(data, seed=seed)
+        if in_time is not None:
+            result["clock"] = in_time
+            result["advise"].append(clock_advice(in_time))
     result["notes"] = notes
     name_clients(result, data, shares, accuracies, show_clients)
