@@ -111,7 +111,7 @@ def protocols(args) -> list[dict]:
     train_log, test_log = log.split_clients(test=0.5, seed=args.seed)
     twin = fs.twin.fit(train_log, n_kinds=2, tick=tick, n_init=1 if args.quick else 3, lengths=HALF_HOURS)
     n = 30 if args.quick else len(test_log)
-    begin, days = float(log["start"].min()), 0.5  # the updates of half a day; no cap binds
+    begin, days = float(log["start"].min()), 0.5
     size = 2 if args.quick else 8
     listed = [
         fs.twin.Synchronous(size), fs.twin.Synchronous(size, over=1.5, deadline=300.0),
