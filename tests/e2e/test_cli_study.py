@@ -103,7 +103,7 @@ def test_a_reference_is_drawn_beside_a_study(folders, tmp_path):
     assert "reference: data-b" in (folders / "a" / "report.html").read_text()
     ok("report", folders / "a")
     assert (folders / "a" / "report.html").read_bytes() == before
-    assert "no study and no population" in refused(2, "report", folders / "a", "--against", tmp_path / "nowhere")
+    assert "no study or population" in refused(2, "report", folders / "a", "--against", tmp_path / "nowhere")
 
 
 def test_the_command_of_a_report_keeps_options_that_say_no(tmp_path):

@@ -60,7 +60,7 @@ def study(
     rounds: Annotated[int | None, typer.Option(help="Rounds of the tournament, instead of the budget's.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Training runs per method, each with its own seed.")] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Methods of 'train' to compare with fedavg and local, with commas between.")
+        str | None, typer.Option(help="Methods of 'train' to compare with fedavg and local, comma-separated.")
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Also count the categories privately within this budget.")

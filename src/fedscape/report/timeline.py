@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedscape.errors import plural
 from fedscape.report import figures as draw
-from fedscape.report.parts import card, reference_of
+from fedscape.report.parts import card, legend_of_reference, reference_of
 from fedscape.report.words import About, percent, safe
 
 if TYPE_CHECKING:
@@ -60,10 +60,14 @@ def timeline(result: Result) -> tuple[str, str, str] | None:
         shares = [(c["name"], i, c["shares"], "") for i, c in enumerate(about["categories"])]
         top = max(about["categories"], key=lambda c: _range(c["shares"]))
         ends = [s for s in top["shares"] if s is not None]
+        before = dict(zip(result["model"]["names"], reference_of(result).get("rows", ()), strict=False))
+        label = f"Shares of categories by {what}"
+        known_before = [before[c["name"]] for c in about["categories"]] if before else []
         cards.append(
             card(
                 f"Categories by {what}",
-                _lines(about["starts"], shares, period=what, share=True, label=f"Shares of categories by {what}"),
+                (draw.legend(legend_of_reference(result)) if before else "")
+                + _lines(about["starts"], shares, period=what, share=True, label=label, reference=known_before),
                 f"Shares of the rows, of the commonest categories. {top['name']} moves the most: {percent(min(ends))} "
                 f"to {percent(max(ends))}.",
                 path="time.categories",
@@ -147,10 +151,21 @@ def columns(starts: Sequence[str], counts: Sequence[int | None], *, behind: int,
     )
 
 
-def _lines(starts: Sequence[str], lines: Sequence[Line], *, period: str, share: bool, label: str) -> str:
-    """One line each over the periods, broken where a number is withheld, with a legend."""
+def _lines(
+    starts: Sequence[str],
+    lines: Sequence[Line],
+    *,
+    period: str,
+    share: bool,
+    label: str,
+    reference: Sequence[float] = (),
+) -> str:
+    """One line each over the periods, broken where a number is withheld, with a legend.
+
+    `reference` has one number for each line, drawn at the left end.
+    """
     width, height, left, right, bottom, top = 460.0, 240.0, 44.0, 14.0, 30.0, 14.0
-    high = max((v for _, _, line, _ in lines for v in line if v is not None), default=1.0) or 1.0
+    high = max([v for _, _, line, _ in lines for v in line if v is not None] + list(reference), default=1.0) or 1.0
 
     def at(i: float) -> float:
         return left + (width - left - right) * i / max(len(starts) - 1, 1)
@@ -174,6 +189,9 @@ def _lines(starts: Sequence[str], lines: Sequence[Line], *, period: str, share: 
             path += f"{pen}{at(i):.1f} {up(value):.1f}"
             pen = "L"
         drawn.append(draw.stroke(kind, path, f' data-kind="{pick}"' if pick else ""))
+    for (name, *_), value in zip(lines, reference, strict=False):
+        tip = f"{name}: {percent(value)} in the reference"
+        drawn.append(f'<path class="reference" data-tip="{safe(tip)}" d="{draw.shape(3, left, up(value), 5)}"/>')
     picture = (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{safe(label)}">{"".join(drawn)}'
         f"{_axis(starts, at, period, height - 8, most=4)}</svg>"

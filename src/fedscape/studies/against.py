@@ -18,15 +18,18 @@ from fedscape.studies.result import Study
 
 
 def is_population(path: Path) -> bool:
-    """Whether this is a saved population, and no study."""
+    """Whether the path is a saved population rather than a study."""
     if path.is_dir() or path.name == "result.json":
         return False
     if not path.is_file():
-        raise DataError(f"there is no study and no population at {path}: 'fedscape study' or 'fedscape fit' writes one")
+        raise DataError(f"no study or population at {path}: 'fedscape study' or 'fedscape fit' writes one")
     try:
         content = json.loads(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is neither a study nor a population: {error}") from None
+    except ValueError:
+        raise DataError(
+            f"{path} is neither a study nor a population: give the folder of 'fedscape study' or the .json of "
+            "'fedscape fit'"
+        ) from None
     return not (isinstance(content, dict) and "describe" in content)
 
 

@@ -71,7 +71,7 @@ def test_studies_and_populations_are_told_apart(pair, tmp_path):
     assert is_population(tmp_path / "population.json")
     assert not is_population(tmp_path / "s")
     assert isinstance(read_reference(tmp_path / "s" / "result.json"), Study)
-    with pytest.raises(DataError, match="no study and no population"):
+    with pytest.raises(DataError, match="no study or population"):
         read_reference(tmp_path / "nowhere")
     (tmp_path / "torn.json").write_text("{")
     with pytest.raises(DataError, match="neither a study nor a population"):
