@@ -94,13 +94,18 @@ def _of_reference(result: Result) -> list[Ranked]:
 
 
 def _of_advice(result: Result) -> list[Ranked]:
-    order = list(EVIDENCE)
-    findings = []
-    for item in sorted(result["advise"], key=lambda item: order.index(item["question"])):
-        findings.append(
-            Ranked(_level(item), item["question"], capital(item["answer"]), item["text"], EVIDENCE[item["question"]])
+    order, elsewhere = list(EVIDENCE), "time" if "time" in result else "describe"  # a question about a column of dates
+    places = {question: i for i, question in enumerate(order)}
+    return [
+        Ranked(
+            _level(item),
+            item["question"],
+            capital(item["answer"]),
+            item["text"],
+            EVIDENCE.get(item["question"], elsewhere),
         )
-    return findings
+        for item in sorted(result["advise"], key=lambda item: places.get(item["question"], len(order)))
+    ]
 
 
 def _level(item: About) -> str:
