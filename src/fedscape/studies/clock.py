@@ -79,30 +79,30 @@ def study_clock(data: Prepared, *, seed: int) -> dict[str, Any] | None:
 
 def slots_of(data: Prepared, column: str, unit: str, seed: int) -> Slots | None:
     """The rows of the busiest window, cut into slots of this unit; None where too few slots have rows."""
-    given, hours = data.given, _UNITS[unit]
-    codes = categories_of(given, data.column, [], data.reading[data.column])[0]
-    times = given[column].astype("datetime64[s]")
-    known = (codes >= 0) & ~np.isnat(times)
-    seconds = np.where(known, times.astype(np.int64), 0)
+    table, hours = data.given, _UNITS[unit]
+    codes = categories_of(table, data.column, [], data.reading[data.column])[0]
+    times = table[column].astype("datetime64[s]")
+    dated = (codes >= 0) & ~np.isnat(times)
+    seconds = np.where(dated, times.astype(np.int64), 0)
     at = seconds // int(3600 * hours)
-    at = at - at[known].min() if known.any() else at
-    number = int(at[known].max()) + 1 if known.any() else 0
+    at = at - at[dated].min() if dated.any() else at
+    number = int(at[dated].max()) + 1 if dated.any() else 0
     if number < _LEAST:
         return None
-    rows = np.bincount(at[known], minlength=number)
+    rows = np.bincount(at[dated], minlength=number)
     sums = np.concatenate([[0], np.cumsum(rows)])
     width = min(number, _SLOTS)
     begin = int((sums[width:] - sums[:-width]).argmax())
     if (rows[begin : begin + width] > 0).sum() < _LEAST:
         return None
-    inside = known & (at >= begin) & (at < begin + width)
-    client = np.arange(given.n_rows)[inside]
-    order = client[np.lexsort((given.client_of_row[client], at[client]))]
-    pair = np.stack([at[order] - begin, given.client_of_row[order]], axis=1)
+    inside = dated & (at >= begin) & (at < begin + width)
+    client = np.arange(table.n_rows)[inside]
+    order = client[np.lexsort((table.client_of_row[client], at[client]))]
+    pair = np.stack([at[order] - begin, table.client_of_row[order]], axis=1)
     first = np.flatnonzero(np.concatenate([[True], (pair[1:] != pair[:-1]).any(axis=1)]))
     offsets = np.append(first, len(order))
     position = np.arange(len(order)) - np.repeat(first, np.diff(offsets))
-    part = Federation({name: given[name][order] for name in given.columns}, offsets, names=given.names)
+    part = Federation({name: table[name][order] for name in table.columns}, offsets, names=table.names)
     some = part.with_column("y", codes[order].astype(np.int32)).where(position < _PER_UNIT)
     x = features_of(some, data.column, data.reading, [])[1]
     columns = {"y": some["y"]} if x is None else {"y": some["y"], "x": x}
@@ -166,13 +166,13 @@ def advice(section: dict[str, Any]) -> dict[str, Any]:
     low, high = section["interval"]
     text = f"Yes: every {section['period']:.4g} {section['unit']}s [{low:.4g}, {high:.4g}] (p = {section['p']:.2g})."
     if "accuracy" in section:
-        found = section["accuracy"]
-        cost, mended = (found[name] - found["through time"] for name in ("shuffled time", "FedClock"))
+        accuracy = section["accuracy"]
+        cost, mended = (accuracy[name] - accuracy["through time"] for name in ("shuffled time", "FedClock"))
         text += (
-            f" Training through time is {100 * found['through time']:.1f}% right, in shuffled time "
-            f"{100 * found['shuffled time']:.1f}%: the shift costs {100 * cost:.1f} points. FedClock is "
-            f"{100 * found['FedClock']:.1f}% right and "
+            f" Training through time is {100 * accuracy['through time']:.1f}% right, in shuffled time "
+            f"{100 * accuracy['shuffled time']:.1f}%: the shift costs {100 * cost:.1f} points. FedClock is "
+            f"{100 * accuracy['FedClock']:.1f}% right and "
         )
         text += "mends it" if mended > max(_WORTH, cost / 2) else "does not mend it" if cost > _WORTH else "adds little"
-        text += f" ({found['verdict']})."
+        text += f" ({accuracy['verdict']})."
     return {**item, "answer": "yes", "text": text}
