@@ -132,7 +132,7 @@ def test_rounds_that_cannot_be_are_refused_before_rows_are_read(bad, tmp_path):
         (Terms(colluders=0.1), fs.SecureSum(dropouts=0.1, colluders=0.0), "fewer colluding nodes than the owner"),
         (Terms(colluders=0.1), fs.SecureSum(dropouts=0.1, colluders=0.1), ""),
     ],
-    ids=str,
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else type(value).__name__,
 )
 def test_an_owner_can_ask_for_a_smallest_sum_and_for_colluders(terms, secure, why, tmp_path):
     engine = engine_of(tmp_path, secure, terms)
