@@ -22,7 +22,7 @@ def plan(
     source: Source,
     events: Annotated[str, typer.Option(help="Who was there when: a log, a data set, or a .json twin of --out.")],
     accuracy: Annotated[float, typer.Option(help="The accuracy to reach, 0 to 1.")],
-    sizes: Annotated[str, typer.Option(help="Cohort sizes to try, with commas between.")] = "10,30",
+    sizes: Annotated[str, typer.Option(help="Cohort sizes to try, comma-separated.")] = "10,30",
     deadlines: Annotated[str, typer.Option(help="Deadlines to try, in seconds; none waits for all.")] = "300,none",
     days: Annotated[float, typer.Option(help="How many days of virtual time.")] = 5.0,
     seconds: Annotated[float, typer.Option(help="Median seconds of a task, where the log has no work.")] = 60.0,
@@ -34,7 +34,7 @@ def plan(
     epochs: Annotated[int, typer.Option(help="How often a client goes through its rows in a task.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 10,
     updates: Annotated[int, typer.Option(help="Updates of the server in a run, at most.")] = 200,
-    seeds: Annotated[str, typer.Option(help="Seeds of devices and training, with commas between.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds of devices and training, comma-separated.")] = "0,1,2",
     features: Features = None,
     target: Target = "y",
     standardise: Standardise = False,
@@ -92,8 +92,8 @@ def plan(
         return replace(drawn, seconds=speed)
 
     def judge(state: Any) -> Any:
-        found = evaluate(local, state, held_out)
-        return found.accuracy, found.rows
+        evaluation = evaluate(local, state, held_out)
+        return evaluation.accuracy, evaluation.rows
 
     rows = learners.sizes.astype(float)
     units = rows * epochs if "work" in twin.arrays else np.maximum(rows, 1) / max(float(rows.mean()), 1.0)
@@ -121,7 +121,7 @@ def _deadlines(text: str) -> list[float | None]:
     try:
         return [None if part.strip() == "none" else float(part) for part in text.split(",")]
     except ValueError:
-        raise DataError(f"--deadlines must be seconds or none, with commas between, not {text!r}") from None
+        raise DataError(f"--deadlines must be seconds or none, comma-separated, not {text!r}") from None
 
 
 def _for_people(about: dict[str, Any]) -> None:

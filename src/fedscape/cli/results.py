@@ -112,8 +112,8 @@ def finish(about: dict[str, Any], folder: Path | None, quiet: bool) -> None:
             lines = [[line["name"], *(f"{v:.4g}" for v in list(line.values())[1:])] for line in about["coefficients"]]
             table("coefficients", ["", "coefficient", "error", "error by client", "p"], lines)
         columns = ["of clients", *names]
-        known = [what for what in ("accuracy", "loss") if f"{what}_p5" in last]
-        lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in known]
+        measures = [what for what in ("accuracy", "loss") if f"{what}_p5" in last]
+        lines = [[what, *[f"{last[f'{what}_{name}']:.4f}" for name in names]] for what in measures]
         table(f"{plural(last['clients_with_rows'], 'client')} after {plural(last['round'], 'round')}", columns, lines)
     own = " and what clients keep are" if METHODS[about["method"]].family == "personal" else " is"
     for group, spent in about.get("epsilon", {}).items():

@@ -50,21 +50,23 @@ class TableTask:
         model.feature_names_ = (*self.inputs.names(), *(["intercept"] if self.method == "glm" else []))
         return TableModel(self.method, model, self.inputs, course.private)
 
-    def save(self, folder: Path, course: Course, state: Arrays, found: Evaluation, rows: list[dict[str, Any]]) -> None:
+    def save(
+        self, folder: Path, course: Course, state: Arrays, evaluation: Evaluation, rows: list[dict[str, Any]]
+    ) -> None:
         from fedscape.tabular.saved import FILE
 
         self._model(course).save(folder / FILE)
-        write_tables(folder, found, rows, private=course.private)
+        write_tables(folder, evaluation, rows, private=course.private)
 
     def about(self, course: Course) -> dict[str, Any]:
-        made = self._model(course)
-        about: dict[str, Any] = {"rows": self.learners.n_rows, "held_out": made.score(self.rest)}
-        if hasattr(made.model, "standard_errors_"):
-            about["coefficients"] = coefficients(made.model)
+        model = self._model(course)
+        about: dict[str, Any] = {"rows": self.learners.n_rows, "held_out": model.score(self.rest)}
+        if hasattr(model.model, "standard_errors_"):
+            about["coefficients"] = coefficients(model.model)
         return about
 
 
-def table_task(asked: Request, fed: Federation, reading: Reading) -> TableTask:
+def table_task(request: Request, fed: Federation, reading: Reading) -> TableTask:
     """Columns as trees or a GLM read them, rows to learn from and to judge by, and who takes part."""
     from fedscape.cli.training import sampler_of
     from fedscape.learning.fitting import class_names, feature_kinds
@@ -72,23 +74,23 @@ def table_task(asked: Request, fed: Federation, reading: Reading) -> TableTask:
     from fedscape.methods.tabular import rounds_for
     from fedscape.tabular.inputs import TableInputs, fills
 
-    method, target, private = asked.name, asked.target, asked.epsilon is not None
+    method, target, private = request.name, request.target, request.epsilon is not None
     kinds = feature_kinds(reading)
     wide = [name for name, kind in kinds.items() if kind == "array"]
     if wide:
         raise DataError(
             f"--method {method} takes columns of one value a row; {wide[0]!r} holds arrays: train a network"
         )
-    classes = () if _is_number(asked, fed) else class_names(fed, target)
+    classes = () if _is_number(request, fed) else class_names(fed, target)
     if private:
         check_declared_rows(fed, reading, target, classes=bool(classes))
     columns = {name: class_names(fed, name) if kinds[name] == "category" else () for name in reading.features}
-    learners, rest = held_out(fed, test=asked.test, seed=asked.seed)
-    fill = fill_of(asked.fill)
+    learners, rest = held_out(fed, test=request.test, seed=request.seed)
+    fill = fill_of(request.fill)
     gaps = fill == "drop" or (fill is None and method == "glm")
     inputs = TableInputs(
         columns, target, classes, method == "glm", fills(learners, columns, fill), gaps,
-        _ranges(asked, columns, classes) if private else None, asked.client,
+        _ranges(request, columns, classes) if private else None, request.client,
     )  # fmt: skip
     rows, judged = inputs.rows(learners), inputs.rows(rest)
     lines = []
@@ -97,35 +99,35 @@ def table_task(asked: Request, fed: Federation, reading: Reading) -> TableTask:
             raise DataError(f"no rows are left {where}: every one lacks a feature; fill them in with --fill mean")
         if part.n_rows < table.n_rows:
             lines.append(f"rows {where}: {plural(table.n_rows - part.n_rows, 'row')} without a value left out")
-    trees = 100 if asked.trees is None else asked.trees
+    trees = 100 if request.trees is None else request.trees
     options = Options(
-        law=None if classes else asked.family or "gaussian", trees=trees, ranges=inputs.row_ranges, seed=asked.seed,
-        sampler=sampler_of(asked.cohort or 0, len(rows)), progress=False if asked.quiet else None,
+        law=None if classes else request.family or "gaussian", trees=trees, ranges=inputs.row_ranges, seed=request.seed,
+        sampler=sampler_of(request.cohort or 0, len(rows)), progress=False if request.quiet else None,
     )  # fmt: skip
     local = Columns(features=inputs.features, target=inputs.called)
-    rounds = rounds_for(method, trees) if asked.rounds is None else asked.rounds
+    rounds = rounds_for(method, trees) if request.rounds is None else request.rounds
     return TableTask(rows, judged, local, options, rounds, lines, inputs, method, rest)
 
 
-def _is_number(asked: Request, fed: Federation) -> bool:
+def _is_number(request: Request, fed: Federation) -> bool:
     from fedscape.formats.kinds import kind_of
     from fedscape.methods.tabular import LAWS
 
-    laws = [law for law in LAWS if asked.name == "glm" or law != "gamma"]
-    if asked.family is not None and asked.family not in laws:
-        raise DataError(f"--family must be {', '.join(laws)}, not {asked.family!r}")
-    if asked.family is not None:
-        return asked.family != "logistic"
-    kind = "class" if asked.target in fed.names else kind_of(asked.target, fed[asked.target]).kind
+    laws = [law for law in LAWS if request.name == "glm" or law != "gamma"]
+    if request.family is not None and request.family not in laws:
+        raise DataError(f"--family must be {', '.join(laws)}, not {request.family!r}")
+    if request.family is not None:
+        return request.family != "logistic"
+    kind = "class" if request.target in fed.names else kind_of(request.target, fed[request.target]).kind
     return kind not in ("class", "ordered", "constant")
 
 
 def _ranges(
-    asked: Request, columns: dict[str, tuple[str, ...]], classes: tuple[str, ...]
+    request: Request, columns: dict[str, tuple[str, ...]], classes: tuple[str, ...]
 ) -> dict[str, tuple[float, float]]:
     """The declared ranges of all columns of numbers, and of a target that is one."""
     ranges = {}
-    for part in listed(asked.ranges):
+    for part in listed(request.ranges):
         name, *ends = part.rsplit(":", 2)
         try:
             low, high = (float(end) for end in ends)
@@ -134,11 +136,11 @@ def _ranges(
         if not -float("inf") < low < high < float("inf"):
             raise DataError(f"--ranges must be COLUMN:LEAST:GREATEST, comma-separated, such as age:0:120, not {part!r}")
         ranges[name] = (low, high)
-    needed = [*(name for name, known in columns.items() if not known), *([] if classes else [asked.target])]
+    needed = [*(name for name, categories in columns.items() if not categories), *([] if classes else [request.target])]
     missing = [name for name in needed if name not in ranges]
     if missing:
         raise DataError(
-            f"--epsilon with --method {asked.name} needs --ranges of all numbers, as {missing[0]}:0:100: missing "
+            f"--epsilon with --method {request.name} needs --ranges of all numbers, as {missing[0]}:0:100: missing "
             f"{'is' if len(missing) == 1 else 'are'} {', '.join(missing)}"
         )
     unknown = [name for name in ranges if name not in needed]
@@ -158,35 +160,37 @@ def coefficients(model: Any) -> list[dict[str, Any]]:
 
 
 def predict_table(
-    model: Path, read: Callable[[str | None], Federation], every: bool
+    model: Path, read: Callable[[str | None], Federation], probabilities: bool
 ) -> tuple[Federation, dict[str, Any], dict[str, Any]]:
     """Return the table, the prediction of each row, and a summary."""
     import numpy as np
 
     from fedscape.tabular.saved import FILE, TableModel
 
-    made = TableModel.load(model / FILE if model.is_dir() else model)
-    rows, inputs = read(made.inputs.client), made.inputs
+    trained = TableModel.load(model / FILE if model.is_dir() else model)
+    rows, inputs = read(trained.inputs.client), trained.inputs
     missing = [name for name in inputs.columns if name not in rows]
     if missing:
         raise DataError(f"the model needs the column {missing[0]!r}, which is not there")
-    said = np.asarray(made.predict(rows))
-    about: dict[str, Any] = {"method": made.method, "rows": rows.n_rows, "clients": len(rows)}
+    predictions = np.asarray(trained.predict(rows))
+    about: dict[str, Any] = {"method": trained.method, "rows": rows.n_rows, "clients": len(rows)}
     if inputs.classes:
-        some = np.asarray(~np.isnan(said).any(axis=1))
-        codes, names = np.nan_to_num(said).argmax(axis=1), np.array(inputs.classes, dtype=object)
+        has_prediction = np.asarray(~np.isnan(predictions).any(axis=1))
+        codes, names = np.nan_to_num(predictions).argmax(axis=1), np.array(inputs.classes, dtype=object)
         columns: dict[str, Any] = {
-            "prediction": [name if there else None for name, there in zip(names[codes], some, strict=True)],
-            "probability": np.where(some, np.nan_to_num(said).max(axis=1), np.nan),
+            "prediction": [
+                name if predicted else None for name, predicted in zip(names[codes], has_prediction, strict=True)
+            ],
+            "probability": np.where(has_prediction, np.nan_to_num(predictions).max(axis=1), np.nan),
         }
-        if every:
-            columns |= {f"p({name})": said[:, i] for i, name in enumerate(inputs.classes)}
-    elif every:
+        if probabilities:
+            columns |= {f"p({name})": predictions[:, i] for i, name in enumerate(inputs.classes)}
+    elif probabilities:
         raise DataError("--probabilities goes with classes, and this model predicts numbers")
     else:
-        some, columns = ~np.isnan(said), {"prediction": said}
-    about["rows_without_prediction"] = int((~some).sum())
+        has_prediction, columns = ~np.isnan(predictions), {"prediction": predictions}
+    about["rows_without_prediction"] = int((~has_prediction).sum())
     if inputs.target in rows:
-        judged = made.score(rows)
+        judged = trained.score(rows)
         about |= {"labelled_rows": int(judged.pop("rows")), **judged}
     return rows, columns, {**about, "remarks": []}

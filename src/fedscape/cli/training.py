@@ -92,62 +92,62 @@ class Request:
         return self.method or ("fedavg" if self.schedule is None else "fedclock")
 
 
-def run(asked: Request) -> None:
+def run(request: Request) -> None:
     """Read the table, train, evaluate on the way, and show and keep what came of it."""
     require("torch", extra="learn")
     from fedscape.cli.tables import table_task
 
-    check_out(asked.out, asked.resume, asked.force)
-    place = placing(asked.engine, asked.address, asked.workers)
-    method, private = asked.name, asked.epsilon is not None
-    check_request(method, asked)
-    check_private(asked.epsilon, asked.delta, asked.clip, asked.standardise, asked.fill)
-    over = overrules(asked.categorical, asked.numeric, asked.ignore, asked.keep)
+    check_out(request.out, request.resume, request.force)
+    place = placing(request.engine, request.address, request.workers)
+    method, private = request.name, request.epsilon is not None
+    check_request(method, request)
+    check_private(request.epsilon, request.delta, request.clip, request.standardise, request.fill)
+    over = overrules(request.categorical, request.numeric, request.ignore, request.keep)
     fed, reading, lines = read_rows(
-        asked.source, client=asked.client, features=asked.features, target=asked.target, overrules=over
+        request.source, client=request.client, features=request.features, target=request.target, overrules=over
     )
-    fed, left_out = named_rows(fed, asked.target, asked.names)
+    fed, left_out = named_rows(fed, request.target, request.names)
     tabular = METHODS[method].family == "tabular"
-    task = table_task(asked, fed, reading) if tabular else network_task(asked, fed, reading)
-    say_lines([*lines, *left_out, *task.lines], asked.quiet)
+    task = table_task(request, fed, reading) if tabular else network_task(request, fed, reading)
+    say_lines([*lines, *left_out, *task.lines], request.quiet)
     course = Course(method, task.local, place(task.learners), task.options, private=private)
     say_revealed(method, METHODS[method].reveals)
-    folder = folder_for(asked.out, asked.resume, asked.quiet)
-    how = _privacy(asked, task, folder)
-    table = _train(asked, task, course, folder, how)
+    folder = folder_for(request.out, request.resume, request.quiet)
+    how = _privacy(request, task, folder)
+    table = _train(request, task, course, folder, how)
     result = {"method": method, "clients": len(task.learners), "rounds": table[-1]["round"], "table": table}
     result |= task.about(course)
     if how:
         result["epsilon"] = {" ".join(group): spent for group, spent in how["ledger"].spent().items()}
         result["parts_of_a_client"] = parts_of_client(task.options.sampler)
-    say_worse(result, task.n_classes, asked.quiet)
-    show(result, asked.json_, lambda about: finish(about, folder, asked.quiet))
+    say_worse(result, task.n_classes, request.quiet)
+    show(result, request.json_, lambda about: finish(about, folder, request.quiet))
 
 
 def _train(
-    asked: Request, task: NetworkTask | TableTask, course: Course, folder: Path | None, how: Mapping[str, Any]
+    request: Request, task: NetworkTask | TableTask, course: Course, folder: Path | None, how: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The loop of every method: print, log and keep each evaluation; the table of rounds."""
     from fedscape.learning.run import training
     from fedscape.learning.tracking import Board
 
-    said: list[dict[str, Any]] = []
-    board = None if asked.tensorboard is None else Board(asked.tensorboard)
-    for r, found, rows in training(
+    printed: list[dict[str, Any]] = []
+    board = None if request.tensorboard is None else Board(request.tensorboard)
+    for r, evaluation, rows in training(
         course.computation, course.engine, test=task.held_out, n_rounds=task.rounds, sampler=task.options.sampler,
-        seed=asked.seed, every=asked.every, checkpoint=folder and folder / "checkpoint",
+        seed=request.seed, every=request.every, checkpoint=folder and folder / "checkpoint",
         allow=course.computation.reveals, judge=course.judge, done=course.is_done,
-        progress=False if asked.quiet else None, **how,
+        progress=False if request.quiet else None, **how,
     ):  # fmt: skip
-        say(rows[len(said) :], asked.quiet or asked.json_, first=not said)
+        say(rows[len(printed) :], request.quiet or request.json_, first=not printed)
         if board is not None:
-            board.write(rows[len(said) :])
-        said = list(rows)
+            board.write(rows[len(printed) :])
+        printed = list(rows)
         if folder is not None:
-            task.save(folder, course, r.state, found, rows)
-    if not said:
-        raise DataError(f"the run in {asked.out} has made its {task.rounds} rounds already: raise --rounds to go on")
-    return said
+            task.save(folder, course, r.state, evaluation, rows)
+    if not printed:
+        raise DataError(f"the run in {request.out} has made its {task.rounds} rounds already: raise --rounds to go on")
+    return printed
 
 
 @dataclass(frozen=True)
@@ -169,50 +169,58 @@ class NetworkTask:
     def n_classes(self) -> int:
         return len(self.inputs.classes)
 
-    def save(self, folder: Path, course: Course, state: Arrays, found: Evaluation, rows: list[dict[str, Any]]) -> None:
+    def save(
+        self, folder: Path, course: Course, state: Arrays, evaluation: Evaluation, rows: list[dict[str, Any]]
+    ) -> None:
         """Write the model and the tables."""
-        write(folder, self.architecture, self.arguments, self.inputs, self.method, course, state, found, rows)
+        write(folder, self.architecture, self.arguments, self.inputs, self.method, course, state, evaluation, rows)
 
     def about(self, course: Course) -> dict[str, Any]:
         """What the result says beside the table of rounds."""
         return {"model": self.architecture}
 
 
-def network_task(asked: Request, fed: Federation, reading: Reading) -> NetworkTask:
+def network_task(request: Request, fed: Federation, reading: Reading) -> NetworkTask:
     """Rows as inputs, the network, how clients train it, and who takes part."""
     lines: list[str] = []
-    if asked.epsilon is not None:
-        check_declared_rows(fed, reading, asked.target)
+    if request.epsilon is not None:
+        check_declared_rows(fed, reading, request.target)
     chosen = None
-    if asked.schedule is not None:
-        fed, mode_of_client = of_modes(fed, asked.modes, asked.target)
-        chosen = sampler_for(asked.schedule, mode_of_client, _cohort(asked))
-        lines += [] if asked.epsilon is None else [_PARTS.format(chosen.curve.n_modes)]
+    if request.schedule is not None:
+        fed, mode_of_client = of_modes(fed, request.modes, request.target)
+        chosen = sampler_for(request.schedule, mode_of_client, _cohort(request))
+        lines += [] if request.epsilon is None else [_PARTS.format(chosen.curve.n_modes)]
     learners, held_out, inputs, more = split_rows(
-        fed, reading, target=asked.target, fill=asked.fill, standardise=asked.standardise, shape=asked.shape,
-        test=asked.test, seed=asked.seed, client=asked.client,
+        fed, reading, target=request.target, fill=request.fill, standardise=request.standardise, shape=request.shape,
+        test=request.test, seed=request.seed, client=request.client,
     )  # fmt: skip
-    network, arguments = network_of(asked.model, learners, inputs, asked.seed)
+    network, arguments = network_of(request.model, learners, inputs, request.seed)
     local = local_training(
-        network, inputs, lr=asked.lr, epochs=asked.epochs, batch_size=asked.batch_size, proximal=asked.proximal,
-        device=asked.device, strategy=asked.strategy,
+        network, inputs, lr=request.lr, epochs=request.epochs, batch_size=request.batch_size, proximal=request.proximal,
+        device=request.device, strategy=request.strategy,
     )  # fmt: skip
-    sampler = sampler_of(_cohort(asked), len(learners)) if chosen is None else chosen
+    sampler = sampler_of(_cohort(request), len(learners)) if chosen is None else chosen
     options = Options(
-        server_lr=asked.server_lr, q=asked.q, sampler=sampler, seed=asked.seed, progress=False if asked.quiet else None
+        server_lr=request.server_lr,
+        q=request.q,
+        sampler=sampler,
+        seed=request.seed,
+        progress=False if request.quiet else None,
     )
-    if METHODS[asked.name].family == "temporal":
-        options = options_on(options, sampler, asked.prior)
-    lines += [*more, *directions_lines(asked.name, local, held_out)]
-    rounds = 20 if asked.rounds is None else asked.rounds
-    return NetworkTask(learners, held_out, local, options, rounds, lines, inputs, asked.model, arguments, asked.name)
+    if METHODS[request.name].family == "temporal":
+        options = options_on(options, sampler, request.prior)
+    lines += [*more, *directions_lines(request.name, local, held_out)]
+    rounds = 20 if request.rounds is None else request.rounds
+    return NetworkTask(
+        learners, held_out, local, options, rounds, lines, inputs, request.model, arguments, request.name
+    )
 
 
 _PARTS = "a client is cut into up to {0} by its modes: noise and ledger are for all its parts together"
 
 
-def _cohort(asked: Request) -> int:
-    return 10 if asked.cohort is None else asked.cohort
+def _cohort(request: Request) -> int:
+    return 10 if request.cohort is None else request.cohort
 
 
 def local_training(network: Any, inputs: Inputs, **how: Any) -> LocalSGD:
@@ -231,13 +239,13 @@ def sampler_of(cohort: int, n_clients: int) -> Sampler:
     return All() if cohort == 0 or cohort >= n_clients else FixedSize(cohort)
 
 
-def _privacy(asked: Request, task: NetworkTask | TableTask, folder: Path | None) -> dict[str, Any]:
+def _privacy(request: Request, task: NetworkTask | TableTask, folder: Path | None) -> dict[str, Any]:
     """Noise for the budget over all rounds, and the ledger of the run."""
-    if asked.epsilon is None:
+    if request.epsilon is None:
         return {}
     from fedscape import All, Gaussian, Ledger, calibrate
 
-    delta, sampler = asked.delta or 1e-6, task.options.sampler or All()
-    multiplier = calibrate(asked.epsilon, delta, rounds=task.rounds, sampler=sampler, n_clients=len(task.learners))
-    ledger = Ledger(None if folder is None else folder / "ledger.jsonl", epsilon=asked.epsilon, delta=delta)
-    return {"privacy": Gaussian(clip=asked.clip or 1.0, multiplier=multiplier), "ledger": ledger}
+    delta, sampler = request.delta or 1e-6, task.options.sampler or All()
+    multiplier = calibrate(request.epsilon, delta, rounds=task.rounds, sampler=sampler, n_clients=len(task.learners))
+    ledger = Ledger(None if folder is None else folder / "ledger.jsonl", epsilon=request.epsilon, delta=delta)
+    return {"privacy": Gaussian(clip=request.clip or 1.0, multiplier=multiplier), "ledger": ledger}

@@ -22,27 +22,27 @@ _NETWORK = (
 _TABULAR = ("trees", "family", "ranges")
 
 
-def check_request(name: str, asked: Request) -> None:
+def check_request(name: str, request: Request) -> None:
     """Refuse an unknown method, options it does not take, privacy it does not support, and zero rounds."""
     if name not in names(command=True):
         raise DataError(f"--method must be one of {', '.join(names(command=True))}, not {name!r}")
     method = find(name, command=True)
     tabular = method.family == "tabular"
     for option in _NETWORK if tabular else _TABULAR:
-        if option in asked.typed:
-            known = "networks" if tabular else f"--method {' or '.join(names('tabular'))}"
-            raise DataError(f"--{option.replace('_', '-')} goes with {known}, not with {name}")
-    for option, value in (("rounds", asked.rounds), ("every", asked.every), ("trees", asked.trees)):
+        if option in request.typed:
+            takers = "networks" if tabular else f"--method {' or '.join(names('tabular'))}"
+            raise DataError(f"--{option.replace('_', '-')} goes with {takers}, not with {name}")
+    for option, value in (("rounds", request.rounds), ("every", request.every), ("trees", request.trees)):
         if value is not None and value < 1:
             raise DataError(f"--{option} must be at least 1, not {value}")
-    if asked.trees is not None and "trees" not in method.takes:
+    if request.trees is not None and "trees" not in method.takes:
         raise DataError(f"--trees goes with --method trees, not with {name}")
-    check_options(method, Options(q=asked.q, server_lr=asked.server_lr), proximal=asked.proximal)
-    if asked.epsilon is not None:
+    check_options(method, Options(q=request.q, server_lr=request.server_lr), proximal=request.proximal)
+    if request.epsilon is not None:
         refuse_exact(method)
-    elif asked.ranges is not None:
+    elif request.ranges is not None:
         raise DataError("--ranges goes with --epsilon, the budget to train within")
-    check_schedule(name, asked.schedule, asked.modes, asked.prior)
+    check_schedule(name, request.schedule, request.modes, request.prior)
 
 
 def check_private(

@@ -64,7 +64,7 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
         text = f"None: no model is shown to beat a mean. {lead}, where the interval would have to lie above 0"
         return answer_item("Which method?", "none", f"{text}{settled_by(about)}. {stability_text(about)}", over)
     others = [rows[name]["called"] for name in about["tied"] if name != best["method"]]
-    said = best["called"] + (f", tied with {listed_names(others)}" if others else "")
+    answer = best["called"] + (f", tied with {listed_names(others)}" if others else "")
     text = (
         f"{best['called']}: off by {amounts(best['rmse'])} (root mean square) and {amounts(best['mae'])} (mean "
         f"absolute) on rows held out, R2 {share(best['together'])}, mean over {who}; {points(best['over'])} of the "
@@ -74,30 +74,34 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
     if best["method"] != about["best"]:
         text += f" ({top['called']}: {points(best['behind'], sign=False)} ahead)"
     text += f". Tied with it, as far as these data tell: {listed_names(others)}{settled_by(about)}." if others else "."
-    return answer_item("Which method?", said, f"{text} {stability_text(about)}", best["together"])
+    return answer_item("Which method?", answer, f"{text} {stability_text(about)}", best["together"])
 
 
 def _personal(about: dict[str, Any], rows: dict[str, Item], best: Item) -> Item:
     others = [rows[name] for name in ("linear+", "hlcr")]
     one = best if best["method"] in ("linear+", "hlcr") else max(others, key=lambda row: float(row["gain"]["value"]))
-    said, gain = verdict(one["gain"]), one["gain"]
+    judgement, gain = verdict(one["gain"]), one["gain"]
     body = f"{one['called']} has {points(gain)} of the variance over one linear model, paired, all comparisons together"
-    if said == "yes":
+    if judgement == "yes":
         text = f"Worth it: {body}; {100 * one['better']:.0f}% of the {'sites' if about['sites'] else 'clients'} gain."
     else:
-        text = f"Not worth it: {body}; less than 1 point." if said == "no" else f"Not shown: {body}{settled_by(about)}."
+        text = (
+            f"Not worth it: {body}; less than 1 point."
+            if judgement == "no"
+            else f"Not shown: {body}{settled_by(about)}."
+        )
     words = {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}
-    return answer_item("Is personalisation worth it?", words[said], text, gain)
+    return answer_item("Is personalisation worth it?", words[judgement], text, gain)
 
 
 def _federated(about: dict[str, Any]) -> Item:
-    gain, said = about["federated"], verdict(about["federated"])
+    gain, judgement = about["federated"], verdict(about["federated"])
     who = "sites" if about["sites"] else "clients"
     body = f"{about['federated_method']} has {points(gain)} of the variance over {who} that fit their own rows alone"
     words = {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}
     lead = {"yes": f"Yes: {body}, paired.", "no": f"No: {body}, and the interval ends below a point."}
-    text = lead.get(said, f"Not shown: {body}{settled_by(about)}.")
-    return answer_item("Is federation worth it?", words[said], text, gain)
+    text = lead.get(judgement, f"Not shown: {body}{settled_by(about)}.")
+    return answer_item("Is federation worth it?", words[judgement], text, gain)
 
 
 def _worst(about: dict[str, Any], best: Item) -> Item | None:

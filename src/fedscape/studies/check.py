@@ -104,18 +104,18 @@ def worst_tenth(federation: Federation, counts: Any, model: Any) -> dict[str, An
     `chance` what clients of these sizes of that kind would have.
     """
     sizes = counts.sum(axis=1)
-    known = np.flatnonzero(sizes > 1)
-    if not len(known):
+    measurable = np.flatnonzero(sizes > 1)
+    if not len(measurable):
         return {"clients": [], "value": None, "chance": None}
-    shares = counts[known] / sizes[known, None]
+    shares = counts[measurable] / sizes[measurable, None]
     kinds = np.array([kind["means"] for kind in model["components"]], dtype=float)
     apart = np.abs(shares[:, None] - kinds).sum(axis=2) / 2  # [clients, kinds]
-    chance = np.sqrt(2 * kinds * (1 - kinds) / np.pi).sum(axis=1) / 2 / np.sqrt(sizes[known, None])
+    chance = np.sqrt(2 * kinds * (1 - kinds) / np.pi).sum(axis=1) / 2 / np.sqrt(sizes[measurable, None])
     nearest = (apart - chance).argmin(axis=1)
-    rows = np.arange(len(known))
+    rows = np.arange(len(measurable))
     apart, chance = apart[rows, nearest], chance[rows, nearest]
-    worst = np.argsort(-(apart - chance), kind="stable")[: max(1, len(known) // 10)]
-    names = [str(federation.ids[known[i]]) for i in worst]
+    worst = np.argsort(-(apart - chance), kind="stable")[: max(1, len(measurable) // 10)]
+    names = [str(federation.ids[measurable[i]]) for i in worst]
     return {"clients": names, "value": float(apart[worst].mean()), "chance": float(chance[worst].mean())}
 
 

@@ -45,7 +45,7 @@ class InTurn:
 
 def time_column(data: Prepared) -> str | None:
     """The first column of dates; None where there is none."""
-    dates = (kind.name for kind in data.reading.columns if data.given[kind.name].dtype.kind == "M")
+    dates = (kind.name for kind in data.reading.columns if data.table[kind.name].dtype.kind == "M")
     return next(dates, None)
 
 
@@ -79,7 +79,7 @@ def study_clock(data: Prepared, *, seed: int) -> dict[str, Any] | None:
 
 def slots_of(data: Prepared, column: str, unit: str, seed: int) -> Slots | None:
     """The rows of the busiest window, cut into slots of this unit; None where too few slots have rows."""
-    table, hours = data.given, _UNITS[unit]
+    table, hours = data.table, _UNITS[unit]
     codes = categories_of(table, data.column, [], data.reading[data.column])[0]
     times = table[column].astype("datetime64[s]")
     dated = (codes >= 0) & ~np.isnat(times)

@@ -37,7 +37,7 @@ def over_time(data: Prepared, shares: Array, notes: list[str], *, least: int) ->
     column = next((kind.name for kind in data.reading.columns if kind.kind == "date"), None)
     if column is None:
         return None
-    times = times_of(data.given[column], data.given.names.get(column))
+    times = times_of(data.table[column], data.table.names.get(column))
     if times is None:
         notes.append(
             f"The dates of {column!r} can be read in more than one way, so there is no time axis: write them as "
@@ -49,7 +49,7 @@ def over_time(data: Prepared, shares: Array, notes: list[str], *, least: int) ->
         return None
     period, code, starts = _periods(times, valid)
     codes = np.where(valid, code, -1)
-    owner, n = data.given.client_of_row, len(starts)
+    owner, n = data.table.client_of_row, len(starts)
     clients = _distinct(codes, owner, n)
     rows = np.bincount(codes[valid], minlength=n)
     enough = (clients >= least) | (clients == 0)
@@ -151,9 +151,9 @@ def _kinds(counts: Array, least: int) -> dict[str, list[int | None]]:
 
 def _categories(data: Prepared, codes: Array, enough: Array, n: int) -> list[dict[str, Any]]:
     """Shares of rows of the commonest categories by period; empty where rows have no category of their own."""
-    if data.apart is None or not data.labels or data.given[data.column].ndim != 1:
+    if data.apart is None or not data.labels or data.table[data.column].ndim != 1:
         return []
-    labels = classes_of(data.given, data.column, kind=data.reading[data.column]).codes
+    labels = classes_of(data.table, data.column, kind=data.reading[data.column]).codes
     labelled = labels >= 0
     if labelled.sum() != data.apart.clients.n_rows:  # classes were declared: which rows have one is not kept
         return []

@@ -70,18 +70,18 @@ def derived(federation: Federation, reading: Reading, names: Sequence[str]) -> l
     >>> derived(fed, read_columns(fed), ["when"])[0].shape
     (2, 4)
     """
-    made = []
+    inputs = []
     for name in names:
         way, values = _way(federation, reading[name]), federation[name]
         if way == "date":
-            made.append(of_dates(values))
+            inputs.append(of_dates(values))
             continue
         vectors = np.stack([hashed(str(text), whole=way == "category") for text in federation.names[name]])
         rows = np.where((values >= 0)[:, None], vectors[np.maximum(values, 0)], 0.0)
         spread = rows.std(axis=0)
         rows = (rows - rows.mean(axis=0)) / np.where(spread > 1e-9, spread, np.inf)
-        made.append(rows * np.sqrt(_WEIGHT / BUCKETS))
-    return made
+        inputs.append(rows * np.sqrt(_WEIGHT / BUCKETS))
+    return inputs
 
 
 def of_dates(values: Array) -> Array:
@@ -92,8 +92,8 @@ def of_dates(values: Array) -> Array:
     >>> of_dates(np.array(["2024-01-01", "2024-01-03", "NaT"], dtype="M8[D]")).round(2)[:, 0].tolist()
     [-1.0, 1.0, 0.0]
     """
-    known = ~np.isnat(values)
-    times = np.where(known, values, values[known][0] if known.any() else np.datetime64(0, "s"))
+    dated = ~np.isnat(values)
+    times = np.where(dated, values, values[dated][0] if dated.any() else np.datetime64(0, "s"))
     day = times.astype("M8[D]")
     year = 2 * np.pi * ((day - times.astype("M8[Y]").astype("M8[D]")) / _DAY) / 365.25
     clock = 2 * np.pi * ((times - day) / _DAY)
@@ -101,9 +101,9 @@ def of_dates(values: Array) -> Array:
     parts = [(day - day.min()) / _DAY, *[week == d for d in range(1, 7)]]
     parts += [np.sin(year), np.cos(year), np.sin(clock), np.cos(clock)]
     x = np.stack(parts, axis=1).astype(np.float64)
-    middle, spread = x[known].mean(axis=0), x[known].std(axis=0)
+    middle, spread = x[dated].mean(axis=0), x[dated].std(axis=0)
     x = (x - middle) / np.where(spread > 1e-9, spread, np.inf)
-    return np.where(known[:, None], x, 0.0)[:, spread > 1e-9]
+    return np.where(dated[:, None], x, 0.0)[:, spread > 1e-9]
 
 
 def hashed(text: str, *, whole: bool = False) -> Array:
@@ -114,9 +114,9 @@ def hashed(text: str, *, whole: bool = False) -> Array:
     >>> np.allclose(hashed("Red lights"), hashed("LIGHTS, red")), float((hashed("red") ** 2).sum())
     (True, 1.0)
     """
-    made = np.zeros(BUCKETS)
+    counts = np.zeros(BUCKETS)
     for word in [text] if whole else _WORD.findall(text.lower()):
         code = zlib.crc32(word.encode())
-        made[code % BUCKETS] += 1.0 if code >> 31 else -1.0
-    length = float(np.sqrt((made**2).sum()))
-    return made / length if length > 0 else made
+        counts[code % BUCKETS] += 1.0 if code >> 31 else -1.0
+    length = float(np.sqrt((counts**2).sum()))
+    return counts / length if length > 0 else counts

@@ -38,11 +38,11 @@ def about_study(data: Prepared, source: str, seed: int, show_clients: bool) -> d
 
 
 def described(data: Prepared, show: bool) -> dict[str, Any]:
-    about = describe(data.given)
+    about = describe(data.table)
     for column in about["columns"]:
         for extreme in ("min", "max"):  # the value of one row
             column.pop(extreme, None)
-    about["rows_per_client"]["largest"] = about_size(int(data.given.sizes.max()), show)
+    about["rows_per_client"]["largest"] = about_size(int(data.table.sizes.max()), show)
     if not show:
         for extreme in ("min", "max"):  # the size of one client
             about["rows_per_client"].pop(extreme)
@@ -106,7 +106,7 @@ def name_clients(
     for name in ways:
         points[name]["points"] = [points[name]["points"][j] for j in order]
     shown = [places[j] for j in order]
-    points["client"] = [str(data.given.ids[i]) if show else f"client {n + 1}" for n, i in enumerate(shown)]
+    points["client"] = [str(data.table.ids[i]) if show else f"client {n + 1}" for n, i in enumerate(shown)]
     points["kind"] = [kind[i] for i in shown]
     points["size"] = [sizes[j] for j in order]
     if not show:
@@ -115,7 +115,7 @@ def name_clients(
     table: list[dict[str, Any]] = []
     where = {int(c): i for i, c in enumerate(accuracies.get("who", np.empty(0)).tolist())}
     for i in range(len(data.counts)):
-        row = {"client": str(data.given.ids[i]), "rows": int(data.counts[i].sum()), "kind": kind[i]}
+        row = {"client": str(data.table.ids[i]), "rows": int(data.counts[i].sum()), "kind": kind[i]}
         for name in (m for m in accuracies if m != "who"):
             row[name] = plain(accuracies[name][where[i]]) if i in where else None
         table.append(row)

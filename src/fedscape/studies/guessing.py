@@ -46,14 +46,14 @@ def further_variance(folds: Array, *, sites: bool, seed: int) -> dict[str, float
     shares = folds.sum(axis=0) / tests[:, None]
     for _ in range(_DRAWS):
         if sites:
-            again, size = rng.multinomial(folds.sum(axis=2), shares), tests
+            resampled, size = rng.multinomial(folds.sum(axis=2), shares), tests
         else:
             who = rng.integers(0, n, n)
-            again, size = folds[:, who], tests[who]
-        drawn.append([float((hits / size).mean()) for hits in of_folds(again)])
-    made = {}
+            resampled, size = folds[:, who], tests[who]
+        drawn.append([float((hits / size).mean()) for hits in of_folds(resampled)])
+    variances = {}
     for i, name in enumerate(("commonest", "own-commonest")):
         share = of_folds(folds)[i] / tests
-        known = (share * (1 - share) / tests).sum() / n**2 if sites else share.var(ddof=1) / n if n > 1 else 0.0
-        made[name] = max(float(np.var([draw[i] for draw in drawn], ddof=1)) - float(known), 0.0)
-    return made
+        expected = (share * (1 - share) / tests).sum() / n**2 if sites else share.var(ddof=1) / n if n > 1 else 0.0
+        variances[name] = max(float(np.var([draw[i] for draw in drawn], ddof=1)) - float(expected), 0.0)
+    return variances

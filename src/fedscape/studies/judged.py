@@ -167,13 +167,13 @@ class Judged:
     def _moves(self) -> dict[tuple[str, str], tuple[float, float]]:
         """For each pair the variance over repeats of the mean difference, and what the rows tested on explain of it."""
         runs = {NOTHING: np.zeros(len(self.tests)), **{name: self.of_runs(name) for name in self.hits}}
-        made = {}
+        pairs = {}
         for first in self.hits:
             for second in runs:
                 explained = [self._explained(first, second, run) for run in range(len(self.tests))]
                 between = float((runs[first] - runs[second]).var(ddof=1))
-                made[first, second] = (between, float(np.mean(explained)))
-        return made
+                pairs[first, second] = (between, float(np.mean(explained)))
+        return pairs
 
     def _explained(self, first: str, second: str, run: int) -> float:
         """The variance of the mean difference of one repeat over rows inside clients.

@@ -67,20 +67,20 @@ class JudgedNumbers(Judged):
         """Of each site: the mean, twice, its variance and its rows; one row or none says nothing of a variance."""
         total, number = self._sums(values)
         squares, _ = self._sums(values**2)
-        made = []
+        strata = []
         for t, s, n in zip(total, squares, number, strict=True):
             mean = t / max(n, 1)
             variance = max(s - n * mean**2, 0.0) / (n - 1) / n if n > 1 else np.inf
-            made.append((float(mean), float(mean), float(variance), int(n)))
-        return made
+            strata.append((float(mean), float(mean), float(variance), int(n)))
+        return strata
 
     def rmse(self, name: str, *, comparisons: int = 1) -> Interval:
         """Root mean squared error in units of the target: R2 and its interval, turned into it."""
         about = self.accuracy(name, comparisons=comparisons)
         ends = {"value": about["value"], "low": about["high"], "high": about["low"]}
         turned = {k: None if v is None else float(np.sqrt(self.spread * max(1 - v, 0.0))) for k, v in ends.items()}
-        made: Interval = plain(turned, 9)
-        return made
+        interval: Interval = plain(turned, 9)
+        return interval
 
     def of_clients_absolute(self, name: str) -> Array:
         """The mean absolute error of each client, [clients]; NaN where it was never tested."""
@@ -107,8 +107,8 @@ class JudgedNumbers(Judged):
         """
         if self.sites:
             parts = self._strata(self._absolute(name))
-            known = int(sum(part[3] > 0 for part in parts))
-            sites = [stratified([p], comparisons=known, least=0.0, most=np.inf) for p in parts if p[3]]
+            tested_sites = int(sum(part[3] > 0 for part in parts))
+            sites = [stratified([p], comparisons=tested_sites, least=0.0, most=np.inf) for p in parts if p[3]]
             low = max(sites, key=lambda site: float(site["value"]))
             return {**low, "clients": 1, "seen": low["value"]}
         rng = Key(seed, purpose="clients served worst").generator()
@@ -117,9 +117,12 @@ class JudgedNumbers(Judged):
         sums = [self._sums(np.where(which, absolute, np.nan)) for which in (half, ~half)]
         halves = np.stack([total / np.maximum(n, 1) for total, n in sums], axis=1)
         halves = halves[np.stack([n for _, n in sums], axis=1).min(axis=1) > 0]
-        seen = self.of_clients_absolute(name)
-        seen = np.sort(seen[np.isfinite(seen)])[::-1]
-        about = {"clients": worst_clients(len(seen)), "seen": float(seen[: worst_clients(len(seen))].mean())}
+        apparent = self.of_clients_absolute(name)
+        apparent = np.sort(apparent[np.isfinite(apparent)])[::-1]
+        about = {
+            "clients": worst_clients(len(apparent)),
+            "seen": float(apparent[: worst_clients(len(apparent))].mean()),
+        }
         return plain({**mean_interval(chosen_worst(halves), least=0.0), **about}, 9)  # type: ignore[no-any-return]
 
 

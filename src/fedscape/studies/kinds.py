@@ -78,7 +78,7 @@ def _modelled(data: Prepared) -> Federation:
     if data.apart is not None:
         return data.apart.clients
     ends = np.arange(len(data.counts) + 1)
-    return Federation({"y": data.counts}, ends, data.given.ids, names={"y": data.names})
+    return Federation({"y": data.counts}, ends, data.table.ids, names={"y": data.names})
 
 
 def candidates_for(federation: Federation, column: str, most: int = 6) -> list[int]:

@@ -59,7 +59,7 @@ def learn(
     methods: Sequence[str] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Array]]:
     assert data.rows is not None  # checked by the caller
-    table = all(data.given[name].ndim == 1 for name in data.features)
+    table = all(data.table[name].ndim == 1 for name in data.features)
     names = learning.entrants(methods, table=table)
     order = tuple(sorted(names, key=lambda name: name != "local"))  # the simplest first, as in choose.ORDER
     rows = learning.directions(data.rows, table=table)
@@ -129,7 +129,7 @@ def _joining(judged: Judged, method: str, who: Array, data: Prepared, show_clien
     """What each site gains by joining, largest gain first; sites have numbers unless `show_clients`."""
     gains = judged.clients[method] - judged.clients["local"]
     order = np.argsort(-np.nan_to_num(gains, nan=-2.0), kind="stable")
-    names = [str(name) for name in data.given.ids[who]]
+    names = [str(name) for name in data.table.ids[who]]
     if not show_clients:
         place = {int(c): i for i, c in enumerate(order)}
         names = [f"site {place[c] + 1}" for c in range(len(names))]

@@ -36,19 +36,19 @@ def fitted(
 
     `engine` holds the same clients, where someone watches what they send.
     """
-    place = clients if engine is None else engine
+    data = clients if engine is None else engine
     if method == "local":
         return alone(clients, setting)
     if method == "hlcr":
-        return _classes(clients, place, int(setting), rounds, seed)
-    common = _common(place, setting if method == "linear" else _COMMON)
+        return _classes(clients, data, int(setting), rounds, seed)
+    common = _common(data, setting if method == "linear" else _COMMON)
     return common if method == "linear" else with_deviations(clients, common, setting)
 
 
-def _common(place: Federation | Engine, penalty: float) -> Predict:
+def _common(data: Federation | Engine, penalty: float) -> Predict:
     from fedscape.tabular import GLM
 
-    model = GLM("gaussian", features="x", target="v", l2=penalty).fit(place, progress=False)
+    model = GLM("gaussian", features="x", target="v", l2=penalty).fit(data, progress=False)
     return lambda rows: model.predict(rows["x"])
 
 
@@ -107,13 +107,13 @@ def _by_clients(clients: Federation, own: Array) -> Predict:
     return predict
 
 
-def _classes(clients: Federation, place: Federation | Engine, number: int, rounds: int, seed: int) -> Predict:
+def _classes(clients: Federation, data: Federation | Engine, number: int, rounds: int, seed: int) -> Predict:
     """Each client is one entity: it has one class of coefficients, or shares of several."""
     from fedscape.mixtures import LatentClassRegression
 
     one = "of_client"  # an entity for all rows of a client
     model = LatentClassRegression(number, features="x", target="v", entity=one, rounds=rounds, seed=seed)
-    if isinstance(place, Federation):
-        place = place.with_column(one, np.zeros(place.n_rows, dtype=np.int64))
-    model.fit(place, progress=False)
+    if isinstance(data, Federation):
+        data = data.with_column(one, np.zeros(data.n_rows, dtype=np.int64))
+    model.fit(data, progress=False)
     return lambda rows: np.asarray(model.predict(rows.with_column(one, np.zeros(rows.n_rows, dtype=np.int64))))

@@ -61,7 +61,7 @@ def numbers(
     choice = choose(judged, order=ORDER, common=COMMON)
     together = max((m for m in ORDER if m != "local"), key=lambda name: judged.means[name])
     value = true["v"]
-    made: dict[str, Any] = {
+    section: dict[str, Any] = {
         "target": data.column,
         "clients": len(who),
         "sites": few,
@@ -85,8 +85,8 @@ def numbers(
         "costs": costs(true, seed=seed),
     }
     if few:
-        made["joining"] = _joining(judged, together, who, data, show_clients)
-    return plain(made, 9), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
+        section["joining"] = _joining(judged, together, who, data, show_clients)
+    return plain(section, 9), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
 
 
 def tournament(
@@ -106,8 +106,8 @@ def tournament(
             used[name].append(setting)
             predict = fitted(name, clients.train, setting, rounds=budget.rounds, seed=seed + repeat)
             errors[name][repeat, at] = scale * (truth - predict(clients.test))
-        for name, said in means(clients).items():
-            errors[name][repeat, at] = scale * (truth - said)
+        for name, predicted in means(clients).items():
+            errors[name][repeat, at] = scale * (truth - predicted)
     squares = np.bincount(rows.client_of_row, rows["v"] ** 2, len(rows)) / np.maximum(rows.sizes, 1)
     spread = scale**2 * max(float(squares[rows.sizes > 0].mean()), 1e-300)
     judged = JudgedNumbers(errors, rows.client_of_row, len(rows), learning.folds_for(rows), sites, None, spread=spread)
@@ -183,13 +183,13 @@ def _joining(judged: JudgedNumbers, method: str, who: Array, data: Prepared, sho
     """Who gains by joining, as for classes: R2 of each site alone and with the best model that joins them."""
     gains = judged.clients[method] - judged.clients["local"]
     order = np.argsort(-np.nan_to_num(gains, nan=-np.inf), kind="stable")
-    names = [str(name) for name in data.given.ids[who]]
+    names = [str(name) for name in data.table.ids[who]]
     if not show_clients:
-        place = {int(c): i for i, c in enumerate(order)}
-        names = [f"site {place[c] + 1}" for c in range(len(names))]
-    made = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
-    made["rows"].sort(key=lambda row: -row["gain"]["value"])
-    return made | {"called": CALLED[method]}
+        rank = {int(c): i for i, c in enumerate(order)}
+        names = [f"site {rank[c] + 1}" for c in range(len(names))]
+    section = joining(judged, method, names, least=1 if show_clients else FEW, exact=show_clients)
+    section["rows"].sort(key=lambda row: -row["gain"]["value"])
+    return section | {"called": CALLED[method]}
 
 
 def costs(rows: Federation, *, seed: int) -> list[dict[str, Any]]:
@@ -198,7 +198,7 @@ def costs(rows: Federation, *, seed: int) -> list[dict[str, Any]]:
 
     few = rows.take(np.argsort(-rows.sizes, kind="stable")[:6])
     few = few.with_column("of_client", np.zeros(few.n_rows, dtype=np.int64))
-    made = []
+    listed = []
     for name in ORDER:
 
         def run(engine: Engine, name: str = name) -> object:
@@ -206,7 +206,7 @@ def costs(rows: Federation, *, seed: int) -> list[dict[str, Any]]:
 
         phases = watched(run, few) if name != "local" else []
         heaviest = max(phases, key=lambda phase: phase["bytes_up"], default={"bytes_up": 0, "bytes_down": 0})
-        made.append(
+        listed.append(
             {
                 "method": name,
                 "called": CALLED[name],
@@ -215,4 +215,4 @@ def costs(rows: Federation, *, seed: int) -> list[dict[str, Any]]:
                 "revealed": sorted({array for phase in phases for array in phase["reveals"]}),
             }
         )
-    return made
+    return listed

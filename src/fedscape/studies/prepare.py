@@ -37,14 +37,15 @@ class Apart(NamedTuple):
 class Prepared:
     """The clients as a study sees them.
 
-    `counts` [clients, C] counts the categories in `names`. `rows` has one category per row in the column y, the
-    features, if any, in the column x, and a label that is a number also in the column v; it is None for count vectors.
+    `table` has the columns as they were read. `counts` [clients, C] counts the categories in `names`. `rows` has one
+    category per row in the column y, and the features, if any, in the column x. A label that is a number is also in the
+    column v. `rows` is None for count vectors.
     `labels` says whether the categories are labels; without a column of labels they are cells of the features.
     `ordered` says whether they are bins of a number, in ascending order. `apart` has the clients before rare categories
     were merged; None if none were.
     """
 
-    given: Federation
+    table: Federation
     rows: Federation | None
     counts: Array
     names: tuple[str, ...]
@@ -296,10 +297,10 @@ def features_of(
     if others:
         parts.append(encode(fed, replace(reading, features=tuple(others)), dtype=np.float64)[0])
     if not sum(part.shape[1] for part in parts):
-        made = derived(fed, reading, further)
-        if not sum(part.shape[1] for part in made):
+        extra = derived(fed, reading, further)
+        if not sum(part.shape[1] for part in extra):
             return (), None
-        return tuple(further), np.concatenate(made, axis=1).astype(np.float32)
+        return tuple(further), np.concatenate(extra, axis=1).astype(np.float32)
     x = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
     gaps = ~np.isfinite(x)
     if gaps.any():

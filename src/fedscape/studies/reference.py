@@ -29,13 +29,13 @@ def reference(data: Prepared, model: dict[str, Any], *, seed: int) -> dict[str, 
     ]
     sizes = np.log(np.maximum(data.counts.sum(axis=1), 1))
     section: dict[str, Any] = {
-        "columns": profile(data.given, [name for name in numbers if name in data.given]),
+        "columns": profile(data.table, [name for name in numbers if name in data.table]),
         "sizes": moments(sizes),
         "kinds": kinds(data.counts, model, seed=seed),
-        "duplicates_most": float(np.ceil(20 * duplicates(data.given).max() - 1e-9) / 20),
+        "duplicates_most": float(np.ceil(20 * duplicates(data.table).max() - 1e-9) / 20),
     }
     if data.ordered and data.labels and data.reading[data.column].kind in ("number", "weight"):
-        values = as_numbers(data.given[data.column], data.given.names.get(data.column))
+        values = as_numbers(data.table[data.column], data.table.names.get(data.column))
         section["cuts"] = cut_points(values)
     return plain(section, 9)  # type: ignore[no-any-return]
 

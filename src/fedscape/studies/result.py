@@ -194,8 +194,8 @@ def _numbers(about: Numbers) -> dict[str, list[dict[str, Any]]]:
         for row in about["true"]
     ]
     costs = [{**cost, "revealed": ", ".join(cost["revealed"])} for cost in about["costs"]]
-    made = {"methods": methods, "costs": costs}
-    return made | {"sites": _sites(about["joining"])} if "joining" in about else made
+    tables = {"methods": methods, "costs": costs}
+    return tables | {"sites": _sites(about["joining"])} if "joining" in about else tables
 
 
 def _methods(standings: Sequence[Standing], which: str) -> list[dict[str, Any]]:

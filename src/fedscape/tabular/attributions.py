@@ -233,48 +233,48 @@ def leaves(codes: Array, feature: Array, left: Array) -> Array:
 
 def node_counts(counts: Array) -> Array:
     """Rows that pass each node, from those that end there: [..., nodes] in the order of a heap."""
-    every = np.array(counts, dtype=float)
-    for node in range(every.shape[-1] - 1, 0, -1):
-        every[..., (node - 1) // 2] += every[..., node]
-    return every
+    passing = np.array(counts, dtype=float)
+    for node in range(passing.shape[-1] - 1, 0, -1):
+        passing[..., (node - 1) // 2] += passing[..., node]
+    return passing
 
 
 def paths(feature: Array, value: Array, counts: Array) -> Paths:
     """All leaves of a tree with their paths; `counts` are of nodes, a leaf that nobody reached has share 0."""
     depth = int(np.log2(len(feature) + 1))
-    found: list[tuple[list[tuple[int, int]], int]] = []
+    leaves: list[tuple[list[tuple[int, int]], int]] = []
     waiting: list[tuple[int, list[tuple[int, int]]]] = [(0, [])]
     while waiting:
         at, way = waiting.pop()
         if at >= len(feature) or feature[at] < 0:
-            found.append((way, at))
+            leaves.append((way, at))
         else:
             waiting += [(2 * at + 2, [*way, (at, 0)]), (2 * at + 1, [*way, (at, 1)])]
-    shape = (len(found), depth)
+    shape = (len(leaves), depth)
     node, left, slot = (np.full(shape, -1, dtype=np.int64) for _ in range(3))
     features, share = np.zeros(shape, dtype=np.int64), np.ones(shape)
-    number = np.zeros(len(found), dtype=np.int64)
-    for i, (way, _) in enumerate(found):
-        known: dict[int, int] = {}
+    number = np.zeros(len(leaves), dtype=np.int64)
+    for i, (way, _) in enumerate(leaves):
+        slots: dict[int, int] = {}
         for j, (at, side) in enumerate(way):
-            mine = known.setdefault(int(feature[at]), len(known))
+            mine = slots.setdefault(int(feature[at]), len(slots))
             child = 2 * at + 2 - side
             node[i, j], left[i, j], slot[i, j], features[i, mine] = at, side, mine, feature[at]
             share[i, mine] *= counts[child] / counts[at] if counts[at] > 0 else 0.5
-        number[i] = len(known)
-    return Paths(node, left, slot, features, share, number, value[[at for _, at in found]].astype(float))
+        number[i] = len(slots)
+    return Paths(node, left, slot, features, share, number, value[[at for _, at in leaves]].astype(float))
 
 
 def attributions(codes: Array, forest: Arrays, n_features: int) -> Array:
     """Shapley values [rows, outputs, features] of the margins, for a forest and `counts` of rows at its leaves."""
     trees, outputs = forest["feature"].shape[:2]
-    every = node_counts(forest["counts"])
+    passing = node_counts(forest["counts"])
     phi = np.zeros((len(codes), outputs, n_features))
     for t in range(trees):
         for k in range(outputs):
             if forest["feature"][t, k, 0] < 0:
                 continue
-            way = paths(forest["feature"][t, k], forest["value"][t, k], every[t, k])
+            way = paths(forest["feature"][t, k], forest["value"][t, k], passing[t, k])
             add_shapley(codes, forest["feature"][t, k], forest["left"][t, k], *way, phi[:, k])
     return phi
 

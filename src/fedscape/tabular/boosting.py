@@ -259,8 +259,8 @@ class BoostedTrees(TableEstimator):
         private, ranges = how.privacy is not None, None
         if private or all(name in (self.ranges or {}) for name in numbers):
             pairs = np.array([self._ends(name, private, 0) for name in numbers], dtype=float)
-            every = [max(w, 1) for w, own in zip(schema.widths, schema.listed, strict=True) if not own]
-            ranges = np.repeat(pairs, every, axis=0)
+            widths = [max(w, 1) for w, own in zip(schema.widths, schema.listed, strict=True) if not own]
+            ranges = np.repeat(pairs, widths, axis=0)
         work = self._quantiles(numbers, private=private, ranges=ranges).set_params(share=share, seed=self.seed)
         assert isinstance(work, Quantiles)
         work.history_ = self.history_

@@ -76,10 +76,10 @@ class TableInputs:
     def x(self, table: Federation) -> Array:
         """The features [rows, f], NaN where missing: codes of categories, or indicators."""
         parts = []
-        for name, known in self.columns.items():
-            values = self._values(table, name, known)
-            if known and self.indicators:
-                parts += [np.where(np.isnan(values), 0.0, values == code) for code in range(1, len(known))]
+        for name, categories in self.columns.items():
+            values = self._values(table, name, categories)
+            if categories and self.indicators:
+                parts += [np.where(np.isnan(values), 0.0, values == code) for code in range(1, len(categories))]
             else:
                 parts.append(values)
         return np.column_stack(parts) if parts else np.zeros((table.n_rows, 0))
@@ -88,7 +88,9 @@ class TableInputs:
         """What the features are called, as the table has them."""
         if not self.indicators:
             return list(self.columns)
-        return [n for name, known in self.columns.items() for n in ([f"{name}={k}" for k in known[1:]] or [name])]
+        return [
+            n for name, categories in self.columns.items() for n in ([f"{name}={k}" for k in categories[1:]] or [name])
+        ]
 
     def usable(self, x: Array) -> Array:
         """Which rows of features have all the numbers that the model needs."""
@@ -103,9 +105,9 @@ class TableInputs:
         if self.indicators:
             parts["x"] = x
         else:
-            for name, known, values in zip(self.features, self.columns.values(), x.T, strict=True):
-                parts[name] = np.nan_to_num(values, nan=-1).astype(np.int32) if known else values
-                names |= {name: known} if known else {}
+            for name, categories, values in zip(self.features, self.columns.values(), x.T, strict=True):
+                parts[name] = np.nan_to_num(values, nan=-1).astype(np.int32) if categories else values
+                names |= {name: categories} if categories else {}
         return Federation(parts, table.offsets, table.ids, names=names).where(used)
 
     def y(self, table: Federation) -> Array:
@@ -114,11 +116,11 @@ class TableInputs:
             return as_codes(table[self.target], self.classes, table.names.get(self.target)).astype(float)
         return _numbers(table, self.target, ())
 
-    def _values(self, table: Federation, name: str, known: Sequence[str]) -> Array:
-        values = _numbers(table, name, known)
+    def _values(self, table: Federation, name: str, categories: Sequence[str]) -> Array:
+        values = _numbers(table, name, categories)
         if name in self.fill:
             values = np.where(np.isnan(values), self.fill[name], values)
-        if self.ranges is not None and not known:
+        if self.ranges is not None and not categories:
             low, high = self.ranges[name]
             values = np.clip(values, low, high)
             values = (values - (low + high) / 2) / ((high - low) / 2) if self.indicators else values
@@ -127,7 +129,7 @@ class TableInputs:
     def to_json(self) -> dict[str, Any]:
         """The same as JSON has it."""
         return {
-            "columns": {name: list(known) for name, known in self.columns.items()},
+            "columns": {name: list(categories) for name, categories in self.columns.items()},
             "target": self.target,
             "classes": list(self.classes),
             "fill": dict(self.fill),
@@ -137,18 +139,18 @@ class TableInputs:
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any], *, indicators: bool) -> TableInputs:
+    def from_json(cls, saved: Mapping[str, Any], *, indicators: bool) -> TableInputs:
         """What `to_json` gave."""
-        ranges = said.get("ranges")
+        ranges = saved.get("ranges")
         return cls(
-            {str(name): tuple(map(str, known)) for name, known in said["columns"].items()},
-            str(said["target"]),
-            tuple(map(str, said["classes"])),
+            {str(name): tuple(map(str, categories)) for name, categories in saved["columns"].items()},
+            str(saved["target"]),
+            tuple(map(str, saved["classes"])),
             indicators,
-            {str(name): float(value) for name, value in said.get("fill", {}).items()},
-            bool(said.get("drop", indicators)),
+            {str(name): float(value) for name, value in saved.get("fill", {}).items()},
+            bool(saved.get("drop", indicators)),
             None if ranges is None else {str(name): (float(low), float(high)) for name, (low, high) in ranges.items()},
-            None if said.get("client") is None else str(said["client"]),
+            None if saved.get("client") is None else str(saved["client"]),
         )
 
 
@@ -158,27 +160,27 @@ def fills(table: Federation, columns: Mapping[str, tuple[str, ...]], fill: str |
     >>> fills(Federation({"a": [1.0, 3.0, np.nan]}, [0, 3]), {"a": ()}, "mean")
     {'a': 2.0}
     """
-    numbers = [name for name, known in columns.items() if not known]
+    numbers = [name for name, categories in columns.items() if not categories]
     if fill is None or fill == "drop":
         return {}
     if not isinstance(fill, str):
         return dict.fromkeys(numbers, float(fill))
-    made = {}
+    filled = {}
     for name in numbers:
         values = _numbers(table, name, ())
         if np.isnan(values).all():
             raise DataError(f"column {name!r} has no value in any training row: leave it out of the features")
-        made[name] = float(np.nanmean(values) if fill == "mean" else np.nanmedian(values))
-    return made
+        filled[name] = float(np.nanmean(values) if fill == "mean" else np.nanmedian(values))
+    return filled
 
 
-def _numbers(table: Federation, name: str, known: Sequence[str]) -> Array:
+def _numbers(table: Federation, name: str, categories: Sequence[str]) -> Array:
     """A column as numbers, or as codes of its categories; NaN where missing or not known."""
     values = table[name]
     if values.ndim != 1:
         raise DataError(f"column {name!r} must hold one value a row, not {list(values.shape[1:])}")
-    if known:
-        codes = as_codes(values, known, table.names.get(name)).astype(float)
+    if categories:
+        codes = as_codes(values, categories, table.names.get(name)).astype(float)
         return np.where(codes < 0, np.nan, codes)
     if name in table.names or values.dtype.kind not in "biuf":
         raise DataError(f"column {name!r} must hold numbers, as when the model was trained")

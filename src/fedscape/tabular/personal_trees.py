@@ -145,8 +145,8 @@ class PersonalLosses(Computation):
         check_trees(self.common(), len(np.asarray(self.edges)))
         codes = binned(column_values(clients, self.features), bins_of(self.edges, self.categories))
         y = np.where(used, self._known_targets(clients), 0.0)
-        again = np.isfinite(strength) and self.form == "leaves"
-        margin = self._forest_margins(codes, y, clients, used, strength if again else np.inf)
+        refits = np.isfinite(strength) and self.form == "leaves"
+        margin = self._forest_margins(codes, y, clients, used, strength if refits else np.inf)
         if np.isfinite(strength) and self.form == "trees":
             for a, b in zip(clients.offsets[:-1], clients.offsets[1:], strict=True):
                 margin[a:b] = self._grown(codes[a:b], y[a:b], margin[a:b], used[a:b], strength)
@@ -330,10 +330,10 @@ class PersonalTrees(Estimator):
         work, out = self._work(), np.zeros((test.n_rows, len(self.trees.forest_.base)))
         for i, name in enumerate(test.ids.tolist()):
             mine = test.take([i])
-            known = train.take([place[name]]) if train is not None and name in place else None
-            n = 0 if known is None else known.n_rows
-            parts = {c: mine[c] if known is None else np.concatenate([known[c], mine[c]]) for c in columns}
-            y = np.zeros(mine.n_rows) if known is None else np.append(work.targets(known), np.zeros(mine.n_rows))
+            own_rows = train.take([place[name]]) if train is not None and name in place else None
+            n = 0 if own_rows is None else own_rows.n_rows
+            parts = {c: mine[c] if own_rows is None else np.concatenate([own_rows[c], mine[c]]) for c in columns}
+            y = np.zeros(mine.n_rows) if own_rows is None else np.append(work.targets(own_rows), np.zeros(mine.n_rows))
             names = {c: v for c, v in test.names.items() if c in columns}
             both = Federation({**parts, target: y}, [0, n + mine.n_rows], names=names)
             used = np.arange(n + mine.n_rows) < n

@@ -60,19 +60,21 @@ class TableModel:
         """How it does on rows with a known target: accuracy and log loss, or root mean squared error and R squared."""
         if not table.n_rows:
             raise DataError("there are no rows: nothing can be judged")
-        said, y, target = self.predict(table), self.inputs.y(table), self.inputs.target
-        used = (y >= 0 if self.inputs.classes else np.isfinite(y)) & ~np.isnan(said.reshape(len(said), -1)).any(axis=1)
+        predictions, y, target = self.predict(table), self.inputs.y(table), self.inputs.target
+        used = (y >= 0 if self.inputs.classes else np.isfinite(y)) & ~np.isnan(
+            predictions.reshape(len(predictions), -1)
+        ).any(axis=1)
         if not used.any():
             raise DataError(f"no row has both a known {target!r} and the features: nothing can be judged")
-        said, y = said[used], y[used]
+        predictions, y = predictions[used], y[used]
         if self.inputs.classes:
-            own = said[np.arange(len(y)), y.astype(int)]
+            own = predictions[np.arange(len(y)), y.astype(int)]
             return {
                 "rows": float(len(y)),
-                "accuracy": float((said.argmax(axis=1) == y).mean()),
+                "accuracy": float((predictions.argmax(axis=1) == y).mean()),
                 "loss": float(-np.log(np.maximum(own, 1e-15)).mean()),
             }
-        error, spread = float(((said - y) ** 2).mean()), float(y.var())
+        error, spread = float(((predictions - y) ** 2).mean()), float(y.var())
         return {"rows": float(len(y)), "rmse": error**0.5, "r2": 1 - error / spread if spread else 0.0}
 
     def save(self, path: str | os.PathLike[str]) -> None:

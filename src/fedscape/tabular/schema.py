@@ -84,8 +84,8 @@ class Schema:
 
 def seen_schema(clients: Federation, columns: Sequence[str], target: str, loss: str | None, *, private: bool) -> Schema:
     """What the columns of a Federation are; of a private one only declared classes are used."""
-    values, known = clients[target], tuple(clients.names.get(target, ()))
-    by_class = bool(known) or values.dtype.kind in "biu"
+    values, class_names = clients[target], tuple(clients.names.get(target, ()))
+    by_class = bool(class_names) or values.dtype.kind in "biu"
     classes, kind = 0, loss or ("classes" if by_class else "squared")
     if kind not in ("squared", "poisson"):
         if private and loss != "logistic":
@@ -98,7 +98,7 @@ def seen_schema(clients: Federation, columns: Sequence[str], target: str, loss: 
         {n: tuple(clients.names[n]) for n in columns if n in clients.names and clients[n].ndim == 1},
         _loss_of(target, kind, classes),
         classes,
-        known if classes else (),
+        class_names if classes else (),
     )
 
 

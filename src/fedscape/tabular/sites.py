@@ -161,15 +161,17 @@ def site_rows(model: GLM, data: Engine | Federation, coefficient: str, allow: Se
     place, work = names.index(coefficient), SiteFits(**_shared(model))
     state = next(run_rounds(work, engine, n_rounds=1, measure=0, allow=allow)).state
     estimates, variances = (state[f"server.{name}"][:, place] for name in work.reveals)
-    known = variances > 0
-    about = heterogeneity(estimates[known], variances[known])
-    sites = zip(state["server.ids"][known].tolist(), estimates[known], np.sqrt(variances[known]), strict=True)
+    estimated = variances > 0
+    about = heterogeneity(estimates[estimated], variances[estimated])
+    sites = zip(
+        state["server.ids"][estimated].tolist(), estimates[estimated], np.sqrt(variances[estimated]), strict=True
+    )
     return {
         "coefficient": coefficient,
         "rows": [{"site": str(site), **_interval(value, error)} for site, value, error in sites],
         "fixed": _interval(about.fixed, about.fixed_error),
         "random": _interval(about.random, about.random_error),
-        "without": int((~known).sum()),
+        "without": int((~estimated).sum()),
         **{name: float(getattr(about, name)) for name in ("q", "p_value", "i2", "tau2")},
     }
 

@@ -46,13 +46,13 @@ def model_of(forest: Forest) -> dict[str, Any]:
         tree["id"] = number
     objective, base_score = _OBJECTIVES[forest.loss]
     classes = outputs if forest.loss == "softmax" else 0
-    said: dict[str, Any] = {"name": objective}
+    objective_param: dict[str, Any] = {"name": objective}
     if forest.loss == "softmax":
-        said["softmax_multiclass_param"] = {"num_class": str(classes)}
+        objective_param["softmax_multiclass_param"] = {"num_class": str(classes)}
     elif forest.loss == "poisson":
-        said["poisson_regression_param"] = {"max_delta_step": "0.7"}
+        objective_param["poisson_regression_param"] = {"max_delta_step": "0.7"}
     else:
-        said["reg_loss_param"] = {"scale_pos_weight": "1"}
+        objective_param["reg_loss_param"] = {"scale_pos_weight": "1"}
     sizes = {"num_class": str(classes), "num_feature": str(len(forest.names)), "num_target": "1"}
     model = {
         "gbtree_model_param": {"num_parallel_tree": "1", "num_trees": str(len(trees))},
@@ -66,7 +66,7 @@ def model_of(forest: Forest) -> dict[str, Any]:
         "feature_types": ["c" if c else "q" for c in forest.bins.categories],
         "gradient_booster": {"model": model, "name": "gbtree"},
         "learner_model_param": {"base_score": base_score, "boost_from_average": "1", **sizes},
-        "objective": said,
+        "objective": objective_param,
     }
     return {"learner": learner, "version": _VERSION}
 

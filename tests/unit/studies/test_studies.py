@@ -345,7 +345,7 @@ def test_numbers_of_clients_are_the_same_whatever_the_order_of_their_ids():
 
     def numbered(order: np.ndarray) -> dict:
         points = {"clients": list(range(30)), "labels": {"points": [where[i] for i in order]}}
-        data = SimpleNamespace(counts=counts[order], given=SimpleNamespace(ids=order))
+        data = SimpleNamespace(counts=counts[order], table=SimpleNamespace(ids=order))
         name_clients({"measure": {"map": points}}, data, shares[order], {}, False)
         return points
 
@@ -383,7 +383,7 @@ def test_sizes_of_single_clients_and_kinds_of_few_are_withheld():
 
     sizes = np.append(np.full(19, 10), 777)
     fed = Federation({"y": np.arange(sizes.sum()) % 2}, np.concatenate(([0], np.cumsum(sizes))))
-    data = SimpleNamespace(given=fed, counts=fed.counts("y"), names=("0", "1"), ordered=False)
+    data = SimpleNamespace(table=fed, counts=fed.counts("y"), names=("0", "1"), ordered=False)
     about = described(data, False)
     assert about["rows_per_client"]["largest"] == "512 to 1,023 rows"
     assert not {"min", "max"} & set(about["rows_per_client"])
