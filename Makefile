@@ -12,7 +12,7 @@ LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --req
 study: $(STUDIES)
 	$(BIN)/python -m fedscape study --force
 
-# one BLAS thread in each of two processes: four on two cores spend most of their time waiting for one another
+# One BLAS thread in each of two processes: four threads on two cores mostly wait for each other.
 test: export OMP_NUM_THREADS = 1
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -39,17 +39,17 @@ lock: $(INSTALLED)
 clean:
 	rm -rf $(VENV) site
 
-# What a study needs; all else (Ray, Flower, the tests' tools) comes with the first other target.
+# What a study needs. Other targets install the rest (Ray, Flower, the test tools).
 $(STUDIES): pyproject.toml requirements.lock requirements-torch.lock requirements-torch-cpu.lock
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "fedscape needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing fedscape with torch into $(VENV): about 1.6 GB, a minute or a few"
 	$(LOCKED) -r requirements.lock
-	@$(LOCKED) -r requirements-torch-cpu.lock 2>/dev/null || { echo "no CPU build of torch: taking the usual one with its GPU libraries, some GB more" && $(LOCKED) -r requirements-torch.lock; }
+	@$(LOCKED) -r requirements-torch-cpu.lock 2>/dev/null || { echo "no CPU build of torch: taking the default one with its GPU libraries, some GB more" && $(LOCKED) -r requirements-torch.lock; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(STUDIES)
 
 $(INSTALLED): $(STUDIES) requirements-dev.lock
-	@echo "installing the other extras and the tools of the tests: about 1.2 GB more"
+	@echo "installing the other extras and the test tools: about 1.2 GB more"
 	$(LOCKED) -r requirements-dev.lock
 	touch $(INSTALLED)

@@ -1,8 +1,8 @@
 """Day and night: the cohort swings between two kinds of clients, and training swings with it.
 
 Writers of digits are awake by day, writers of letters by night; a period is 16 rounds. One network forgets by night
-what it learned by day; two light branches on one body, told apart without labels (FedTKM, by sums alone), need not. At
-the end the period is read from the training curve of the plain method.
+what it learned by day. FedTKM need not: two light branches share one body and are chosen without labels, from sums
+alone. At the end the period is estimated from the training curve of the plain method.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def main() -> None:
         print(f"{name:<8} last two periods: mean {late.mean():.3f}, worst moment {late.min():.3f}")
 
     print(f"accuracy of vanilla over the last period: {np.round(curves['vanilla'][-PERIOD // 2 :], 2)}")
-    found = read_clock(curves["vanilla"])
-    print(f"the clock, read from that curve (a value every two rounds): {found}")
+    cycle = read_clock(curves["vanilla"])
+    print(f"the clock, read from that curve (a value every two rounds): {cycle}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Nested regression: carriers have aircraft, aircraft have flights; how late does each kind of aircraft arrive?
 
 No carrier shows a flight: each sorts its own aircraft into classes and sends sums by class. The number of classes is
-chosen on aircraft held out; predictions for known aircraft, new aircraft of known carriers and a carrier never seen are
-compared with one line for all, each by the error on flights that nobody trained on.
+chosen on held-out aircraft. The baseline is one regression line for all. Both predict known aircraft, new aircraft of
+known carriers, and a new carrier; each is measured by its error on held-out flights.
 """
 
 from __future__ import annotations

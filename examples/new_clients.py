@@ -1,8 +1,8 @@
 """New clients without labels: give each the model of the client most like it, or the global model if none is.
 
 Writers who are already known (warm) train a global model and tune it on their own rows. New writers (cold) have
-unlabelled pictures only: each is matched by its sketch. Two impostors, whose pictures are upside down, come along; the
-match must abstain for those. Labels of new writers are used to judge, never to choose.
+unlabelled pictures only: each is matched by its sketch. There are also two impostors, whose pictures are upside down;
+the match must abstain for those. Labels of new writers are used to evaluate, never to match.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def main() -> None:
         match = start.match(clients)
         for i, client in enumerate(clients.ids):
             x, y = clients.take([i])["x"], clients.take([i])["y"]
-            said = (
+            summary = (
                 f"{name} writer {client}: p = {match.p_value[i]:.2f}, global {accuracy(whole, x, y, warm.ids[0]):.2f}"
             )
             if match.index[i] < 0:
-                print(f"{said}; like nobody we know: global model")
+                print(f"{summary}; like nobody we know: global model")
             else:
                 friend = warm.ids[match.index[i]]
-                print(f"{said}; like {friend}, whose model has {accuracy(own, x, y, friend):.2f}")
+                print(f"{summary}; like {friend}, whose model has {accuracy(own, x, y, friend):.2f}")
 
 
 def accuracy(model, x: np.ndarray, y: np.ndarray, client: object) -> float:

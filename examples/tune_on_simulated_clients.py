@@ -1,8 +1,8 @@
 """Tune on simulated clients: which learning rate would the true clients choose?
 
 The server has rows of its own and never sees a client's. It learns the population of clients from sums of label counts,
-cuts clients like them from its own rows, tunes there, and only then trains on the true clients, once. Here we may look:
-the true clients' own ranking of the rates is printed beside the simulated one.
+cuts clients like them from its own rows, tunes there, and only then trains on the true clients, once. To check the
+choice, the true clients' own ranking of the rates is printed beside the simulated one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def main() -> None:
     simulated = fs.simulate.clients(recipe, server, **cut)
 
     local = fs.LocalSGD(models.linear(784, 62), cross_entropy, lr=0.1, epochs=1, batch_size=10)
-    here, there = tuned(simulated, local), tuned(true, local)
+    simulated_loss, true_loss = tuned(simulated, local), tuned(true, local)
     print("rate     simulated clients   true clients   (loss on held-out rows)")
     for rate in RATES:
-        print(f"{rate:<8g} {here[rate]:>17.3f} {there[rate]:>14.3f}")
-    chosen, best = min(RATES, key=lambda r: here[r]), min(RATES, key=lambda r: there[r])
+        print(f"{rate:<8g} {simulated_loss[rate]:>17.3f} {true_loss[rate]:>14.3f}")
+    chosen, best = min(RATES, key=lambda r: simulated_loss[r]), min(RATES, key=lambda r: true_loss[r])
     print(f"chosen on simulated clients: {chosen:g}; the true clients' own best: {best:g}")
-    print(f"what the choice costs the true clients: {there[chosen] - there[best]:.3f} nats")
+    print(f"what the choice costs the true clients: {true_loss[chosen] - true_loss[best]:.3f} nats")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Make the embedded data files anew: FEDSCAPE_DATA=folder python tools/embed_data.py [target].
+"""Rebuild the embedded data files: FEDSCAPE_DATA=folder python tools/embed_data.py [target].
 
 Reads the cut files in the folder `small` and writes them as the package stores them: no pickled objects, no time
 stamps, no metadata. The same input gives the same bytes with the same versions of NumPy, Arrow and zlib.
@@ -55,7 +55,7 @@ def main() -> None:
     sizes = {path.name: path.stat().st_size for path in written}
     for name, size in sizes.items():
         sys.stdout.write(f"{size:>10,}  {name}\n")
-    sys.stdout.write(f"{sum(sizes.values()):>10,}  together\n")
+    sys.stdout.write(f"{sum(sizes.values()):>10,}  in all\n")
     if sum(sizes.values()) > LIMIT:
         sys.exit(f"the embedded files have {sum(sizes.values()):,} bytes, more than the {LIMIT:,} allowed: cut more")
 

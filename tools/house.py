@@ -1,4 +1,4 @@
-"""How large a checkout is and how its parts hang together: one column per checkout, to put beside each other.
+"""Size and coupling of a checkout: modules, lines, import closures, lists of methods; one column per checkout.
 
     python tools/house.py [CHECKOUT ...]
 
@@ -21,14 +21,14 @@ CLOSURES = ("import fedscape", *(f"from fedscape import {name}" for name in ("Hi
 LONG = 400
 
 
-def measured(checkout: Path) -> dict[str, object]:
-    """Every number of a checkout."""
+def measure(checkout: Path) -> dict[str, object]:
+    """Count everything in a checkout."""
     root = checkout / "src" / "fedscape"
     files = {path.relative_to(root).as_posix(): path.read_text() for path in sorted(root.rglob("*.py"))}
     trees = {where: ast.parse(text) for where, text in files.items()}
     lengths = {where: len(text.splitlines()) for where, text in files.items()}
     tables = [f"{where}:{line}" for where, tree in trees.items() for line in tables_of(tree)]
-    members = next(found for tree in trees.values() if (found := members_of(tree)))
+    members = next(public for tree in trees.values() if (public := members_of(tree)))
     return {
         "modules": len(files),
         "lines": sum(lengths.values()),
@@ -90,7 +90,7 @@ def closure(checkout: Path, code: str) -> int | None:
 def main() -> None:
     """Print a table with a column for each checkout, and under it where methods are listed."""
     checkouts = [Path(text).resolve() for text in sys.argv[1:]] or [Path(__file__).resolve().parents[1]]
-    columns = {str(checkout): measured(checkout) for checkout in checkouts}
+    columns = {str(checkout): measure(checkout) for checkout in checkouts}
     rows = [name for name in next(iter(columns.values())) if name != "where"]
     print("| | " + " | ".join(path.name for path in checkouts) + " |")
     print("| --- |" + " ---: |" * len(checkouts))

@@ -1,8 +1,8 @@
-"""Write the lock files anew: `make lock`. Every version that a lock names already is kept; delete its line to move it.
+"""Rewrite the lock files: `make lock`. Versions already in a lock are kept; delete a line to upgrade that package.
 
 requirements.lock: what a study needs, without torch, and what builds fedscape. requirements-dev.lock: all else of
-fedscape[all,dev]. requirements-torch.lock: torch as registries have it, with the GPU libraries it asks for.
-requirements-torch-cpu.lock, which this script leaves alone: torch without them, used where pip can find it.
+fedscape[all,dev]. requirements-torch.lock: the default build of torch, with the GPU libraries it depends on.
+requirements-torch-cpu.lock, which this script does not write: torch without them, used where pip can find it.
 
 pip takes no hashes from constraints, nor for what is installed from a folder: each lock is installed by itself with
 --require-hashes --no-deps, and fedscape after them. A release is listed with the hashes of all its files, for any
@@ -27,12 +27,12 @@ ABOUT = {
 BUILD = ["hatchling", "editables"]
 
 
-def compiled(*extras: str, build: bool = False) -> dict[str, str]:
+def compile_lock(*extras: str, build: bool = False) -> dict[str, str]:
     """Each package's lines, by name, for these extras."""
     with tempfile.TemporaryDirectory() as folder:
         pins, tools, out = (Path(folder) / name for name in ("pins.txt", "build.in", "out.lock"))
-        known = [line for path in ABOUT if path.exists() for line in path.read_text().splitlines()]
-        pins.write_text("\n".join(re.split(r"[ ;]", line)[0] for line in known if re.match(r"\w", line)))
+        locked = [line for path in ABOUT if path.exists() for line in path.read_text().splitlines()]
+        pins.write_text("\n".join(re.split(r"[ ;]", line)[0] for line in locked if re.match(r"\w", line)))
         tools.write_text("\n".join(BUILD if build else []))
         command = [Path(sys.executable).parent / "uv", "pip", "compile", ROOT / "pyproject.toml", tools, "-c", pins]
         command += [part for extra in extras for part in ("--extra", extra)]
@@ -43,7 +43,7 @@ def compiled(*extras: str, build: bool = False) -> dict[str, str]:
 
 
 def main() -> None:
-    study, everything = compiled("learn", "report", build=True), compiled("all", "dev", build=True)
+    study, everything = compile_lock("learn", "report", build=True), compile_lock("all", "dev", build=True)
     gpu = {n for n in study if n in ("torch", "triton") or n.startswith(("nvidia-", "cuda-"))}
     locks = {
         STUDY: [n for n in study if n not in gpu],

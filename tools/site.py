@@ -1,4 +1,4 @@
-"""Pages of the site that are made, not written: the reference, every option of the command line, what the server sees.
+"""Generated pages of the site: the reference, every option of the command line, what the server sees.
 
 mkdocs calls the functions that begin with `on_`. Nothing generated is kept in the repository, so nothing can be stale.
 """
@@ -39,27 +39,27 @@ INTRODUCTIONS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the made pages, and those that live beside docs/."""
-    made = {
+    """Add the generated pages, and those that live beside docs/."""
+    pages = {
         "reference.md": reference(),
         "options.md": options(),
         "what-the-server-sees.md": seen_by_the_server(),
         **{page: (ROOT / path).read_text() for path, page in OUTSIDE.items()},
     }
-    for name, text in made.items():
+    for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links are written for readers of the repository; on the site they lead to pages of the site."""
+    """Rewrite links between files of the repository to links between pages of the site."""
     at = page.file.src_uri
     real = SOURCES.get(at, f"docs/{at}")
 
-    def moved(found: re.Match[str]) -> str:
-        text, target, anchor = found.groups()
+    def moved(link: re.Match[str]) -> str:
+        text, target, anchor = link.groups()
         if "://" in target or not target:
-            return found.group(0)
+            return link.group(0)
         path = posixpath.normpath(posixpath.join(posixpath.dirname(real), target))
         page_of = OUTSIDE.get(path, path.removeprefix("docs/") if path.startswith("docs/") else None)
         if page_of is None:  # a file of the repository that the site does not carry
@@ -103,13 +103,13 @@ def entries(module: Any, names: list[str]) -> Iterator[str]:
 
 def signature(thing: Any) -> str:
     try:
-        found = inspect.signature(thing)
+        parsed = inspect.signature(thing)
     except (TypeError, ValueError):
         return "(...)"
-    parts = [re.sub(r"'", "", str(p)) if "'" in str(p.annotation) else str(p) for p in found.parameters.values()]
+    parts = [re.sub(r"'", "", str(p)) if "'" in str(p.annotation) else str(p) for p in parsed.parameters.values()]
     plain = [p.split(":")[0] + (" = " + p.split(" = ")[1] if " = " in p else "") for p in parts]
-    starred = next((i for i, p in enumerate(found.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
-    if starred is not None and not any(p.kind is p.VAR_POSITIONAL for p in found.parameters.values()):
+    starred = next((i for i, p in enumerate(parsed.parameters.values()) if p.kind is p.KEYWORD_ONLY), None)
+    if starred is not None and not any(p.kind is p.VAR_POSITIONAL for p in parsed.parameters.values()):
         plain.insert(starred, "*")
     line = f"({', '.join(plain)})"
     return (
@@ -120,7 +120,7 @@ def signature(thing: Any) -> str:
 
 
 def rendered(doc: str) -> Iterator[str]:
-    """A docstring as Markdown: its words, its parameters as a list, its example as a session."""
+    """Render a docstring as Markdown: its text, its parameters as a list, its example as a session."""
     words, _, session = doc.partition("\n>>> ")
     words, _, parameters = words.partition("Parameters\n----------\n")
     yield words.strip()
@@ -164,11 +164,11 @@ def seen_by_the_server() -> str:
     """What `fedscape explain` finds for every method: one table, then the arrays."""
     from fedscape.studies.explain import explain, names
 
-    every = [explain(name) for name in names()]
+    methods = [explain(name) for name in names()]
     lines = ["| method | summed | revealed, client by client | kept by the client | bytes up | bytes down |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
     detail = []
-    for about in every:
+    for about in methods:
         phases = about["phases"]
         summed = sorted({a["name"] for p in phases for a in p["sent"] if a["seen"] == "as a sum"})
         kept = sorted({name for p in phases for name in p["kept"]})
@@ -177,7 +177,7 @@ def seen_by_the_server() -> str:
         anchor = about["method"].replace("+", "")
         lines.append(f"| [{about['method']}](#{anchor}) | {' | '.join(cells)} | {heaviest['bytes_down']:,} |")
         detail += [f"## {about['method']} {{ #{anchor} }}", about["words"], sent_by(phases), about["privacy"]]
-    head = ["# What the server sees", INTRODUCTIONS["what-the-server-sees.md"], f"Example: {every[0]['reference']}."]
+    head = ["# What the server sees", INTRODUCTIONS["what-the-server-sees.md"], f"Example: {methods[0]['reference']}."]
     return "\n\n".join([*head, "\n".join(lines), *detail]) + "\n"
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Train for all clinics, predict a new file, and hand the model to a program that knows nothing of fedscape.
+# Train for all clinics, predict a new file, and export the model for programs that do not use fedscape.
 set -eu
 python "$(dirname "$0")/make_visits.py"
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A clinic joins: give it a model of its own, and ask first whether it is like any that was trained on.
+# A clinic joins: first test whether its data look like the training data, then adapt a model to it.
 set -eu
 python "$(dirname "$0")/make_visits.py"
 

@@ -1,7 +1,7 @@
-"""A federated computation of one's own, in one file and under differential privacy: the median age, by bisection.
+"""A custom federated computation in one file, under differential privacy: the median age, by bisection.
 
-Each clinic says which share of its patients is younger than a guess of the server, which halves the interval. A clinic
-moves each sum by at most 1 (its clip): noise that hides one clinic is added, and the ledger says what that spent.
+Each clinic sends the share of its patients who are younger than the server's guess; the server halves the interval. A
+clinic changes each sum by at most 1 (its clip). Noise hides any one clinic, and the ledger records the epsilon spent.
 """
 
 from __future__ import annotations

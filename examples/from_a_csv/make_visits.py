@@ -1,7 +1,7 @@
 """Write visits.csv and new_visits.csv: patients of clinics, as untidy as an export from a ward's own program.
 
 There is an id, a form that is filled in after the outcome is known (a leak), "?" among the numbers, and gaps. The new
-visits are those of two clinics that are known, and of one that is not and measures in other units.
+visits come from two known clinics and from a new one that measures in other units.
 """
 
 from __future__ import annotations

@@ -87,9 +87,9 @@ class Trainer(Protocol):
 class Local:
     """All clients in this process, block by block on a few threads.
 
-    The cohort, in the order of ids, is cut into blocks at places that depend on the computation alone; threads take
-    whole blocks; block sums are added in order, those of a section (one block, or as many as make 256 sections) first.
-    So the result is the same to the byte whatever the number of threads.
+    The cohort, in the order of ids, is cut into blocks; where depends on the computation alone. Threads take whole
+    blocks. Block sums are added in order, those of a section first (one block, or as many as make 256 sections). So the
+    result is the same to the byte whatever the number of threads.
 
     Parameters
     ----------

@@ -60,9 +60,9 @@ STARTS = 4  # side by side, where nothing else is said and all may be measured
 class Estimator(Computation):
     """A computation, or several one after the other, with `fit`.
 
-    Constructor arguments are hyper-parameters, stored under their own names; `fit` returns self; what it learned ends
-    in an underscore; `history_` is the table of its rounds (where privacy hides how many clients there are, with the
-    noisy number), `ledger_` what a private fit spent.
+    Constructor arguments are hyper-parameters, stored under their own names. `fit` returns self; what it learned ends
+    in an underscore. `history_` is the table of its rounds; where privacy hides how many clients there are, it has the
+    noisy number. `ledger_` says what a private fit spent.
 
     >>> from fedscape import Histogram
     >>> isinstance(Histogram(3), Estimator), Histogram(3).get_params()

@@ -16,11 +16,11 @@ from fedscape.types import Array, HasKeys
 class Sampler(Protocol):
     """Who takes part in the round of this key.
 
-    A schedule (day and night, a trace) reads `key.round`. Poisson and FixedSize are known to the privacy accountant;
-    any other sampler is accounted for as if every client took part, which holds only if it does not look at their data:
-    one that does sets `reads_data = True`, and is refused under privacy. One that would take another client where one
-    is missing sets `exchanges = True`: a round then moves by two contributions, not one, and is accounted for so.
-    One that wraps another has it under `sampler`, where both marks are looked for too.
+    A schedule (day and night, a trace) reads `key.round`. Poisson and FixedSize are known to the privacy accountant.
+    Any other sampler is accounted for as if every client took part, which holds only if it does not look at their data.
+    One that does sets `reads_data = True`, and is refused under privacy. One that would take another client where one
+    is missing sets `exchanges = True`: a round then moves by two contributions, not one, and is accounted for so. One
+    that wraps another has it under `sampler`, where both marks are looked for too.
     """
 
     def draw(self, clients: HasKeys, key: Key) -> Array:

@@ -260,7 +260,9 @@ README = """\
 | server | `./register.sh` | `keys/*.pub`; run it again after `fedscape deploy add`, `revoke` or `renew` |
 | node N | `./supernode.sh N DATA` | `environment.sh`, `supernode.sh`, `certificates/ca.crt`, `keys/node-N`, `nodes/N` |
 | server | `./run.sh OUT` | `app/`, `flower/` |
-| second server, if there is one | `fedscape deploy helper FOLDER --roster roster.txt` | `roster.txt`; in another hand |
+| second server, if any | `fedscape deploy helper FOLDER --roster roster.txt` | `roster.txt` |
+
+Another organisation must run the second server: whoever runs both servers sees each node's sum.
 
 The owner of a node decides: `fedscape deploy terms nodes/N` shows the terms under which it answers and what is spent.
 Options such as `--total-epsilon 4 --column y` change them. `fedscape deploy log nodes/N` shows the requests.

@@ -392,6 +392,6 @@ def _helper_keys(target: Path, helper: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("error", problem, "the node refuses its sums: write the key in deployment.json into it")
     yield Finding(
         "note",
-        "the second server must be in another hand: who runs both servers sees each node's sum",
-        "let another organisation run fedscape deploy helper, with roster.txt",
+        "the second server must be run by another organisation: whoever runs both servers sees each node's sum",
+        "have them run fedscape deploy helper, with roster.txt",
     )

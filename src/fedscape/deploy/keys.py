@@ -84,12 +84,12 @@ def write_keys(folder: Path, numbers: Iterable[int]) -> None:
 
 
 def _write_secret(path: Path, key: Any, *, openssh: bool) -> None:
-    from cryptography.hazmat.primitives import serialization as made
+    from cryptography.hazmat.primitives import serialization
 
-    form = made.PrivateFormat.OpenSSH if openssh else made.PrivateFormat.PKCS8
+    form = serialization.PrivateFormat.OpenSSH if openssh else serialization.PrivateFormat.PKCS8
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
-        file.write(key.private_bytes(made.Encoding.PEM, form, made.NoEncryption()))
+        file.write(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
 
 # -- the roster --------------------------------------------------------------------------------------------------------

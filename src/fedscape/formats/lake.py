@@ -29,7 +29,7 @@ def lake_source(where: Any, *, filter: Any = None) -> Source:  # noqa: A002
     ----------
     where
         A Parquet file, a folder of them at any depth with `key=value` partitions, a glob, a list of those, or a URI
-        (s3://, gs://, file://, hdfs://, and through fsspec any other); a pyarrow Dataset; or anything that streams
+        (s3://, gs://, file://, hdfs://, and through fsspec any other). Or a pyarrow Dataset, or anything that streams
         Arrow by `__arrow_c_stream__`: an Arrow table, a Polars frame, a DuckDB relation, a reader of ADBC. A Polars
         LazyFrame is collected in its streaming engine.
     filter

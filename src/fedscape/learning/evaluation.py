@@ -127,7 +127,7 @@ class ClientAccuracy(Computation):
     """Accuracy over clients without a list of clients: how many have how much, and the pooled sums.
 
     One round over a state with `model.<parameter>` arrays, given as `rounds(..., state=...)`. Clients send their rows,
-    summed loss and number of right predictions, and one 1 in the bin of their own accuracy; after the round the state
+    summed loss and number of right predictions, and one 1 in the bin of their own accuracy. After the round the state
     holds those sums as `rows`, `loss`, `correct` and `histogram` [bins].
 
     Parameters

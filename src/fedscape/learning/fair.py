@@ -29,7 +29,7 @@ class QFedAvg(FedAvg):
 
     It seeks the least of sum_k F_k^(q + 1) / (q + 1), F_k being the mean loss of client k's rows, without weight
     decay and proximal term, and 1e-10 at the least. With d_k the client's move and F_k taken at the broadcast weights,
-    the server moves by sum_k F_k^q d_k / sum_k (F_k^q + q F_k^(q - 1) |d_k|^2 / lr): the paper's formula for
+    the server moves by sum_k F_k^q d_k / sum_k (F_k^q + q F_k^(q - 1) |d_k|^2 / lr). This is the paper's formula for
     L = 1 / lr, divided by L above and below. Clients send the terms of both sums, as `delta.<parameter>` and `scale`.
 
     A client counts once, whatever its number of rows, and not at all without rows; so q = 0 is

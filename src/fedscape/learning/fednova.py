@@ -105,7 +105,7 @@ def effective_steps(most: int, *, momentum: float = 0.0, pull: float = 0.0) -> A
     """|a| after 0, 1, ..., `most` steps: how far SGD goes, in learning rates, along a gradient that is always one.
 
     Plain SGD goes as far as it makes steps. With momentum rho a step adds v = rho v + 1 (section 4: a_i has 1 - rho^k
-    over 1 - rho); with a proximal weight mu and pull = lr mu, it goes back by pull times the way so far (a_i has
+    over 1 - rho). With a proximal weight mu and pull = lr mu, it goes back by pull times the way so far (a_i has
     (1 - pull)^k).
 
     >>> effective_steps(3).tolist(), effective_steps(3, momentum=0.5).tolist(), effective_steps(3, pull=0.5).tolist()

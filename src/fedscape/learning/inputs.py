@@ -70,7 +70,7 @@ class Feature:
 class Applied:
     """A table as inputs: `rows` are those of the table that can be used, `used` says which.
 
-    `rows` holds the inputs and, where the table has the target, its classes (-1 where it is missing or not known);
+    `rows` holds the inputs and, where the table has the target, its classes (-1 where it is missing or unknown).
     `unknown` says which rows of the table have a class that the model does not know.
     """
 

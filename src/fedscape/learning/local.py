@@ -93,11 +93,11 @@ class LocalSGD:
     strategy
         "sequential": one client after the other. "vmap": all clients of a group at once. "compiled": all at once,
         folded into one batch where the model allows it, gradient and update compiled, and on a GPU recorded and
-        replayed; the first round takes ten to forty seconds longer. "stacked": a stack of linear layers on a CPU
-        with its gradient written out, a few clients at once, outside of the interpreter; any other model, loss or
-        optimiser is then trained as by "auto". "auto": by a rule on model and device, never by a
-        clock, so that a run can be repeated; `measure_strategies` tells which is faster here. They agree to rounding:
-        1e-9 in float64, 1e-5 in float32 over a few rounds of a well-conditioned model.
+        replayed; the first round takes ten to forty seconds longer. Value "stacked": linear layers on a CPU with a
+        hand-written gradient, a few clients at once, outside the interpreter; any other model, loss or optimiser is
+        trained as by "auto". Value "auto": chosen by a rule on model and device, never by timing, so that runs repeat.
+        `measure_strategies` tells which is faster here. They agree to rounding: 1e-9 in float64, 1e-5 in float32 over a
+        few rounds of a well-conditioned model.
     precision
         On a GPU: "exact" computes in the model's own type; "tf32" lets products round their factors to 10 bits of
         mantissa; "bf16" runs the network in bfloat16, weights and updates staying in their own type.

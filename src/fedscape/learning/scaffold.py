@@ -28,12 +28,12 @@ _MEAN = Mean()
 class Scaffold(FedAvg):
     """FedAvg whose clients correct each step by c - c_i: Karimireddy et al. 2020, algorithm 1.
 
-    A client steps by y <- y - lr (g(y) - c_i + c) from the broadcast weights x, and then sets its control variate to
-    c_i + (x - y) / (K lr) - c, K being its number of steps (the paper's option II). It sends its move and the change of
-    c_i; the server moves x by the mean of the moves and c by the mean of the changes, times the share of the clients
-    that take part. So c stays the mean of all c_i, and both are sums: nothing is revealed. A client sends twice the
-    numbers of FedAvg, and keeps as many as the model has. Under privacy both share one clip, and changes are 1 / (K lr)
-    times as long as moves: give the moves a larger scale, or expect them to be lost in the noise.
+    A client steps by y <- y - lr (g(y) - c_i + c) from the broadcast weights x. After its K steps it sets its control
+    variate to c_i + (x - y) / (K lr) - c (the paper's option II). It sends its move and the change of c_i. The server
+    moves x by the mean of the moves and c by the mean of the changes, times the share of the clients that take part. So
+    c stays the mean of all c_i, and both are sums: nothing is revealed. A client sends twice the numbers of FedAvg, and
+    keeps as many as the model has. Under privacy both share one clip, and changes are 1 / (K lr) times as long as
+    moves: give the moves a larger scale, or expect them to be lost in the noise.
 
     Parameters
     ----------

@@ -260,8 +260,8 @@ def sweep(
 ) -> list[Trial]:
     """Try settings side by side, dropping the worse ones on the way; the best comes first.
 
-    Successive halving (Jamieson and Talwalkar 2016): with R = `rungs`, the settings still in the race after rung i have
-    trained for n_rounds keep^(R - 1 - i) rounds, and the best `keep` of them by pooled validation loss go on.
+    Successive halving (Jamieson and Talwalkar 2016). With R = `rungs`, settings that reach the end of rung i have
+    trained for n_rounds keep^(R - 1 - i) rounds. The best `keep` of them by pooled validation loss go on.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The one table of training methods. Commands, studies and explanations read it; it imports no torch.
 
-A new method is one line here: its name and title, one sentence on what it does, how it is built, what the server sees
-of single clients, and what noise on sums would not cover.
+A new method is one entry here: its name and title, one sentence on what it does, and how it is built. The entry also
+says what the server sees of single clients, and what noise on sums would not cover.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ class FedDBE(FedPer):
     """FedAvg with two terms that keep a client's own bias out of the common features: Zhang et al. 2023 (NeurIPS).
 
     Each client adds its own vector to the input of the last linear layer, trains it and keeps it (the paper's
-    personalised representation bias memory). Its loss has the extra term kappa / 2 times the mean square of m - g. m is
-    a running mean of the batches' features. g is the consensus: the mean over all rows of the features under the first
-    weights, collected by sums in the first round. Body and last layer are common.
+    personalised representation bias memory). Its loss has the extra term kappa / 2 times the mean square of m - g. Here
+    m is a running mean of the batches' features. The consensus is g: the mean over all rows of the features under the
+    first weights, collected by sums in the first round. Body and last layer are common.
 
     The server sees sums: the moves, the rows, and once the features. A new client has a shift of zero; with labelled
     rows it trains only its shift.

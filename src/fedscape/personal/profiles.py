@@ -50,16 +50,16 @@ class Profiles:
 
     The idea of FLUX (2025) and FEROMA (2026): clients are described, grouped by their descriptions, and every group has
     a model. Here descriptions are moments: of the leading principal components of the features, scaled to variance 1
-    inside clients, a client's means and variances; where labels are named also its class shares and the components'
+    inside clients, a client's means and variances. Where labels are named, also its class shares and the components'
     means class by class. Each number then has a sampling variance near 1 / rows. They stay with the client: components
     come from summed moments (`Moments`), groups from k-means by sums (`FederatedKMeans`), their number from the least
     BIC of spherical Gaussians among 1 to `most`.
 
     A client without labels is compared by the part of its description that needs none. It gets weights of the groups,
     w_g in proportion to share_g exp(-|p - c_g|^2 / 2 s^2), s^2 being the variance within groups, over the numbers in
-    which centres differ by more than chance: where groups differ in their labels only, the weights are their shares.
-    It abstains, and has the shares too, where it is farther from every group than all but a share `alpha` of clients
-    that were kept out of the grouping: for a client like those, that happens with probability about alpha.
+    which centres differ by more than chance. Where groups differ in their labels only, the weights are their shares. It
+    abstains, and has the shares too, where it is farther from every group than all but a share `alpha` of clients that
+    were kept out of the grouping. For a client like those, that happens with probability about alpha.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ class Profiles:
 class ProfiledFL(Computation):
     """A model for each group of fitted Profiles: a client trains the one of the group that its description is in.
 
-    A client looks at its description in every round, so one whose data drift changes its group by itself; the server
+    A client looks at its description in every round, so one whose data drift changes its group by itself. The server
     sees the sums of the moves of each group and their rows, never who is where. New clients without labels get the
     groups' models mixed by the weights that their description gives.
 

@@ -230,8 +230,8 @@ def forest(
     """Rows with a name, a number and its interval on one axis.
 
     A row is {"name", "about" (value, low, high)}. Optional: "hollow", a second such number drawn beside it; "kind", its
-    colour; "tick", one more position; "tip"; "note", a smaller text; "reference", the same number of the reference; and
-    "data", attributes that the script filters by.
+    colour; "tick", one more position; "tip"; "note", a smaller text. Also "reference", the same number of the
+    reference, and "data", attributes that the script filters by.
     """
     lines = []
     for row in rows:

@@ -78,7 +78,7 @@ def _gains_card(order: Sequence[About]) -> str:
     sure = [g["name"] for g in gains if (g["about"]["low"] or -1) > 0]
     verdict = f"Surely above zero: {', '.join(sure)}." if sure else "None is surely above zero."
     figure = draw.forest(gains, low=low, high=high, show=_points, marks=(0.0,))
-    reading = f"Percent of the variance of the target, paired over clients; the intervals hold together. {verdict}"
+    reading = f"Percent of the variance of the target, paired over clients, with simultaneous 95% intervals. {verdict}"
     return card("Variance explained beyond one linear model, in points", figure, reading, anchor="gains")
 
 
@@ -100,7 +100,7 @@ def _sites_card(about: Numbers) -> str:
     spread = sites["spread"]
     reading = (
         f"What each site gains by joining ({sites['called']}) over fitting its own rows alone, in points of R2, "
-        "and its R2 alone and joined; the sites' intervals hold together. Sites differ with "
+        "and its R2 alone and joined; the sites' intervals are simultaneous. Sites differ with "
         f"I2 {100 * spread['i2']:.0f}% (p = {number(spread['p'])} of no difference)."
     )
     figure = draw.forest(rows, low=low, high=high, marks=(0.0,), show=_points)

@@ -134,7 +134,7 @@ def learn(result: Result) -> tuple[str, str, str] | None:
 
 
 def _before(result: Result) -> About:
-    """What the reference says of methods; empty without one."""
+    """The reference's section on methods; empty without a reference."""
     about: About = reference_of(result).get("learn", {})
     return about
 
@@ -144,7 +144,7 @@ def _legend_if(result: Result, rows: Sequence[About]) -> str:
 
 
 def _span(rows: Sequence[About], *more: float) -> tuple[float, float]:
-    """Limits of an axis for all that is drawn in these rows."""
+    """Axis limits that cover everything drawn in these rows."""
     drawn = [row[key] for row in rows for key in ("about", "hollow", "reference") if row.get(key)]
     return draw.span(drawn, *more)
 
@@ -210,7 +210,7 @@ def _gains_card(result: Result, order: Sequence[About], *, alone: bool) -> str:
     return card(
         "Gain over FedAvg, in points",
         _legend_if(result, gains) + points,
-        f"Paired over clients; the intervals hold together. {verdict}",
+        f"Paired over clients, with simultaneous 95% intervals. {verdict}",
         path="learn.true",
         wide=alone,
         anchor="gains",
@@ -241,7 +241,7 @@ def _sites_card(result: Result, learn: Learn) -> str:
     spread = about["spread"]
     reading = (
         f"What each site gains by joining ({about['called']}) over training alone, in points, on its own rows held "
-        "out, and its accuracy alone and joined; the sites' intervals hold together. Sites differ with "
+        "out, and its accuracy alone and joined; the sites' intervals are simultaneous. Sites differ with "
         f"I2 {100 * spread['i2']:.0f}%, tau2 "
         f"{1e4 * spread['tau2']:.1f} points squared (p = {number(spread['p'])} of no difference)."
     )

@@ -13,7 +13,7 @@ Security against a lying server requires h = 2t - k - c >= 1. To open a client's
 at least t - c are honest. Its vector is masked with at least t neighbours. So at least h honest neighbours are in both
 sets, and for none of them does the server also get the key of its pairwise masks (see `protocol`). Any sum that the
 server can open therefore contains at least h + 1 honest clients. If h > k / 2 on the ring, two such sets would overlap,
-and no gap is longer than k - h: there is a single sum, of at least floor(n / (2k + 1 - h)) (h + 1) honest clients.
+and no gap is longer than k - h. There is then a single sum, of at least floor(n / (2k + 1 - h)) (h + 1) honest clients.
 
 If the server follows the protocol, the honest living clients must form a connected graph. The ring falls apart only if
 k places, in two runs of k / 2, are all dead or colluding: n^2 / 2 times the probability of that must be below 2^-40.

@@ -19,7 +19,7 @@ def features(counts: Array, seed: int = 0) -> Array:
     """Standardised features of each client for the classifier: [clients, features], mean 0 and spread 1.
 
     Square roots of its shares, log size, distance to the pooled histogram, entropy, number of categories and largest
-    share; then random cosines (Rahimi and Recht 2007) of these and of the leading directions of the roots. The cosines
+    share. Then random cosines (Rahimi and Recht 2007) of these and of the leading directions of the roots. The cosines
     catch clients that differ in spread and not in mean.
     """
     n = counts.sum(axis=1, keepdims=True)

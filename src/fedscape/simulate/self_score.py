@@ -27,7 +27,7 @@ _MODEL = ("weights", "concentrations", "size_edges", "size_probabilities")
 class SelfScores(Computation):
     """Each client ranks itself among clients it draws from the model: a randomised probability-integral transform.
 
-    For a statistic T of a client with counts c and n rows, the client draws B clients of n rows from the model and
+    For a statistic T of a client with counts c and n rows, the client draws B clients of n rows from the model. It
     sends u = (#{T_b < T(c)} + U (1 + #{T_b = T(c)})) / (B + 1) as a 1 in one of `bins` bins. If the model is true, u is
     uniform for any T and n. The statistics: the likelihood given n, the distance to the model's mean shares, the number
     of categories, and the position along the two directions in which the model's clients differ most. For the size, u

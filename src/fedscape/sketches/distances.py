@@ -40,8 +40,8 @@ def normalise(counts: npt.ArrayLike) -> Array:
 def own_bias(sketches: Array, n: npt.ArrayLike, noise: npt.ArrayLike = 0.0) -> Array:
     """Expected bias of a squared distance to this sketch, from sampling and noise; NaN below two rows.
 
-    For a sketch s of n rows of data: sum over rows r of (1 - |p_r|^2) / n, estimated by (1 - |s_r|^2) / (n - 1), and
-    with noise of variance v in a count another v / n^2 for each cell (which is also subtracted from |s_r|^2).
+    For a sketch s of n rows of data: sum over rows r of (1 - |p_r|^2) / n, estimated by (1 - |s_r|^2) / (n - 1). With
+    noise of variance v in a count, another v / n^2 for each cell, which is also subtracted from |s_r|^2.
 
     >>> own_bias(np.array([[0.5, 0.5]]), 2)
     array(0.5)

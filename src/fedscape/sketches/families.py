@@ -98,7 +98,7 @@ class StableProjections:
     """Buckets of Gaussian projections (p-stable, p = 2): the Euclidean distance between rows.
 
     The code is floor((a . x + b) / width) modulo 2**bits with b uniform in [0, width). Rows at the distance c differ by
-    a normal number of standard deviation s = c / width; they share a code with probability
+    a normal number of standard deviation s = c / width. They share a code with probability
     sum over k of E[max(0, 1 - |s U - k 2**bits|)], U standard normal: the usual law for k = 0, and the wrap.
 
     >>> family = StableProjections(rows=3, bits=4, seed=0, width=1.0)

@@ -27,7 +27,7 @@ def logits(distances: npt.ArrayLike, *, scale: float | None = None, temperature:
 
     The paper's distance has no scale. With its Frobenius norm (scale 1) all clients are nearly alike; with the mean
     norm of a row, as in its code (sqrt(rows) times smaller), the nearest is nearly certain. By default distances are
-    divided by their root mean square, which removes rows and cells: a client at half the usual distance has e = 2.7
+    divided by their root mean square, which removes rows and cells. A client at half the usual distance has e = 2.7
     times the usual weight, and e**(1 / t) times at temperature t.
 
     >>> logits([1.0, 2.0], scale=2.0).tolist()

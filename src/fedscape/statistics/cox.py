@@ -62,13 +62,13 @@ class CoxRegression(Estimator):
 
     The partial likelihood needs, at each event time, sums over all who are still at risk: of w = exp(x' beta), of w x
     and of w x x'. Clients send these for each interval between the times of a grid, with the events and their sums of
-    x; the server adds them from the last time down, which gives every risk set of the pooled rows, and takes a Newton
+    x. The server adds them from the last time down, which gives every risk set of the pooled rows, and takes a Newton
     step. On a grid that holds every event time the answer is that of the pooled rows, to rounding.
 
     What the server learns: with `times` given, sums over the clients in each interval, and no time that is not on the
     grid. With times=None the clients first add up how many events fall on each multiple of `resolution`: the sum tells
-    when events were, not where. A site's own times stay with it, but where a grid is as fine as days and an interval
-    holds one patient its sums are that patient's row: give a coarser grid, secure sums, or strata="clients". With that
+    when events were, not where. A site's own times stay with it. But where a grid is as fine as days and an interval
+    holds one patient, its sums are that patient's row. Give a coarser grid, secure sums, or strata="clients". With that
     each client compares its own rows only (a baseline hazard of its own) and sends its log-likelihood, score and
     information: no time at all.
 

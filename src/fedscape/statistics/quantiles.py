@@ -49,9 +49,9 @@ class Quantiles(Estimator):
     share, seed
         The share of rows that is counted, drawn row by row with this seed: fewer are enough for the bins of many.
 
-    Learns `quantiles_` [q] for a column of numbers, else [q, d]; `n_rows_` without the missing; `rank_error_`, 0
-    without privacy: with probability 0.95 the share of rows below every answer is this near, give or take the rows
-    within the resolution. Under a clip for clients, rows of a client whose counts were shrunk weigh less.
+    Learns `quantiles_` [q] for a column of numbers, else [q, d]; `n_rows_` without the missing; and `rank_error_`,
+    which is 0 without privacy. With probability 0.95 the share of rows below every answer is this near, give or take
+    the rows within the resolution. Under a clip for clients, rows of a client whose counts were shrunk weigh less.
 
     >>> fed = Federation({"x": [1.0, 2.0, 3.0, 40.0, 80995.0]}, [0, 2, 5])
     >>> Quantiles([0.1, 0.5, 0.9]).fit(fed).quantiles_.tolist()

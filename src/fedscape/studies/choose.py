@@ -31,7 +31,7 @@ def choose(judged: Judged, *, order: tuple[str, ...] = ORDER, common: str = "fed
     """Choose among methods, the simplest first in `order`; `common` is the plain method that clients train together.
 
     A method is *able* if its paired interval shows that it beats the better baseline. It is *tied* if it is less
-    than a point behind the most accurate, or is not shown to be behind: a gain is worth a more complex method if it is
+    than a point behind the most accurate, or is not shown to be behind. A gain is worth a more complex method if it is
     a point or more and its interval lies above 0. Advised is the simplest that is able and tied; a method more complex
     than the common one must also be shown to gain over it. If no method is able, none is advised.
     """

@@ -52,8 +52,8 @@ def time_column(data: Prepared) -> str | None:
 def study_clock(data: Prepared, *, seed: int) -> dict[str, Any] | None:
     """Look for a cycle in the labels by time, and train through it; None without dates, labels or enough time.
 
-    The mean of clients' label shares in each slot is projected on the direction in which slots differ most, and
-    `read_clock` looks for a cycle in it, by hours and by days: nobody says the period. Where there is one, one model is
+    The mean of clients' label shares in each slot is projected on the direction in which slots differ most.
+    `read_clock` looks for a cycle in it, by hours and by days; no period is passed. Where there is one, one model is
     trained through time, one in shuffled time, and FedClock that knows only the period read.
     """
     from fedscape.temporal import read_clock

@@ -23,9 +23,9 @@ from fedscape.types import Array, Arrays, Kept
 class Paths(NamedTuple):
     """The leaves of one tree, and the features on the way to each.
 
-    `node` and `left` [leaves, depth] are the splits and which way they are taken, -1 beyond a leaf; `feature` and
-    `share` [leaves, depth] the distinct features and which share of rows follows the path at their splits; `slot`
-    [leaves, depth] which of those a split belongs to.
+    `node` and `left` [leaves, depth] are the splits and which way they are taken, -1 beyond a leaf. `feature` and
+    `share` [leaves, depth] are the distinct features and which share of rows follows the path at their splits. `slot`
+    [leaves, depth] says which of those a split belongs to.
     """
 
     node: Array
@@ -294,7 +294,7 @@ def add_shapley(
     """phi[row, feature] += the Shapley values of one tree, exactly.
 
     In the game of a leaf, a feature of the coalition follows the row (1 if it goes to the leaf there, else 0), another
-    the share of rows that do; the leaf's worth is the product times its value. A feature's weighted sum over coalitions
+    the share of rows that do. The leaf's worth is the product times its value. A feature's weighted sum over coalitions
     comes from the coefficients of the product of (share + t follow) over the others (Lundberg et al. 2020, Yang 2021).
     """
     depth = node.shape[1]

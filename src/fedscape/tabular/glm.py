@@ -61,11 +61,11 @@ class GLM(TableEstimator):
         At most this many rounds; stop when the step is shorter than this in units of the errors. A private fit takes
         all of them, "gaussian" one.
 
-    Learns `coefficients_` and `intercept_`; `standard_errors_` and `covariance_` (the intercept last), `robust_errors_`
-    (sandwich of the observed information, clustered by client, times G / (G - 1) x (n - 1) / (n - p) for G clients),
-    `z_values_`, `p_values_`, `deviance_`, `pearson_`, `dispersion_`, `n_rows_`, `feature_names_`, `converged_`; with
-    random intercepts also `intercept_sd_`, `residual_sd_` (Gaussian) and `log_likelihood_`. A private fit has
-    coefficients alone: its noise is in no error.
+    Learns `coefficients_`, `intercept_`, `standard_errors_`, `covariance_` (the intercept last), `robust_errors_`,
+    `z_values_`, `p_values_`, `deviance_`, `pearson_`, `dispersion_`, `n_rows_`, `feature_names_` and `converged_`. With
+    random intercepts also `intercept_sd_`, `residual_sd_` (Gaussian) and `log_likelihood_`. Robust errors are the
+    sandwich of the observed information, clustered by client, times G / (G - 1) x (n - 1) / (n - p) for G clients. A
+    private fit has coefficients alone: its noise is in no error.
 
     >>> fed = Federation({"x": [0.0, 1.0, 2.0, 3.0], "y": [1.0, 3.0, 5.0, 7.5]}, [0, 2, 4])
     >>> glm = GLM("gaussian").fit(fed, features="x", target="y")

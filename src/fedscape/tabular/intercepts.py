@@ -31,7 +31,7 @@ class RandomIntercepts(Computation):
 
     The parameters are the coefficients, the logarithm of the intercepts' standard deviation and, for "gaussian", that
     of the residual variance. A client finds the mode of its own intercept and sends its log-likelihood by Laplace's
-    approximation with the exact gradient, at the current point and a few around it: finite differences of the summed
+    approximation with the exact gradient, at the current point and a few around it. Finite differences of the summed
     gradients give the curvature.
 
     Parameters

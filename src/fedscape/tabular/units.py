@@ -47,7 +47,7 @@ def target_unit(family: Family, ends: tuple[float, float] | None, *, intercept: 
     """The unit for this law and range; without a range, or for a log link without an intercept, its own.
 
     A Poisson target is in units of its greatest value, so that mu <= 1: then mu (log mu - 1) + y lies in [-1, 1]. A
-    gamma target is in units of the geometric mean of both ends, r the ratio of an end to it: W is one, and
+    gamma target is in units of the geometric mean of both ends, r the ratio of an end to it. Then W is one, and
     log mu + y / mu - 1 is largest for mu = 1 / r, y = r.
 
     >>> from fedscape.tabular.families import family_of

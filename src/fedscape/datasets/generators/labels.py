@@ -65,8 +65,9 @@ def fedgmm_synthetic(
 
     Returns
     -------
-    A Federation with the columns x [d] and y, and the ground truth: mu and v [M, d], shares [clients, M], component
-    [rows], law and deviation [M], a and b [M, d] (NaN except for beta). `fedgmm_bayes` gives the best prediction of y.
+    A Federation with the columns x [d] and y, and the ground truth. That is mu and v [M, d], shares [clients, M],
+    component [rows], law and deviation [M], a and b [M, d] (NaN except for beta). `fedgmm_bayes` gives the best
+    prediction of y.
 
     >>> fed, truth = fedgmm_synthetic(4, 10, dimension=5)
     >>> fed, truth["shares"].shape

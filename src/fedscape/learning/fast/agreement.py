@@ -1,7 +1,7 @@
 """Whether a faster way gives the gradients of the reference: up to rounding, and for shorter numbers layer by layer.
 
 Rounding to u = 2**-9 (bf16; tf32 has 2**-11) moves a number by at most u, by u / sqrt(3) = 0.11% on average. One layer
-rounds its inputs, weights and outputs, and sums of shifted images up to 25 times more; independent errors add up in
+rounds its inputs, weights and outputs, and sums of shifted images up to 25 times more. Independent errors add up in
 squares, so that outputs and gradients of one layer, at given inputs, are within sqrt(30) x 0.11% = 0.6% of the exact
 ones. `LAYER` is more than twice that, and half of the 3% that must be detected.
 

@@ -101,8 +101,8 @@ class Program:
     Whether the model may be folded is tested on the first batch of several clients (empty ones may be among them):
     its gradients must be those of client by client. A batch of one client alone is never folded.
 
-    A Program that is `shared` is for clients that begin at few places, of which only sums are wanted: a linear layer
-    that is larger than what the rows of a client leave behind has a `Trail` in place of weights of each client. That
+    A `shared` Program is for clients that start from few distinct weights and of which only sums are needed. A linear
+    layer that is larger than the low-rank factors of a client's rows then has a `Trail`, not weights per client. That
     depends on the layer and on the number of rows alone, so that a round is the same whatever came before it.
     """
 

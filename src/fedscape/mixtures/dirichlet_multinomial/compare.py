@@ -77,9 +77,9 @@ class ModelComparison(Computation):
 class PrivateComparison(Computation):
     """Differences in log-likelihood between models, as few bounded numbers, for a private fit.
 
-    Clients send the deviation of each model from the mean of all, in nats, scaled down to the L2 norm `bound`, and the
-    squares of that divided by `bound`: together a norm of at most sqrt(2) bound. With a single model they send the
-    log-likelihood itself.
+    Clients send the deviation of each model from the mean of all, in nats, scaled down to the L2 norm `bound`. They
+    also send the squares of that divided by `bound`: together a norm of at most sqrt(2) bound. With a single model they
+    send the log-likelihood itself.
 
     Parameters
     ----------

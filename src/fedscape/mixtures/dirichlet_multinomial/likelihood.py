@@ -145,8 +145,8 @@ def edges(grid: tuple[int, int]) -> Array:
 class Cells(NamedTuple):
     """The cells of counts of each category: those below the largest count of any client.
 
-    For each component, category and cell, a client sends its responsibility times the part of the cell below its
-    count: for the cell of the single count u that is w 1[c > u], the tail count. Each is between 0 and 1.
+    For each component, category and cell, a client sends its responsibility times the part of the cell below its count.
+    For the cell of the single count u that is w 1[c > u], the tail count. Each is between 0 and 1.
     """
 
     first: Array  # [C], in arrays with one extra row for count 0

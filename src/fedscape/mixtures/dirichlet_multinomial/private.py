@@ -292,15 +292,15 @@ class ScoreAscent(Computation):
         """How far one more row can move the contribution of a client.
 
         A row may change the client's responsibilities from one component to another, and with them everything. All that
-        holds is that scores have norm at most `longest`, and two differ by at most twice that; and that
-        responsibilities sum to one, and two differ by at most sqrt(2) (in L1: 2), in any bin. A row with a count (ready
-        counts, or a count column) can do all of this even with one component: from no row of its category to a thousand
-        the score moves by a_j (psi(a_j + 1000) - psi(a_j)), which no number of rows bounds.
+        holds is that scores have norm at most `longest`, and two differ by at most twice that. Also, responsibilities
+        sum to one, and two differ by at most sqrt(2) (in L1: 2), in any bin. A row with a count (ready counts, or a
+        count column) can do all of this even with one component. From no row of its category to a thousand the score
+        moves by a_j (psi(a_j + 1000) - psi(a_j)), which no number of rows bounds.
 
         With one component and one category per row, responsibilities do not change, and a row of category j moves the
-        score by a e_j - b m with a and b between 0 and 1: a_j A_j grows by a_j / (a_j + c_j) and a_0 B by a_0 / (a_0 +
-        n), both between 0 and 1 for positive alpha. Its whitened norm is convex in (a, b), and largest in a corner of
-        the square. Scaling down moves no two points further apart.
+        score by a e_j - b m with a and b between 0 and 1. The reason: a_j A_j grows by a_j / (a_j + c_j) and a_0 B by
+        a_0 / (a_0 + n), both between 0 and 1 for positive alpha. Its whitened norm is convex in (a, b), and largest in
+        a corner of the square. Scaling down moves no two points further apart.
         """
         dimension = state["mean"].size
         score = 2 * self.longest

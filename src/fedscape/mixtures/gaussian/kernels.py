@@ -41,9 +41,9 @@ def add_moments(
 ) -> None:
     """Add to each client its sums of r, r (x - mean) and r (x - mean)(x - mean)'.
 
-    Client i has the rows from bounds[i] to bounds[i + 1] of x [n, d]; r are responsibilities [C, n]; mass is
-    [clients, C], first [clients, C, d]. second is [clients, G, d, d] if C / G consecutive components share one sum, or
-    [clients, C, d] for the diagonal only.
+    Client i has the rows from bounds[i] to bounds[i + 1] of x [n, d]. The responsibilities r are [C, n]. The sums: mass
+    is [clients, C], first [clients, C, d]. The last, second, is [clients, G, d, d] if C / G consecutive components
+    share one sum, or [clients, C, d] for the diagonal only.
     """
     if means.size * len(x) < _LARGE or not compiles() or not _compiled():
         add_moments_twin(x, means, shares, bounds, mass=mass, first=first, second=second)

@@ -79,9 +79,9 @@ class GaussianMixture(Estimator):
     column
         Numbers of any trailing shape; they are flattened to d features. May be memory-mapped.
 
-    Learns `means_` [K, d], `covariances_`, `weights_` [K] (in descending order; the pooled ones if clients keep their
-    own), `log_likelihood_` (mean over rows; NaN if not measured, or if a sampler drew nobody to measure it: then the
-    first start is kept), `n_rounds_` and `history_`.
+    Learns `means_` [K, d], `covariances_`, `weights_` [K], `log_likelihood_`, `n_rounds_` and `history_`. The weights
+    are in descending order; they are the pooled ones if clients keep their own. The log-likelihood is a mean over rows.
+    It is NaN if not measured, or if a sampler drew nobody to measure it: then the first start is kept.
 
     >>> fed = Federation({"x": [[0.0], [0.2], [9.0], [9.2], [9.1]]}, [0, 2, 5])
     >>> GaussianMixture(2).fit(fed).means_.round(2).tolist()

@@ -84,8 +84,9 @@ def add_log_densities(
 ) -> None:
     """Add log p(y_ij | class k) of every entity and class, the block form of Theorem 1, to `out` [entities, K].
 
-    With D the precision of class k's coefficients, m their mean and r = y - X m the residuals, D' = D + X'X / sigma^2,
-    log p = -n/2 log(2 pi sigma^2) - log(|D'| / |D|) / 2 - (r'r / sigma^2 - b' D'^-1 b) / 2 with b = X'r / sigma^2. For
+    Let D be the precision of class k's coefficients, m their mean and r = y - X m the residuals. With
+    D' = D + X'X / sigma^2 and b = X'r / sigma^2,
+    log p = -n/2 log(2 pi sigma^2) - log(|D'| / |D|) / 2 - (r'r / sigma^2 - b' D'^-1 b) / 2. For
     the class that already holds the entity's own events (`own`, -1 for none) the same holds with every sign but that of
     r'r flipped: D' = D - X'X / sigma^2 is then the precision without them. Residuals avoid large cancellations.
 

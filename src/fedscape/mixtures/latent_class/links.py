@@ -29,9 +29,9 @@ class Logistic(ClassAssignment):
     """One round for targets of 0 and 1, log odds w_k . x: labels by the events' probabilities, then Fisher scoring.
 
     An event's probability in class k is expit(w . x / sqrt(1 + pi v / 8)), where v = x' H x is the variance of w . x
-    (MacKay). For the events of class k agents send X' W X, X' (W X w + y - p), with p = expit(w . x) and W = p (1 - p):
-    D and c of a ridge regression with the next w as its solution. Parameters and state are those of `ClassAssignment`,
-    with sigma 1 and gamma a number.
+    (MacKay). For the events of class k agents send X' W X, X' (W X w + y - p), with p = expit(w . x) and W = p (1 - p).
+    These are D and c of a ridge regression with the next w as its solution. Parameters and state are those of
+    `ClassAssignment`, with sigma 1 and gamma a number.
     """
 
     name = "lcr-logistic"

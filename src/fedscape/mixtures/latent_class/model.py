@@ -102,8 +102,8 @@ class LatentClassRegression(Estimator):
         Columns; features are one column of any trailing shape or several. Without an entity (None) every event is one.
 
     Learns `coefficients_` [K, f] and `intercepts_` [K] in the columns' own units, `errors_` [K, f] (their posterior
-    standard deviations), `weights_` [K] (psi), `entities_` and `events_` [K], `sigma_`, `delta_`, `alpha_`, `beta_`,
-    `feature_names_`, `history_`, `labels_` if agents are in this process, and `candidates_` if K was chosen.
+    standard deviations), and `weights_` [K] (psi). Also `entities_` and `events_` [K], `sigma_`, `delta_`, `alpha_`,
+    `beta_`, `feature_names_`, `history_`, `labels_` if agents are in this process, and `candidates_` if K was chosen.
     `intervals_` [K, F, 2] are 95% intervals of the coefficients (the intercept last): given the labels of one chain, or
     over the later half of the rounds of several. Several chains also give `r_hat_` [K, F]; classes are matched to the
     most likely chain (with a link to the one nearest the others), and all other numbers are that chain's. A private fit

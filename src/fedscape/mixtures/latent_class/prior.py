@@ -35,8 +35,8 @@ def tables_of(labels: Array, offsets: Array, psi: Array, beta: float) -> Array:
 def learned_prior(total: Array, scale: float, alpha: float, beta: float) -> tuple[float, float]:
     """Update alpha and beta, given the sum of `tables_of` over a cohort, 1 / `scale` of all agents.
 
-    beta takes one step of Minka's fixed point: the table counts over the sum of digamma(beta + n) - digamma(beta).
-    alpha is the fixed point for the table counts of all agents, which are one draw of a Dirichlet-multinomial with
+    Beta takes one step of Minka's fixed point: the table counts over the sum of digamma(beta + n) - digamma(beta).
+    Alpha is the fixed point for the table counts of all agents, which are one draw of a Dirichlet-multinomial with
     alpha / K.
     """
     tables = np.maximum(total[:-1], 0.0)
