@@ -38,8 +38,9 @@ def choose_rows(
     A row of data touches every row of the sketch. R rows of the sketch thus need Laplace noise of scale R / epsilon in
     every count (2 R / epsilon if a row is replaced). For two such sketches at the squared distance R D^2 the debiased
     square has the relative variance
-    spread^2 / R + 8 v / (R D^2) + 14 cells v^2 / (R D^4), v = 2 (R / (epsilon n))^2:
-    the variance of the hash functions, which falls with R, and of the noise, which rises like R and R^3.
+    spread^2 / R + 8 v / (R D^2) + 14 cells v^2 / (R D^4), v = 2 (R / (epsilon n))^2.
+    The first term is the variance of the hash functions, which falls with R. The others are the noise, which rises like
+    R and R^3.
 
     Parameters
     ----------

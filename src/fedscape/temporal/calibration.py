@@ -19,7 +19,7 @@ class ScoreSums(NamedTuple):
     """Sums of clients' scores u [q], q = K - 1, under the broadcast discriminant, by the mode of the client.
 
     `mass` [K] clients, `first` [K, q] scores, `pairs` [K, q, q] their products, `right` [K] clients whose scores choose
-    their own mode, `rows` [K, q, q] the scatter of a client's rows about its mean, `several` [K] the clients with at
+    their own mode. `rows` [K, q, q] is the scatter of a client's rows about its mean, `several` [K] the clients with at
     least two rows, and `thin` [K] the sum of 1 / rows.
     """
 

@@ -30,8 +30,8 @@ class Twin:
     """Kinds of devices and their laws: what `fit` learns.
 
     `arrays` are those of `DevicePopulation`: `weights` [kinds, zones], `daily` [kinds, 24] arrivals an hour of a device
-    that was away for long, `weekly` [kinds, 7], `recency` [kinds, ages], `shape`, `ends` [kinds, parts, lengths] an
-    hour, and where the log has them `work`, `bandwidth` [kinds, 3], `finished` [kinds], `data` [kinds, kinds of data].
+    that was away for long, `weekly` [kinds, 7], `recency` [kinds, ages], `shape`, and `ends` [kinds, parts, lengths] an
+    hour. If the log has them, also `work`, `bandwidth` [kinds, 3], `finished` [kinds], `data` [kinds, kinds of data].
 
     >>> from fedscape.twin.events import sessions
     >>> twin = fit(sessions([0, 0, 1], [9e4, 2e5, 8e4], [9.3e4, 2.1e5, 9e4], window=(0.0, 6e5)), n_kinds=1)
