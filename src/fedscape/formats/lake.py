@@ -121,7 +121,7 @@ def _stream_source(where: Any) -> Source:
 
     def batches(columns: list[str], rows: int) -> Iterator[Any]:
         if used:
-            raise DataError(f"{what} was read already, and a stream can be read once: make it anew")
+            raise DataError(f"{what} was read already, and a stream can be read once: create a new one")
         used.append(True)
         for batch in reader:
             part = batch.select(columns)

@@ -30,8 +30,8 @@ _NOT_READ = {
     (".pkl", ".pickle", ".joblib"): "a pickle, which can run any code when it is read: save it as Parquet or CSV",
     (".sav", ".dta", ".sas7bdat", ".xpt"): "a file of SPSS, Stata or SAS: in Python pandas.read_spss, read_stata or "
     "read_sas(...).to_parquet(...)",
-    (".txt", ".dat"): "a text file: where it is a table, call it .csv (the separator is found)",
-    (".db", ".sqlite", ".sqlite3", ".duckdb"): "a data base: export the table as CSV or Parquet",
+    (".txt", ".dat"): "a text file: where it is a table, call it .csv (the separator is detected)",
+    (".db", ".sqlite", ".sqlite3", ".duckdb"): "a database: export the table as CSV or Parquet",
     (".h5", ".hdf5", ".feather", ".arrow", ".orc", ".avro"): "of a format that is not read: save it as Parquet",
 }
 
