@@ -149,8 +149,8 @@ BAD = {
     "one client": (["study", "{one}", "--force"], 2, "needs at least two"),  # a study may be here already
     "a broken Parquet file": (["describe", "{broken}"], 2, "broken.parquet"),
     "a file of another kind": (["describe", "{text}"], 2, "where it is a table, call it .csv"),
-    "a folder that cannot be made": (["study", "{two}", "--quiet", "--out", "{text}/sub"], 2, "cannot be made"),
-    "a damaged ledger": (["privacy", "show", "{text}"], 1, "damaged"),
+    "a folder that cannot be made": (["study", "{two}", "--quiet", "--out", "{text}/sub"], 2, "cannot be created"),
+    "a file that is no ledger": (["privacy", "show", "{text}"], 2, "is no ledger"),
 }
 
 

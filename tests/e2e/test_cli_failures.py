@@ -171,7 +171,7 @@ def test_a_wrong_option_is_named_as_it_is_typed(words, tmp_path):
     [
         (["privacy", "show", "t.csv"], "t.csv is no ledger: give the .jsonl file that a private run wrote"),
         (["privacy", "show", "torn.jsonl"], "line 1 of torn.jsonl is damaged or missing"),
-        (["report", "t.csv"], "t.csv is no result of a study: give the folder that 'fedscape study' wrote"),
+        (["report", "t.csv"], "t.csv is not the result of a study: give the folder of 'fedscape study'"),
         (["check", "t.csv", "--against", "t.csv", "--client", "b"], "t.csv is neither a study nor a population: give"),
         (
             ["describe", "t.csv", "--client", "a", "--column", "b"],

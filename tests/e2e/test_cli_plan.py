@@ -53,7 +53,7 @@ def test_a_plan_ranks_protocols_and_says_who_takes_part(files):
 
 
 def test_people_read_tables(files):
-    text = started(*call(files, "--force"))
+    text = started("plan", *call(files, "--force")[1:])
     assert "the soonest first" in text
     assert "does asynchronous training help" in text
 

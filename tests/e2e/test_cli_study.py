@@ -161,7 +161,7 @@ BAD = {
     "one client": ({"y": [0, 1]}, [0, 2], "needs at least two"),
     "no rows": ({"y": np.empty(0, dtype=np.int64)}, [0, 0, 0], "none of the clients has any"),
     "one value": ({"y": [3, 3, 3]}, [0, 1, 3], "is '3' in all rows"),
-    "nothing to look at": ({"t": np.array(["2020", "2021"], dtype="datetime64[Y]")}, [0, 1, 2], "nothing to study"),
+    "nothing to look at": ({"id": np.arange(1000, 1040)}, [0, 20, 40], "nothing to study"),
     "labels that are all missing": ({"y": [np.nan, np.nan]}, [0, 1, 2], "no value in any row"),
 }
 

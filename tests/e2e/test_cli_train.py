@@ -111,7 +111,7 @@ def test_sweep_ranks_settings_and_goes_on(tmp_path):
         (["train", "acs-mini", "--model", "cnn", "--features", "AGEP,SEX", "--target", "race"], "cnn reads images"),
         (["train", "femnist-mini", "--features", "pixels"], "pixels"),
         (["sweep", "femnist-mini", "--lr", "fast"], "--lr must be comma-separated numbers"),
-        (["sweep", "femnist-mini", "--resume"], "--resume goes with --out"),
+        (["sweep", "femnist-mini", "--resume"], "--resume needs --out"),
         (["sweep", "femnist-mini", "--lr", "0.1,0"], "--lr must be numbers above 0: with 0 nothing is learned"),
         (["train", "femnist-mini", "--epsilon", "4", "--standardise"], "which --epsilon does not cover"),
         (["train", "femnist-mini", "--device", "cuda"], "torch finds no CUDA device here"),

@@ -146,15 +146,15 @@ def say_worse(about: dict[str, Any], n_classes: int, quiet: bool) -> None:
     why = (
         "the classes are too few or too far apart for these rows"
         if tabular
-        else "the clients' steps are too long: lower --lr"
+        else "the clients' steps are too large: lower --lr"
     )
     if "epsilon" in about:
         why = (
-            f"the noise is stronger than what {plural(about['clients'], 'client')} say together: more clients, a "
-            "larger --epsilon, fewer --rounds or a smaller --clip"
+            f"the noise exceeds the signal of {plural(about['clients'], 'client')}: use more clients, a larger "
+            "--epsilon, fewer --rounds or a smaller --clip"
         )
     if not quiet:
-        text = f"the training diverged: loss {loss:.3g} on held-out rows, and {guess:.3g} is guessing; {why}"
+        text = f"the training diverged: loss {loss:.3g} on held-out rows, {guess:.3g} by guessing; {why}"
         typer.echo(text, err=True)
 
 

@@ -56,7 +56,7 @@ def timeline(result: Result) -> tuple[str, str, str] | None:
             path="time.kinds",
         )
     )
-    if about["categories"]:
+    if any(share is not None for c in about["categories"] for share in c["shares"]):
         shares = [(c["name"], i, c["shares"], "") for i, c in enumerate(about["categories"])]
         top = max(about["categories"], key=lambda c: _range(c["shares"]))
         ends = [s for s in top["shares"] if s is not None]

@@ -38,7 +38,8 @@ def choose(judged: Judged, *, order: tuple[str, ...] = ORDER, common: str = "fed
     means = judged.means
     best = max(order, key=lambda name: means[name])
     baseline = max(judged.baselines, key=lambda name: means[name])
-    tied = tuple(m for m in order if m == best or not _worth(judged.difference(best, m)))
+    others = len(order) - 1  # the best is one of several: intervals are simultaneous, as those of the gains
+    tied = tuple(m for m in order if m == best or not _worth(judged.difference(best, m, comparisons=others)))
     able = [m for m in tied if _above(judged.difference(m, baseline), 0.0)]
     sure = [m for m in able if m in ("local", common) or _above(judged.difference(m, common), 0.0)]
     over = judged.difference(best, baseline)

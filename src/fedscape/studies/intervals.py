@@ -44,7 +44,9 @@ def mean_interval(
         parts = np.array([finite.var(ddof=1) / n, variance[0]])
         freedom = n - 1.0
         if variance[0] > 0:
-            freedom = float(parts.sum() ** 2 / (parts**2 / (n - 1, variance[1])).sum())
+            shares = parts / parts.sum()  # Welch and Satterthwaite; infinite where only a known variance is left
+            inverse = float((shares**2 / (n - 1, variance[1])).sum())
+            freedom = 1 / inverse if inverse > 0 else np.inf
         reach = float(t.ppf(1 - 0.025 / comparisons, freedom) * np.sqrt(parts.sum()))
     low, high = (max(middle - reach, least), min(middle + reach, most)) if np.isfinite(reach) else (np.nan, np.nan)
     interval: Interval = plain({"value": middle, "low": low, "high": high})

@@ -33,6 +33,7 @@ KNOWN: Mapping[str, str] = {
     "cox-event-times": "fedscape.statistics.survival:EventTimes",
     "cox-concordance": "fedscape.statistics.survival:Concordance",
     "glm": "fedscape.tabular.glm:GLM",
+    "multinomial-glm": "fedscape.tabular.multinomial:MultinomialGLM",
     "glm-errors": "fedscape.tabular.errors:GLMErrors",
     "glm-own-fits": "fedscape.tabular.sites:OwnFits",
     "glm-site-fits": "fedscape.tabular.sites:SiteFits",
