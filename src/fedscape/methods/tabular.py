@@ -198,7 +198,7 @@ def is_done(computation: Any, state: Arrays) -> bool:
 
 
 def rounds_for(name: str, trees: int) -> int:
-    """How many rounds a method takes where nobody says it: a round for each level of each tree.
+    """The default number of rounds: one for each level of each tree, 100 for a GLM.
 
     >>> rounds_for("trees", 20), rounds_for("glm", 20)
     (100, 100)
