@@ -141,7 +141,7 @@ def test_a_server_killed_between_and_during_rounds_goes_on_to_the_right_answer(r
     for stop in (1, 3):  # SIGKILL as soon as so many rounds are saved: the next one has been asked for or is about to
         run = running.start_run(running.out, "rounds=5")
         until(lambda stop=stop: len(running.lines()) >= stop, 240, f"{stop} rounds")
-        time.sleep(0.0 if stop == 1 else 6.0)
+        time.sleep(0.0 if stop == 1 else 1.0)
         os.kill(until(lambda: running.process("flwr-serverapp"), 20, "a server"), signal.SIGKILL)
         assert run.wait(240) != 0  # the run is said to have failed
     assert running.start_run(running.out, "rounds=5").wait(400) == 0, running.log("run")
