@@ -1,14 +1,18 @@
-"""What all benchmarks share: arguments, one table on the screen, one JSON file with versions."""
+"""What all benchmarks share: arguments, one table on the screen, one JSON file that says how it was made."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
+import os
 import platform
+import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,8 +39,16 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     versions = {package: _version(package) for package in ("fedscape", "numpy", "scipy", "numba", "pyarrow", "torch")}
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions}
-    content = {"name": name, "command": " ".join(sys.argv), "versions": about, "rows": rows, "note": note}
+    content = {"name": name, "command": " ".join(sys.argv), **origin(), "versions": about, "rows": rows, "note": note}
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+
+
+def origin() -> dict[str, str]:
+    """Where and when a result is made: the date, the commit ("+" if files differ from it) and the machine."""
+    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    if _git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py"):
+        commit += "+"
+    return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "machine": _machine()}
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -59,6 +71,26 @@ def mean_and_half(values: Sequence[float]) -> str:
     """The mean, with `half_width` where there is one."""
     mean = f"{statistics.fmean(values):.3f}"
     return mean if len(values) < 2 else f"{mean} ± {half_width(values):.3f}"
+
+
+def _git(*words: str) -> str:
+    call = ["git", "-C", str(RESULTS.parents[1]), *words]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _machine() -> str:
+    """Cores and model of the processor, and the GPU if torch is loaded and sees one."""
+    try:
+        model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        model = None
+    name = model.group(1) if model else platform.processor() or platform.machine()
+    torch = sys.modules.get("torch")
+    gpu = f", {torch.cuda.get_device_name()}" if torch is not None and torch.cuda.is_available() else ""
+    return f"{os.cpu_count()} x {name}, {platform.system()}{gpu}"
 
 
 def _version(package: str) -> str:
