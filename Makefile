@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # Only files whose hashes the locks name, and wheels: the build script of a source package would fetch what no lock names.
 LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
 
-.PHONY: study test check bench site clean format lock
+.PHONY: study test check bench results site clean format lock
 
 study: $(STUDIES)
 	$(BIN)/python -m fedscape study --force
@@ -25,6 +25,10 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script --quick || exit 1; done
+
+# The pages of benchmarks/ from the files in benchmarks/results/.
+results: $(INSTALLED)
+	$(BIN)/python benchmarks/render.py
 
 site: $(INSTALLED)
 	$(BIN)/mkdocs build --quiet

@@ -1,7 +1,17 @@
-"""Render results/NAME.json as the Markdown table of this folder's README: `python benchmarks/render.py NAME ...`.
+"""Render the pages of results from `results/*.json`: tables, plots, origins, the front page. `make results` runs it.
 
-`--check` says which of the tables that README marks with "<!-- results/NAME.json -->" are not those of their file, and
-exits with 1; `--write` puts them right.
+`python benchmarks/render.py` rewrites `pages/*.md`, `pages/plots/*.svg`, `README.md` and `results/history/*.jsonl`;
+`--check` writes nothing and exits with 1 if something would change; NAME prints the table of results/NAME.json.
+
+A page has a title line (`# question`), prose, and marks. After a mark the script writes what stands there:
+
+- `<!-- results/NAME.json -->` a table. `columns="a; b"` keeps some columns, `table="no"` writes none. `bars="column"`
+  adds a plot with a bar for each row; `by="a; b"` are the columns of its labels, `where="a=1; b=x"` keeps some rows,
+  `ours="text"` colours the labels that contain it.
+- `<!-- value NAME where="a=1" of="column" as=".1f" -->` one number, in bold.
+- `<!-- pages core- -->` links to the pages whose names begin so; `<!-- pages -->` to the others.
+- `<!-- failures -->` the sentences of all pages after "**Did not work:**".
+- `<!-- made -->` how the results of the page were made; it ends every page.
 """
 
 from __future__ import annotations
@@ -9,38 +19,195 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from table import RESULTS, markdown
+import history
+import plots
+from table import RESULTS, cell, markdown
 
-README = Path(__file__).with_name("README.md")
-MARKED = re.compile(r"<!-- results/([\w]+)\.json -->\n\n(?:\|.*\n)*")
+HERE = Path(__file__).parent
+PAGES, FRONT, MADE = HERE / "pages", HERE / "README.md", "<!-- made -->"
+MARKED = re.compile(
+    r'<!-- results/([\w-]+)\.json((?: \w+="[^"]*")*) -->\n(?:\n*(?:\|.*\n)+)?(?:\n*!\[.*\]\(plots/.*\)\n)?\n*'
+)
+VALUE = re.compile(r'<!-- value ([\w-]+)((?: \w+="[^"]*")*) -->(?:\*\*[^*]*\*\*)?')
+LISTED = re.compile(r"<!-- (pages(?: [a-z]+-)*|failures) -->\n(?:\n*(?:- .*\n)+)?")
+FAILURE = "**Did not work:** "
+#: Results of before dates were recorded: since when the repository has them. `--date` rewrites it from git.
+UNDATED = HERE / "undated.json"
+#: Versions worth a line: the others are in the file.
+TOLD = ("python", "numpy", "scipy", "numba", "torch")
+
+Rows = list[dict[str, Any]]
+Files = dict[Path, str]
 
 
-def rendered(name: str) -> str:
-    """The table of a file, with its mark."""
-    content = json.loads((RESULTS / f"{name}.json").read_text())
-    return f"<!-- results/{name}.json -->\n\n{markdown(content['rows'])}\n"
+def load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return content
 
 
-def renewed(text: str) -> str:
-    """The README with every marked table as its file has it."""
-    return MARKED.sub(lambda found: rendered(found.group(1)), text)
+def options(text: str | None) -> dict[str, str]:
+    """The `key="value"` pairs of a mark."""
+    return dict(re.findall(r'(\w+)="([^"]*)"', text or ""))
+
+
+def split(several: str) -> list[str]:
+    """The parts of a "a; b"."""
+    return [part.strip() for part in several.split(";")]
+
+
+def chosen(rows: Rows, where: str) -> Rows:
+    """The rows whose columns are as `where` says: "threads=1; what=fedscape, exact"."""
+    wanted = [part.split("=", 1) for part in split(where)] if where else []
+    return [row for row in rows if all(cell(row.get(column, "")) == value for column, value in wanted)]
+
+
+def value(name: str, where: str, of: str, form: str = "") -> str:
+    """The one number that a mark names; a mark that fits no row, or several, is an error."""
+    rows = chosen(load(name)["rows"], where)
+    if len(rows) != 1 or of not in rows[0]:
+        raise SystemExit(
+            f"results/{name}.json has {len(rows)} rows with {where!r} and column {of!r}; a value needs one"
+        )
+    return format(rows[0][of], form) if form else cell(rows[0][of])
+
+
+def number(shown: Any) -> tuple[float, float] | None:
+    """A value and half of its interval: 0.3, "78.3 ± 0.4", "19%"; None where there is no number."""
+    found = re.match(r"\s*([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)%?(?:\s*±\s*([\d.]+))?", str(shown))
+    return (float(found.group(1).replace(",", "")), float(found.group(2) or 0)) if found else None
+
+
+def plot(name: str, rows: Rows, wanted: dict[str, str]) -> str:
+    """The bars of a mark as SVG."""
+    labels, columns = split(wanted["by"]), split(wanted["bars"])
+    drawn = []
+    for row in chosen(rows, wanted.get("where", "")):
+        label = ", ".join(cell(row[label]) for label in labels)
+        for column in columns:
+            at = number(row.get(column, ""))
+            if at is not None:
+                drawn.append((label if len(columns) == 1 else f"{label}: {column}", *at, cell(row[column])))
+    if not drawn:
+        raise SystemExit(f"results/{name}.json has no number in the columns {columns} to plot")
+    title = wanted.get("title", wanted["bars"])
+    return plots.bars(drawn, title=title, ours=wanted.get("ours", "fedscape"))
+
+
+def block(found: re.Match[str], files: Files) -> str:
+    """A mark of a result, the table and the plot it asks for."""
+    name, wanted = found.group(1), options(found.group(2))
+    rows = load(name)["rows"]
+    parts = [found.group(0).split("\n", 1)[0]]
+    if wanted.get("table") != "no":
+        columns = (
+            split(wanted["columns"]) if "columns" in wanted else list(dict.fromkeys(c for row in rows for c in row))
+        )
+        parts.append(markdown([{c: row[c] for c in columns if c in row} for row in rows]))
+    if "bars" in wanted:
+        files[PAGES / "plots" / f"{name}.svg"] = plot(name, rows, wanted)
+        parts.append(f"![{wanted.get('title', wanted['bars'])}](plots/{name}.svg)")
+    return "\n\n".join(parts) + "\n\n"
+
+
+def made(names: list[str]) -> Iterator[str]:
+    """How each result of a page was made, as its file says it."""
+    undated: dict[str, str] = json.loads(UNDATED.read_text())
+    for name in names:
+        about = load(name)
+        versions = about["versions"]
+        told = ", ".join(f"{p} {versions[p]}" for p in TOLD if versions.get(p, "not installed") != "not installed")
+        when = f"{about['date']} at `{about['commit']}`" if "date" in about else undated.get(name, "date not recorded")
+        machine = about.get("machine", versions.get("machine", "machine not recorded"))
+        yield f"- [`{name}.json`](../results/{name}.json): `python {about['command']}`; {when}; {machine}; {told}."
+        if about.get("note"):
+            yield f"  {about['note'].strip()}"
+
+
+def page(text: str, files: Files) -> str:
+    """One page with its tables, plots and origins as the results are now."""
+    text = re.sub(r"\A(?:.*\n)?## ", "# ", text) if not text.startswith("# ") else text
+    text = text.split(f"\n{MADE}")[0]
+    names = list(dict.fromkeys(name for name, _ in MARKED.findall(text)))
+    text = MARKED.sub(lambda found: block(found, files), text)
+    text = values(text.rstrip("\n") + "\n")
+    if names:
+        text += "\n".join(["", MADE, "", "## How these numbers were made", "", *made(names), ""])
+    return text
+
+
+def values(text: str) -> str:
+    def shown(found: re.Match[str]) -> str:
+        wanted = options(found.group(2))
+        text = value(found.group(1), wanted.get("where", ""), wanted["of"], wanted.get("as", ""))
+        return f"{found.group(0).split('-->')[0]}-->**{text}**"
+
+    return VALUE.sub(shown, text)
+
+
+def front(text: str, pages: dict[str, str]) -> str:
+    """The front page: its numbers, the list of pages, and what did not work."""
+    groups = re.findall(r"([a-z]+-)", " ".join(re.findall(r"<!-- pages ([a-z -]+) -->", text)))
+    titles = {name: content.split("\n", 1)[0].removeprefix("# ") for name, content in pages.items()}
+
+    def listed(found: re.Match[str]) -> str:
+        kind, *prefixes = found.group(1).split()
+        if kind == "failures":
+            lines = [
+                f"- {line.removeprefix(FAILURE)} ([{titles[name]}](pages/{name}.md))"
+                for name, content in sorted(pages.items())
+                for line in content.splitlines()
+                if line.startswith(FAILURE)
+            ]
+        else:
+            fits = [n for n in sorted(pages) if n.startswith(tuple(prefixes or groups)) == bool(prefixes)]
+            lines = [f"- [{titles[name]}](pages/{name}.md)" for name in fits]
+        return "\n".join([f"<!-- {found.group(1)} -->", "", *lines, ""]) if lines else f"<!-- {found.group(1)} -->\n"
+
+    return values(LISTED.sub(listed, text))
+
+
+def rendered() -> Files:
+    """Every file that results make, with its content."""
+    files: Files = dict(history.recorded())
+    pages = {path.stem: page(path.read_text(), files) for path in sorted(PAGES.glob("*.md"))}
+    files |= {PAGES / f"{name}.md": text for name, text in pages.items()}
+    files |= history.drawn(PAGES / "plots", files)
+    return files | {FRONT: front(FRONT.read_text(), pages)}
+
+
+def since() -> dict[str, str]:
+    """The commit that last changed each result without a date."""
+    found = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        if "date" not in json.loads(path.read_text()):
+            call = ["git", "-C", str(HERE), "log", "-1", "--format=in the repository since %as (`%h`)", "--", str(path)]
+            found[path.stem] = subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    return {name: text for name, text in found.items() if text}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--check", "--quick", action="store_true")
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--date", action="store_true", help="look up since when results without a date are committed")
     args = parser.parse_args()
-    for name in args.names:
-        print(rendered(name))
-    text = README.read_text()
-    if args.write:
-        README.write_text(renewed(text))
-    if args.check and renewed(text) != text:
-        raise SystemExit("README.md is not what results/ says: python benchmarks/render.py --write")
+    if args.date:
+        UNDATED.write_text(json.dumps(since(), indent=1) + "\n")
+    if args.names:
+        for name in args.names:
+            print(markdown(load(name)["rows"]))
+        return
+    changed = {p: text for p, text in rendered().items() if not p.is_file() or p.read_text() != text}
+    if args.check and changed:
+        raise SystemExit(f"not what results/ says: {', '.join(sorted(p.name for p in changed))}; run make results")
+    for path, text in changed.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 if __name__ == "__main__":

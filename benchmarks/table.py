@@ -44,9 +44,9 @@ def report(name: str, rows: list[dict[str, Any]], *, note: str = "") -> None:
 
 
 def origin() -> dict[str, str]:
-    """Where and when a result is made: the date, the commit ("+" if files differ from it) and the machine."""
+    """Where and when a result is made: the date, the commit ("+" if sources differ from it) and the machine."""
     commit = _git("rev-parse", "--short", "HEAD") or "unknown"
-    if _git("status", "--porcelain", "--untracked-files=no", "--", "src", "benchmarks/*.py"):
+    if _git("status", "--porcelain", "--untracked-files=no", "--", "src", str(Path(sys.argv[0]).resolve())):
         commit += "+"
     return {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "machine": _machine()}
 
@@ -55,7 +55,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [f"| {' | '.join(columns)} |", f"|{'|'.join(' --- ' for _ in columns)}|"]
-    return "\n".join([*lines, *(f"| {' | '.join(_text(row.get(c, '')) for c in columns)} |" for row in rows)])
+    return "\n".join([*lines, *(f"| {' | '.join(cell(row.get(c, '')) for c in columns)} |" for row in rows)])
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -100,7 +100,8 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _text(value: Any) -> str:
+def cell(value: Any) -> str:
+    """A value as the tables show it."""
     if isinstance(value, bool) or not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

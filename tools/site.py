@@ -20,10 +20,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "pages"
 OUTSIDE = {  # written elsewhere in the repository: its path, and its page
-    "benchmarks/README.md": "benchmarks.md",
+    "benchmarks/README.md": "benchmarks/index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
+    **{f"benchmarks/pages/{page.name}": f"benchmarks/pages/{page.name}" for page in RESULTS.glob("*.md")},
 }
 SOURCES = {page: path for path, page in OUTSIDE.items()}
 ROOMS = ("sketches", "mixtures", "simulate", "learning", "personal", "temporal", "datasets", "formats")
@@ -46,7 +48,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "what-the-server-sees.md": seen_by_the_server(),
         **{page: (ROOT / path).read_text() for path, page in OUTSIDE.items()},
     }
-    for name, text in pages.items():
+    plots = {plot.relative_to(ROOT).as_posix(): plot.read_text() for plot in RESULTS.glob("plots/*.svg")}
+    for name, text in {**pages, **plots}.items():
         files.append(File.generated(config, name, content=text))
     return files
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +36,9 @@ def test_names_in_code_type_exist(page):
             assert name in WORDS or (ROOT / name).exists(), f"{page.name}: {name} in `{code}`"
 
 
-@pytest.mark.parametrize("page", [*PAGES, BENCHMARKS / "README.md", ROOT / "README.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted((BENCHMARKS / "pages").glob("*.md")), ROOT / "README.md"], ids=lambda page: page.stem
+)
 def test_files_of_results_are_in_the_repository(page):
     for file in re.findall(r"(?<![\w/])(?:benchmarks/)?results/([\w.*]+\.\w+)", page.read_text()):
         if file != "NAME.json":
@@ -55,16 +55,6 @@ def test_results_say_how_they_were_made_and_name_no_folder_of_a_machine():
         assert content["command"].startswith("benchmarks/")
         assert "/tmp" not in file.read_text()
         assert "/work" not in file.read_text()
-
-
-def test_marked_tables_of_the_readme_are_those_of_their_files(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    for name in ("render", "table"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    render = importlib.import_module("render")
-    text = (BENCHMARKS / "README.md").read_text()
-    assert render.renewed(text) == text
-    assert len(render.MARKED.findall(text)) >= 12
 
 
 def numbers(text: str) -> list[str]:
