@@ -10,6 +10,7 @@ import inspect
 import os
 import posixpath
 import re
+import runpy
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ OUTSIDE = {  # written elsewhere in the repository: its path, and its page
     **{f"benchmarks/pages/{page.name}": f"benchmarks/pages/{page.name}" for page in RESULTS.glob("*.md")},
 }
 SOURCES = {page: path for path, page in OUTSIDE.items()}
+GALLERY = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
 ROOMS = ("sketches", "mixtures", "simulate", "learning", "personal", "temporal", "datasets", "formats")
 INTRODUCTIONS = {
     "reference.md": "Every public name, from its docstring. The examples are run by the tests.",
@@ -41,12 +43,13 @@ INTRODUCTIONS = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages, and those that live beside docs/."""
-    pages = {
+    """Add the generated pages, those that live beside docs/, and the gallery, whose scripts are executed here."""
+    pages: dict[str, str | bytes] = {
         "reference.md": reference(),
         "options.md": options(),
         "what-the-server-sees.md": seen_by_the_server(),
         **{page: (ROOT / path).read_text() for path, page in OUTSIDE.items()},
+        **GALLERY["pages"](),
     }
     plots = {plot.relative_to(ROOT).as_posix(): plot.read_text() for plot in RESULTS.glob("plots/*.svg")}
     for name, text in {**pages, **plots}.items():
@@ -70,6 +73,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{text}]({posixpath.relpath(page_of, posixpath.dirname(at) or '.')}{anchor or ''})"
 
     return re.sub(r"(?<!!)\[([^\]\[]+)\]\(([^)#\s]*)(#[^)\s]*)?\)", moved, markdown)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Take the script for searching from disk from the site itself, not from another host."""
+    own = posixpath.relpath("offline.js", posixpath.dirname(page.file.dest_uri) or ".")
+    return output.replace("https://unpkg.com/iframe-worker/shim", own)
 
 
 def reference() -> str:

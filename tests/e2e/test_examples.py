@@ -10,7 +10,6 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 SAYS = {
-    "day_and_night": "the clock, read from that curve",
     "flights": "a new carrier",
     "new_clients": "like nobody we know",
     "private_census": "spent in all: epsilon",

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,19 +16,6 @@ import pytest
 from fedscape import Federation
 from fedscape.studies import study
 
-CHROMIUM = (
-    os.environ.get("CHROMIUM")
-    or shutil.which("chromium")
-    or shutil.which("chromium-browser")
-    or shutil.which("google-chrome")
-)
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-]
 LABELS = ["<script>boom()</script>", "=1+1", "plain", "a, b", 'c "d"']
 
 
@@ -64,18 +50,6 @@ def shared(shown):
 @pytest.fixture(scope="module")
 def page_file(shared, tmp_path_factory):
     return shared.save(tmp_path_factory.mktemp("study")) / "report.html"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    if CHROMIUM is None:
-        pytest.fail("no Chromium: 'apt-get install chromium', or set the variable CHROMIUM to the browser's path")
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import fedscape
 from fedscape.cli import app
 
 ROOT = Path(__file__).parents[2]
+GALLERY = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +60,31 @@ def test_every_page_of_docs_can_be_reached(site):
     for page in (ROOT / "docs").rglob("*.md"):
         link = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
         assert f'href="{link}"' in menu, f"{link} is not in the menu of mkdocs.yml"
+
+
+@pytest.mark.parametrize("path", GALLERY["SCRIPTS"], ids=lambda path: path.stem)
+def test_every_script_of_the_gallery_was_executed_and_shows_its_figures(site, path):
+    page = (site / "gallery" / f"{path.stem}.html").read_text()
+    shown = [cell.text.splitlines()[-1] == "figure" for cell in GALLERY["cells"](path.read_text()) if cell.code]
+    figures = re.findall(r'<img alt="([^"]+)" src="([^"]+)"', page)
+    assert len(figures) == sum(shown) > 0
+    for described, name in figures:
+        assert len(described.split()) > 4
+        assert (site / "gallery" / name).stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("path", GALLERY["SCRIPTS"], ids=lambda path: path.stem)
+def test_notebooks_are_the_scripts_of_the_gallery(path):
+    written = (GALLERY["NOTEBOOKS"] / f"{path.stem}.ipynb").read_text()
+    assert written == GALLERY["notebook"](path), "run: python tools/gallery.py"
+
+
+def test_the_site_can_be_searched_from_disk(site, browser):
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.locator("input.md-search__input").click()
+    page.keyboard.type("deadline")
+    hit = page.locator("a.md-search-result__link").first
+    hit.wait_for()
+    assert hit.get_attribute("href")
+    page.close()
