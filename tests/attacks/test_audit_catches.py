@@ -9,12 +9,14 @@ from itertools import count
 import numpy as np
 import pytest
 
-from fedscape import Federation, Gaussian, Histogram, Laplace, Poisson
+from fedscape import GLM, Federation, Gaussian, HeavyHitters, Histogram, Laplace, Poisson, Quantiles
 from fedscape.privacy import AdaptiveClip, audit, mechanisms
 from fedscape.privacy.bounds import Booked
 from fedscape.privacy.guard import Guard
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.privacy.release import Release
+from fedscape.tabular import MultinomialGLM
+from fedscape.tabular.growing import TreeRounds
 
 SURE = 1 - 1e-6  # five standard errors
 FED = Federation({"y": np.random.default_rng(0).integers(0, 5, 120)}, np.arange(0, 121, 3))
@@ -147,3 +149,34 @@ def test_noise_that_can_be_foretold(monkeypatch):
     monkeypatch.undo()
     seeds = [replace(Gaussian(clip=1.0, multiplier=4.0), noise_seed=seed) for seed in range(6)]
     assert not all(verdict(privacy, 200).holds for privacy in seeds)  # one of two fixed outputs may lie the wrong way
+
+
+ROWS = Federation(
+    {"x": np.random.default_rng(1).uniform(0, 20, 120), "y": np.random.default_rng(2).integers(0, 2, 120)},
+    np.arange(0, 121, 3),
+).declare("y", ["no", "yes"])
+TABLES = {
+    "quantiles": Quantiles([0.1, 0.5], ranges=(0.0, 20.0), cells=4),
+    "heavy hitters": HeavyHitters(2, column="y", length=2, most=None),
+    "trees": TreeRounds([[5.0, 10.0, 15.0]], loss="logistic", n_trees=1, depth=2, subtract=False),
+    "glm": GLM("logistic", ranges={"x": (0.0, 20.0)}),
+    "glm of three classes": MultinomialGLM(3, ranges={"x": (0.0, 20.0)}),
+}
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_too_small_a_bound_of_a_row(what, monkeypatch):
+    """One row moves the sums of these further than a mistaken `row_bound` lets the noise allow for."""
+    computation = TABLES[what]
+    bound = computation.row_bound(computation.start(0), 2, ROWS)
+
+    def audited(clip):
+        privacy = Gaussian(clip=clip, multiplier=1.0, unit="row")
+        return audit(computation, ROWS, privacy, repeats=400, simulations=0, confidence=SURE)
+
+    sound = audited(bound)
+    assert sound.holds, str(sound)
+    monkeypatch.setattr(type(computation), "row_bound", lambda *_: bound / 10)
+    broken = audited(bound / 10)
+    assert not broken.holds, str(broken)
+    assert broken.claim == pytest.approx(sound.claim)

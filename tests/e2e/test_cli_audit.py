@@ -21,7 +21,9 @@ def test_audit_of_a_histogram_says_bound_claim_verdict_and_power(tmp_path):
     assert (tmp_path / "a" / "audit.png").read_bytes()[:4] == b"\x89PNG"
 
 
-@pytest.mark.parametrize("what", ["moments", "kmeans", "mixture", "sketch", "fedavg"])
+@pytest.mark.parametrize(
+    "what", ["moments", "kmeans", "mixture", "sketch", "fedavg", "quantiles", "heavy-hitters", "trees", "glm"]
+)
 def test_every_named_path_is_audited_and_claims_what_was_asked(what):
     about = json.loads(ok("audit", what, *QUICK, "--json"))
     assert about["holds"] is True

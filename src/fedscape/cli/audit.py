@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,8 @@ from fedscape.errors import DataError, plural, require
 if TYPE_CHECKING:
     from fedscape import Computation, Federation, Privacy, Sampler
 
-KINDS = ("histogram", "moments", "kmeans", "mixture", "sketch", "fedavg")
+KINDS = ("histogram", "moments", "kmeans", "mixture", "sketch", "fedavg", "quantiles", "heavy-hitters", "trees", "glm")
+_CATEGORIES = ("histogram", "mixture", "heavy-hitters")  # kinds that look at a column of categories, by default y
 
 
 def audit(
@@ -81,14 +83,14 @@ def _computation(
         raise DataError(f"--clients must be at least 2, not {clients}")
     if what == "fedavg":
         require("torch", extra="learn")
-    column = column or ("y" if what in ("histogram", "mixture") else "x")
+    column = column or ("y" if what in _CATEGORIES else "x")
     if data is not None:
         federation = fs.datasets.read(data, client=client)
     else:
         rng = np.random.default_rng(seed)
         x = rng.normal(0, 0.3, (4 * clients, 2))
         y = rng.integers(0, 5, 4 * clients)
-        own = y if what in ("histogram", "mixture") else x
+        own = y if what in _CATEGORIES else x
         federation = fs.Federation({"x": x, "y": y, column: own}, 4 * np.arange(clients + 1))
     categories = federation.categories(column) if what in ("histogram", "mixture") else 0
     if what == "histogram":
@@ -104,7 +106,41 @@ def _computation(
     if what == "mixture":
         counts = fs.Federation({column: federation.counts(column, categories)}, np.arange(len(federation) + 1))
         return fs.MixtureOfDirichletMultinomials(2, n_init=1, seed=seed), counts
+    if what == "quantiles":
+        return fs.Quantiles([0.1, 0.5, 0.9], column=column, ranges=_ends(federation, column), cells=4), federation
+    if what == "heavy-hitters":
+        return fs.HeavyHitters(2, column=column, length=8, most=4), federation
+    if what in ("trees", "glm"):
+        return _tabular(what, federation, column)
     return _network(federation, column)
+
+
+def _ends(federation: Federation, column: str) -> tuple[float, float]:
+    """The range of a column, which a private run is told: the auditor may look."""
+    import numpy as np
+
+    values = np.asarray(federation[column], dtype=float)
+    if not np.isfinite(values).any():
+        raise DataError(f"column {column!r} has no value in any row: there is nothing to audit")
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    return (low, high) if low < high else (low, low + 1.0)
+
+
+def _tabular(what: str, federation: Federation, column: str) -> tuple[Computation, Federation]:
+    """The rounds that `fedscape train --method trees|glm --epsilon` runs, on the features and the classes in y."""
+    from fedscape import Local
+    from fedscape.methods import Columns, Options, make
+
+    if "y" not in federation:
+        raise DataError(f"an audit of {what} needs a column 'y' of classes beside the features")
+    if not federation.is_declared("y"):
+        federation = federation.declare("y", [str(code) for code in range(federation.categories("y"))])
+    ranges = {column: _ends(federation, column)}
+    options = Options(
+        engine=Local(federation), private=True, ranges=ranges, **({"trees": 2} if what == "trees" else {})
+    )
+    computation: Computation = make(what, Columns(features=column), options)
+    return computation, federation
 
 
 def _network(federation: Federation, column: str) -> tuple[Computation, Federation]:
@@ -183,7 +219,7 @@ def _write(out: Path, about: dict[str, Any]) -> None:
 def _for_people(about: dict[str, Any]) -> None:
     noticed = about["noticed"]
     rows = {
-        "computation": about["computation"],
+        "computation": textwrap.shorten(about["computation"], 160, placeholder=" ..."),
         "claim": f"epsilon {about['claim']:.4g} at delta {about['delta']:g} "
         f"({about['unit']}, {about['relation']}, {about['place']})",
         "bound": f"epsilon at least {about['bound']:.4g}, {100 * about['confidence']:g}% confidence; "

@@ -36,18 +36,19 @@ class Store:
         """Replace what these clients keep; the others' stays."""
         for name in sorted({name for _, kept in parts for name in kept}):
             whose = [where for where, kept in parts if name in kept]
-            clients = np.concatenate([np.arange(self.n_clients)[where] for where in whose])
+            clients = whose[0] if len(whose) == 1 else np.concatenate([np.arange(self.n_clients)[w] for w in whose])
             flats = [kept[name].flat for _, kept in parts if name in kept]
             flat = flats[0] if len(flats) == 1 else np.concatenate(flats)  # it may be a model of each client
             lengths = np.concatenate([kept[name].lengths for _, kept in parts if name in kept])
             self.arrays[name] = self._merged(self.arrays.get(name), clients, flat, lengths)
 
-    def _merged(self, old: Ragged | None, clients: Array, flat: Array, lengths: Array) -> Ragged:
+    def _merged(self, old: Ragged | None, clients: Array | slice, flat: Array, lengths: Array) -> Ragged:
         if old is None or old.flat.shape[1:] != flat.shape[1:] or old.flat.dtype != flat.dtype:
             old = Ragged(np.empty((0, *flat.shape[1:]), flat.dtype), np.zeros(self.n_clients + 1, dtype=np.int64))
         if np.array_equal(old.lengths[clients], lengths):
             old.flat[rows_of(old.offsets, clients)[0]] = flat  # the usual case: as long as before, in place
             return old
+        clients = np.arange(self.n_clients)[clients]
         new_lengths = old.lengths.copy()
         new_lengths[clients] = lengths
         offsets = offsets_of(new_lengths)

@@ -40,11 +40,11 @@ def column_values(clients: Federation, features: str | Sequence[str]) -> Array:
         values = clients[name]
         if values.dtype.kind not in "biuf":
             raise DataError(f"column {name!r} must hold numbers or categories to be a feature, not {values.dtype}")
-        rows = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
+        rows = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64, copy=False)
         if name in clients.names and values.ndim == 1:
             rows = np.where(rows < 0, np.nan, rows)
         parts.append(rows)
-    return np.ascontiguousarray(np.concatenate(parts, axis=1))
+    return np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1))
 
 
 def binned(x: Array, bins: Bins) -> Array:
@@ -63,21 +63,26 @@ def binned(x: Array, bins: Bins) -> Array:
 @kernel
 def code_rows(x: Array, edges: Array, categories: Array, missing: int, codes: Array) -> None:
     """codes = number of edges below the value, or the category; `missing` for NaN and unknown categories."""
-    for row in range(x.shape[0]):
+    low, value = np.empty(512, dtype=np.int64), np.empty(512)
+    for begin in range(0, x.shape[0], 512):  # a feature's edges stay in the cache for 512 rows
+        rows = min(512, x.shape[0] - begin)
         for f in range(x.shape[1]):
-            value = x[row, f]
-            if value != value:
-                codes[row, f] = missing
-            elif categories[f] > 0:
-                whole = value == np.floor(value) and value >= 0 and value < categories[f]
-                codes[row, f] = np.int64(value) if whole else missing
-            else:
-                low, n = 0, edges.shape[1]
-                while n > 1:
-                    half = n >> 1
-                    low += half * (edges[f, low + half - 1] < value)
-                    n -= half
-                codes[row, f] = low + (edges[f, low] < value)
+            for i in range(rows):
+                low[i], value[i] = 0, x[begin + i, f]
+            n = 1 if categories[f] > 0 else edges.shape[1]
+            while n > 1:  # all rows take the same steps, none waits for another's
+                half = n >> 1
+                for i in range(rows):
+                    low[i] += half * (edges[f, low[i] + half - 1] < value[i])
+                n -= half
+            for i in range(rows):
+                if value[i] != value[i]:
+                    codes[begin + i, f] = missing
+                elif categories[f] > 0:
+                    whole = value[i] == np.floor(value[i]) and value[i] >= 0 and value[i] < categories[f]
+                    codes[begin + i, f] = np.int64(value[i]) if whole else missing
+                else:
+                    codes[begin + i, f] = low[i] + (edges[f, low[i]] < value[i])
 
 
 def code_rows_twin(x: Array, edges: Array, categories: Array, missing: int, codes: Array) -> None:

@@ -15,9 +15,10 @@ from fedscape.core.random import Key
 from fedscape.errors import DataError
 from fedscape.tabular.binning import Bins, binned, column_values
 from fedscape.tabular.losses import GRID, bounds, check_loss, derivatives, row_losses, target_values, valid_targets
-from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
+from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_in_slots
 from fedscape.types import Array, Arrays, Kept
 
+_CACHE = 2**21  # bytes of histograms that stay near a core
 _FREE = 1e100  # bound on a leaf's value where there is no constraint
 
 
@@ -249,26 +250,24 @@ class TreeRounds(Computation):
 
     def _answer(self, state: Arrays, clients: Federation, owner: Array, n: int) -> tuple[Arrays, Kept]:
         self._check_forest(state)
-        y = self._y(clients)
-        rows = self._row_state(state, clients, y)
+        rows = self._row_state(state, clients)
         slots, level = state["slots"], int(state["level"])
         judged = self._judged(clients)
         n_slots, first = int(slots.max(initial=-1)) + 1, 2**level - 1
         bins = self.bins
         hist = np.zeros((n * n_slots, len(bins.edges), bins.width + 1, 2))
+        near = hist.nbytes <= n * _CACHE
         learned = self._learned(clients, int(state["trees"]), ~judged)
         for k in range(slots.shape[0]):
-            place = rows.node[:, k].astype(np.int64) - first  # negative for a leaf of a level above
-            slot = np.where(place >= 0, slots[k][np.maximum(place, 0)], -1).astype(np.int64)
-            slot = np.where((slot >= 0) & learned[k // self.outputs], owner * n_slots + slot, -1)
-            order = rows_by_slot(slot, n * n_slots)
+            node = np.ascontiguousarray(rows.node[:, k])
+            which, slot = rows_in_slots(node, first, slots[k], owner, n_slots, learned[k // self.outputs], near)
             g, h = (np.ascontiguousarray(part[:, k % self.outputs]) for part in (rows.g, rows.h))
-            add_histograms(rows.codes, slot, order, g, h, hist)
+            add_histograms(rows.codes, which, slot, g, h, hist)
         sent: Arrays = {"histograms": hist.reshape(n, n_slots, *hist.shape[1:])}
         if self.held_out:
-            loss = np.zeros(len(y))
+            loss = np.zeros(clients.n_rows)
             if level == 0:
-                loss[judged] = row_losses(self.loss, y[judged], rows.margin[judged])
+                loss[judged] = row_losses(self.loss, self._y(clients)[judged], rows.margin[judged])
             loss = np.rint(np.clip(loss, -(2.0**20), 2.0**20) / GRID) * GRID
             sent["loss"] = np.bincount(owner, loss, minlength=n).astype(
                 np.float64
@@ -292,7 +291,7 @@ class TreeRounds(Computation):
         if not (inside and apart) or state["feature"].max(initial=-1) >= len(self.bins.edges):
             raise DataError("the state names features, nodes or trees that this forest cannot have")
 
-    def _row_state(self, state: Arrays, clients: Federation, y: Array) -> RowState:
+    def _row_state(self, state: Arrays, clients: Federation) -> RowState:
         """Advance the kept row state by a round, or recompute it through the whole forest."""
         tree, level = int(state["trees"]), int(state["level"])
         kept = {name: clients.kept.get(f"trees.{name}") for name in ("codes", "margin", "node", "g", "h", "stamp")}
@@ -319,7 +318,7 @@ class TreeRounds(Computation):
         node = self._roots(len(codes))
         if level:
             node = self._down(state, tree, codes, node, level)
-        g, h = derivatives(self.loss, y, margin, self.unit)
+        g, h = derivatives(self.loss, self._y(clients), margin, self.unit)
         return RowState(codes, margin, node, g, h, changed)
 
     def _down(self, state: Arrays, tree: int, codes: Array, node: Array, steps: int) -> Array:

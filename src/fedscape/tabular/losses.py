@@ -26,7 +26,11 @@ def on_grid(values: Array) -> Array:
     >>> float(on_grid(np.array([0.1]))[0] * 2**24)
     1677722.0
     """
-    return np.asarray(np.rint(np.clip(values, -_MOST, _MOST) / GRID) * GRID)
+    rounded = np.clip(values, -_MOST, _MOST)
+    rounded /= GRID
+    np.rint(rounded, out=rounded)
+    rounded *= GRID
+    return np.asarray(rounded)
 
 
 def derivatives(loss: str, y: Array, margin: Array, unit: float) -> tuple[Array, Array]:
@@ -46,9 +50,10 @@ def gradients(loss: str, y: Array, margin: Array) -> tuple[Array, Array]:
     if loss == "poisson":
         mean = np.exp(np.clip(margin, -_FAR, _FAR))
         return mean - y[:, None], mean
-    p = probabilities(loss, margin)
     if loss == "logistic":
-        return p[:, 1:] - y[:, None], p[:, 1:] * (1 - p[:, 1:])
+        p = _sigmoid(margin)
+        return p - y[:, None], p * (1 - p)
+    p = probabilities(loss, margin)
     own = y.astype(np.int64)[:, None] == np.arange(margin.shape[1])
     return p - own, p * (1 - p)
 
@@ -69,10 +74,14 @@ def row_losses(loss: str, y: Array, margin: Array) -> Array:
 def probabilities(loss: str, margin: Array) -> Array:
     """Class probabilities [rows, classes] from margins [rows, outputs]."""
     if loss == "logistic":
-        p = 1 / (1 + np.exp(-np.clip(margin[:, 0], -_FAR, _FAR)))
+        p = _sigmoid(margin[:, 0])
         return np.column_stack([1 - p, p])
     shifted = np.exp(margin - margin.max(axis=1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+
+
+def _sigmoid(margin: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-np.clip(margin, -_FAR, _FAR))))
 
 
 def bounds(loss: str) -> tuple[float, float] | None:

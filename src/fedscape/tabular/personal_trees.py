@@ -25,7 +25,7 @@ from fedscape.tabular.losses import (
     target_values,
     valid_targets,
 )
-from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, rows_by_slot
+from fedscape.tabular.splits import Rules, add_histograms, best_splits, descend, placed
 from fedscape.types import Array, Arrays, Kept
 
 if TYPE_CHECKING:
@@ -215,12 +215,13 @@ def grow_tree(codes: Array, g: Array, h: Array, used: Array, rules: Rules, depth
     inner, width = 2**depth - 1, int(rules.n_bins.max(initial=1)) + 1
     feature, left = np.full(inner, -1, dtype=np.int32), np.zeros((inner, 32), dtype=np.uint8)
     value, node = np.zeros(2 * inner + 1), np.zeros(len(codes), dtype=np.int16)
+    nobody = np.zeros(len(codes), dtype=np.int64)
     value[0] = -g[used].sum() / (h[used].sum() + rules.l2)
     for level in range(depth):
         nodes, first = 2**level, 2**level - 1
-        slot = np.where(used & (node >= first), node.astype(np.int64) - first, -1)
         hist = np.zeros((nodes, codes.shape[1], width, 2))
-        add_histograms(codes, slot, rows_by_slot(slot, nodes), g, h, hist)
+        rows, slots = placed(node, first, np.arange(nodes, dtype=np.int32), nobody, nodes, used)
+        add_histograms(codes, rows, slots, g, h, hist)
         splits = best_splits(hist, np.full(nodes, -_FREE), np.full(nodes, _FREE), rules)
         for i in np.flatnonzero(splits.feature >= 0).tolist():
             feature[first + i], left[first + i] = splits.feature[i], splits.left[i]

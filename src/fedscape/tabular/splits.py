@@ -32,33 +32,62 @@ class Splits(NamedTuple):
 
 
 @kernel
-def add_histograms(codes: Array, slot: Array, order: Array, g: Array, h: Array, out: Array) -> None:
-    """out[slot, feature, code] += (g, h) for rows in this order; each row has a slot."""
-    for i in range(len(order)):
-        row = order[i]
-        s, a, b = slot[row], g[row], h[row]
+def add_histograms(codes: Array, rows: Array, slots: Array, g: Array, h: Array, out: Array) -> None:
+    """out[slot, feature, code] += (g, h) for these rows in this order."""
+    for i in range(len(rows)):
+        row, s = rows[i], slots[i]
+        a, b = g[row], h[row]
         for f in range(codes.shape[1]):
             cell = codes[row, f]
             out[s, f, cell, 0] += a
             out[s, f, cell, 1] += b
 
 
+def rows_in_slots(
+    node: Array, first: int, slot_of: Array, owner: Array, n_slots: int, used: Array, near: bool
+) -> tuple[Array, Array]:
+    """The used rows whose node has a slot, and their slots; each owner has as many.
+
+    Parameters
+    ----------
+    node, first, slot_of
+        The node of each row; `slot_of` has the slot of node `first` and those after it, -1 where it has none.
+    owner, n_slots, used
+        Whose a row is, the slots of an owner, and whether it counts.
+    near
+        Whether the histograms of an owner stay in the processor's cache. Then rows are read one after the other, which
+        is two to four times quicker than slot by slot; else slot by slot, in order within each.
+    """
+    rows, slots = placed(node, first, slot_of, owner, n_slots, used)
+    return (rows, slots) if near or not len(rows) else by_slot(rows, slots, int(slots.max()) + 1)
+
+
 @kernel
-def rows_by_slot(slot: Array, n_slots: int) -> Array:
-    """Sort the rows that have a slot by slot: a counting sort."""
+def placed(node: Array, first: int, slot_of: Array, owner: Array, n_slots: int, used: Array) -> tuple[Array, Array]:
+    """The rows of `rows_in_slots`, in order, and their slots."""
+    rows, slots, n = np.empty(len(node), dtype=np.int64), np.empty(len(node), dtype=np.int64), 0
+    for row in range(len(node)):
+        place = node[row] - first  # negative for a leaf of a level above
+        if place >= 0 and used[row] and slot_of[place] >= 0:
+            rows[n], slots[n] = row, owner[row] * n_slots + slot_of[place]
+            n += 1
+    return rows[:n], slots[:n]
+
+
+@kernel
+def by_slot(rows: Array, slots: Array, n_slots: int) -> tuple[Array, Array]:
+    """The same rows sorted by slot: a counting sort."""
     place = np.zeros(n_slots + 1, dtype=np.int64)
-    for row in range(len(slot)):
-        if slot[row] >= 0:
-            place[slot[row] + 1] += 1
+    for i in range(len(rows)):
+        place[slots[i] + 1] += 1
     for s in range(n_slots):
         place[s + 1] += place[s]
-    order = np.empty(place[n_slots], dtype=np.int64)
-    for row in range(len(slot)):
-        s = slot[row]
-        if s >= 0:
-            order[place[s]] = row
-            place[s] += 1
-    return order
+    sorted_rows, sorted_slots = np.empty_like(rows), np.empty_like(slots)
+    for i in range(len(rows)):
+        at = place[slots[i]]
+        sorted_rows[at], sorted_slots[at] = rows[i], slots[i]
+        place[slots[i]] += 1
+    return sorted_rows, sorted_slots
 
 
 @kernel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedscape import DataError, Federation, Gaussian, Ledger, Local, PrivacyError, Quantiles
-from fedscape.statistics.quantiles import count_cells, count_cells_twin, floats, ordered, quantiles_of
+from fedscape.statistics.quantiles import count_cells, count_cells_twin, counts_between, floats, ordered, quantiles_of
 
 SHARES = [0.0, 0.01, 0.1, 0.5, 0.9, 0.999, 1.0]
 
@@ -86,6 +86,10 @@ def test_the_kernel_counts_as_its_plain_twin():
     count_cells(x, owner, cuts, fast)
     count_cells_twin(x, owner, cuts, plain)
     np.testing.assert_array_equal(fast, plain)
+    x[:3], cuts[:, -1] = np.inf, np.inf
+    together = np.zeros((1, 3, 7), dtype=np.int64)
+    count_cells_twin(x, np.zeros(200, dtype=np.int64), cuts, together)
+    np.testing.assert_array_equal(counts_between(x, cuts), together[0])
 
 
 def test_private_answers_are_within_the_stated_error():

@@ -17,7 +17,7 @@ from fedscape.errors import CheckpointError
 from fedscape.tabular.binning import Bins, binned, code_rows, code_rows_twin
 from fedscape.tabular.growing import TreeRounds
 from fedscape.tabular.losses import gradients
-from fedscape.tabular.splits import add_histograms, descend, rows_by_slot
+from fedscape.tabular.splits import add_histograms, descend, rows_in_slots
 from fedscape.tabular.xgboost_json import model_of
 
 
@@ -182,16 +182,19 @@ def test_kernels_do_as_plain_numpy():
     code_rows(x, edges, categories, 6, fast)
     code_rows_twin(x, edges, categories, 6, plain)
     np.testing.assert_array_equal(fast, plain)
-    slot, g, h = rng.integers(-1, 4, 300), rng.integers(-9, 9, 300) / 8, rng.integers(0, 9, 300) / 8
-    order = rows_by_slot(slot, 4)
-    assert sorted(order.tolist()) == np.flatnonzero(slot >= 0).tolist()
-    assert (np.diff(slot[order]) >= 0).all()
-    hist, by_hand = np.zeros((4, 3, 7, 2)), np.zeros((4, 3, 7, 2))
-    add_histograms(fast, slot, order, g, h, hist)
-    for row in order:
-        for f in range(3):
-            by_hand[slot[row], f, fast[row, f]] += g[row], h[row]
-    np.testing.assert_array_equal(hist, by_hand)
+    g, h = rng.integers(-9, 9, 300) / 8, rng.integers(0, 9, 300) / 8
+    nodes, slot_of = rng.integers(1, 7, 300).astype(np.int16), np.array([1, -2, 0, -1], dtype=np.int32)
+    owner, used = rng.integers(0, 2, 300), rng.random(300) < 0.8
+    for near in (True, False):
+        rows, slots = rows_in_slots(nodes, 3, slot_of, owner, 2, used, near)
+        assert (np.diff(rows if near else slots) >= 0).all()
+        hist, by_hand = np.zeros((4, 3, 7, 2)), np.zeros((4, 3, 7, 2))
+        add_histograms(fast, rows, slots, g, h, hist)
+        for row in np.flatnonzero(used & (nodes >= 3)):
+            if slot_of[nodes[row] - 3] >= 0:
+                for f in range(3):
+                    by_hand[2 * owner[row] + slot_of[nodes[row] - 3], f, fast[row, f]] += g[row], h[row]
+        np.testing.assert_array_equal(hist, by_hand)
     bits = rng.integers(0, 256, (3, 32)).astype(np.uint8)
     feature, node = np.array([1, -1, 2], dtype=np.int32), np.zeros(300, dtype=np.int16)
     descend(fast, node, feature, bits, 2)
