@@ -26,7 +26,7 @@ def planted(**changes) -> Twin:
         "finished": np.array([0.7, 0.95]),
         "data": np.array([[0.9, 0.1], [0.2, 0.8]]),
     }
-    return Twin({**arrays, **changes})
+    return Twin({**arrays, **changes}, ages=(1.0, 4.0))
 
 
 def tables_by_steps(log, *, tick, ages, lengths, step=1.0):

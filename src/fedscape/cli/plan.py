@@ -15,6 +15,7 @@ from fedscape.cli.validate import whole_numbers
 from fedscape.errors import DataError, require
 
 if TYPE_CHECKING:
+    from fedscape.core.federation import Federation
     from fedscape.twin import Twin
 
 
@@ -33,7 +34,7 @@ def plan(
     lr: Annotated[float, typer.Option(help="The clients' learning rate.")] = 0.05,
     epochs: Annotated[int, typer.Option(help="How often a client goes through its rows in a task.")] = 1,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 10,
-    updates: Annotated[int, typer.Option(help="Updates of the server in a run, at most.")] = 200,
+    reports: Annotated[int, typer.Option(help="Reports that a run adds up, at most.")] = 2000,
     seeds: Annotated[str, typer.Option(help="Seeds of devices and training, comma-separated.")] = "0,1,2",
     features: Features = None,
     target: Target = "y",
@@ -99,22 +100,27 @@ def plan(
     units = rows * epochs if "work" in twin.arrays else np.maximum(rows, 1) / max(float(rows.mean()), 1.0)
     answer = planned(
         computation, learners, devices, judge, protocols, target=accuracy, days=days, units=np.maximum(units, 1e-3),
-        payload=payload_of(computation, learners), seeds=whole_numbers(seeds, "seeds"), n_updates=updates,
+        payload=payload_of(computation, learners), seeds=whole_numbers(seeds, "seeds"), n_reports=reports,
     )  # fmt: skip
     show(answer.table(), json_, _for_people)
 
 
 def _twin(events: str, device: str | None, kinds: int, seed: int) -> Twin:
     """The twin of a .json file, or one fitted to a log."""
-    from fedscape import datasets
-    from fedscape.twin import events_of, fit, load
-    from fedscape.twin.tables import HALF_HOURS, LENGTHS
+    from fedscape.twin import fit, load
 
     if events.endswith(".json"):
         return load(events)
-    log, tick = events_of(datasets.read(events, client=device))
-    lengths = HALF_HOURS if tick >= 900 else LENGTHS
-    return fit(log, n_kinds=kinds, tick=tick, seed=seed, n_init=2, lengths=lengths)
+    log, tick = read_events(events, device)
+    return fit(log, n_kinds=kinds, tick=tick, seed=seed, n_init=2)
+
+
+def read_events(events: str, device: str | None) -> tuple[Federation, float]:
+    """A log of devices from a file or a data set, and the tick of its clock."""
+    from fedscape import datasets
+    from fedscape.twin import events_of
+
+    return events_of(datasets.read(events, client=device))
 
 
 def _deadlines(text: str) -> list[float | None]:

@@ -75,6 +75,10 @@ def study(
             help="Put ids and a row per client into the report (do not share it then), or write one to be shared.",
         ),
     ] = False,
+    events: Annotated[
+        str | None, typer.Option(help="Who was there when: a log of sessions, slots or check-ins, as for 'plan'.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="With --events: the column of the client of each row.")] = None,
     against: Annotated[Path | None, typer.Option(help=_AGAINST)] = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
@@ -87,6 +91,7 @@ def study(
     json_: Json = False,
 ) -> None:
     """Study a federation: describe, measure, model, simulate, learn, advise; write a report."""
+    from fedscape.cli.plan import read_events
     from fedscape.studies import study as studied
     from fedscape.studies.against import read_reference
     from fedscape.studies.budget import BUDGETS
@@ -103,6 +108,9 @@ def study(
     chosen = None if methods is None else listed(methods)
     entrants(chosen)  # refuse unknown methods before the table is read
     reference = None if against is None else read_reference(against)
+    if device is not None and events is None:
+        raise DataError("--device needs --events, the log whose column it is")
+    log, tick = (None, 0.0) if events is None else read_events(events, device)
     columns = overrules(categorical, numeric, ignore, keep, names)
     feature_names = None if features is None else listed(features)
     fed, reading = datasets.read_table(
@@ -129,6 +137,8 @@ def study(
             epsilon=epsilon,
             ledger=book,
             show_clients=show_clients,
+            events=log,
+            tick=tick,
             against=reference,
             source=Path(source).name,
             command=as_typed(get_current_context(), without=("out", "force", "quiet", "json_", "ledger")),

@@ -11,6 +11,7 @@ from fedscape.report.findings import findings_section
 from fedscape.report.kinds import model
 from fedscape.report.numbers import numbers
 from fedscape.report.parts import COMMAND, reference_of
+from fedscape.report.presence import presence
 from fedscape.report.sections import describe, measure
 from fedscape.report.sharing import sharing_card, sharing_line
 from fedscape.report.timeline import timeline
@@ -34,7 +35,7 @@ def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src 'sha256-{digest}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    makers = (describe, timeline, measure, model, simulate, learn, numbers)
+    makers = (describe, timeline, measure, model, simulate, learn, numbers, presence)
     sections = [section for section in (make(result) for make in makers) if section]
     links = [
         ("findings", "Findings"),
@@ -140,6 +141,7 @@ def _command(result: Result) -> str:
     }  # no column holds cells of the features
     arguments |= {"show_clients": about["show_clients"] or None, "seed": about["seed"]}
     reference = ", against=reference" if "against" in result else ""
+    reference += ", events=events" if "presence" in result and result["presence"]["column"] is None else ""
     listed = reference + "".join(f", {name}={value!r}" for name, value in arguments.items() if value is not None)
     return f"fedscape.study(federation{listed})"
 

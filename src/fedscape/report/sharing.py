@@ -46,6 +46,10 @@ def hidden(result: Result) -> list[str]:
         lines.append("The names of the sites: they are numbered, those that gain the most first.")
     if (periods := result.get("time")) and periods["withheld"]:
         lines.append(f"{plural(periods['withheld'], periods['period']).capitalize()} with fewer than five clients.")
+    if "presence" in result:
+        lines.append(
+            "When a single client was there: only shares of all and of kinds of five or more, by hour of the day."
+        )
     return lines
 
 

@@ -14,6 +14,7 @@ from fedscape.errors import DataError
 from fedscape.studies.schema import FORMAT, Result, Time
 from fedscape.studies.schema_learn import Interval, Joining, Seconds, Standing
 from fedscape.studies.schema_numbers import Numbers
+from fedscape.studies.schema_presence import Presence
 from fedscape.studies.validate import misfit
 
 
@@ -98,7 +99,7 @@ class Study:
 
 def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
     """The tables of a result by name: categories, kinds, fidelity, methods, cohorts, advice, time if there
-    are dates, and clients if shown.
+    are dates, presence, protocols and participation if there are times, and clients if shown.
     """
     categories = result["describe"]["categories"]
     columns = zip(*(categories[k] for k in ("names", "rows", "clients", "mean_share")), strict=True)
@@ -144,10 +145,43 @@ def tables(result: Result) -> dict[str, list[dict[str, Any]]]:
         ]
     if "time" in result:
         by_name["time"] = _periods(result["time"])
+    if "presence" in result:
+        by_name |= _presence(result["presence"])
     if "numbers" in result:
         by_name |= _numbers(result["numbers"])
     if "clients" in result:
         by_name["clients"] = [dict(row) for row in result["clients"]]
+    return by_name
+
+
+def _presence(about: Presence) -> dict[str, list[dict[str, Any]]]:
+    """Who is there by hour; with training in virtual time also its protocols, and the part that each kind has."""
+    kinds = about.get("kinds", {})
+    by_name = {
+        "presence": [
+            {**row, **{f"kind {kind}": own["shares"][row["hour"]] for kind, own in kinds.items()}}
+            for row in about["hours"]
+        ]
+    }
+    if "training" not in about:
+        return by_name
+    training = about["training"]
+    by_name["protocols"] = [
+        {
+            "protocol": row["name"],
+            **_spread("hours", row["hours"]),
+            **{key: row[key] for key in ("reached", "device_hours", "wasted_hours")},
+        }
+        for row in training["protocols"]
+    ]
+    by_name["participation"] = [
+        {
+            **{key: part[key] for key in ("kind", "clients", "never", "rare")},
+            **_spread("ratio", part["ratio"]),
+            **_spread("gap", part["gap"]),
+        }
+        for part in training["parts"]
+    ]
     return by_name
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from fedscape.studies.schema_learn import Interval, Learn
 from fedscape.studies.schema_numbers import Numbers
+from fedscape.studies.schema_presence import Presence
 
 FORMAT = 2
 
@@ -355,6 +356,7 @@ class Result(TypedDict):
     learn: NotRequired[Learn]
     time: NotRequired[Time]
     clock: NotRequired[InTime]
+    presence: NotRequired[Presence]
     against: NotRequired[Against]
     numbers: NotRequired[Numbers]
     advise: list[Item]

@@ -26,11 +26,14 @@ from fedscape.studies.learn import learn, why_not
 from fedscape.studies.measure import measure
 from fedscape.studies.numbers import numbers, why_no_numbers
 from fedscape.studies.prepare import Prepared, prepare
+from fedscape.studies.presence import log_of, study_presence
+from fedscape.studies.presence_advice import advice as presence_advice
 from fedscape.studies.reference import reference
 from fedscape.studies.result import Study
 from fedscape.studies.schema import FORMAT, Result
 from fedscape.studies.stages import STAGES, Stages
 from fedscape.studies.tournament import entrants
+from fedscape.studies.virtual_time import Log
 from fedscape.types import Array
 
 
@@ -49,6 +52,8 @@ def study(
     methods: Sequence[str] | None = None,
     epsilon: float | None = None,
     show_clients: bool = False,
+    events: Federation | None = None,
+    tick: float = 0.0,
     against: Reference | None = None,
     source: str = "a federation",
     command: str | None = None,
@@ -92,6 +97,9 @@ def study(
     show_clients
         Put ids and a row per client into the result. By default a result may be shared: clients are numbered by their
         position on the map.
+    events, tick
+        Who was there when: a log of `fs.twin.sessions` or its kin, and the seconds to which its times are known. Its
+        clients are found by their ids. By default dates with a time of day, if rows have them, are check-ins.
     against
         A reference, an earlier study or a population, that every figure of the report shows beside this one.
     source
@@ -133,7 +141,7 @@ def study(
     counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
-        _fill(result, data, notes, stages, counted, show_clients, limits)
+        _fill(result, data, notes, stages, counted, show_clients, limits, log_of(data, events, tick, notes))
     finished = Study(cast(Result, result), dict(stages.seconds))
     return finished if against is None else with_reference(finished, against)
 
@@ -146,6 +154,7 @@ def _fill(
     counted: dict[str, Any] | None,
     show_clients: bool,
     limits: Budget,
+    log: Log | None,
 ) -> None:
     """Compute the sections of a result, one stage after the other."""
     seed, options, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
@@ -188,5 +197,11 @@ def _fill(
         if in_time is not None:
             result["clock"] = in_time
             result["advise"].append(clock_advice(in_time))
+        if log is not None:
+            learned = result.get("learn")
+            result["presence"] = study_presence(
+                data, shares, log, notes, learned=learned, budget=limits, least=least, seed=seed
+            )
+            result["advise"] += presence_advice(result["presence"])
     result["notes"] = notes
     name_clients(result, data, shares, accuracies, show_clients)

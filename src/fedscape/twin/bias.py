@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import ndtri
 
 from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
@@ -15,6 +16,8 @@ from fedscape.errors import DataError
 from fedscape.twin.timetable import Timetable
 from fedscape.types import Array, Arrays, Kept
 
+RARE = 10  # devices that report, below which little is known of a kind
+
 
 @dataclass(frozen=True)
 class Part:
@@ -22,6 +25,7 @@ class Part:
 
     `ratio` is its share of reports over its share of devices: 1 is fair. `never` is the share of its devices without a
     single report. `gap` is the mean metric of its devices minus that of all (NaN where no metric was measured).
+    `reporting` devices reported at all; a kind is `rare` if they are fewer than ten: little is known of it.
 
     >>> Part(0, 10, 0.5, 0.4, 0.6, 0.8, 0.6, 1.0, 0.0).ratio
     0.8
@@ -39,9 +43,17 @@ class Part:
     gap: float = float("nan")
     gap_low: float = float("nan")
     gap_high: float = float("nan")
+    reporting: int = 0
+
+    @property
+    def rare(self) -> bool:
+        """Whether too few of its devices reported for its accuracy and its weight to mean much."""
+        return self.reporting < RARE
 
 
-def participation(timetable: Timetable, kinds: npt.ArrayLike, *, metric: npt.ArrayLike | None = None) -> list[Part]:
+def participation(
+    timetable: Timetable, kinds: npt.ArrayLike, *, metric: npt.ArrayLike | None = None, comparisons: int = 1
+) -> list[Part]:
     """How much each kind of devices takes part in a timetable, and how the model does on it.
 
     Parameters
@@ -52,6 +64,8 @@ def participation(timetable: Timetable, kinds: npt.ArrayLike, *, metric: npt.Arr
         The kind of each device: of devices, of data, or of both.
     metric
         A number of each device, such as the accuracy of the trained model on its rows; NaN where there is none.
+    comparisons
+        With several the intervals are simultaneous (Bonferroni).
 
     >>> from fedscape.twin import Synchronous, always, schedule
     >>> table = schedule(always(4), Synchronous(4), days=1, n_updates=3)
@@ -62,30 +76,38 @@ def participation(timetable: Timetable, kinds: npt.ArrayLike, *, metric: npt.Arr
     if codes.shape != used.shape:
         raise DataError(f"kinds must be one for each of the {len(used):,} devices, not of shape {codes.shape}")
     values = np.full(len(used), np.nan) if metric is None else np.asarray(metric, dtype=float)
-    known = np.isfinite(values)
+    known, z = np.isfinite(values), float(ndtri(1 - 0.025 / comparisons))
     rows = []
     for kind in np.unique(codes).tolist():
         inside = codes == kind
-        share, error = _ratio_of_sums(used * inside, used)
+        share, low, high = _share(used, inside, z)
         portion = float(inside.mean())
-        low, high = max(share - 1.96 * error, 0.0), min(share + 1.96 * error, 1.0)
         gap, spread = _gap(values[known], inside[known])
         rows.append(
             Part(
                 kind, int(inside.sum()), share, low, high, share / portion, low / portion, high / portion,
-                float((used[inside] == 0).mean()), gap, gap - 1.96 * spread, gap + 1.96 * spread,
+                float((used[inside] == 0).mean()), gap, gap - z * spread, gap + z * spread,
+                int((used[inside] > 0).sum()),
             )
         )  # fmt: skip
     return rows
 
 
-def _ratio_of_sums(above: Array, below: Array) -> tuple[float, float]:
-    """The ratio of two sums over devices, and its standard error by the delta method."""
-    total = float(below.sum())
+def _share(used: Array, inside: Array, z: float) -> tuple[float, float, float]:
+    """The share of reports that these devices have, with Wilson's interval for as many reports as theirs are worth.
+
+    Reports of one device go together. By the delta method the variance over devices is that of a share of n independent
+    reports; where these devices have none, or all, n is Kish's number of devices.
+    """
+    total = float(used.sum())
     if total == 0:
-        return float("nan"), float("nan")
-    ratio = float(above.sum()) / total
-    return ratio, float(np.sqrt(((above - ratio * below) ** 2).sum())) / total
+        return float("nan"), float("nan"), float("nan")
+    share = float(used[inside].sum()) / total
+    variance = float(((used * inside - share * used) ** 2).sum()) / total**2
+    kish = total**2 / float((used**2).sum())
+    n = share * (1 - share) / variance if variance > 0 and 0 < share < 1 else kish
+    middle, half = share + z**2 / (2 * n), z * float(np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)))
+    return share, max((middle - half) / (1 + z**2 / n), 0.0), min((middle + half) / (1 + z**2 / n), 1.0)
 
 
 def _gap(values: Array, inside: Array) -> tuple[float, float]:
@@ -111,6 +133,10 @@ class Probabilities:
 
     chance: Array
     most: float = 10.0
+
+    def beyond(self) -> list[int]:
+        """The kinds that would need a larger weight than `most`: weights mend their absence only in part."""
+        return np.flatnonzero(self.chance * self.most < 1).tolist()
 
     def weights(self, shares: npt.ArrayLike) -> Array:
         """The weight of clients whose kinds have these probabilities [clients, kinds]: each can compute its own."""

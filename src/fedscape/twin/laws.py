@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import gammaln, psi
 
+from fedscape.twin.tables import MOMENT
 from fedscape.types import Array
 
 LEAST = 1e-12  # of a rate an hour, and of a probability
@@ -77,6 +79,33 @@ def ratio(number: Array, exposure: Array, prior: Array, strength: float, old: Ar
     below = exposure + strength / np.maximum(prior, LEAST)
     known = below > 1e-9
     return np.asarray(np.where(known, np.maximum(above / np.where(known, below, 1.0), LEAST), old))
+
+
+def moments(lengths: Sequence[float]) -> Array:
+    """The width in hours of each step between lengths that is a moment; NaN for the others.
+
+    >>> moments((0.5, 0.5001, 2.0)).round(6).tolist()
+    [nan, 0.0001, nan, nan]
+    """
+    width = np.diff(np.array([0.0, *lengths, np.inf]))
+    return np.where(width < MOMENT, width, np.nan)
+
+
+def ending_rates(ends: Array, present: Array, prior: Array, strength: float, old: Array, widths: Array) -> Array:
+    """Rates at which sessions end by their age: `ratio`, and in a moment that of the share of sessions that end in it.
+
+    `widths` are those of `moments`. A session that ends in a moment has lived through it: of n sessions there, e ends
+    are a probability e / n, whose rate is -log(1 - e / n) over the width.
+
+    >>> rates = ending_rates(np.array([3.0]), np.array([4e-4]), np.ones(1), 0.0, np.ones(1), np.array([1e-4]))
+    >>> float(1 - np.exp(-1e-4 * rates[0]).round(6))
+    0.75
+    """
+    moment = np.isfinite(widths)
+    width = np.where(moment, widths, 1.0)
+    usual = ratio(ends, present, prior, strength, old)
+    chance = ratio(ends, present / width, -np.expm1(-prior * width), strength, -np.expm1(-old * width))
+    return np.asarray(np.where(moment, -np.log1p(-np.minimum(chance, 1 - 1e-6)) / width, usual))
 
 
 def lognormal_posterior(sums: Array, law: Array) -> tuple[Array, Array]:

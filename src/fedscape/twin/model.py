@@ -21,7 +21,7 @@ from fedscape.twin.devices import Devices, Laws, plain
 from fedscape.twin.events import HOUR, checked
 from fedscape.twin.laws import rates
 from fedscape.twin.population import DevicePopulation
-from fedscape.twin.tables import AGES, LENGTHS
+from fedscape.twin.tables import AGES, HALF_HOURS, LENGTHS, lengths_of
 from fedscape.types import Array, Arrays
 
 
@@ -71,6 +71,12 @@ class Twin:
     def laws(self) -> Laws:
         """The laws of sessions in seconds, as kernels read them."""
         arrays = self.arrays
+        steps = arrays["recency"].shape[1], arrays["ends"].shape[2]
+        if steps != (len(self.ages) + 1, len(self.lengths) + 1):
+            raise DataError(
+                f"a twin of {len(self.ages)} ages and {len(self.lengths)} lengths has one rate more of each, "
+                f"not {steps[0]} and {steps[1]}"
+            )
         hourly = rates(arrays["daily"], arrays["weekly"], np.ones((self.n_kinds, 1))).reshape(self.n_kinds, 168)
         rhythm = np.concatenate((np.zeros((self.n_kinds, 1)), np.cumsum(hourly, axis=1)), axis=1)
         return Laws(
@@ -197,7 +203,7 @@ def fit(
     zones: Sequence[int] = (0,),
     tick: float = 0.0,
     ages: Sequence[float] = AGES,
-    lengths: Sequence[float] = LENGTHS,
+    lengths: Sequence[float] | None = None,
     extras: Sequence[str] | None = None,
     n_data: int | None = None,
     smoothing: float = 1.0,
@@ -215,8 +221,10 @@ def fit(
     events
         A Federation with a client for each device and the columns `start` and `end` (see `sessions`, `from_table`,
         `from_check_ins`), or an engine on such logs.
-    n_kinds, zones, tick, ages, lengths, smoothing, n_init, rounds, seed
+    n_kinds, zones, tick, ages, smoothing, n_init, rounds, seed
         As for `DevicePopulation`.
+    lengths
+        The same; by default those of `lengths_of` for this log, which under privacy do not depend on it.
     extras, n_data
         What else is modelled; by default what the log has columns for. An engine elsewhere needs them said.
     privacy, ledger
@@ -235,12 +243,14 @@ def fit(
             extras = [name for name, column in columns.items() if column in events]
         if n_data is None:
             n_data = _data_kinds(events, private=privacy is not None) if "data" in events else 0
+        if lengths is None and privacy is None:
+            lengths = lengths_of(events, tick=tick)
     population = DevicePopulation(
         n_kinds,
         zones=zones,
         tick=tick,
         ages=ages,
-        lengths=lengths,
+        lengths=lengths or (HALF_HOURS if tick >= 900 else LENGTHS),
         extras=extras or (),
         n_data=n_data or 0,
         smoothing=smoothing,

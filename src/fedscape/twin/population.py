@@ -17,9 +17,11 @@ from fedscape.twin.laws import (
     LEAST,
     PARTS,
     activity_posterior,
+    ending_rates,
     gamma_shape,
     lognormal_law,
     lognormal_posterior,
+    moments,
     rates,
     ratio,
 )
@@ -169,13 +171,18 @@ class DevicePopulation(Estimator):
         shape = (len(clients), self.n_kinds, len(self.zones))
         expected, fixed = np.zeros(shape), np.zeros(shape)
         rate = rates(state["daily"], state["weekly"], state["recency"])
-        log_ends, log_rate = np.log(state["ends"]), np.log(rate)
+        log_rate, widths = np.log(rate), moments(self.lengths)
+        moment = np.isfinite(widths)
+        width = np.where(moment, widths, 0.0)  # a session that ends in a moment lives through none of it
+        chance = np.where(moment, -np.expm1(-state["ends"] * np.where(moment, widths, 1.0)), state["ends"])
+        log_ends = np.log(np.maximum(chance, LEAST))
         for z, zone in enumerate(self.zones):
             arrivals, absent = _local(tables.arrivals, zone), _local(tables.absent, zone)
             expected[:, :, z] = _products(absent, rate)
             fixed[:, :, z] = _products(arrivals, log_rate)
-            fixed[:, :, z] += _products(_by_part(tables.ends, zone), log_ends)
-            fixed[:, :, z] -= _products(_by_part(tables.present, zone), state["ends"])
+            ends = _by_part(tables.ends, zone)
+            fixed[:, :, z] += _products(ends, log_ends)
+            fixed[:, :, z] -= _products(_by_part(tables.present, zone) - ends * width, state["ends"])
         number = np.broadcast_to(tables.arrivals.sum(axis=(1, 2))[:, None, None], shape)
         activity = activity_posterior(number, expected, state["shape"])
         fixed += activity.log_likelihood + np.log(np.maximum(state["weights"], LEAST))
@@ -219,11 +226,12 @@ class DevicePopulation(Estimator):
         self._update_rhythm(new, total, key.round % 3)
         new["daily"] = new["daily"] * scale[:, None]
         ends, present = np.maximum(total["ends"], 0.0), np.maximum(total["present"], 0.0)
-        all_kinds = ratio(
-            ends.sum(axis=(0, 1)), present.sum(axis=(0, 1)), np.ones(1), s, state["ends"].mean(axis=(0, 1))
-        )
-        whole_day = ratio(ends.sum(axis=1), present.sum(axis=1), all_kinds[None], s, state["ends"].mean(axis=1))
-        new["ends"] = ratio(ends, present, whole_day[:, None], s, state["ends"])
+        old, widths = state["ends"], moments(self.lengths)
+        mean = old.mean(axis=(0, 1))
+        all_kinds = ending_rates(ends.sum(axis=(0, 1)), present.sum(axis=(0, 1)), np.ones(1), s, mean, widths)
+        parts = ends.sum(axis=1), present.sum(axis=1)
+        whole_day = ending_rates(*parts, all_kinds[None], s, old.mean(axis=1), widths)
+        new["ends"] = ending_rates(ends, present, whole_day[:, None], s, old, widths)
         for name in ("work", "bandwidth"):
             if name in self.extras:
                 new[name] = lognormal_law(total[name], state[name])

@@ -14,11 +14,37 @@ from fedscape.types import Array
 
 HOURS = 168  # of a week
 #: Ages of an absence at which the rate of return changes, in hours.
-AGES = (1.0, 4.0)
+AGES = (1.0, 4.0, 10.0, 26.0, 168.0)
 #: Ages of a session at which its rate of ending changes, in hours.
 LENGTHS = (1 / 12, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 18.0, 24.0)
 #: The same where times are known to half an hour.
 HALF_HOURS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0, 16.0, 24.0)
+#: A step of the lengths shorter than this, in hours, is a moment: sessions end in it by a probability, not by a rate.
+MOMENT = 2 / 3600
+_COMMON = 0.2  # of the sessions: a length that so many have, to the second, is one of its own
+
+
+def lengths_of(log: Federation, *, tick: float = 0.0) -> tuple[float, ...]:
+    """Ages of a session at which its rate of ending changes, for this log: with a moment where many have one length.
+
+    A single check-in is such a session: its length is that which `from_check_ins` gives it.
+
+    >>> from fedscape.twin.events import sessions
+    >>> log = sessions(range(9), np.arange(9.0), np.arange(9.0) + 600, window=(-1.0, 9999.0))
+    >>> set(lengths_of(log)) - set(LENGTHS) == {599.001 / 3600, 600.001 / 3600}
+    True
+    """
+    if tick >= 900:
+        return HALF_HOURS
+    session = log["watch"] == 0
+    seconds = np.round((log["end"] - log["start"])[session]).astype(np.int64)
+    values, counts = np.unique(seconds, return_counts=True)
+    if tick > 0 or not len(values) or counts.max() < _COMMON * len(seconds) or values[counts.argmax()] < 2:
+        return LENGTHS
+    at = float(values[counts.argmax()])
+    edges = (at - 0.999) / 3600, (at + 0.001) / 3600  # those that end then have lived through it, but for rounding
+    apart = (length for length in LENGTHS if abs(length - at / 3600) > MOMENT)
+    return tuple(sorted((*apart, *edges)))
 
 
 class Tables(NamedTuple):

@@ -50,6 +50,29 @@ def test_intervals_of_shares_cover_the_share_of_many_runs():
     assert covered >= 0.95 - 5 * np.sqrt(0.95 * 0.05 / 60)
 
 
+def test_intervals_of_a_nearly_absent_kind_still_cover():
+    """Eight devices of 400 that nearly never make it: mostly no report at all, and the interval is no point."""
+    kind, runs = (np.arange(N) >= 8).astype(int), 80
+    parts = []
+    for seed in range(runs):
+        devices = always(N, key=Key(seed)).with_speed(np.where(kind == 0, 190.0, 60.0), within=0.5)
+        protocol = Synchronous(40, over=1.5, deadline=600.0)
+        parts.append(participation(schedule(devices, protocol, days=5, n_updates=4, key=Key(seed)), kind)[0])
+    truth = np.mean([p.share for p in parts])
+    assert 0 < truth < 0.004  # of a fair 0.02
+    assert sum(p.share == 0 for p in parts) > 10
+    assert all(p.share_high > 0 for p in parts)
+    covered = np.mean([p.share_low <= truth <= p.share_high for p in parts])
+    assert covered >= 0.95 - 5 * np.sqrt(0.95 * 0.05 / runs)
+    assert all(p.rare for p in parts)
+
+
+def test_kinds_that_weights_cannot_mend_are_named():
+    odds = Probabilities(np.array([1.2, 0.3, 0.05, 0.0]), most=10.0)
+    assert odds.beyond() == [2, 3]
+    assert odds.weights(np.eye(4)).tolist() == pytest.approx([1 / 1.2, 1 / 0.3, 10.0, 10.0])
+
+
 def test_the_gap_of_a_metric_is_found_with_its_interval():
     rng = np.random.default_rng(0)
     metric = np.where(kinds() == 0, 0.6, 0.8) + rng.normal(0, 0.1, N)

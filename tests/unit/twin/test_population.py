@@ -11,9 +11,10 @@ from scipy.stats import multivariate_normal, nbinom
 
 from fedscape import DataError, Gaussian, Key, Ledger
 from fedscape.errors import CheckpointError
-from fedscape.twin import DevicePopulation, Twin, fit, load, sessions
+from fedscape.twin import DevicePopulation, Twin, fidelity, fit, load, sessions
 from fedscape.twin.events import DAY, HOUR
-from fedscape.twin.laws import activity_posterior, lognormal_posterior, rates
+from fedscape.twin.laws import activity_posterior, lognormal_posterior, moments, rates
+from fedscape.twin.tables import LENGTHS
 
 WINDOW = 21 * DAY
 
@@ -77,7 +78,7 @@ def test_one_kind_of_even_rates_has_the_rates_of_counting():
 def test_planted_kinds_are_found_again():
     true = planted()
     devices = true.sample(800, Key(3))
-    twin = fit(log_of(devices), n_kinds=2, n_init=2, rounds=60)
+    twin = fit(log_of(devices), n_kinds=2, n_init=2, rounds=60, ages=true.ages)
     mine, theirs = in_order(twin), true.arrays
     n = np.array([0.4, 0.6]) * 800
     np.testing.assert_allclose(mine["weights"][:, 0], theirs["weights"][:, 0], atol=5 * np.sqrt(0.24 / 800))
@@ -94,6 +95,34 @@ def test_planted_kinds_are_found_again():
     correct = twin.kinds(log_of(devices)).argmax(axis=1)
     order = np.argsort(twin.arrays["ends"].mean(axis=(1, 2)))
     assert (order[devices.kind] == correct).mean() > 0.95
+
+
+def test_sessions_of_one_length_are_a_moment_with_its_probability():
+    """Seven of ten sessions last exactly ten minutes; the others go on, exponentially."""
+    rng, n = np.random.default_rng(0), 1600
+    start = rng.uniform(1000, 6 * DAY, n)
+    single = rng.random(n) < 0.7
+    log = sessions(
+        np.arange(n), start, start + 600 + np.where(single, 0, rng.exponential(3000, n)), window=(0, 7 * DAY)
+    )
+    train, test = log.split_clients(test=0.5, seed=0)
+    twin = fit(train, n_kinds=1, n_init=1, rounds=15)
+    at = next(i for i, width in enumerate(moments(twin.lengths)) if np.isfinite(width))
+    share = -np.expm1(-twin.arrays["ends"][0, :, at] * moments(twin.lengths)[at])
+    np.testing.assert_allclose(share, 0.7, atol=5 * np.sqrt(0.21 / (n / 8)))
+    drawn = twin.sample(len(test), Key(1)).sessions(0.0, 7 * DAY)
+    length = (drawn["end"] - drawn["start"])[(drawn["watch"] == 0) & (drawn["end"] < 7 * DAY) & (drawn["start"] > 0)]
+    assert (np.abs(length - 600) < 1).mean() == pytest.approx(0.7, abs=5 * np.sqrt(0.21 / (n / 4)))
+    assert fidelity(test, drawn, draws=99).lengths.p > 0.01
+    without = (
+        fit(train, n_kinds=1, n_init=1, rounds=15, lengths=LENGTHS).sample(len(test), Key(1)).sessions(0.0, 7 * DAY)
+    )
+    assert fidelity(test, without, draws=99).lengths.p < 0.02
+
+
+def test_a_twin_whose_rates_do_not_fit_its_ages_is_refused():
+    with pytest.raises(DataError, match="has one rate more of each"):
+        replace(planted(), ages=(1.0,)).sample(3, Key(0))
 
 
 def test_time_zones_are_found_up_to_a_common_shift():
