@@ -19,9 +19,10 @@ import numpy as np
 
 from fedscape import Federation
 from fedscape.studies import tournament as learn
-from fedscape.studies.budget import BUDGETS, Budget, budget_of
-from fedscape.studies.choose import ORDER, choose
-from fedscape.studies.judged import BASELINES
+from fedscape.studies.budget import BUDGETS, Budget, Limits, budget_of
+from fedscape.studies.choose import ORDER
+from fedscape.studies.judged import BASELINES, Judged
+from fedscape.studies.staged import Stage, staged
 from table import RESULTS, report
 
 CLIENTS, CLASSES, WIDTH, TEST = 30, 4, 8, 120
@@ -124,8 +125,9 @@ def truth(task: tuple[str, int, Budget]) -> dict[str, float]:
     owner, right = clients.test.client_of_row, clients.test["y"]
     found = {n: float(np.mean(said == right)) for n, said in learn.guesses(clients).items()}
     for method in learn.ENTRANTS:
-        lr, start = learn.tuned(method, clients, seed=77 + again, n_rounds=max(1, budget.rounds // 3))
-        done = learn.trained(method, clients.train, lr=lr, seed=start, n_rounds=budget.rounds)
+        n_rounds = budget.stages[0].rounds
+        lr, start = learn.tuned(method, clients, seed=77 + again, n_rounds=max(1, n_rounds // 3))
+        done = learn.trained(method, clients.train, lr=lr, seed=start, n_rounds=n_rounds)
         found[method] = float(np.mean(done.predict(clients.test) == right))
     assert len(owner) == CLIENTS * TEST  # as many rows of each: the mean over rows is that over clients
     return found
@@ -137,15 +139,24 @@ def advice(task: tuple[str, int, Budget]) -> dict:
     make, rows, _ = WORLDS[name]
     began = time.perf_counter()
     fed = learn.directions(federation(make, rows, seed, list(WORLDS).index(name)))
-    fed = learn.fewer_rows(fed, [], seed=seed, most=budget.rows)
-    judged, _ = learn.tournament(fed, budget, seed=seed, say=lambda _: None)
-    choice = choose(judged, order=ORDER)
-    gains = {m: judged.difference(m, "fedavg") for m in learn.ENTRANTS if m != "fedavg"}
-    losses = {m: judged.difference(choice.best, m) for m in learn.ENTRANTS}
+    last = played(fed, budget, seed=seed, sites=False)[-1]
+    judged, choice = last.judged, last.choice
+    gains = {m: judged.difference(m, "fedavg") for m in last.used if m != "fedavg"}
+    losses = {m: judged.difference(choice.best, m) for m in last.used}
     return {
         "federation": name, "seed": seed, "advised": choice.advised, "best": choice.best, "gains": gains,
         "losses": losses, "s": round(time.perf_counter() - began, 1),
     }  # fmt: skip
+
+
+def played(fed: Federation, budget: Budget, *, seed: int, sites: bool) -> list[Stage[Judged]]:
+    """The stages of a study's tournament."""
+
+    def play(rows: Federation, limits: Limits, those: tuple[str, ...]) -> tuple[Judged, dict[str, list[float]]]:
+        methods = [m for m in learn.ENTRANTS if m in those]
+        return learn.tournament(rows, limits, seed=seed, sites=sites, methods=methods, say=lambda _: None)
+
+    return staged(fed, budget, play, order=ORDER, common="fedavg", seed=seed)
 
 
 def row_of(name: str, runs: list[dict], worth: dict[str, float]) -> dict:

@@ -17,14 +17,14 @@ import shards
 from advice import CLASSES, labels, rule
 from fedscape import Federation
 from fedscape.studies import tournament as learn
-from fedscape.studies.budget import Budget
+from fedscape.studies.budget import Limits
 from table import report
 
 WIDTH, EVERY = 8, learn.ENTRANTS
 SIZES = {  # clients: (rows of each, are they sites, budget)
-    4: (120, True, Budget("coverage", 60, 12_000, 12, 4)),
-    30: (40, False, Budget("coverage", 60, 12_000, 12, 4)),
-    3000: (10, False, Budget("coverage", 3_000, 30_000, 6, 4)),
+    4: (120, True, Limits(60, 12_000, 12, 4)),
+    30: (40, False, Limits(60, 12_000, 12, 4)),
+    3000: (10, False, Limits(3_000, 30_000, 6, 4)),
 }
 SOME = ("fedavg", "fedavg+", "ifca", "local")  # of 3,000 clients: the methods that train in time, at one rate
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import shards
+from advice import played
 from fedscape import Federation
 from fedscape.studies import tournament as learn
 from fedscape.studies.budget import budget_of
-from fedscape.studies.choose import ORDER, choose
 from fedscape.studies.judged import BASELINES
 from fedscape.studies.sites import are_sites
 from table import report
@@ -203,11 +203,9 @@ def advice(task: list) -> dict:
     number, seed, name = task
     w, began, budget = world(number), time.perf_counter(), budget_of(name)
     fed = learn.directions(federation(number, seed, w.clients, sizes(w, seed, w.clients)))
-    who = learn.some_clients(fed, [], seed=seed, most=budget.clients)
-    fed = learn.fewer_rows(fed.take(who), [], seed=seed, most=budget.rows)
-    judged, _ = learn.tournament(fed, budget, seed=seed, sites=w.sites, say=lambda _: None)
-    choice = choose(judged, order=ORDER)
-    apart = {m: judged.difference(m, "fedavg") for m in learn.ENTRANTS if m != "fedavg"}
+    last = played(fed, budget, seed=seed, sites=w.sites)[-1]
+    judged, choice = last.judged, last.choice
+    apart = {m: judged.difference(m, "fedavg") for m in last.used if m != "fedavg"}
     behind = {m: judged.difference(choice.best, m) for m in judged.hits if m != choice.best}
     return {
         "advised": choice.advised, "best": choice.best, "tied": list(choice.tied), "gains": apart,

@@ -254,25 +254,29 @@ def _numbers(about: Mapping[str, Any], digits: int = 3) -> list[str]:
 
 
 def _tournament(learn: Mapping[str, Any]) -> None:
+    from fedscape.report.words import called_in
+
     predicted = {row["method"]: row for row in learn["simulated"]}
     rows = []
     for row in sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0)):
         gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
         guess = predicted[row["method"]]["accuracy"]["value"]
         worst = "{} ({})".format(*_numbers(row["worst"]))
-        rows.append([row["called"], *_numbers(row["accuracy"]), gain, worst, f"{guess:.3f}"])
+        rows.append([called_in(learn, row), *_numbers(row["accuracy"]), gain, worst, f"{guess:.3f}"])
     last = "worst site" if learn["sites"] else "worst tenth"
     names = ["method", "accuracy", "95% interval", "gain over FedAvg", last, "simulated clients"]
     table(", ".join(plural(learn[f"{what}s"], what) for what in ("client", "round", "seed")), names, rows)
 
 
 def _numbers_table(about: Mapping[str, Any]) -> None:
+    from fedscape.report.words import called_in
+
     rows = []
     for row in sorted(about["true"], key=lambda row: -(row["r2"]["value"] or 0)):
         gain = "" if row["gain"] is None else "{} ({})".format(*_numbers(row["gain"]))
         errors = [f"{row[what]['value']:.4g} ({row[what]['low']:.4g} to {row[what]['high']:.4g})"
                   for what in ("rmse", "mae")]  # fmt: skip
-        rows.append([row["called"], *_numbers(row["r2"]), *errors, gain])
+        rows.append([called_in(about, row), *_numbers(row["r2"]), *errors, gain])
     names = ["method", "R2", "95% interval", "RMSE", "MAE", "gain over linear"]
     table(", ".join(plural(about[f"{what}s"], what) for what in ("client", "seed")), names, rows)
 

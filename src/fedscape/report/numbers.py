@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import capital, card, cells, dot, table_of
-from fedscape.report.words import NONE, About, between, number, percent, safe
+from fedscape.report.words import NONE, About, between, called_in, number, of_stages, percent, safe
 
 if TYPE_CHECKING:
     from fedscape.studies.schema import Result
@@ -33,13 +33,14 @@ def numbers(result: Result) -> tuple[str, str, str] | None:
     if "numbers" not in result:
         return None
     about = result["numbers"]
-    order: list[About] = sorted(about["true"], key=lambda row: -(row["r2"]["value"] or 0.0))
+    named: list[About] = [{**row, "called": called_in(about, row)} for row in about["true"]]
+    order = sorted(named, key=lambda row: -(row["r2"]["value"] or 0.0))
     what = "site" if about["sites"] else "client"
     content = (
         f"<h2>Learn</h2><p>{safe(capital(about['target']))} is a number: its mean is {four_digits(about['mean'])}, its "
         f"standard deviation {four_digits(about['spread'])}. Linear models of {plural(about['inputs'], 'input')} "
-        f"of {plural(about['clients'], what)} are compared by how far they are off on rows held out, in "
-        f"{plural(about['seeds'], 'repeat')}; settings are chosen on rows that judge nothing else.</p>"
+        f"are compared by how far they are off on rows held out, in {plural(about['seeds'], 'repeat')}: "
+        f"{of_stages(about, what)} Settings are chosen on rows that judge nothing else.</p>"
         f"<div class='grid'>{_errors_card(order)}{_sites_card(about)}{_gains_card(order)}{_kinds_card(about)}"
         f"{_table_card(order)}{_costs_card(about)}</div>"
     )

@@ -125,7 +125,8 @@ def _lede(result: Result) -> str:
             advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
             what = "federation" if advised == "local" else "personalisation"
             worth = first[f"Is {what} worth it?"]["answer"]
-            verdict = f"that {what} pays is not shown" if worth == "not shown" else f"{what} is {worth}"
+            words = {"not shown": f"that {what} pays is not shown", "a little": f"{what} pays a little"}
+            verdict = words.get(worth, f"{what} is {worth}")
             parts.append(f"Advice: {advice}; {verdict}.")
     return " ".join(parts)
 

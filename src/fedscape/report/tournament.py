@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedscape.errors import plural
 from fedscape.report import figures as draw
 from fedscape.report.parts import capital, card, cells, dot, legend_of_reference, reference_of, stick, table_of
-from fedscape.report.words import NONE, About, between, number, percent, safe, two_digits
+from fedscape.report.words import NONE, About, between, called_in, number, of_stages, percent, safe, two_digits
 
 if TYPE_CHECKING:
     from fedscape.studies.schema import Result
@@ -117,13 +117,14 @@ def learn(result: Result) -> tuple[str, str, str] | None:
         return None
     learn = result["learn"]
     predicted = {row["method"]: row for row in learn["simulated"]}
-    order = sorted(learn["true"], key=lambda row: -(row["accuracy"]["value"] or 0))
+    named: list[About] = [{**row, "called": called_in(learn, row)} for row in learn["true"]]
+    order = sorted(named, key=lambda row: -(row["accuracy"]["value"] or 0))
     what = "site" if learn["sites"] else "client"
     by_kind = _kinds_card(result, learn)
     content = (
-        f"<h2>Learn</h2><p>A short tournament: {plural(learn['clients'], what)}, "
-        f"{plural(learn['rounds'], 'round')}, {plural(learn['seeds'], 'repeat')} with other rows held out, "
-        f"{safe(learn['model'])}, each method at its own learning rate. It ranks methods on these data; with a larger "
+        f"<h2>Learn</h2><p>A short tournament: {of_stages(learn, what)} It has {plural(learn['rounds'], 'round')}, "
+        f"{plural(learn['seeds'], 'repeat')} with other rows held out, {safe(learn['model'])}, each method at its own "
+        f"learning rate. It ranks methods on these data; with a larger "
         f"model and more rounds all are more accurate.</p><div class='grid'>"
         f"{_accuracy_card(result, order, predicted)}{_sites_card(result, learn)}"
         f"{_gains_card(result, order, alone=not by_kind)}{by_kind}"

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fedscape.errors import plural
+
 About = Mapping[str, Any]
 NONE = "\u2013"
 
@@ -68,3 +70,32 @@ def between(about: About, show: Any = number) -> str:
     if about["low"] is None or about["high"] is None:
         return "no interval"
     return f"{show(about['low'])} to {show(about['high'])}"
+
+
+def of_stages(section: About, what: str) -> str:
+    """Tell the stages of a tournament: who took part in each, and whether the advice was settled.
+
+    >>> stage = {"clients": 9, "rows": 90, "methods": ["a", "b"], "settled": True}
+    >>> of_stages({"stages": [stage]}, "client")
+    '2 methods on 9 clients (90 rows); that settled the advice.'
+    """
+    stages = section["stages"]
+    stages_text = "; then ".join(
+        f"{plural(len(s['methods']), 'method')} on {plural(s['clients'], what)} ({plural(s['rows'], 'row')})"
+        for s in stages
+    )
+    if len({len(s["methods"]) for s in stages}) > 1:
+        stages_text += (
+            "; methods leave that are shown to be a point behind, or not to be a point better than the advice"
+        )
+    return f"{stages_text}; {'that settled the advice' if stages[-1]['settled'] else 'the advice is not settled'}."
+
+
+def called_in(section: About, row: About) -> str:
+    """Name a method, with its number of clients if it left the tournament before the last stage.
+
+    >>> called_in({"clients": 300}, {"called": "IFCA", "clients": 60})
+    'IFCA (60 clients)'
+    """
+    left = row.get("clients", section["clients"]) != section["clients"]
+    return f"{row['called']} ({row['clients']:,} clients)" if left else str(row["called"])

@@ -12,6 +12,8 @@ from fedscape.studies.intervals import FEW
 DEVICE = {"operations": 1e9, "up": 1e6, "down": 4e6}
 
 _ENDS = ("low", "high")
+#: The answer to whether something is worth it, by its verdict.
+WORTH_IT = {"yes": "worth it", "no": "not worth it", "little": "a little", "unclear": "not shown"}
 
 Item = dict[str, Any]
 
@@ -38,17 +40,31 @@ def advise(result: dict[str, Any]) -> list[Item]:
 
 
 def verdict(gain: dict[str, float] | None) -> str:
-    """Judge a gain: "yes" if significantly above 0 and at least a point, "no" if below a point, else "unclear".
+    """Judge a gain: "yes" if it is shown and at least a point, "no" if shown to be below a point.
+
+    Else it is "little" if it is shown to be above 0, and "unclear" if not.
 
     >>> verdict({"value": 0.05, "low": 0.02, "high": 0.08}), verdict({"value": 0.0, "low": -0.004, "high": 0.004})
     ('yes', 'no')
+    >>> verdict({"value": 0.008, "low": 0.002, "high": 0.014}), verdict({"value": 0.03, "low": -0.01, "high": 0.07})
+    ('little', 'unclear')
     """
     if gain is None or gain["value"] is None:
         return "no"
     low, high = gain["low"], gain["high"]
-    if low is not None and low > 0 and gain["value"] >= WORTH:
+    shown = low is not None and low > 0
+    if shown and gain["value"] >= WORTH:
         return "yes"
-    return "no" if high is not None and high < WORTH else "unclear"
+    if high is not None and high < WORTH:
+        return "no"
+    return "little" if shown else "unclear"
+
+
+def not_sure(answer: str, body: str, section: dict[str, Any]) -> str:
+    """The text about a gain that is neither worth it nor not."""
+    if answer == "little":
+        return f"A little: {body}. A gain is shown, that it is a point is not{settled_by(section)}."
+    return f"Not shown: {body}{settled_by(section)}."
 
 
 def points(about: dict[str, float], *, sign: bool = True) -> str:
@@ -150,14 +166,24 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     others = [_called(learn, name) for name in learn["tied"] if name != best["method"]]
     answer = best["called"] + (f", tied with {listed_names(others)}" if others else "")
     text = f"{best['called']}: accuracy {percent(best['together'])} on rows held out, mean over {_clients(learn)}"
-    text += (
-        f", {points(best['over'])} over '{over['baseline']}'. It is the simplest that is not shown to be a point or "
-        "more behind the most accurate"
-    )
+    text += f", {points(best['over'])} over '{over['baseline']}'."
     if best["method"] != learn["best"]:
-        text += f" ({_called(learn, learn['best'])}: {points(best['behind'], sign=False)} ahead)"
-    text += f". Tied with it, as far as these data tell: {listed_names(others)}{settled_by(learn)}." if others else "."
+        text += f" The most accurate, {_called(learn, learn['best'])}, is {points(best['behind'], sign=False)} ahead."
+    text += tied_text(learn, others)
+    simplest = next(row for row in learn["true"] if row["method"] == learn["simplest"])
+    if simplest is not best:
+        behind = f"{points(simplest['behind'], sign=False)} behind {_called(learn, learn['best'])}"
+        text += f" The simplest of them is {simplest['called']}, {behind}: take it if simplicity weighs more."
     return answer_item(question, answer, f"{text} {held}", best["together"])
+
+
+def tied_text(learn: dict[str, Any], others: list[str]) -> str:
+    """Name the methods that are tied with the one advised, and say whether that is settled."""
+    named = f": {listed_names(others)}" if others else ""
+    if learn["stages"][-1]["settled"]:
+        text = " None of the others is more than a point ahead (simultaneous intervals)."
+        return f" Tied with it{named}.{text}" if others else text
+    return f" Tied with it, as far as these data tell{named}{settled_by(learn)}." if others else ""
 
 
 def listed_names(names: list[str]) -> str:
@@ -193,7 +219,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item | None:
     others = [r for r in others if r["method"] != "local" and METHODS[r["method"]].family == "personal"]
     if not others:
         return None
-    personal = best if best in others else max(others, key=lambda r: r["gain"]["value"])
+    last = [r for r in others if r["clients"] == learn["clients"]]  # those that were not left behind in a stage before
+    personal = best if best in others else max(last or others, key=lambda r: r["gain"]["value"])
     answer, gain = verdict(personal["gain"]), personal["gain"]
     verb = "gains" if gain["value"] >= 0 else "has"
     body = f"{personal['called']} {verb} {points(gain)} over FedAvg, paired, corrected for all comparisons"
@@ -208,8 +235,8 @@ def _worth(learn: dict[str, Any], best: Item) -> Item | None:
     elif answer == "no":
         text = f"Not worth it: {body}; less than {100 * WORTH:.0f} point."
     else:
-        text = f"Not shown: {body}{settled_by(learn)}."
-    return answer_item(question, {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}[answer], text, gain)
+        text = not_sure(answer, body, learn)
+    return answer_item(question, WORTH_IT[answer], text, gain)
 
 
 def _one_seed(learn: dict[str, Any]) -> str:
@@ -223,13 +250,9 @@ def _alone(learn: dict[str, Any], best: Item) -> Item | None:
     method = learn["federated_method"]
     body = f"{method} has {points(about)} over {_clients(learn)} that train alone, each at its own learning rate"
     answer = verdict(about)
-    if answer == "yes":
-        return answer_item("Is federation worth it?", "worth it", f"Yes: {body}, paired{_one_seed(learn)}.", about)
-    if answer == "no":
-        return answer_item(
-            "Is federation worth it?", "not worth it", f"No: {body}, and the interval ends below a point.", about
-        )
-    return answer_item("Is federation worth it?", "not shown", f"Not shown: {body}{settled_by(learn)}.", about)
+    lead = {"yes": f"Yes: {body}, paired{_one_seed(learn)}.", "no": f"No: {body}, and the interval ends below a point."}
+    text = lead.get(answer) or not_sure(answer, body, learn)
+    return answer_item("Is federation worth it?", WORTH_IT[answer], text, about)
 
 
 def joining_item(learn: dict[str, Any], measure: str = "accuracy") -> Item | None:

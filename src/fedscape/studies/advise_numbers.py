@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fedscape.studies.advise import (
+    WORTH_IT,
     Item,
     answer_item,
     joining_item,
     listed_names,
+    not_sure,
     points,
     settled_by,
     stability_text,
+    tied_text,
     verdict,
 )
 
@@ -68,40 +71,38 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
     text = (
         f"{best['called']}: off by {amounts(best['rmse'])} (root mean square) and {amounts(best['mae'])} (mean "
         f"absolute) on rows held out, R2 {share(best['together'])}, mean over {who}; {points(best['over'])} of the "
-        f"variance more than '{over['baseline']}'. It is the simplest that is not shown to be a point or more of R2 "
-        "behind the most exact"
+        f"variance more than '{over['baseline']}'."
     )
     if best["method"] != about["best"]:
-        text += f" ({top['called']}: {points(best['behind'], sign=False)} ahead)"
-    text += f". Tied with it, as far as these data tell: {listed_names(others)}{settled_by(about)}." if others else "."
+        text += f" The most exact, {top['called']}, is {points(best['behind'], sign=False)} ahead."
+    text += tied_text(about, others)
+    simplest = rows[about["simplest"]]
+    if simplest is not best:
+        behind = f"{points(simplest['behind'], sign=False)} behind {top['called']}"
+        text += f" The simplest of them is {simplest['called']}, {behind}: take it if simplicity weighs more."
     return answer_item("Which method?", answer, f"{text} {stability_text(about)}", best["together"])
 
 
 def _personal(about: dict[str, Any], rows: dict[str, Item], best: Item) -> Item:
     others = [rows[name] for name in ("linear+", "hlcr")]
+    others = [row for row in others if row["clients"] == about["clients"]] or others
     one = best if best["method"] in ("linear+", "hlcr") else max(others, key=lambda row: float(row["gain"]["value"]))
     judgement, gain = verdict(one["gain"]), one["gain"]
     body = f"{one['called']} has {points(gain)} of the variance over one linear model, paired, all comparisons together"
     if judgement == "yes":
         text = f"Worth it: {body}; {100 * one['better']:.0f}% of the {'sites' if about['sites'] else 'clients'} gain."
     else:
-        text = (
-            f"Not worth it: {body}; less than 1 point."
-            if judgement == "no"
-            else f"Not shown: {body}{settled_by(about)}."
-        )
-    words = {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}
-    return answer_item("Is personalisation worth it?", words[judgement], text, gain)
+        text = f"Not worth it: {body}; less than 1 point." if judgement == "no" else not_sure(judgement, body, about)
+    return answer_item("Is personalisation worth it?", WORTH_IT[judgement], text, gain)
 
 
 def _federated(about: dict[str, Any]) -> Item:
     gain, judgement = about["federated"], verdict(about["federated"])
     who = "sites" if about["sites"] else "clients"
     body = f"{about['federated_method']} has {points(gain)} of the variance over {who} that fit their own rows alone"
-    words = {"yes": "worth it", "no": "not worth it", "unclear": "not shown"}
     lead = {"yes": f"Yes: {body}, paired.", "no": f"No: {body}, and the interval ends below a point."}
-    text = lead.get(judgement, f"Not shown: {body}{settled_by(about)}.")
-    return answer_item("Is federation worth it?", words[judgement], text, gain)
+    text = lead.get(judgement) or not_sure(judgement, body, about)
+    return answer_item("Is federation worth it?", WORTH_IT[judgement], text, gain)
 
 
 def _worst(about: dict[str, Any], best: Item) -> Item | None:

@@ -1,45 +1,61 @@
-"""The size of a tournament: clients, rows, rounds and repeats for a given time."""
+"""The size of a tournament: stages of ever more clients, rows, rounds and repeats for a given time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedscape.errors import DataError
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Caps on a tournament. The clock is never read: the same budget gives the same result on any machine.
+class Limits:
+    """Caps on one stage of a tournament."""
 
-    The name is about the time that a whole study takes on one core if the data reach the caps.
-    """
-
-    name: str
     clients: int
     rows: int
     rounds: int
     repeats: int
 
 
-BUDGETS = {
-    "30s": Budget("30s", clients=60, rows=12_000, rounds=20, repeats=4),
-    "2min": Budget("2min", clients=300, rows=40_000, rounds=30, repeats=8),
-    "20min": Budget("20min", clients=3_000, rows=200_000, rounds=40, repeats=12),
-}
+@dataclass(frozen=True)
+class Budget:
+    """The stages that a tournament may go through; it stops where its advice is settled.
+
+    The clock is never read: the same budget gives the same result on any machine. The name is about the time that a
+    whole study takes on one core if the data reach the caps and nothing is settled before the end.
+    """
+
+    name: str
+    stages: tuple[Limits, ...]
+
+
+_LADDER = (  # a larger budget begins with the stages of a smaller one, and never undoes what these have shown
+    Limits(clients=60, rows=12_000, rounds=20, repeats=4),
+    Limits(clients=240, rows=12_000, rounds=20, repeats=4),
+    Limits(clients=1_000, rows=48_000, rounds=20, repeats=4),
+    Limits(clients=10_000, rows=240_000, rounds=40, repeats=8),
+)
+BUDGETS = {name: Budget(name, _LADDER[:n]) for name, n in (("30s", 2), ("2min", 3), ("20min", 4))}
 DEFAULT = "30s"
+ROWS_EACH = 200  # rows of a client, where more clients wait: rows of other clients say more
 
 
 def budget_of(name: str, *, rounds: int | None = None, repeats: int | None = None) -> Budget:
-    """Look up a budget, with other rounds or repeats if passed.
+    """Look up a budget, with other rounds or repeats in every stage if passed.
 
-    >>> budget_of("2min", rounds=5)
-    Budget(name='2min', clients=300, rows=40000, rounds=5, repeats=8)
+    >>> budget_of("30s", rounds=5).stages[0]
+    Limits(clients=240, rows=12000, rounds=5, repeats=4)
     """
     if name not in BUDGETS:
         raise DataError(f"budget must be one of {', '.join(BUDGETS)}, not {name!r}")
-    budget = BUDGETS[name]
-    budget = replace(budget, rounds=budget.rounds if rounds is None else rounds)
-    budget = replace(budget, repeats=budget.repeats if repeats is None else repeats)
-    if budget.rounds < 1 or budget.repeats < 1:
-        raise DataError(f"rounds and seeds must be at least 1, not {budget.rounds} and {budget.repeats}")
-    return budget
+    if min(1 if rounds is None else rounds, 1 if repeats is None else repeats) < 1:
+        first = BUDGETS[name].stages[0]
+        values = (first.rounds if rounds is None else rounds, first.repeats if repeats is None else repeats)
+        raise DataError(f"rounds and seeds must be at least 1, not {values[0]} and {values[1]}")
+    return Budget(
+        name,
+        tuple(
+            Limits(limits.clients, limits.rows, rounds or limits.rounds, repeats or limits.repeats)
+            for limits in BUDGETS[name].stages
+        ),
+    )

@@ -1,4 +1,4 @@
-"""Choose the method to advise: the simplest not shown to be a point worse than the best, or none."""
+"""Choose the method to advise, and say which others are tied with it; or none."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from fedscape.studies.judged import Judged
 from fedscape.studies.tournament import ENTRANTS
 
 WORTH = 0.01  # a point of accuracy: less is not worth a more complicated method
+NEAR = WORTH / 2  # an estimate this near to the best is most likely within a point of it
 REDRAWS = 100
 #: The simplest first: training alone needs no federation.
 ORDER = tuple(sorted(ENTRANTS, key=lambda name: name != "local"))
@@ -18,11 +19,12 @@ ORDER = tuple(sorted(ENTRANTS, key=lambda name: name != "local"))
 
 @dataclass(frozen=True)
 class Choice:
-    """The outcome of a tournament: the advised method or None, the most accurate, and those tied with it."""
+    """The outcome of a tournament: the advised method or None, the most accurate, those tied with it, the simplest."""
 
     advised: str | None
     best: str
     tied: tuple[str, ...]
+    simplest: str | None  # of the tied that are shown to beat guessing
     over: Interval
     baseline: str
 
@@ -30,20 +32,46 @@ class Choice:
 def choose(judged: Judged, *, order: tuple[str, ...] = ORDER, common: str = "fedavg") -> Choice:
     """Choose among methods, the simplest first in `order`; `common` is the plain method that clients train together.
 
-    A method is *able* if its paired interval shows that it beats the better baseline. It is *tied* if it is less
-    than a point behind the most accurate, or is not shown to be behind. A gain is worth a more complex method if it is
-    a point or more and its interval lies above 0. Advised is the simplest that is able and tied; a method more complex
-    than the common one must also be shown to gain over it. If no method is able, none is advised.
+    Methods of the order without hits have left the tournament; the intervals are simultaneous for all of the order.
+
+    A method is *able* if its paired interval shows that it beats the better baseline, and *supported* if it is also
+    local, the common one, or shown to gain over the common one. It is *tied* unless it is a point or more behind the
+    most accurate of all, and shown to be behind. Advised is the simplest supported method that is less than half a
+    point behind the most accurate of them, or is shown to be at most a point behind it; one that is not tied only if
+    no supported one is. If no method is able, none is advised. The intervals are simultaneous: the most accurate is one
+    of several.
     """
-    means = judged.means
-    best = max(order, key=lambda name: means[name])
+    means, present = judged.means, [name for name in order if name in judged.hits]
+    best = max(present, key=lambda name: means[name])
     baseline = max(judged.baselines, key=lambda name: means[name])
-    others = len(order) - 1  # the best is one of several: intervals are simultaneous, as those of the gains
-    tied = tuple(m for m in order if m == best or not _worth(judged.difference(best, m, comparisons=others)))
-    able = [m for m in tied if _above(judged.difference(m, baseline), 0.0)]
-    sure = [m for m in able if m in ("local", common) or _above(judged.difference(m, common), 0.0)]
-    over = judged.difference(best, baseline)
-    return Choice(sure[0] if sure else None, best, tied, over, baseline)
+
+    def lead(first: str, second: str) -> Interval:
+        return judged.difference(first, second, comparisons=len(order) - 1)
+
+    tied = tuple(m for m in present if m == best or not _worth(lead(best, m)))
+    able = [m for m in present if _above(judged.difference(m, baseline), 0.0)]
+    supported = [m for m in able if m in ("local", common) or _above(lead(m, common), 0.0)]
+    supported = [m for m in supported if m in tied] or supported
+    top = max(supported, key=lambda name: means[name], default=None)
+    advised = next((m for m in supported if top in (None, m) or _near(lead(str(top), m))), None)
+    simplest = next((m for m in tied if m in able), None)
+    return Choice(advised, best, tied, simplest, judged.difference(best, baseline), baseline)
+
+
+def _near(loss: Interval) -> bool:
+    return bool(loss["value"] < NEAR or (loss["high"] is not None and loss["high"] <= WORTH))
+
+
+def rivals(judged: Judged, choice: Choice, *, order: tuple[str, ...] = ORDER) -> tuple[str, ...]:
+    """Methods that further clients may still show to be better than the advice by more than a point.
+
+    Without any, the advice is settled: it is shown to lose at most a point against every method (where none is advised:
+    guessing is).
+    """
+    mine = choice.baseline if choice.advised is None else choice.advised
+    others = [name for name in choice.tied if name != mine]
+    ahead = {name: judged.difference(name, mine, comparisons=len(order) - 1)["high"] for name in others}
+    return tuple(name for name, high in ahead.items() if high is None or high > WORTH)
 
 
 def _worth(gain: Interval) -> bool:

@@ -17,7 +17,7 @@ from fedscape.methods.tabular import DEPTH, rounds_for
 from fedscape.simulate import FromMixture
 from fedscape.studies import tournament as learning
 from fedscape.studies.advise import DEVICE
-from fedscape.studies.budget import Budget
+from fedscape.studies.budget import Budget, Limits
 from fedscape.studies.choose import Choice, choose, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
@@ -25,6 +25,7 @@ from fedscape.studies.intervals import FEW, mean_interval, plain
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.prepare import Prepared
 from fedscape.studies.sites import are_sites, joining
+from fedscape.studies.staged import Stage, about_stage, fewer_rows, left_out, notes_of, staged, tied
 from fedscape.studies.stages import Stages
 from fedscape.studies.standing import standing
 from fedscape.types import Array
@@ -34,15 +35,17 @@ _CALLED = {**{name: method.title for name, method in METHODS.items()}, **BASELIN
 
 
 def why_not(data: Prepared) -> str | None:
+    """Why no methods are compared; None where they are."""
     if data.rows is None or not data.width or not data.labels:
         return "left out"
-    if find_spec("torch") is None:
+    if not data.number and find_spec("torch") is None:
         return "Training is left out: it needs torch, pip install 'fedscape[learn]'."
     able = int((data.rows.sizes >= 2).sum())
-    if able < _LEAST_LEARNERS:
-        have = f"{plural(able, 'client')} {'has' if able == 1 else 'have'} two rows or more"
-        return f"Training is left out: {have}, and a tournament needs {_LEAST_LEARNERS}."
-    return None
+    if able >= _LEAST_LEARNERS:
+        return None
+    what = f"Models of {data.column!r} are" if data.number else "Training is"
+    have = f"{plural(able, 'client')} {'has' if able == 1 else 'have'} two rows or more"
+    return f"{what} left out: {have}, and a tournament needs {_LEAST_LEARNERS}."
 
 
 def learn(
@@ -50,7 +53,7 @@ def learn(
     mixture: Any,
     shares: Array,
     notes: list[str],
-    stages: Stages,
+    progress: Stages,
     *,
     budget: Budget,
     sites: bool | None,
@@ -63,65 +66,83 @@ def learn(
     names = learning.entrants(methods, table=table)
     order = tuple(sorted(names, key=lambda name: name != "local"))  # the simplest first, as in choose.ORDER
     rows = learning.directions(data.rows, table=table)
-    who = learning.some_clients(rows, notes, seed=seed, most=budget.clients)
-    true = learning.fewer_rows(rows.take(who), notes, seed=seed, most=budget.rows)
     few = are_sites(len(data.counts), sites)
-    guessed = replace(budget, repeats=min(budget.repeats, 2))
-    say = stages.inside("learn", len(names) * (budget.repeats + guessed.repeats) + 4 * guessed.repeats + 1)
-    judged, used = learning.tournament(
-        true, budget, seed=seed, sites=few, methods=names, say=lambda what: say(f"true clients: {what}")
-    )
-    rates = learning.typical(used)
-    simulated = _simulated(rows, mixture, len(who), budget, seed)
+    guessed = replace(budget.stages[0], repeats=min(budget.stages[0].repeats, 2))
+    most = sum(limits.repeats for limits in budget.stages) + guessed.repeats
+    say = progress.inside("learn", len(names) * most + 4 * guessed.repeats + 1)
+
+    def play(clients: Federation, limits: Limits, those: tuple[str, ...]) -> tuple[Judged, dict[str, list[float]]]:
+        return learning.tournament(
+            clients, limits, seed=seed, sites=few, methods=[name for name in names if name in those],
+            say=lambda what: say(f"true clients: {what}"),
+        )  # fmt: skip
+
+    played = staged(rows, budget, play, order=order, common="fedavg", seed=seed)
+    first, last = played[0], played[-1]
+    notes += notes_of(rows, played)
+    true, judged, choice, limits = last.rows, last.judged, last.choice, last.limits
+    rates = learning.typical({name: used for stage in played for name, used in stage.used.items()})
+    simulated = _simulated(rows, mixture, len(first.who), guessed, seed)
     predicted, _ = learning.tournament(
         simulated, guessed, seed=seed, sites=few, rates=rates, methods=names,
         say=lambda what: say(f"simulated clients: {what}"),
     )  # fmt: skip
-    choice = choose(judged, order=order)
-    standings = standing(judged, seed=seed)
-    for row in standings:
-        row["lr"] = None if row["method"] == "glm" else rates.get(row["method"])
-        row["behind"] = judged.difference(choice.best, row["method"])
     section: dict[str, Any] = {
-        "clients": len(who),
+        "clients": len(last.who),
         "sites": few,
         "test_rows": int(judged.rows_tested.sum()),
         "train_rows": true.n_rows - round(true.n_rows / judged.folds),
-        "rounds": budget.rounds,
-        "seeds": budget.repeats,
+        "rounds": limits.rounds,
+        "seeds": limits.repeats,
         "budget": budget.name,
-        "capped": len(who) < int((rows.sizes >= 2).sum()) or true.n_rows < rows.take(who).n_rows,
+        "capped": bool(left_out(rows, last)),
+        "stages": [about_stage(stage) for stage in played],
         "model": f"linear, {rows['x'].shape[1]} inputs"
         + (" (leading directions)" if data.width > learning.DIRECTIONS else ""),
         "inputs": int(rows["x"].shape[1]),
-        "true": standings,
+        "true": _standings(played, names, rates, seed),
         "simulated": standing(predicted, seed=seed),
         "advised": choice.advised,
         "best": choice.best,
-        "tied": list(choice.tied),
+        "tied": tied(played, order),
+        "simplest": choice.simplest,
         "over": {**choice.over, "method": choice.best, "baseline": BASELINES[choice.baseline]},
         "stability": stability(judged, choice, order=order, seed=seed),
-        "cohorts": learning.cohorts(true, budget, lr=rates["fedavg"], seed=seed, sites=few, say=say),
+        "cohorts": learning.cohorts(true, limits, lr=rates["fedavg"], seed=seed, sites=few, say=say),
         "costs": _costs(learning.held_out(true, repeat=0, seed=seed), rates["fedavg"], seed, names),
     }
     for cost in section["costs"]:
         if METHODS[cost["method"]].family == "tabular":
-            cost["rounds"] = rounds_for(cost["method"], budget.rounds)
-    section |= _beside(section, judged, choice, choose(predicted, order=order), shares[who], order)
+            cost["rounds"] = rounds_for(cost["method"], limits.rounds)
+    section |= _beside(section, judged, choice, choose(predicted, order=order), shares[last.who], order)
     if few:
-        section["joining"] = _joining(judged, _federated(judged, order), who, data, show_clients)
-    return plain(section), {"who": who, **{name: judged.clients[name] for name in judged.hits}}
+        section["joining"] = _joining(judged, _federated(judged, order), last.who, data, show_clients)
+    return plain(section), {"who": last.who, **{name: judged.clients[name] for name in judged.hits}}
 
 
-def _simulated(rows: Federation, mixture: Any, n_clients: int, budget: Budget, seed: int) -> Federation:
+def _standings(
+    played: Sequence[Stage[Judged]], names: Sequence[str], rates: dict[str, float], seed: int
+) -> list[dict[str, Any]]:
+    """The table of the last stage, with the methods that left the tournament as they stood then."""
+    table: dict[str, dict[str, Any]] = {}
+    for stage in played:
+        for row in standing(stage.judged, seed=seed, entered=len(names)):
+            row["lr"] = None if row["method"] == "glm" else rates.get(row["method"])
+            row["behind"] = stage.judged.difference(stage.choice.best, row["method"])
+            row["clients"] = len(stage.who)
+            table[row["method"]] = row
+    return list(table.values())
+
+
+def _simulated(rows: Federation, mixture: Any, n_clients: int, limits: Limits, seed: int) -> Federation:
     drawn = clients_of(rows, FromMixture(mixture), n_clients, seed=seed)
     drawn = drawn.take(np.flatnonzero(drawn.sizes >= 2))
-    return learning.fewer_rows(drawn, [], seed=seed, most=budget.rows)
+    return fewer_rows(drawn, most=limits.rows, seed=seed)
 
 
 def _federated(judged: Judged, order: Sequence[str]) -> str:
     """The most accurate method of those that train the same kind of model as clients alone, these excluded."""
-    alike = [m for m in order if m != "local" and METHODS[m].family != "tabular"]
+    alike = [m for m in order if m in judged.hits and m != "local" and METHODS[m].family != "tabular"]
     return max(alike, key=lambda name: judged.means[name])
 
 

@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.errors import plural
 from fedscape.studies import tournament as learning
-from fedscape.studies.budget import Budget
-from fedscape.studies.choose import Choice, choose, stability
+from fedscape.studies.budget import Budget, Limits
+from fedscape.studies.choose import stability
 from fedscape.studies.explain import watched
 from fedscape.studies.intervals import FEW, mean_interval, plain
 from fedscape.studies.judged_numbers import MEANS, JudgedNumbers
 from fedscape.studies.linear_models import CALLED, SETTINGS, fitted
 from fedscape.studies.prepare import Prepared
 from fedscape.studies.sites import are_sites, joining
+from fedscape.studies.staged import Stage, about_stage, left_out, notes_of, staged, tied
 from fedscape.studies.stages import Stages
 from fedscape.types import Array
 
 ORDER = tuple(CALLED)  # the simplest first
 COMMON = "linear"  # what clients fit together
-_LEAST = 4  # clients
 _CHUNK = 8192
 
 Say = Callable[[str], None]
-
-
-def why_no_numbers(data: Prepared) -> str | None:
-    """Why models of the number cannot be compared; None where they can."""
-    if data.rows is None or not data.width:
-        return "left out"
-    able = int((data.rows.sizes >= 2).sum())
-    if able < _LEAST:
-        have = f"{plural(able, 'client')} {'has' if able == 1 else 'have'} two rows or more"
-        return f"Models of {data.column!r} are left out: {have}, and comparing them needs {_LEAST}."
-    return None
+Settings = dict[str, list[float]]  # of each model, one for each repeat
 
 
 def numbers(
     data: Prepared,
     shares: Array,
     notes: list[str],
-    stages: Stages,
+    progress: Stages,
     *,
     budget: Budget,
     sites: bool | None,
@@ -54,12 +43,17 @@ def numbers(
     """Every model in every repeat, its errors, and what is advised by the rule for classes."""
     assert data.rows is not None  # asked by the caller
     rows = learning.directions(data.rows)
-    who = learning.some_clients(rows, notes, seed=seed, most=budget.clients)
-    true = learning.fewer_rows(rows.take(who), notes, seed=seed, most=budget.rows)
     few = are_sites(len(data.counts), sites)
-    judged, used = tournament(true, budget, seed=seed, sites=few, say=stages.inside("learn", 4 * budget.repeats + 1))
-    choice = choose(judged, order=ORDER, common=COMMON)
-    together = max((m for m in ORDER if m != "local"), key=lambda name: judged.means[name])
+    say = progress.inside("learn", len(ORDER) * sum(limits.repeats for limits in budget.stages) + 1)
+
+    def play(clients: Federation, limits: Limits, those: tuple[str, ...]) -> tuple[JudgedNumbers, Settings]:
+        return tournament(clients, limits, seed=seed, sites=few, methods=those, say=say)
+
+    played = staged(rows, budget, play, order=ORDER, common=COMMON, seed=seed)
+    last = played[-1]
+    notes += notes_of(rows, played)
+    who, true, judged, choice = last.who, last.rows, last.judged, last.choice
+    together = max((m for m in ORDER if m != "local" and m in judged.hits), key=lambda name: judged.means[name])
     value = true["v"]
     section: dict[str, Any] = {
         "target": data.column,
@@ -67,16 +61,18 @@ def numbers(
         "sites": few,
         "test_rows": int(judged.rows_tested.sum()),
         "train_rows": true.n_rows - round(true.n_rows / judged.folds),
-        "seeds": budget.repeats,
+        "seeds": last.limits.repeats,
         "budget": budget.name,
-        "capped": len(who) < int((rows.sizes >= 2).sum()) or true.n_rows < rows.take(who).n_rows,
+        "capped": bool(left_out(rows, last)),
+        "stages": [about_stage(stage) for stage in played],
         "inputs": int(rows["x"].shape[1]),
         "mean": float(value.mean()),
         "spread": float(np.sqrt(judged.spread)),
-        "true": standing(judged, choice, used, seed=seed),
+        "true": list({row["method"]: row for stage in played for row in standing(stage, seed=seed)}.values()),
         "advised": choice.advised,
         "best": choice.best,
-        "tied": list(choice.tied),
+        "tied": tied(played, ORDER),
+        "simplest": choice.simplest,
         "over": {**choice.over, "method": choice.best, "baseline": MEANS[choice.baseline]},
         "stability": stability(judged, choice, order=ORDER, common=COMMON, seed=seed),
         "federated": judged.difference(together, "local", comparisons=len(ORDER) - 1),
@@ -90,21 +86,21 @@ def numbers(
 
 
 def tournament(
-    rows: Federation, budget: Budget, *, seed: int, say: Say, sites: bool = False
-) -> tuple[JudgedNumbers, dict[str, list[float]]]:
+    rows: Federation, limits: Limits, *, seed: int, say: Say, sites: bool = False, methods: Sequence[str] = ORDER
+) -> tuple[JudgedNumbers, Settings]:
     """Every model in every repeat: how far it was off each row held out, and the settings that were chosen."""
-    errors = {name: np.full((budget.repeats, rows.n_rows), np.nan) for name in (*ORDER, *MEANS)}
-    used: dict[str, list[float]] = {name: [] for name in ORDER}
+    errors = {name: np.full((limits.repeats, rows.n_rows), np.nan) for name in (*methods, *MEANS)}
+    used: Settings = {name: [] for name in methods}
     middle, scale = float(rows["v"].mean()), max(float(rows["v"].std()), 1e-300)
     rows = rows.with_column("at", np.arange(rows.n_rows)).with_column("v", (rows["v"] - middle) / scale)
-    for repeat in range(budget.repeats):
+    for repeat in range(limits.repeats):
         clients = learning.held_out(rows, repeat=repeat, seed=seed)
         at, truth = clients.test["at"], clients.test["v"]
-        for name in ORDER:
+        for name in methods:
             say(f"true clients: {CALLED[name]}")
-            setting = tuned(name, clients.train, rounds=budget.rounds, seed=seed + repeat)
+            setting = tuned(name, clients.train, rounds=limits.rounds, seed=seed + repeat)
             used[name].append(setting)
-            predict = fitted(name, clients.train, setting, rounds=budget.rounds, seed=seed + repeat)
+            predict = fitted(name, clients.train, setting, rounds=limits.rounds, seed=seed + repeat)
             errors[name][repeat, at] = scale * (truth - predict(clients.test))
         for name, predicted in means(clients).items():
             errors[name][repeat, at] = scale * (truth - predicted)
@@ -142,8 +138,9 @@ def means(clients: learning.Clients) -> dict[str, Array]:
     return {"mean": np.full(test.n_rows, middle), "own-mean": own[test.client_of_row]}
 
 
-def standing(judged: JudgedNumbers, choice: Choice, used: dict[str, list[float]], *, seed: int) -> list[dict[str, Any]]:
+def standing(stage: Stage[JudgedNumbers], *, seed: int) -> list[dict[str, Any]]:
     """Every model and baseline: R2, errors in units of the target, gain over the common model, lead over means."""
+    judged, used = stage.judged, stage.used
     base = max(MEANS, key=lambda name: judged.means[name])
     rows = []
     for name in judged.hits:
@@ -158,8 +155,9 @@ def standing(judged: JudgedNumbers, choice: Choice, used: dict[str, list[float]]
             "worst": judged.worst(name, seed=seed),
             "gain": None,
             "over": None if name in MEANS else judged.difference(name, base),
-            "behind": judged.difference(choice.best, name),
+            "behind": judged.difference(stage.choice.best, name),
             "setting": learning.typical(used)[name] if name in used else None,
+            "clients": len(stage.who),
         }
         if name in ORDER and name != COMMON:
             row["gain"] = judged.difference(name, COMMON, comparisons=len(ORDER) - 1)

@@ -36,6 +36,19 @@ class Standing(TypedDict):
     better: NotRequired[float]
     lr: NotRequired[float | None]
     seeds: float | None
+    clients: NotRequired[int]  # of the last stage that the method was in
+
+
+class StageOfTournament(TypedDict):
+    """Who took part in a stage of a tournament, and what it said."""
+
+    clients: int
+    rows: int
+    rounds: int
+    repeats: int
+    methods: list[str]
+    advised: str | None
+    settled: bool
 
 
 class Cohort(TypedDict):
@@ -146,6 +159,7 @@ class Learn(TypedDict):
     seeds: int
     budget: str
     capped: bool
+    stages: list[StageOfTournament]
     model: str
     inputs: int
     true: list[Standing]
@@ -153,6 +167,7 @@ class Learn(TypedDict):
     advised: str | None
     best: str
     tied: list[str]
+    simplest: str | None
     over: Lead
     stability: Stability
     joining: NotRequired[Joining]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from fedscape.studies.schema_learn import ByKind, Interval, Joining, Lead, Stability
+from fedscape.studies.schema_learn import ByKind, Interval, Joining, Lead, Stability, StageOfTournament
 
 
 class WorstError(Interval):
@@ -30,6 +30,7 @@ class NumberStanding(TypedDict):
     behind: Interval
     better: NotRequired[float]
     setting: float | None
+    clients: int  # of the last stage that the model was in
 
 
 class NumberCost(TypedDict):
@@ -53,6 +54,7 @@ class Numbers(TypedDict):
     seeds: int
     budget: str
     capped: bool
+    stages: list[StageOfTournament]
     inputs: int
     mean: float
     spread: float
@@ -60,6 +62,7 @@ class Numbers(TypedDict):
     advised: str | None
     best: str
     tied: list[str]
+    simplest: str | None
     over: Lead
     stability: Stability
     federated: Interval

@@ -13,13 +13,15 @@ from fedscape.studies.judged import BASELINES, Judged
 from fedscape.types import Array
 
 
-def standing(judged: Judged, *, seed: int) -> list[dict[str, Any]]:
+def standing(judged: Judged, *, seed: int, entered: int | None = None) -> list[dict[str, Any]]:
     """Tabulate every method and baseline: accuracy, worst tenth, gain over FedAvg and lead over the baseline.
 
     Gains and leads are paired. The intervals of the gains are simultaneous; a lead is that over the better baseline.
-    `together` is the accuracy with a simultaneous interval, valid also for the method chosen for its accuracy.
+    `together` is the accuracy with a simultaneous interval, valid also for the method chosen for its accuracy. All
+    are simultaneous for as many methods as `entered` the tournament; by default these.
     """
     trained = [name for name in judged.hits if name not in BASELINES]
+    number = len(trained) if entered is None else entered
     means = judged.means
     base = max(BASELINES, key=lambda name: means[name])
     rows = []
@@ -29,13 +31,13 @@ def standing(judged: Judged, *, seed: int) -> list[dict[str, Any]]:
             "called": BASELINES.get(name) or METHODS[name].title,
             "baseline": name in BASELINES,
             "accuracy": judged.accuracy(name),
-            "together": judged.accuracy(name, comparisons=len(trained)),
+            "together": judged.accuracy(name, comparisons=number),
             "worst": worst(judged, name, seed=seed),
             "gain": None,
             "over": None if name in BASELINES else judged.difference(name, base),
         }
         if name in trained and name != "fedavg":
-            row["gain"] = judged.difference(name, "fedavg", comparisons=len(trained) - 1)
+            row["gain"] = judged.difference(name, "fedavg", comparisons=number - 1)
             apart = judged.clients[name] - judged.clients["fedavg"]
             row["better"] = float((apart[np.isfinite(apart)] > 0).mean())
         runs = judged.of_runs(name)

@@ -24,7 +24,7 @@ from fedscape.studies.intervals import FEW
 from fedscape.studies.kinds import census, declared_counts, model
 from fedscape.studies.learn import learn, why_not
 from fedscape.studies.measure import measure
-from fedscape.studies.numbers import numbers, why_no_numbers
+from fedscape.studies.numbers import numbers
 from fedscape.studies.prepare import Prepared, prepare
 from fedscape.studies.presence import log_of, study_presence
 from fedscape.studies.presence_advice import advice as presence_advice
@@ -177,7 +177,7 @@ def _fill(
         result["time"] = periods
     accuracies: dict[str, Array] = {}
     with stages.of("learn"):
-        why = why_no_numbers(data) if data.number else why_not(data)
+        why = why_not(data)
         if why is None and data.number:
             result["numbers"], accuracies = numbers(
                 data, shares, notes, stages, budget=limits, sites=options["sites"], show_clients=show_clients, seed=seed

@@ -15,7 +15,7 @@ from fedscape.errors import DataError
 from fedscape.methods import METHODS, Columns, Options, find, train
 from fedscape.methods.tabular import DEPTH
 from fedscape.statistics.moments import Moments
-from fedscape.studies.budget import Budget
+from fedscape.studies.budget import Limits
 from fedscape.studies.guessing import further_variance
 from fedscape.studies.intervals import plain
 from fedscape.studies.judged import BASELINES, Judged
@@ -96,37 +96,6 @@ def held_out(rows: Federation, *, repeat: int, seed: int) -> Clients:
     if "row" in rows:
         test = test.where(~np.isin(test["row"], train["row"]))
     return Clients(train, test)
-
-
-def some_clients(rows: Federation, notes: list[str], *, seed: int, most: int) -> Array:
-    """The clients that take part: those with two rows or more, up to a cap."""
-    able = np.flatnonzero(rows.sizes >= 2)
-    if len(able) > most:
-        notes.append(
-            f"The tournament uses {most:,} of the {len(able):,} clients, chosen by the seed; a larger --budget uses "
-            "more of them."
-        )
-        able = np.sort(Key(seed, purpose="clients of a tournament").generator().permutation(able)[:most])
-    return able
-
-
-def fewer_rows(rows: Federation, notes: list[str], *, seed: int, most: int) -> Federation:
-    """Cap the total number of rows by a cap per client."""
-    if rows.n_rows <= most:
-        return rows
-    low, high = 1, int(rows.sizes.max())
-    while low < high:  # bisect for the largest cap per client
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if np.minimum(rows.sizes, middle).sum() <= most else (low, middle - 1)
-    notes.append(
-        f"Clients train and test on at most {low:,} of their rows each, to stay within the budget; a larger --budget "
-        "uses more of them."
-    )
-    owner = rows.client_of_row
-    order = np.argsort(owner + Key(seed, purpose="rows of a tournament").uniform_rows(rows), kind="stable")
-    kept = np.zeros(rows.n_rows, dtype=bool)
-    kept[order[np.arange(rows.n_rows) - rows.offsets[owner] < low]] = True
-    return rows.where(kept)
 
 
 def directions(rows: Federation, *, table: bool = False) -> Federation:
@@ -252,7 +221,7 @@ def guesses(clients: Clients) -> dict[str, Array]:
 
 def tournament(
     rows: Federation,
-    budget: Budget,
+    limits: Limits,
     *,
     seed: int,
     say: Say,
@@ -261,19 +230,19 @@ def tournament(
     methods: Sequence[str] = ENTRANTS,
 ) -> tuple[Judged, dict[str, list[float]]]:
     """Train every method in every repeat; return its hits and its learning rates, tuned in each repeat or passed."""
-    hits = {name: np.full((budget.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*methods, *BASELINES)}
+    hits = {name: np.full((limits.repeats, rows.n_rows), -1, dtype=np.int8) for name in (*methods, *BASELINES)}
     used: dict[str, list[float]] = {name: [] for name in methods}
     rows = rows.with_column("at", np.arange(rows.n_rows))
-    for repeat in range(budget.repeats):
+    for repeat in range(limits.repeats):
         clients = held_out(rows, repeat=repeat, seed=seed)
         at, truth = clients.test["at"], clients.test["y"]
         for name in methods:
             say(METHODS[name].title)
             lr, start = 0.0 if rates is None else rates[name], seed + repeat
             if rates is None:
-                lr, start = tuned(name, clients, seed=start, n_rounds=max(1, budget.rounds // 3))
+                lr, start = tuned(name, clients, seed=start, n_rounds=max(1, limits.rounds // 3))
             used[name].append(lr)
-            model = trained(name, clients.train, lr=lr, seed=start, n_rounds=budget.rounds)
+            model = trained(name, clients.train, lr=lr, seed=start, n_rounds=limits.rounds)
             hits[name][repeat, at] = model.predict(clients.test) == truth
         for name, classes in guesses(clients).items():
             hits[name][repeat, at] = classes == truth
@@ -297,7 +266,7 @@ def typical(rates: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def cohorts(
-    rows: Federation, budget: Budget, *, lr: float, seed: int, say: Say, sites: bool = False
+    rows: Federation, limits: Limits, *, lr: float, seed: int, say: Say, sites: bool = False
 ) -> list[dict[str, Any]]:
     """Run FedAvg with fewer clients per round: accuracy every second round, and the final gap to all clients."""
     from fedscape.core.rounds import rounds
@@ -308,7 +277,7 @@ def cohorts(
     n, folds = len(rows), folds_for(rows)
     sizes = sorted({max(1, n // 8), max(1, n // 4), max(1, n // 2), n})
     rows = rows.with_column("at", np.arange(rows.n_rows))
-    repeats = min(budget.repeats, 2)
+    repeats = min(limits.repeats, 2)
     hits = {str(size): np.full((repeats, rows.n_rows), -1, dtype=np.int8) for size in sizes}
     curves: dict[int, list[list[tuple[int, float]]]] = {size: [] for size in sizes}
     for run in range(repeats):
@@ -318,11 +287,11 @@ def cohorts(
             say(f"cohorts of {size}")
             sampler, curve = None if size == n else FixedSize(size), []
             loop = rounds(
-                Common(local, initial="seed"), clients.train, n_rounds=budget.rounds, sampler=sampler, seed=seed + run,
+                Common(local, initial="seed"), clients.train, n_rounds=limits.rounds, sampler=sampler, seed=seed + run,
                 measure=0,
             )  # fmt: skip
             for r in loop:
-                if r.index % 2 == 1 or r.index + 1 == budget.rounds:
+                if r.index % 2 == 1 or r.index + 1 == limits.rounds:
                     accuracy = np.asarray(evaluate(local, r.state, clients.test).accuracy)
                     curve.append((r.index + 1, float(np.nanmean(accuracy))))
             curves[size].append(curve)

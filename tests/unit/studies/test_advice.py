@@ -9,7 +9,7 @@ from scipy import stats
 from fedscape import DataError, Federation
 from fedscape.studies import study
 from fedscape.studies import tournament as learn
-from fedscape.studies.budget import BUDGETS, budget_of
+from fedscape.studies.budget import budget_of
 from fedscape.studies.choose import ORDER, choose, stability
 from fedscape.studies.guessing import further_variance, of_folds
 from fedscape.studies.intervals import mean_interval, plain
@@ -130,14 +130,33 @@ def test_where_nothing_beats_the_commonest_class_no_method_is_advised():
     assert set(choose(sure).tied) == set(learn.ENTRANTS)
 
 
-def test_advised_is_the_simplest_that_is_not_shown_to_lose_a_point():
+def test_advised_is_the_simplest_near_the_most_accurate_that_is_supported():
     level = dict.fromkeys(learn.ENTRANTS, 0.7) | dict.fromkeys(BASELINES, 0.4)
     assert choose(judged(level | {"local": 0.5}, rows=80)).advised == "fedavg"
     far = choose(judged(level | {"local": 0.5, "fedem": 0.85}, rows=80))
-    assert (far.advised, far.tied) == ("fedem", ("fedem",))
+    assert (far.advised, far.tied, far.simplest) == ("fedem", ("fedem",), "fedem")
     both = choose(judged(level | {"local": 0.5, "fedavg": 0.5, "fedavg+": 0.849, "fedgmm": 0.85}, rows=80))
     assert both.advised == "fedavg+"
     assert ORDER[:2] == ("local", "fedavg")
+
+
+def test_of_methods_that_cannot_be_told_apart_the_better_estimate_is_advised_and_the_simplest_named():
+    """Oracle: the rule, written anew for each draw from its intervals."""
+    near = {"local": 0.66, "fedavg": 0.5, "fedavg+": 0.64, "ifca": 0.66, "fedem": 0.675, "fedgmm": 0.655}
+    seen = set()
+    for seed in range(12):
+        found = judged(near | dict.fromkeys(BASELINES, 0.3), clients=40, rows=30, seed=seed)
+        choice, means = choose(found), found.means
+        shown = [
+            m for m in ORDER if m in ("local", "fedavg") or found.difference(m, "fedavg", comparisons=5)["low"] > 0
+        ]
+        top = max((m for m in shown if m in choice.tied), key=lambda m: means[m])
+        assert means[top] - means[choice.advised] < 0.005 or found.difference(top, choice.advised)["high"] < 0.011
+        assert ORDER.index(choice.simplest) <= ORDER.index(choice.advised)
+        assert choice.simplest in choice.tied
+        assert choice.advised in choice.tied
+        seen.add(choice.advised)
+    assert "fedem" in seen
 
 
 def test_nothing_is_advised_whose_gain_over_fedavg_is_not_shown():
@@ -146,7 +165,7 @@ def test_nothing_is_advised_whose_gain_over_fedavg_is_not_shown():
         found = judged(near | dict.fromkeys(BASELINES, 0.3), clients=20, rows=20, seed=seed)
         advised = choose(found).advised
         if advised not in (None, "local", "fedavg"):
-            assert found.difference(advised, "fedavg")["low"] > 0
+            assert found.difference(advised, "fedavg", comparisons=5)["low"] > 0
 
 
 def test_stability_is_that_of_advice_when_clients_are_drawn_anew():
@@ -236,17 +255,11 @@ def test_a_learning_rate_is_chosen_without_a_look_at_the_rows_that_judge(monkeyp
     assert not seen & set(clients.test["at"].tolist())
 
 
-def test_more_budget_takes_more_of_everything():
-    small, middle, large = BUDGETS.values()
-    for less, more in ((small, middle), (middle, large)):
-        assert less.clients < more.clients
-        assert less.rows < more.rows
-        assert less.rounds < more.rounds
-        assert less.repeats < more.repeats
+def test_a_budget_refuses_what_it_does_not_know():
     with pytest.raises(DataError, match="budget must be one of 30s, 2min, 20min, not '5min'"):
         budget_of("5min")
     with pytest.raises(DataError, match="rounds and seeds must be at least 1, not 0 and 4"):
-        budget_of("30s", rounds=0)
+        budget_of("30s", rounds=0, repeats=4)
 
 
 def test_four_sites_are_studied_as_sites_and_noise_is_not_advised():

@@ -9,13 +9,13 @@ from sklearn.linear_model import Ridge
 
 from fedscape import Federation, datasets
 from fedscape.studies import study
-from fedscape.studies.budget import Budget
+from fedscape.studies.budget import Limits
 from fedscape.studies.choose import choose
 from fedscape.studies.judged_numbers import JudgedNumbers, chosen_worst
 from fedscape.studies.linear_models import alone, fitted, with_deviations
 from fedscape.studies.numbers import COMMON, ORDER, tournament
 
-SHORT = Budget("short", clients=60, rows=12_000, rounds=8, repeats=4)
+SHORT = Limits(clients=60, rows=12_000, rounds=8, repeats=4)
 
 
 def drawn(law: str, *, clients=24, rows=24, seed=0) -> Federation:

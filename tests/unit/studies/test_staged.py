@@ -1,0 +1,146 @@
+"""A tournament in stages: what a larger budget has, a smaller one had; what is shown to lose leaves and stays away."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fedscape import Federation
+from fedscape.studies.budget import BUDGETS, Budget, Limits, budget_of
+from fedscape.studies.choose import ORDER, choose, rivals
+from fedscape.studies.judged import BASELINES, Judged
+from fedscape.studies.staged import clients_of_stage, fewer_rows, most_per_client, notes_of, staged
+
+LADDER = BUDGETS["20min"].stages
+NOTHING = dict.fromkeys(ORDER, 0.6) | dict.fromkeys(BASELINES, 0.6)
+LEVEL = dict.fromkeys(ORDER, 0.7) | dict.fromkeys(BASELINES, 0.4)
+
+
+def federation(clients=700, rows=8, *, seed=0, spread=0.0) -> Federation:
+    sizes = np.round(rows * np.exp(spread * np.random.default_rng(seed).normal(size=clients))).astype(int)
+    offsets = np.concatenate(([0], np.cumsum(sizes)))
+    return Federation({"at": np.arange(offsets[-1])}, offsets)
+
+
+def play_of(accuracy: dict, calls: list, seed=0):
+    """Methods that hit each row of the federation with their own chance, whatever they were trained on."""
+
+    def play(rows: Federation, limits: Limits, those: tuple[str, ...]):
+        calls.append((len(rows), rows.n_rows, those))
+        hits = {}
+        for name in (*[name for name in ORDER if name in those], *BASELINES):
+            luck = np.random.default_rng([seed, sorted(NOTHING).index(name)]).random(20_000)[rows["at"]]
+            fold = rows["at"] % limits.repeats
+            hits[name] = np.where(fold == np.arange(limits.repeats)[:, None], luck < accuracy[name], -1).astype(np.int8)
+        return Judged(hits, rows.client_of_row, len(rows), 4), {name: [0.1] for name in those}
+
+    return play
+
+
+def played(accuracy: dict, budget: str = "20min", *, seed=0, rows=None):
+    calls: list = []
+    rows = federation() if rows is None else rows
+    return staged(rows, budget_of(budget), play_of(accuracy, calls, seed), order=ORDER, common="fedavg", seed=0), calls
+
+
+@pytest.mark.parametrize(
+    ("clients", "rows", "spread"), [(700, 8, 1.0), (90, 400, 0.5), (30, 5_000, 1.5), (5_000, 30, 0.3)]
+)
+def test_a_stage_has_the_clients_and_rows_of_the_one_before(clients, rows, spread):
+    fed, before, each = federation(clients, rows, spread=spread), set(), 200
+    for limits in LADDER:
+        who = clients_of_stage(fed, limits, each=each, seed=3)
+        mine = fewer_rows(fed.take(who), most=limits.rows, seed=3)
+        assert len(who) <= limits.clients
+        assert mine.n_rows <= max(limits.rows, len(who))
+        assert before <= set(mine["at"].tolist())
+        before, each = set(mine["at"].tolist()), max(each, int(mine.sizes.max()))
+    assert len(before) > 0.2 * min(fed.n_rows, LADDER[-1].rows)
+
+
+def test_rows_of_a_client_are_given_up_only_where_more_clients_wait():
+    sites = federation(6, 1_500)
+    assert fewer_rows(sites, most=12_000, seed=0).n_rows == 9_000
+    assert len(clients_of_stage(federation(300, 1_000), LADDER[1], each=200, seed=0)) == 60
+    assert len(clients_of_stage(federation(300, 30), LADDER[1], each=200, seed=0)) == 240
+    assert most_per_client(np.array([3, 3]), 1) == 1
+
+
+def test_a_larger_budget_begins_as_a_smaller_one_does():
+    for less, more in (("30s", "2min"), ("2min", "20min")):
+        assert BUDGETS[more].stages[: len(BUDGETS[less].stages)] == BUDGETS[less].stages
+    for first, second in itertools.pairwise(LADDER):
+        assert first.clients < second.clients
+        assert first.rows <= second.rows
+        assert first.rounds <= second.rounds
+        assert first.repeats <= second.repeats
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_budget_keeps_settled_advice_and_brings_no_method_back(seed):
+    rng = np.random.default_rng(seed)
+    accuracy = {name: 0.7 + 0.02 * rng.random() for name in ORDER} | dict.fromkeys(BASELINES, 0.4)
+    small, large = played(accuracy, "30s", seed=seed)[0], played(accuracy, "20min", seed=seed)[0]
+    for mine, theirs in zip(small, large, strict=False):
+        assert mine.choice == theirs.choice
+        assert mine.settled == theirs.settled
+    if small[-1].settled:
+        assert len(large) == len(small)
+    for first, second in itertools.pairwise(large):
+        assert set(second.used) == {
+            m for m in first.used if m in ("local", "fedavg", first.choice.advised, *first.rivals)
+        }
+        assert set(first.rivals) <= set(first.choice.tied)
+        assert second.rows.n_rows > first.rows.n_rows or second.limits.rounds > first.limits.rounds
+
+
+def test_advice_that_is_settled_takes_one_stage():
+    stages, calls = played(LEVEL | {"fedavg": 0.9, "local": 0.5})
+    assert [stage.settled for stage in stages] == [True]
+    assert stages[0].choice.advised == "fedavg"
+    assert len(calls) == 1
+    assert notes_of(federation(), stages) == [
+        "The tournament uses 60 of the 700 clients, chosen by the seed; that settled the advice."
+    ]
+
+
+def test_methods_shown_to_lose_leave_and_two_always_stay():
+    stages, calls = played(LEVEL | {"fedavg": 0.5, "fedem": 0.85, "fedgmm": 0.85, "ifca": 0.845})
+    assert calls[0][2] == ORDER
+    assert set(calls[1][2]) == {"local", "fedavg", "ifca", "fedem", "fedgmm"}
+    assert [clients for clients, _, _ in calls][:3] == [60, 240, 700][: len(calls)]
+    assert stages[-1].choice.advised in ("ifca", "fedem", "fedgmm")
+
+
+def test_a_stage_that_would_use_nothing_more_is_left_out():
+    limits = Limits(240, 12_000, 3, 4)
+    calls: list = []
+    stages = staged(
+        federation(30, 6), Budget("b", (limits, Limits(1_000, 24_000, 3, 4))), play_of(LEVEL, calls), order=ORDER,
+        common="fedavg", seed=0,
+    )  # fmt: skip
+    assert len(stages) == len(calls) == 1
+    assert not stages[0].settled
+    assert notes_of(federation(30, 6), stages) == []
+
+
+def test_no_advice_is_settled_where_no_method_leads_guessing_by_a_point():
+    fed = federation(2_000, 8)
+    judged = play_of(NOTHING, [])(fed, LADDER[0], ORDER)[0]
+    choice = choose(judged)
+    assert choice.advised is None
+    ahead = {m: judged.difference(m, choice.baseline, comparisons=5)["high"] for m in ORDER}
+    assert rivals(judged, choice) == tuple(m for m in choice.tied if ahead[m] > 0.01)
+    few = play_of(NOTHING, [])(fed.take(np.arange(20)), LADDER[0], ORDER)[0]
+    assert rivals(few, choose(few))
+
+
+def test_intervals_stay_simultaneous_for_all_that_entered():
+    judged = play_of(LEVEL, [])(federation(), LADDER[0], ("local", "fedavg", "fedem"))[0]
+    choice = choose(judged)
+    assert set(choice.tied) <= {"local", "fedavg", "fedem"}
+    mine = choice.advised
+    ahead = {m: judged.difference(m, mine, comparisons=5)["high"] for m in ("local", "fedavg", "fedem")}
+    assert set(rivals(judged, choice)) == {m for m in choice.tied if m != mine and ahead[m] > 0.01}
