@@ -86,14 +86,30 @@ def test_a_worker_that_dies_every_time_is_an_error_that_names_its_clients(engine
 
 def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+    monkeypatch.setattr(crew, "ROOM_SECONDS", 0.1)
     said = r"^shard 1 of 2 \(clients 0 to \d+\), whose worker died: only 0 of 1 workers started in 3 s; the cluster has"
     with monkeypatch.context() as patch:
-        patch.setitem(engine._cluster._each, "num_cpus", 99)  # more than there are: it waits for its turn for ever
+        patch.setitem(engine._cluster._each, "num_gpus", 99)  # more than there are: it waits for its turn for ever
         for trouble in ("kill", "none"):  # and so does whoever goes on
             with pytest.raises(EngineError, match=said):
                 ending(engine, Diary(trouble, marker=str(tmp_path / "killed")), All())
     monkeypatch.setattr(crew, "START_SECONDS", 60.0)
     assert ending(engine, Diary()) == expected
+
+
+def test_a_shard_without_a_core_of_its_own_shares_one_until_there_is_room(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "ROOM_SECONDS", 0.1)
+    expected = ending(Local(people()), Diary(), All())
+    with monkeypatch.context() as patch:
+        patch.setitem(engine._cluster._each, "num_cpus", 99)
+        assert ending(engine, Diary("kill", marker=str(tmp_path / "killed")), All()) == expected
+        assert engine._crew._guests == {0}
+        patch.setattr(engine._cluster, "room", lambda: 1)
+        assert ending(engine, Diary(), All()) == expected
+        assert engine._crew._guests == {0}
+    monkeypatch.setattr(crew, "ROOM_SECONDS", 120.0)
+    assert ending(engine, Diary(), All()) == expected
+    assert engine._crew._guests == set()
 
 
 def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):

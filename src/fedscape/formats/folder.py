@@ -184,7 +184,8 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
 
             return load_shards(folder, checked_index(index, SHARDED), verify=verify, walk=walk)
         columns = [
-            (str(entry["name"]), open_array(folder, entry, verify, _COLUMN_FILE, walk)) for entry in checked_index(index, VERSION)["columns"]
+            (str(entry["name"]), open_array(folder, entry, verify, _COLUMN_FILE, walk))
+            for entry in checked_index(index, VERSION)["columns"]
         ]
         if len({name for name, _ in columns}) < len(columns):
             raise ValueError("it names a column twice")
@@ -223,7 +224,8 @@ def checked_index(index: Any, version: int) -> dict[str, Any]:
         raise ValueError(f"it does not say that it is a {FORMAT!r}")
     if index.get("version") != version:
         raise ValueError(
-            f"it has version {index.get('version')!r}, and this fedscape reads {VERSION} and {SHARDED}: upgrade fedscape"
+            f"it has version {index.get('version')!r}, and this fedscape reads {VERSION} and {SHARDED}: upgrade "
+            "fedscape"
         )
     if index.get("sha256") != _seal(index):
         raise ValueError("it does not match its checksum, so it is damaged or was edited")

@@ -21,7 +21,7 @@ from fedscape.types import Array
 
 @dataclass(frozen=True)
 class Layout:
-    """What all parts have in common: whether ids are texts, and the final type of each column and names of its codes."""
+    """What all parts have in common: whether ids are texts, the final type of each column and names of its codes."""
 
     what: str
     texts: bool
@@ -83,7 +83,8 @@ def gather(shard: Shard, layout: Layout, folder: Path, before: int | None, *, st
     folder
         The folder to create.
     before
-        Number of rows in the shards before it; column files are laid out so that all can be mapped as one. None if it is the only one.
+        Number of rows in the shards before it; column files are laid out so that all can be mapped as one. None if it
+        is the only one.
     stream
         Copy the rows as they come: the shard is a single client that may not fit in memory.
     """
@@ -124,7 +125,7 @@ def arranged(ids: Any, what: str) -> tuple[Array, Array, Array]:
     """
     if isinstance(ids, np.ndarray):
         if ids.dtype == np.uint64 and ids.max() >= 2**63:
-            id_array(ids[-1:].tolist() + [int(ids.max())], what)  # says that they do not fit
+            id_array([int(ids.max())], what)  # says that they do not fit
         order, ordered = _sorted(ids.astype(np.int64, copy=False))
         first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         return order, ordered[first], np.diff(np.append(first, len(ids)))

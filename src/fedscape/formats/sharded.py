@@ -106,7 +106,9 @@ def verify_shards(path: str | os.PathLike[str], first: int, last: int) -> None:
 class _Opened:
     """A shard whose index and files were checked."""
 
-    def __init__(self, folder: Path, entry: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], verify: bool) -> None:
+    def __init__(
+        self, folder: Path, entry: Mapping[str, Any], columns: Sequence[Mapping[str, Any]], verify: bool
+    ) -> None:
         name = entry["folder"]
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
             raise ValueError(f"it names the shard {name!r}, which no folder of shards has")
@@ -141,9 +143,9 @@ def mapped(paths: Sequence[Path], dtype: np.dtype[Any], shape: tuple[int, ...], 
         space.map(path)
     if not walk:
         space.advise(mmap.MADV_RANDOM)
-    flat = np.frombuffer(space.view, dtype=dtype)
-    flat.flags.writeable = False
-    return flat.reshape(shape)
+    rows: Array = np.frombuffer(memoryview(space.view), dtype=dtype).reshape(shape)
+    rows.flags.writeable = False
+    return rows
 
 
 class _Space:
@@ -173,7 +175,9 @@ class _Space:
             whole = (end - begin - head) // PAGE * PAGE
             self._copy(file.read(head))
             if whole:
-                self._mmap(self._base + self._filled, whole, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, file, begin + head)
+                self._mmap(
+                    self._base + self._filled, whole, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, file, begin + head
+                )
                 self._filled += whole
                 file.seek(begin + head + whole)
             self._copy(file.read())

@@ -1,9 +1,9 @@
 """Group rows by client out of core, on all cores or as tasks of a cluster, into a folder of shards.
 
-A sample of the ids chooses ranges of ids, one for each part. Tasks read pieces of the source once and append their rows
-to a spill file each, ordered by part (`spill`). Then each part is grouped in memory and written as a shard (`gather`). A
-part that came out too large is scattered again over smaller ranges. Memory beside the working memory: the distinct
-texts of each text column. The folder appears under its final name only when it is complete.
+A sample of the ids chooses ranges of ids, one for each part. Tasks read pieces of the source once and append their
+rows to a spill file each, ordered by part (`spill`). Then each part is grouped in memory and written as a shard
+(`gather`). A part that came out too large is scattered again over smaller ranges. Memory beside the working memory: the
+distinct texts of each text column. The folder appears under its final name only when it is complete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ from fedscape.formats.folder import INDEX
 from fedscape.formats.gather import Layout, Shard, Written, final_kinds, gather, unique_sample
 from fedscape.formats.grouping import Source, check_client, choose_columns, keyed
 from fedscape.formats.sharded import write_sharded
-from fedscape.formats.spill import Spill, batches_of, checked_clients, respill, sample, scatter, splitters_of, text_array
+from fedscape.formats.spill import (
+    Spill,
+    batches_of,
+    checked_clients,
+    respill,
+    sample,
+    scatter,
+    splitters_of,
+    text_array,
+)
 from fedscape.types import Array
 
 MEMORY = 2**29  # default bytes of working memory
@@ -143,9 +152,7 @@ class Plan:
         As for `shuffle`.
     """
 
-    def __init__(
-        self, source: Source, client: str, whose: str, columns: list[str], memory: int, tasks: Tasks
-    ) -> None:
+    def __init__(self, source: Source, client: str, whose: str, columns: list[str], memory: int, tasks: Tasks) -> None:
         self.source, self.client, self.whose, self.columns = source, client, whose, columns
         self.memory, self.tasks = memory, tasks
         self.share = memory // tasks.number if isinstance(tasks, Threads) else memory  # of one task

@@ -1,8 +1,8 @@
 """Scatter rows over parts on disk: each part holds a range of the client ids, and all rows of a client.
 
-Rows are taken a run at a time, as many as the memory allows. A run is ordered by part and appended to a spill file, part
-after part; within a part the ids come first and then each column. So a part of a run is read back with one call, and a
-spill file stays one file for any number of parts.
+Rows are taken a run at a time, as many as the memory allows. A run is ordered by part and appended to a spill file,
+part after part; within a part the ids come first and then each column. So a part of a run is read back with one call,
+and a spill file stays one file for any number of parts.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Run:
 class Spill:
     """A spill file: its runs in the order of the rows.
 
-    `texts` are the distinct texts of each column in the order of their codes; `ranks` are the final codes, once the texts
-    of all files are known.
+    `texts` are the distinct texts of each column in the order of their codes; `ranks` are the final codes, once the
+    texts of all files are known.
     """
 
     path: str
@@ -85,10 +85,13 @@ class Spill:
                     if len(content) != run.places[part + 1] - begin:
                         raise DataError(f"the spill file {self.path} is shorter than what was written to it")
                     ids, values = _parsed(content, n, run.kinds, texts)
-                    yield ids, {
-                        name: self.ranks[name][column] if name in self.ranks else column
-                        for name, column in values.items()
-                    }
+                    yield (
+                        ids,
+                        {
+                            name: self.ranks[name][column] if name in self.ranks else column
+                            for name, column in values.items()
+                        },
+                    )
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -175,7 +178,9 @@ def checked_clients(column: Any, name: str, what: str, before: int) -> Any:
 
 
 def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str]) -> tuple[Any, dict[str, Array]]:
-    joined = ids[0] if len(ids) == 1 else np.concatenate(ids) if isinstance(ids[0], np.ndarray) else pa.concat_arrays(ids)
+    joined = (
+        ids[0] if len(ids) == 1 else np.concatenate(ids) if isinstance(ids[0], np.ndarray) else pa.concat_arrays(ids)
+    )
     values = {}
     for name in columns:
         pieces = [part.pop(name) for part in parts]
@@ -205,7 +210,8 @@ def part_of(ids: Any, splitters: Array) -> Array:
         return _part_of_integers(ids.astype(np.int64, copy=False), splitters)
     encoded = ids.dictionary_encode()
     distinct = np.searchsorted(splitters, text_array(encoded.dictionary), side="right").astype(np.uint16)
-    return distinct[encoded.indices.to_numpy()]
+    part: Array = distinct[encoded.indices.to_numpy()]
+    return part
 
 
 def _part_of_integers(ids: Array, splitters: Array) -> Array:
@@ -267,7 +273,7 @@ class _Bytes:
 
     def _set(self, values: Array) -> None:
         self.width = int(values.dtype.itemsize * np.prod(values.shape[1:], dtype=np.int64))
-        self.flat = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+        self.flat: memoryview = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
     def rows(self, begin: int, end: int) -> list[memoryview]:
         pieces = [self.flat[begin * self.width : end * self.width]]
@@ -325,4 +331,5 @@ def splitters_of(ids: Array, parts: int) -> Array:
         return ids[:0]
     ordered = np.sort(ids)
     firsts = np.unique(ordered[(np.arange(1, parts) * len(ordered)) // parts])
-    return firsts[firsts > ordered[0]]
+    splitters: Array = firsts[firsts > ordered[0]]
+    return splitters

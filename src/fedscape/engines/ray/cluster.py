@@ -57,7 +57,8 @@ class Cluster:
                 _check_same(self.ray, address)
             _ENGINES["users"] += 1
         try:
-            self.workers = workers or self._room(threads)
+            self._threads = threads
+            self.workers = workers or self.room()
             self._check_room(threads, gpus)
         except BaseException:
             self.leave()
@@ -68,8 +69,13 @@ class Cluster:
         """Address of the cluster to which this process is connected."""
         return _connected(self.ray)
 
-    def _room(self, threads: int) -> int:
-        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
+    def room(self) -> int:
+        """Number of workers for which the cluster has cores now."""
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self._threads)
+
+    def machines(self) -> int:
+        """Number of machines in the cluster."""
+        return sum(bool(node["Alive"]) for node in self.ray.nodes())
 
     def _check_room(self, threads: int, gpus: float) -> None:
         have = self.ray.cluster_resources()
@@ -80,9 +86,13 @@ class Cluster:
                     f"{have.get(what, 0):g}: ask for fewer workers"
                 )
 
-    def actor(self, kind: type, *arguments: Any) -> Any:
-        """A new process with an object of this type; Ray does not restart it, we do."""
-        return self.ray.remote(kind).options(**self._each, max_restarts=0).remote(*arguments)
+    def actor(self, kind: type, *arguments: Any, guest: bool = False) -> Any:
+        """A new process with an object of this type; Ray does not restart it, we do.
+
+        A guest reserves no core and no memory: it shares the cores of a machine that is full.
+        """
+        each = {"num_cpus": 0, "num_gpus": self._each["num_gpus"]} if guest else self._each
+        return self.ray.remote(kind).options(**each, max_restarts=0).remote(*arguments)
 
     def leave(self) -> None:
         """Disconnect and stop a cluster started here, unless another engine uses it."""
