@@ -1,16 +1,21 @@
 """What does it cost to group more rows than fit in memory by their client, in seconds and in memory?
 
 A Parquet folder of so many rows (`--rows`) with `--clients` clients in random order is grouped by `Federation.scan`
-and, where it fits, by `Federation.from_parquet`; each in a process of its own, whose peak memory is the system's.
+and, up to `--whole` rows, by `Federation.from_parquet`; and, where they are installed, sorted by client by DuckDB (with
+a limit of 1.5 GB) and Polars (in its streaming engine) into a Parquet file. Each runs in a process of its own, whose
+peak memory is the system's, files that it maps included. CPU seconds are those of the process: a busy machine blurs
+them less than the clock.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,47 +25,66 @@ import pyarrow.parquet as pq
 from table import arguments, report
 
 CHILD = """
-import json, resource, sys, time
-import fedscape as fs
-import pyarrow, fedscape.formats.lake, fedscape.formats.shuffle, fedscape.formats.parquet
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-begin = time.perf_counter()
+import json, sys, time
+peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 how, source, folder, memory = sys.argv[1:]
 if how == "scan":
-    fed = fs.Federation.scan(source, client="who", into=folder, memory=int(memory))
+    from fedscape.formats.lake import scan
+elif how == "from_parquet":
+    import fedscape as fs, fedscape.formats.parquet
+elif how == "DuckDB":
+    import duckdb
 else:
-    fed = fs.Federation.from_parquet(source, client="who")
-took = time.perf_counter() - begin
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([len(fed), fed.n_rows, took, (after - before) / 1024, after / 1024]))
+    import polars
+before, began, used = peak(), time.perf_counter(), time.process_time()
+if how == "scan":
+    scan(source, folder, client="who", memory=int(memory))
+elif how == "from_parquet":
+    fs.Federation.from_parquet(source, client="who")
+elif how == "DuckDB":
+    connection = duckdb.connect()
+    connection.sql(f"SET memory_limit = '1500MB'; SET temp_directory = '{folder}.tmp'")
+    connection.sql(f"COPY (SELECT * FROM '{source}/*.parquet' ORDER BY who) TO '{folder}' (FORMAT parquet)")
+else:
+    polars.scan_parquet(source).sort("who").sink_parquet(folder)
+took, cpu, after = time.perf_counter() - began, time.process_time() - used, peak()
+print(json.dumps([took, cpu, (after - before) / 1024, after / 1024]))
 """
+PEERS = {"DuckDB": "duckdb", "Polars": "polars"}
 
 
 def main() -> None:
-    args = arguments(__doc__, rows=20_000_000, clients=1_000_000, memory=2**28)
+    args = arguments(__doc__, rows=20_000_000, clients=1_000_000, memory=2**29, whole=50_000_000)
     n_rows, n_clients = (200_000, 10_000) if args.quick else (args.rows, args.clients)
+    contestants = ["scan", *(["from_parquet"] if n_rows <= args.whole else [])]
+    contestants += [name for name, package in PEERS.items() if find_spec(package)]
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         lake = Path(folder) / "lake"
         size = write(lake, n_rows, n_clients)
-        for how in ("scan", "from_parquet"):
-            target = str(Path(folder) / "grouped")
-            call = [sys.executable, "-c", CHILD, how, str(lake), target, str(args.memory)]
-            done = subprocess.run(call, check=True, capture_output=True, text=True, env=dict(os.environ)).stdout
-            clients, rows, took, added, peak = json.loads(done)
+        for how in contestants:
+            target = Path(folder) / "grouped"
+            call = [sys.executable, "-c", CHILD, how, str(lake), str(target), str(args.memory)]
+            run = subprocess.run(call, capture_output=True, text=True, env=dict(os.environ))
+            done = json.loads(run.stdout) if run.returncode == 0 else None
             lines.append(
                 {
                     "how": how,
-                    "clients": clients,
-                    "rows": rows,
+                    "clients": n_clients,
+                    "rows": n_rows,
                     "Parquet, MB": size / 2**20,
-                    "seconds": took,
-                    "M rows a second": rows / took / 1e6,
-                    "memory added, MB": added,
-                    "peak, MB": peak,
+                    "seconds": "failed: " + run.stderr.strip().splitlines()[-1][:80] if done is None else done[0],
+                    "CPU seconds": None if done is None else done[1],
+                    "memory added, MB": None if done is None else done[2],
+                    "peak, MB": None if done is None else done[3],
                 }
             )
-    report("lake", lines, note=f"memory={args.memory / 2**20:.0f} MB for the parts of a scan")
+            print(lines[-1], file=sys.stderr, flush=True)
+            shutil.rmtree(target, ignore_errors=True)
+            target.unlink(missing_ok=True)
+    busy = f"load average at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+    name = "lake" if n_rows <= args.whole else f"lake_{n_rows // 10**6}m"
+    report(name, lines, note=f"memory={args.memory / 2**20:.0f} MB for a scan; {busy}")
 
 
 def write(lake: Path, n_rows: int, n_clients: int) -> int:

@@ -17,7 +17,19 @@ import pytest
 import ray
 from ray_computations import Diary, digest, people
 
-from fedscape import All, DataError, EngineError, FixedSize, Histogram, Local, Ray, rounds
+from fedscape import (
+    All,
+    DataError,
+    EngineError,
+    Federation,
+    FixedSize,
+    Histogram,
+    Key,
+    Local,
+    Poisson,
+    Ray,
+    rounds,
+)
 from fedscape.engines.ray import workers as crew
 from fedscape.engines.ray.cluster import Cluster, surroundings
 
@@ -86,14 +98,70 @@ def test_a_worker_that_dies_every_time_is_an_error_that_names_its_clients(engine
 
 def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+    monkeypatch.setattr(crew, "ROOM_SECONDS", 0.1)
     said = r"^shard 1 of 2 \(clients 0 to \d+\), whose worker died: only 0 of 1 workers started in 3 s; the cluster has"
     with monkeypatch.context() as patch:
-        patch.setitem(engine._cluster._each, "num_cpus", 99)  # more than there are: it waits for its turn for ever
+        patch.setitem(engine._cluster._each, "num_gpus", 99)  # more than there are: it waits for its turn for ever
         for trouble in ("kill", "none"):  # and so does whoever goes on
             with pytest.raises(EngineError, match=said):
                 ending(engine, Diary(trouble, marker=str(tmp_path / "killed")), All())
     monkeypatch.setattr(crew, "START_SECONDS", 60.0)
     assert ending(engine, Diary()) == expected
+
+
+def test_a_shard_without_a_core_of_its_own_shares_one_until_there_is_room(engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "ROOM_SECONDS", 0.1)
+    expected = ending(Local(people()), Diary(), All())
+    with monkeypatch.context() as patch:
+        patch.setitem(engine._cluster._each, "num_cpus", 99)
+        assert ending(engine, Diary("kill", marker=str(tmp_path / "killed")), All()) == expected
+        assert engine._crew._guests == {0}
+        patch.setattr(engine._cluster, "room", lambda: 1)
+        assert ending(engine, Diary(), All()) == expected
+        assert engine._crew._guests == {0}
+    monkeypatch.setattr(crew, "ROOM_SECONDS", 120.0)
+    assert ending(engine, Diary(), All()) == expected
+    assert engine._crew._guests == set()
+
+
+def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_path):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from fedscape.engines.ray.shuffle import scan
+    from fedscape.formats.sharded import edges
+
+    rng = np.random.default_rng(0)
+    rows = pa.table({"who": [f"u{v}" for v in rng.integers(0, 900, 90_000)], "y": rng.integers(0, 4, 90_000)})
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=15_000)
+    scan(tmp_path / "rows.parquet", tmp_path / "grouped", client="who", workers=2, memory=2**18)
+    here = Federation.scan(tmp_path / "rows.parquet", client="who")
+    there = Federation.load(tmp_path / "grouped")
+    assert len(edges(tmp_path / "grouped")) > 3
+    assert there.fingerprint() == here.fingerprint()
+    assert there["y"].tobytes() == here["y"].tobytes()
+    with Ray(tmp_path / "grouped", workers=2) as engine:
+        assert Histogram(4).fit(engine).counts_.tolist() == Histogram(4).fit(here).counts_.tolist()
+        assert set(engine._bounds.tolist()) <= set(edges(tmp_path / "grouped"))
+        cohort = engine.draw(FixedSize(50), Key(3))
+        assert cohort.tolist() == FixedSize(50).draw(here, Key(3)).tolist()
+        assert engine.draw(Poisson(0.1), Key(4)).tolist() == Poisson(0.1).draw(here, Key(4)).tolist()
+    path = sorted((tmp_path / "grouped").glob("part-*/column-0.npy"))[-1]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=r"does not match its checksum: the file is damaged, in shard 2 of 2"):
+        Ray(tmp_path / "grouped", workers=2)
+
+
+def test_with_relays_between_the_bytes_are_the_same(cluster, engine, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "RELAYED", 1)
+    assert ending(engine, Diary(), FixedSize(60)) == expected
+    assert len(engine._crew._relays) == 2
+    marker = tmp_path / "killed"
+    assert ending(engine, Diary("kill", marker=str(marker)), All()) == ending(Local(people()), Diary(), All())
+    assert marker.exists()
 
 
 def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ def processes_used_again(monkeypatch):
     """A hundred engines share four processes; each begins anew in the ones it is given."""
     idle, start = [], Cluster.actor
 
-    def actor(self, kind, *arguments):
+    def actor(self, kind, *arguments, guest=False):
         if not idle:
             return start(self, kind, *arguments)
         again = idle.pop()

@@ -14,7 +14,8 @@ from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store
 from fedscape.core.random import Key
-from fedscape.core.schedule import as_slice, cores, in_order, one_library_thread, sections, without_warnings
+from fedscape.core.schedule import as_slice, blocks_of, cores, in_order, one_library_thread, without_warnings
+from fedscape.core.tree import LEAVES, Fold, Tree
 from fedscape.errors import DataError, PrivacyError, TooFewClients, plural
 from fedscape.types import Array, Arrays, HasKeys
 
@@ -88,8 +89,8 @@ class Local:
     """All clients in this process, block by block on a few threads.
 
     The cohort, in the order of ids, is cut into blocks; where depends on the computation alone. Threads take whole
-    blocks. Block sums are added in order, those of a section first (one block, or as many as make 256 sections). So the
-    result is the same to the byte whatever the number of threads.
+    blocks. Block sums are added in an order that depends on their number alone (`core.tree`). So the result is the same
+    to the byte whatever the number of threads.
 
     Parameters
     ----------
@@ -160,15 +161,20 @@ class Local:
         task = Task(computation, key, measure, release, measure_release)
         if self.secure is not None:
             return self._run_masked(self.secure, task, sent, cohort)
-        parts = [
-            [Block(where, where) for where in (as_slice(cohort[begin:end]) for begin, end in section)]
-            for section in sections(computation, self.federation.sizes[cohort], clipped=release is not None)
-        ]
-        answer = Answer() if parts else nobody(self.federation, task, sent)
+        blocks = blocks_of(computation, self.federation.sizes[cohort], clipped=release is not None)
+        tree = Tree(len(blocks))
+        level = 1 if len(blocks) > LEAVES else 0
+        fold, nodes = Fold(tree), [tree.blocks_of(level, node) for node in range(tree.nodes(level))]
         with one_library_thread(), without_warnings(release):
-            site = Site(self.federation, task, sent, whole=self._whole_cohort(cohort) if len(parts) == 1 else None)
-            for part in in_order(lambda blocks: site.run(blocks, self._kept), parts, self._pool, self.threads):
-                answer.add(part)
+            site = Site(self.federation, task, sent, whole=self._whole_cohort(cohort) if len(blocks) == 1 else None)
+
+            def work(node: range) -> Answer:
+                places = (as_slice(cohort[blocks[i][0] : blocks[i][1]]) for i in node)
+                return site.run([Block(place, place) for place in places], self._kept)
+
+            for part in in_order(work, nodes, self._pool, self.threads):
+                fold.add(level, part)
+        answer = fold.finish() if blocks else nobody(self.federation, task, sent)
         self._store.put(answer.kept)
         return answer.reply(computation, self.federation.ids[cohort], sent)
 
@@ -213,7 +219,7 @@ class Local:
     def prefetch(self, computation: Computation, trainer: Trainer, cohort: Array, key: Key) -> None:
         """Let a trainer prefetch the round of this key, where its cohort makes one block."""
         cohort = self._in_order_of_id(cohort)
-        if len(sections(computation, self.federation.sizes[cohort], clipped=False)) == 1:
+        if len(blocks_of(computation, self.federation.sizes[cohort], clipped=False)) == 1:
             clients = self.federation.borrow(as_slice(cohort))
             self._prefetched = (cohort, clients)
             trainer.prefetch(clients, key)

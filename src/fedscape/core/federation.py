@@ -193,6 +193,7 @@ class Federation(Clients):
         into: str | PathLike[str] | None = None,
         columns: Sequence[str] | None = None,
         filter: Any = None,  # noqa: A002
+        connection: Any = None,
         memory: int | None = None,
         overwrite: bool = False,
     ) -> Federation:
@@ -202,9 +203,10 @@ class Federation(Clients):
         ----------
         where
             Parquet: a file, a folder with or without `key=value` partitions, a glob, a URI; a pyarrow Dataset; or
-            anything that streams Arrow, such as a Polars frame or a DuckDB relation. Clients without rows are unknown.
+            anything that streams Arrow, such as a Polars LazyFrame or a DuckDB relation; a table of your own
+            (`formats.lake.Batches`); with `connection` (DuckDB, ADBC) a SQL query. Clients without rows are unknown.
         client, columns, filter
-            Whose a row is; the columns to read; and a pyarrow expression on the rows.
+            Whose a row is; the columns to read; and a pyarrow expression on the rows of files.
         into, overwrite
             The folder to make, which `load` opens again; by default one that goes with this process.
         memory
@@ -217,7 +219,8 @@ class Federation(Clients):
         from fedscape.formats.lake import scan, temporary_folder
 
         folder = temporary_folder() if into is None else into
-        scan(where, folder, client=client, columns=columns, filter=filter, memory=memory, overwrite=overwrite)
+        how: dict[str, Any] = {"columns": columns, "filter": filter, "connection": connection, "memory": memory}
+        scan(where, folder, client=client, overwrite=overwrite, **how)
         return cls.load(folder, verify=False)
 
     @classmethod

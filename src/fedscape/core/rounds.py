@@ -16,7 +16,7 @@ import numpy as np
 from fedscape.core.computation import Computation, stable_name
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
-from fedscape.core.sampling import All, Sampler
+from fedscape.core.sampling import All, Sampler, in_parts
 from fedscape.core.validate import Collected, all_finite, check_whole, read_only
 from fedscape.errors import CheckpointError, DataError, EngineError, NotFinite, PrivacyError, TooFewClients
 from fedscape.types import Array, Arrays
@@ -164,9 +164,13 @@ class Rounds:
     def _cohort(self, key: Key) -> Array:
         if self._ahead is not None and self._ahead[0] == key:
             return self._ahead[1]
-        return self.sampler.draw(
-            self.engine.clients, key.to("cohort") if self.guard is None else self.guard.cohort_key(key)
-        )
+        if self.guard is not None:
+            return self.sampler.draw(self.engine.clients, self.guard.cohort_key(key))
+        draw = getattr(self.engine, "draw", None)  # of an engine whose clients are in many places
+        if draw is not None and in_parts(self.sampler):
+            cohort: Array = draw(self.sampler, key.to("cohort"))
+            return cohort
+        return self.sampler.draw(self.engine.clients, key.to("cohort"))
 
     def _prefetch(self, key: Key) -> None:
         """Prefetch the next round's cohort and batches while the device is still busy with this one."""

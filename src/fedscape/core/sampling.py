@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from fedscape.core.random import Key
+from fedscape.core.random import Key, client_keys
 from fedscape.errors import DataError
 from fedscape.types import Array, HasKeys
 
@@ -105,12 +106,60 @@ class FixedSize:
             raise DataError(f"the size of a cohort must be at least 1, not {self.size}")
 
     def draw(self, clients: HasKeys, key: Key) -> Array:
-        n = len(clients.keys)
-        if self.size > n:
-            raise DataError(
-                f"a cohort of {self.size:,} cannot be drawn from {n:,} clients: use a smaller size or All()"
-            )
+        check_size(self.size, len(clients.keys))
         return np.sort(np.argsort(key.uniform(clients), kind="stable")[: self.size])
+
+
+class _Keys:
+    """Clients of which only the keys are known."""
+
+    def __init__(self, keys: Array) -> None:
+        self.keys = keys
+
+
+def in_parts(sampler: object) -> bool:
+    """Whether a cohort can be drawn by parts: `candidates` of each part, then `chosen` among them.
+
+    >>> in_parts(Poisson(0.5)), in_parts(All())
+    (True, False)
+    """
+    return type(sampler) in (Poisson, FixedSize)
+
+
+def candidates(sampler: Sampler, ids: Array, where: Array, key: Key) -> tuple[Array, Array]:
+    """Of some clients, those that may be in the cohort: their positions, rising, and numbers that decide among them."""
+    numbers = key.uniform(_Keys(client_keys(ids)))
+    order = np.argsort(where)
+    where, numbers = where[order], numbers[order]
+    if isinstance(sampler, Poisson):
+        taken = np.flatnonzero(numbers < sampler.rate)
+    elif isinstance(sampler, FixedSize):
+        taken = np.sort(np.argsort(numbers, kind="stable")[: sampler.size])
+    else:
+        raise DataError(f"{type(sampler).__name__} does not draw by parts")
+    return where[taken], numbers[taken]
+
+
+def chosen(sampler: Sampler, parts: Sequence[tuple[Array, Array]], n_clients: int) -> Array:
+    """The cohort among the candidates of all parts, as the sampler draws it from all clients.
+
+    >>> from fedscape import Federation
+    >>> key, ids = Key(3), np.arange(9)
+    >>> parts = [candidates(FixedSize(4), ids[a:b], ids[a:b], key) for a, b in ((0, 5), (5, 9))]
+    >>> bool((chosen(FixedSize(4), parts, 9) == FixedSize(4).draw(Federation({}, [0] * 10), key)).all())
+    True
+    """
+    where, numbers = (np.concatenate(each) for each in zip(*parts, strict=True))
+    if isinstance(sampler, FixedSize):
+        check_size(sampler.size, n_clients)
+        where = where[np.lexsort((where, numbers))[: sampler.size]]
+    return np.sort(where)
+
+
+def check_size(size: int, n: int) -> None:
+    """Refuse a cohort that is larger than the number of clients."""
+    if size > n:
+        raise DataError(f"a cohort of {size:,} cannot be drawn from {n:,} clients: use a smaller size or All()")
 
 
 @dataclass(frozen=True)

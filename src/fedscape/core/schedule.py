@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S")
 
-SECTIONS = 256  # cap on partial sums held in memory
-
 
 @lru_cache(maxsize=1)
 def _libraries(n_modules: int) -> Any:
@@ -73,6 +71,9 @@ def cut(sizes: Array, clients: int, rows: int) -> list[tuple[int, int]]:
     [(0, 2), (2, 3), (3, 4)]
     """
     ends = np.concatenate(([0], np.cumsum(sizes)))
+    edges = np.append(np.arange(0, len(sizes), clients), len(sizes))
+    if np.all(np.diff(ends[edges]) <= rows):  # the usual case: clients alone decide
+        return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
     blocks, begin = [], 0
     while begin < len(sizes):
         full = int(np.searchsorted(ends, ends[begin] + rows, side="right")) - 1
@@ -82,20 +83,16 @@ def cut(sizes: Array, clients: int, rows: int) -> list[tuple[int, int]]:
     return blocks
 
 
-def sections(computation: Computation, sizes: Array, *, clipped: bool) -> list[list[tuple[int, int]]]:
-    """The blocks of a cohort of these sizes, in runs that are each added up before they are added to one another.
+def blocks_of(computation: Computation, sizes: Array, *, clipped: bool) -> list[tuple[int, int]]:
+    """The blocks of a cohort of these sizes, which depend on the computation and the cohort alone.
 
-    Up to 256 blocks a section is one block. Where sections begin depends on the computation and the cohort alone.
-
-    >>> [len(section) for section in sections(Computation(), np.ones(300 * 512), clipped=False)][:2]
-    [2, 2]
+    >>> blocks_of(Computation(), np.ones(1000), clipped=False)
+    [(0, 512), (512, 1000)]
     """
     size = computation.block_clients
     if not clipped and not computation.reveals and computation.total_clients is not None:
         size = computation.total_clients
-    blocks = cut(sizes, size, computation.block_rows)
-    several = -(-len(blocks) // SECTIONS)
-    return [blocks[begin : begin + several] for begin in range(0, len(blocks), several)] if blocks else []
+    return cut(sizes, size, computation.block_rows)
 
 
 def as_slice(positions: Array) -> Array | slice:

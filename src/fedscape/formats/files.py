@@ -80,7 +80,7 @@ def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
         try:
             draft.mkdir()
             yield draft
-            for entry in (*draft.iterdir(), draft):
+            for entry in (*draft.rglob("*"), draft):
                 flush(entry)
             _put_in_place(draft, target)
         finally:

@@ -20,10 +20,12 @@ from fedscape.formats.files import Name, new_folder, reading
 from fedscape.types import Array
 
 FORMAT, VERSION = "fedscape federation", 1
+SHARDED = 2  # the version of a folder of shards; see `sharded`
 INDEX = "federation.json"
 _COLUMN_FILE = re.compile(r"column-(0|[1-9][0-9]{0,5})\.npy")
 _CHUNK_BYTES = 2**22
 _MAX_HEADER = 10_000
+PAGE = 4096  # bytes: column files of shards are laid out to be mapped one after the other
 
 
 def save_folder(fed: Federation, path: Name, *, overwrite: bool = False) -> None:
@@ -57,6 +59,11 @@ def write_index(
     index: dict[str, Any] = {"format": FORMAT, "version": VERSION, "columns": columns}
     index["ids"] = _write_array(folder / "ids.npy", ids)
     index["offsets"] = _write_array(folder / "offsets.npy", offsets)
+    seal_index(folder, index, names)
+
+
+def seal_index(folder: Path, index: dict[str, Any], names: Mapping[str, Sequence[str]]) -> None:
+    """Add the names of codes and a checksum to an index, and write it: from then on the folder can be read."""
     index["names"] = {name: list(texts) for name, texts in names.items()}
     index["declared"] = [name for name, texts in names.items() if not isinstance(texts, Collected)]
     index["sha256"] = _seal(index)
@@ -64,10 +71,19 @@ def write_index(
 
 
 class Growing:
-    """A column file written in parts; its number of rows is known from the start."""
+    """An array file written in parts; its number of rows is known from the start.
 
-    def __init__(self, path: Path, n_rows: int) -> None:
-        self.path, self.n_rows, self.filled = path, n_rows, 0
+    Parameters
+    ----------
+    path, n_rows
+        The file and its number of rows.
+    before
+        For one of several files that are mapped as one array: the number of rows in those before it.
+    """
+
+    def __init__(self, path: Path, n_rows: int, *, before: int | None = None) -> None:
+        self.path, self.n_rows, self.before, self.filled = path, n_rows, before, 0
+        self._hash = hashlib.sha256()
         self.dtype, self.shape = np.dtype(np.float64), ()
 
     def append(self, values: Array, name: str) -> None:
@@ -80,8 +96,10 @@ class Growing:
                 f"column {name!r} holds {self.dtype}{list(self.shape)} in some rows and {values.dtype}"
                 f"{list(values.shape[1:])} in others: make them one type and length"
             )
+        content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data if values.size else b""
         with self.path.open("ab") as file:
-            file.write(np.ascontiguousarray(values).data if values.size else b"")
+            file.write(content)
+        self._hash.update(content)
         self.filled += len(values)
 
     def close(self) -> dict[str, Any]:
@@ -91,13 +109,35 @@ class Growing:
         if self.filled != self.n_rows:
             raise DataError(f"{self.path.name} has {self.filled:,} rows of {self.n_rows:,}")
         shape = [self.n_rows, *self.shape]
-        return {"file": self.path.name, "dtype": self.dtype.str, "shape": shape, "sha256": _digest(self.path)}
+        return {"file": self.path.name, "dtype": self.dtype.str, "shape": shape, "sha256": self._hash.hexdigest()}
 
     def _head(self) -> None:
         shape = (self.n_rows, *self.shape)
-        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": shape}
-        with self.path.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
+        row_bytes = self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        head = header_of(self.dtype, shape, None if self.before is None else self.before * row_bytes)
+        self.path.write_bytes(head)
+        self._hash.update(head)
+
+
+def header_of(dtype: np.dtype[Any], shape: tuple[int, ...], begin: int | None) -> bytes:
+    """The header of an .npy file, as long as it takes for the data to lie in their page as byte `begin` of them all.
+
+    >>> len(header_of(np.dtype(np.int64), (3,), 100)) % PAGE
+    100
+    """
+    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}).encode()
+    least = len(np.lib.format.MAGIC_PREFIX) + 4 + len(text) + 1
+    length = least + (begin - least) % PAGE if begin is not None else -(-least // 64) * 64
+    text = text.ljust(length - (least - len(text))) + b"\n"
+    return np.lib.format.magic(1, 0) + len(text).to_bytes(2, "little") + text
+
+
+def seal_of(folder: str | Path) -> str | None:
+    """The checksum of the index of a saved Federation, None if there is none."""
+    try:
+        return str(json.loads((Path(folder) / INDEX).read_text(encoding="ascii"))["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _write_array(path: Path, values: Array) -> dict[str, Any]:
@@ -122,7 +162,7 @@ def _seal(index: dict[str, Any]) -> str:
 
 
 def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Federation:
-    """Open a folder written by `save_folder`; columns are memory-mapped, and only rows in use are read.
+    """Open a folder written by `save_folder` or `scan`; columns are memory-mapped, and only rows in use are read.
 
     The dtype, shape and length of every file are checked against the index, and the index against its checksum.
 
@@ -137,42 +177,62 @@ def load_folder(path: Name, *, verify: bool = True, walk: bool = False) -> Feder
         Whether a full scan follows, which makes the system read ahead.
     """
     folder = Path(path)
-    if not (folder / INDEX).is_file():
-        raise DataError(f"{folder} is not a saved Federation: it holds no {INDEX}")
+    index = read_index(folder)
     with reading(folder / INDEX, "index of a Federation"):
-        index = json.loads((folder / INDEX).read_text(encoding="ascii"))
+        if index.get("version") == SHARDED:
+            from fedscape.formats.sharded import load_shards
+
+            return load_shards(folder, checked_index(index, SHARDED), verify=verify, walk=walk)
         columns = [
-            (str(entry["name"]), _open_array(folder, entry, verify, _COLUMN_FILE, walk)) for entry in _checked(index)
+            (str(entry["name"]), open_array(folder, entry, verify, _COLUMN_FILE, walk))
+            for entry in checked_index(index, VERSION)["columns"]
         ]
         if len({name for name, _ in columns}) < len(columns):
             raise ValueError("it names a column twice")
-        ids = np.array(_open_array(folder, index["ids"], True, re.compile(r"ids\.npy")))
-        offsets = np.array(_open_array(folder, index["offsets"], True, re.compile(r"offsets\.npy")))
-        declared = set(index.get("declared", ()))  # older folders lack it
-        names = {
-            str(name): (tuple if name in declared else Collected)(str(text) for text in texts)
-            for name, texts in index["names"].items()
-        }
+        ids = np.array(open_array(folder, index["ids"], True, re.compile(r"ids\.npy")))
+        offsets = np.array(open_array(folder, index["offsets"], True, re.compile(r"offsets\.npy")))
+        names = names_in(index)
     try:
         return Federation(dict(columns), offsets, ids, names=names)
     except DataError as error:
         raise DataError(f"{folder} does not hold a sound Federation: {error}") from None
 
 
-def _checked(index: Any) -> list[Any]:
-    """Check format, version and checksum of an index, and return its columns."""
+def read_index(folder: Path) -> dict[str, Any]:
+    """The index of a saved Federation, unchecked."""
+    if not (folder / INDEX).is_file():
+        raise DataError(f"{folder} is not a saved Federation: it holds no {INDEX}")
+    with reading(folder / INDEX, "index of a Federation"):
+        index = json.loads((folder / INDEX).read_text(encoding="ascii"))
+        if not isinstance(index, dict):
+            raise ValueError(f"it does not say that it is a {FORMAT!r}")
+        return index
+
+
+def names_in(index: dict[str, Any]) -> dict[str, Any]:
+    """The names of codes in an index."""
+    declared = set(index.get("declared", ()))  # older folders lack it
+    return {
+        str(name): (tuple if name in declared else Collected)(str(text) for text in texts)
+        for name, texts in index["names"].items()
+    }
+
+
+def checked_index(index: Any, version: int) -> dict[str, Any]:
+    """Check format, version and checksum of an index."""
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise ValueError(f"it does not say that it is a {FORMAT!r}")
-    if index.get("version") != VERSION:
+    if index.get("version") != version:
         raise ValueError(
-            f"it has version {index.get('version')!r}, and this fedscape reads {VERSION}: upgrade fedscape"
+            f"it has version {index.get('version')!r}, and this fedscape reads {VERSION} and {SHARDED}: upgrade "
+            "fedscape"
         )
     if index.get("sha256") != _seal(index):
         raise ValueError("it does not match its checksum, so it is damaged or was edited")
-    return list(index["columns"])
+    return index
 
 
-def _open_array(
+def open_array(
     folder: Path, entry: dict[str, Any], verify: bool, pattern: re.Pattern[str], walk: bool = False
 ) -> Array:
     """Memory-map an array, after checking its file against its index entry."""

@@ -49,6 +49,8 @@ class Source:
         Maximum size of one column in bytes.
     remarks
         The detected dialect of the file, if it was not declared.
+    pieces
+        Parts of it, in order, that can each be read on their own, again and in any process; empty if there are none.
     """
 
     what: str
@@ -59,6 +61,7 @@ class Source:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     limit: int | None = None
     remarks: tuple[str, ...] = ()
+    pieces: Sequence[Source] = ()
 
 
 def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:
@@ -146,7 +149,7 @@ def keyed(source: Source, client: str) -> tuple[Source, str, list[str]]:
             yield pa.RecordBatch.from_pydict({name: arrays[name] for name in columns})
 
     names = {name: texts for name, texts in source.names.items() if name not in parts}
-    return replace(source, schema=fields, batches=batches, names=names), whose, parts
+    return replace(source, schema=fields, batches=batches, names=names, pieces=()), whose, parts
 
 
 def _joined(columns: list[Any]) -> Any:
@@ -177,7 +180,7 @@ def numbered(source: Source, name: str) -> Source:
             done += part.num_rows
             yield pa.RecordBatch.from_pydict({each: arrays[each] for each in columns})
 
-    return replace(source, schema=source.schema.append(pa.field(name, pa.int64())), batches=batches)
+    return replace(source, schema=source.schema.append(pa.field(name, pa.int64())), batches=batches, pieces=())
 
 
 def choose_columns(

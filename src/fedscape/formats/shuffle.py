@@ -1,37 +1,90 @@
-"""Group rows by client out of core: partition them by a hash of the client, then group each partition.
+"""Group rows by client out of core, on all cores or as tasks of a cluster, into a folder of shards.
 
-The first pass reads every batch once and appends its rows to spill files, one per part. All rows of a client go to
-one part, in order. The second pass groups one part at a time in memory and appends it to the columns of fedscape's
-own folder. Memory beside one batch and one part: 16 bytes per client and the distinct texts of each text column. The
-folder appears under its final name only when complete.
+A sample of the ids chooses ranges of ids, one for each part. Tasks read pieces of the source once and append their
+rows to a spill file each, ordered by part (`spill`). Then each part is grouped in memory and written as a shard
+(`gather`). A part that came out too large is scattered again over smaller ranges. Memory beside the working memory: the
+distinct texts of each text column. The folder appears under its final name only when it is complete.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from fedscape.core.arrays import offsets_of
-from fedscape.core.federation import Federation
-from fedscape.core.random import client_keys
+from fedscape.core.schedule import cores
 from fedscape.errors import DataError
-from fedscape.formats.arrow import Codes, holds_texts, is_text, recode, to_float, width
-from fedscape.formats.files import Name, new_folder, reading
-from fedscape.formats.folder import INDEX, Growing, write_index
-from fedscape.formats.grouping import Source, check_client, choose_columns, clientless, group, keyed, table_source
+from fedscape.formats.arrow import Codes, is_text, width
+from fedscape.formats.files import Name, new_folder
+from fedscape.formats.folder import INDEX
+from fedscape.formats.gather import Layout, Shard, Written, final_kinds, gather, unique_sample
+from fedscape.formats.grouping import Source, check_client, choose_columns, keyed
+from fedscape.formats.sharded import write_sharded
+from fedscape.formats.spill import (
+    Spill,
+    batches_of,
+    checked_clients,
+    respill,
+    sample,
+    scatter,
+    splitters_of,
+    text_array,
+)
 from fedscape.types import Array
 
-MEMORY = 2**29  # default bytes for grouping one part
-BATCH = 2**18  # rows per batch of the first pass
-MOST_PARTS = 512  # maximum number of open files
+MEMORY = 2**29  # default bytes of working memory
+MOST_PARTS = 4096  # maximum number of parts of one scattering
 STREAM_PARTS = 64  # number of parts for a source of unknown length
+_NEED = 2.5  # working memory of grouping a part, in units of its bytes
+T = TypeVar("T")
+
+
+class Tasks(Protocol):
+    """Where the work of a shuffle is done: threads here, or tasks of a cluster that sees the same files."""
+
+    number: int
+
+    def map(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """The results of the items, in order."""
+        ...
+
+
+class Threads:
+    """Threads of this process.
+
+    >>> Threads(2).map(abs, [-1, -2])
+    [1, 2]
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def map(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """The results of the items, in order; after an error or Ctrl-C nothing more is begun."""
+        if self.number == 1 or len(items) == 1:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(self.number, thread_name_prefix="fedscape-shuffle") as pool:
+            futures = [pool.submit(work, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                _STOPPED.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+            finally:
+                _STOPPED.clear()
+
+
+_STOPPED = threading.Event()
 
 
 def shuffle(
@@ -42,155 +95,187 @@ def shuffle(
     columns: Sequence[str] | None = None,
     memory: int = MEMORY,
     overwrite: bool = False,
+    tasks: Tasks | None = None,
 ) -> None:
     """Group a source by its client into fedscape's own folder, in bounded memory.
 
-    Clients are ordered by part. Computations go by id, and results equal those of `group`.
+    Clients lie in the order of their ids. More than one part makes a folder of shards; see `sharded`.
 
     Parameters
     ----------
     source
-        The rows; they are read once. `n_rows` is -1 if unknown.
+        The rows; they are read once, after a sample of the client column. `n_rows` is -1 if unknown.
     path
         The folder to create.
     client, columns
         The client column, or several separated by commas; and the columns to keep, by default all.
     memory
-        Approximate bytes for grouping one part. A client with more rows than that still gets one part.
+        Approximate bytes of working memory of all threads together (of each task of a cluster).
     overwrite
         Whether to replace a folder of this kind.
+    tasks
+        Where the work is done; by default on one thread per core.
     """
-    source, client, _ = keyed(source, client)
-    chosen = choose_columns(source, client, columns)
-    check_client(source, client)
-    with new_folder(path, overwrite=overwrite, mark=INDEX) as draft, reading(source.what, "source of rows"):
-        spill = draft / "spill"
-        spill.mkdir()
-        parts = Parts(source, client, chosen, spill, _how_many(source, chosen, memory))
-        parts.scatter()
-        _gather(parts, draft)
-        shutil.rmtree(spill)
+    tasks = Threads(cores()) if tasks is None else tasks
+    whole, whose, _ = keyed(source, client)
+    chosen = choose_columns(whole, whose, columns)
+    check_client(whole, whose)
+    with new_folder(path, overwrite=overwrite, mark=INDEX) as draft:
+        spills = draft / "spill"
+        spills.mkdir()
+        plan = Plan(source, client, whose, chosen, max(memory, 2**20), tasks)
+        plan.scatter(spills)
+        shards = plan.shards(spills)
+        written = plan.gather(shards, draft)
+        if len(written) > 1:
+            write_sharded(draft, written, plan.layout)
+        shutil.rmtree(spills)
 
 
-def _how_many(source: Source, columns: list[str], memory: int) -> int:
-    """Number of parts, a power of two, that keeps grouping each part within about this much memory."""
-    if source.n_rows < 0:
-        return STREAM_PARTS
-    row = 16 + sum(width(source.schema.field(name).type) for name in columns)
-    parts = 3 * source.n_rows * row / max(memory, 2**20)
-    return min(MOST_PARTS, 1 << math.ceil(math.log2(max(parts, 1))))
+@dataclass(frozen=True)
+class _Scatter:
+    """The work of one scattering task: pieces of the source."""
+
+    pieces: Sequence[Source]
+    splitters: Array
+    path: Path
 
 
-class Parts:
-    """The rows of a source, partitioned into spill files by a hash of their client.
+class Plan:
+    """A shuffle at work.
 
     Parameters
     ----------
-    source, client, columns
-        The rows, the client column, and the other columns.
-    folder
-        Folder of the spill files.
-    number
-        Number of parts; a power of two.
+    source, client, whose, columns
+        The rows, the client as it was given, the one client column, and the other columns.
+    memory, tasks
+        As for `shuffle`.
     """
 
-    def __init__(self, source: Source, client: str, columns: list[str], folder: Path, number: int) -> None:
-        self.source, self.client, self.columns = source, client, columns
-        self.folder, self.number, self.n_rows = folder, number, 0
-        texts = [name for name in columns if holds_texts(source.schema.field(name).type)]
-        self.codes = {name: Codes(source.names.get(name, ())) for name in texts}
-        self.gaps: set[str] = set()  # integer columns with missing values
+    def __init__(self, source: Source, client: str, whose: str, columns: list[str], memory: int, tasks: Tasks) -> None:
+        self.source, self.client, self.whose, self.columns = source, client, whose, columns
+        self.memory, self.tasks = memory, tasks
+        self.share = memory // tasks.number if isinstance(tasks, Threads) else memory  # of one task
+        self.texts = is_text(keyed(source, client)[0].schema.field(whose).type)
+        self.spills: list[Spill] = []
+        self.layout = Layout(source.what, self.texts, {}, {})
 
-    def scatter(self) -> None:
-        """Read the source once and append its rows to the spill files."""
-        with ExitStack() as files:
-            writers: dict[int, Any] = {}
-            for batch in self.source.batches([self.client, *self.columns], BATCH):
-                if batch.num_rows == 0:
-                    continue
-                plain = self._plain(batch)
-                part = self._part_of(batch.column(self.client))
-                order = np.argsort(part, kind="stable")
-                rows = plain.take(pa.array(order))
-                ends = np.searchsorted(part[order], np.arange(self.number + 1))
-                for number in np.flatnonzero(np.diff(ends)).tolist():
-                    if number not in writers:
-                        sink = files.enter_context(pa.OSFile(str(self._file(number)), "wb"))
-                        writers[number] = files.enter_context(pa.ipc.new_stream(sink, plain.schema))
-                    writers[number].write_batch(rows.slice(ends[number], ends[number + 1] - ends[number]))
-                self.n_rows += batch.num_rows
-        if 0 <= self.source.n_rows != self.n_rows:
-            raise DataError(
-                f"{self.source.what} declares {self.source.n_rows:,} rows, but {self.n_rows:,} were read: it is damaged"
-            )
-
-    def grouped(self) -> Iterator[Federation]:
-        """Yield each part as a Federation; codes and names of texts are shared by all parts."""
-        finished = {name: codes.finish() for name, codes in self.codes.items()}
-        for number in range(self.number):
-            if not self._file(number).exists():
-                continue
-            with pa.memory_map(str(self._file(number))) as sink, pa.ipc.open_stream(sink) as stream:
-                table = stream.read_all()
-            part = group(table_source(table, self.source.what), client=self.client, columns=self.columns)
-            values = {name: np.array(part[name]) if name in finished else part[name] for name in self.columns}
-            for name, (_, rank) in finished.items():
-                recode(values[name], rank)
-            values |= {name: to_float(values[name], name) for name in self.gaps}
-            names: dict[str, Sequence[str]] = {name: texts_of for name, (texts_of, _) in finished.items()}
-            names |= {name: texts_of for name, texts_of in self.source.names.items() if values[name].ndim > 1}
-            yield Federation(values, part.offsets, part.ids, names=names)
-            self._file(number).unlink()
-
-    def _file(self, number: int) -> Path:
-        return self.folder / f"part-{number:05d}"
-
-    def _plain(self, batch: Any) -> Any:
-        """Encode the texts of a batch with codes shared by all batches, to save space."""
-        arrays = []
-        for name in (self.client, *self.columns):
-            column = batch.column(name)
-            if name in self.codes:
-                arrays.append(pa.array(self.codes[name].encode(column)))
-                continue
-            if name == self.client and pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            elif column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
-                self.gaps.add(name)
-            arrays.append(column)
-        return pa.RecordBatch.from_arrays(arrays, names=[self.client, *self.columns])
-
-    def _part_of(self, clients: Any) -> Array:
-        """The part of each row: bits of a hash of its client."""
-        if clients.null_count:
-            row = self.n_rows + int(np.argmax(clients.is_null().to_numpy(zero_copy_only=False)))
-            raise clientless(self.client, self.source.what, row)
-        if is_text(clients.type):
-            encoded = clients if pa.types.is_dictionary(clients.type) else clients.dictionary_encode()
-            distinct = np.array([str(value) for value in encoded.dictionary.to_pylist()], dtype=object)
-            keys = client_keys(distinct)[encoded.indices.to_numpy()]
+    def scatter(self, folder: Path) -> None:
+        """Choose ranges of ids, read the source, and append its rows to spill files."""
+        source = keyed(self.source, self.client)[0]
+        pieces = list(self.source.pieces)
+        if self.source.n_rows < 0:
+            source, ids = _peeked(source, self.whose, [self.whose, *self.columns], self.memory)
+            splitters = splitters_of(ids, STREAM_PARTS)
         else:
-            keys = clients.to_numpy().astype(np.uint64, casting="unsafe")
-        mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15)  # spreads consecutive ids evenly
-        part: Array = (mixed >> np.uint64(32)).astype(np.int64) & (self.number - 1)
-        return part
+            splitters = self._splitters(source, pieces)
+        work = partial(_scatter, client=self.client, whose=self.whose, columns=self.columns, memory=self.share)
+        if len(pieces) > 1:
+            each = -(-len(pieces) // self.tasks.number)
+            groups = [pieces[begin : begin + each] for begin in range(0, len(pieces), each)]
+            items = [_Scatter(group, splitters, folder / f"rows-{i:05d}") for i, group in enumerate(groups)]
+            self.spills = self.tasks.map(work, items)
+        else:
+            rows = folder / "rows-00000"
+            self.spills = [scatter([source], self.whose, self.columns, splitters, rows, self.memory)]
+        read = sum(spill.n_rows for spill in self.spills)
+        if 0 <= self.source.n_rows != read:
+            raise DataError(
+                f"{self.source.what} declares {self.source.n_rows:,} rows, but {read:,} were read: it is damaged"
+            )
+        if read == 0:
+            raise DataError(f"{self.source.what} has no rows: there is nothing to group")
+        self._merge_texts(source)
+
+    def _splitters(self, source: Source, pieces: Sequence[Source]) -> Array:
+        parts = how_many(source, self.columns, self.share)
+        if parts == 1:
+            return np.empty(0, dtype=np.int64)
+        some = [keyed(piece, self.client)[0] for piece in pieces] or [source]
+        return splitters_of(sample(source, some, self.whose), parts)
+
+    def _merge_texts(self, source: Source) -> None:
+        """Give all spill files the same codes: declared names first, the rest sorted."""
+        names: dict[str, Sequence[str]] = {}
+        for name in {name for spill in self.spills for name in spill.texts}:
+            codes = Codes(source.names.get(name, ()))
+            local = [codes.encode_list(spill.texts[name]) for spill in self.spills]
+            names[name], rank = codes.finish()
+            for spill, own in zip(self.spills, local, strict=True):
+                spill.ranks[name] = np.append(rank[own], np.int32(-1))  # the last entry is for a missing text
+        kinds = final_kinds(self.spills, self.columns)
+        names |= {n: texts for n, texts in source.names.items() if n in kinds and kinds[n].shape}
+        self.layout = Layout(self.source.what, self.texts, kinds, {n: names[n] for n in self.columns if n in names})
+
+    def shards(self, folder: Path) -> list[tuple[Shard, bool]]:
+        """The parts that have rows, in order, and whether each is one client too large for memory."""
+        first = self.spills[0]
+        found: list[tuple[Shard, bool]] = []
+        for number in range(len(first.runs[0].ends) - 1 if first.runs else 0):
+            found += self._fitting(Shard(self.spills, number), folder)
+        return found
+
+    def _fitting(self, shard: Shard, folder: Path) -> Iterator[tuple[Shard, bool]]:
+        """Split a part until each piece of it fits in memory or is one client."""
+        if shard.n_rows == 0:
+            return
+        if _NEED * shard.bytes <= 2 * self.share:
+            yield shard, False
+            return
+        distinct = unique_sample(shard, self.texts, 4096)
+        if len(distinct) == 1:
+            yield shard, True
+            return
+        parts = min(MOST_PARTS, math.ceil(2 * _NEED * shard.bytes / self.share))
+        path = folder / f"again-{len(list(folder.iterdir())):05d}"
+        splitters = splitters_of(distinct, parts)
+        again = respill(shard.spills, shard.number, splitters, path, texts=self.texts)
+        for number in range(len(splitters) + 1):
+            yield from self._fitting(Shard([again], number), folder)
+
+    def gather(self, shards: Sequence[tuple[Shard, bool]], draft: Path) -> list[Written]:
+        """Group each part and write its folder; a single part is written into the draft itself."""
+        before = np.concatenate(([0], np.cumsum([shard.n_rows for shard, _ in shards]))).tolist()
+        alone = len(shards) == 1
+        items = [
+            (shard, draft if alone else draft / f"part-{i:05d}", None if alone else before[i], stream)
+            for i, (shard, stream) in enumerate(shards)
+        ]
+        return self.tasks.map(partial(_gather, layout=self.layout), items)
 
 
-def _gather(parts: Parts, draft: Path) -> None:
-    """Group each part and append it to the columns of the folder."""
-    columns = {name: Growing(draft / f"column-{j}.npy", parts.n_rows) for j, name in enumerate(parts.columns)}
-    ids: list[Array] = []
-    sizes: list[Array] = []
-    names: dict[str, Sequence[str]] = {}
-    for part in parts.grouped():
-        for name, column in columns.items():
-            column.append(part[name], name)
-        ids.append(part.ids)
-        sizes.append(part.sizes)
-        names = dict(part.names)
-    if not ids:
-        raise DataError(f"{parts.source.what} has no rows: there is nothing to group")
-    texts = any(part.dtype.kind == "U" for part in ids)
-    who = np.concatenate([part.astype(str) if texts else part for part in ids])
-    described = [{"name": name, **column.close()} for name, column in columns.items()]
-    write_index(draft, described, who, offsets_of(np.concatenate(sizes)), names)
+def how_many(source: Source, columns: list[str], memory: int) -> int:
+    """Number of parts so that grouping each of them stays within this memory."""
+    row = 16 + sum(width(source.schema.field(name).type) for name in columns)
+    return min(MOST_PARTS, max(1, math.ceil(_NEED * source.n_rows * row / memory)))
+
+
+def _scatter(item: _Scatter, *, client: str, whose: str, columns: Sequence[str], memory: int) -> Spill:
+    pieces = (keyed(piece, client)[0] for piece in item.pieces if not _STOPPED.is_set())
+    return scatter(pieces, whose, columns, item.splitters, item.path, memory)
+
+
+def _gather(item: tuple[Shard, Path, int | None, bool], *, layout: Layout) -> Written:
+    shard, folder, before, stream = item
+    written = gather(shard, layout, folder, before, stream=stream)
+    pa.default_memory_pool().release_unused()
+    return written
+
+
+def _peeked(source: Source, whose: str, columns: list[str], memory: int) -> tuple[Source, Array]:
+    """Read the beginning of a stream for its ids; the source that is returned begins with the same rows."""
+    batches = batches_of(source, columns)
+    first: list[Any] = []
+    for batch in batches:
+        first.append(batch)
+        if sum(each.nbytes for each in first) > memory // 4:
+            break
+    ids = [checked_clients(batch.column(whose), whose, source.what, 0) for batch in first if batch.num_rows]
+    arrays = [each if isinstance(each, np.ndarray) else text_array(each) for each in ids]
+
+    def again(_columns: list[str], _rows: int) -> Iterator[Any]:
+        while first:
+            yield first.pop(0)
+        yield from batches
+
+    return replace(source, batches=again), np.concatenate(arrays) if arrays else np.empty(0, dtype=np.int64)

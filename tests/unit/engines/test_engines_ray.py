@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import subprocess
 import sys
@@ -11,14 +12,15 @@ import numpy as np
 import pytest
 
 import fedscape.core.blocks
-import fedscape.core.schedule
 from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Key, Local
 from fedscape.core.arrays import Ragged
-from fedscape.core.blocks import Site, Task
-from fedscape.core.schedule import sections
+from fedscape.core.blocks import Answer, Site, Task
+from fedscape.core.schedule import blocks_of, cut
+from fedscape.core.tree import Fold, Partial, Tree
 from fedscape.engines.ray.engine import Ray, _bounds
-from fedscape.engines.ray.shard import Broadcast, Outcome, Part, Shard, Source, seal_of, software
+from fedscape.engines.ray.shard import Broadcast, Outcome, Part, Shard, Source, software
 from fedscape.formats import to_parquet
+from fedscape.formats.folder import seal_of
 from fedscape.privacy.release import Release
 
 
@@ -52,14 +54,49 @@ def test_shards_cover_all_clients_and_none_is_empty(workers):
     assert np.ptp(np.diff(_bounds(np.full(1000, 3), workers))) <= 1
 
 
-def test_up_to_256_blocks_are_added_one_by_one_and_more_in_sections():
+def test_blocks_are_cut_at_512_clients_or_where_there_are_too_many_rows():
     work = Histogram(3)
     for blocks in (1, 256, 257, 1000):
-        plan = sections(work, np.ones(512 * blocks, dtype=int), clipped=False)
-        assert len(plan) <= 256
-        assert [block for section in plan for block in section] == [(512 * i, 512 * i + 512) for i in range(blocks)]
-        assert {len(section) for section in plan[:-1]} <= {1 if blocks <= 256 else -(-blocks // 256)}
-    assert sections(work, np.empty(0, dtype=int), clipped=False) == []
+        cuts = blocks_of(work, np.ones(512 * blocks, dtype=int), clipped=False)
+        assert cuts == [(512 * i, 512 * i + 512) for i in range(blocks)]
+    assert blocks_of(work, np.empty(0, dtype=int), clipped=False) == []
+    sizes = np.array([3, 3, 9, 1, 1, 1, 1])
+    assert cut(sizes, 3, 6) == [(0, 2), (2, 3), (3, 6), (6, 7)]
+    assert cut(sizes[3:], 3, 6) == [(0, 3), (3, 4)]
+
+
+def nested(values, branches):
+    """The sum of a tree, written as it is defined: children in order, level by level."""
+    while len(values) > 1:
+        values = [functools.reduce(operator.add, values[i : i + branches]) for i in range(0, len(values), branches)]
+    return values[0]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 16, 17, 255, 256, 257, 272, 1000, 4096, 5001])
+def test_any_division_of_the_work_adds_up_in_the_same_order(blocks):
+    values = np.random.default_rng(blocks).normal(size=blocks)
+    tree, rng = Tree(blocks), np.random.default_rng(0)
+    expected = nested(list(values), 256 if blocks <= 256 else 16)
+    for level in range(3):
+        nodes = []
+        for number in range(tree.nodes(level)):
+            mine = Fold(tree)
+            for i in tree.blocks_of(level, number):
+                mine.add(0, Answer({"v": values[i].copy()}))
+            nodes.append(mine.finish())
+        cuts = np.unique([0, len(nodes), *rng.integers(0, len(nodes), 5)])
+        fold, twice = Fold(tree), Partial(tree, level, 0, len(nodes))
+        for first, last in itertools.pairwise(cuts.tolist()):
+            partial = Partial(tree, level, first, last)
+            for number in range(first, last):
+                partial.add(level, number, Answer(dict(nodes[number].sent)))
+            for at, number, answer in partial.nodes:
+                fold.add(at, Answer(dict(answer.sent)))
+                twice.add(at, number, answer)
+        again = Fold(tree)
+        for at, _, answer in twice.nodes:
+            again.add(at, answer)
+        assert fold.finish().sent["v"].tobytes() == expected.tobytes() == again.finish().sent["v"].tobytes()
 
 
 class Add(Computation):
@@ -71,14 +108,13 @@ class Add(Computation):
         return {"sum": clients.segment_sum("x")}, {}
 
 
-def test_sections_give_the_same_bytes_on_any_number_of_threads(monkeypatch):
-    monkeypatch.setattr(fedscape.core.schedule, "SECTIONS", 5)
-    values = np.random.default_rng(0).normal(size=(60, 8))
-    fed = Federation({"x": values}, np.arange(61))
-    blocks = values.reshape(5, 6, 2, 8).sum(axis=2)  # five sections of six blocks of two clients
-    expected = functools.reduce(operator.add, [functools.reduce(operator.add, section) for section in blocks])
-    assert (expected != functools.reduce(operator.add, blocks.reshape(30, 8))).any()  # the order shows
-    totals = [Local(fed, threads=t).run(Add(), {}, np.arange(60), Key(0)).total["sum"] for t in (1, 2, 4)]
+def test_the_tree_gives_the_same_bytes_on_any_number_of_threads():
+    values = np.random.default_rng(0).normal(size=(1200, 8))
+    fed = Federation({"x": values}, np.arange(1201))
+    blocks = list(values.reshape(600, 2, 8).sum(axis=1))  # of two clients
+    expected = nested(blocks, 16)
+    assert (expected != functools.reduce(operator.add, blocks)).any()  # the order shows
+    totals = [Local(fed, threads=t).run(Add(), {}, np.arange(1200), Key(0)).total["sum"] for t in (1, 2, 4)]
     assert [total.tobytes() for total in totals] == [expected.tobytes()] * 3
 
 
@@ -123,18 +159,17 @@ def test_grids_come_back_and_the_key_of_central_noise_never_leaves(saved):
     fed, source = saved
     release = Release(Gaussian(clip=2.0, multiplier=1.0), 2.0, b"secret", True, 1)
     shard = shard_of(source)
-    told = Broadcast(Key(0), False, release.without_secret(), None, {})
+    told = Broadcast(1, "digest", Histogram(3), Key(0), False, release.without_secret(), None, {})
     assert told.release.key == b""
     assert Release(Gaussian(clip=2.0, multiplier=1.0, place="local"), 2.0, b"k", True, 1).without_secret().key == b"k"
-    assert shard.open("digest", Histogram(3), told) is None
-    outcome, _ = shard.run(Part(slice(0, 20), [[(0, 20)]]))
+    outcome, _ = shard.run(told, Part(slice(0, 20), [[(0, 20)]], Tree(1), 0, 0))
     assert isinstance(outcome, Outcome)
     release.take_grids(outcome.grids[0])
     here = Release(Gaussian(clip=2.0, multiplier=1.0), 2.0, b"secret", True, 1)
     site = Site(fed, Task(Histogram(3), Key(0), False, here, None), {})
     order = np.argsort(fed.ids)
     expected = here.on_total(site.run([fedscape.core.blocks.Block(order, order)], lambda _: {}).sent, 20)
-    assert release.on_total(outcome.answers[0].sent, 20)["counts"].tolist() == expected["counts"].tolist()
+    assert release.on_total(outcome.nodes[0][2].sent, 20)["counts"].tolist() == expected["counts"].tolist()
 
 
 @pytest.mark.parametrize(

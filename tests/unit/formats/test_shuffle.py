@@ -46,15 +46,15 @@ def same(one, other):
 @pytest.mark.parametrize("texts", [True, False])
 @pytest.mark.parametrize("number", [1, 8])
 def test_scanning_is_grouping(tmp_path, monkeypatch, texts, number):
-    monkeypatch.setattr(under_test, "BATCH", 500)
-    monkeypatch.setattr(under_test, "_how_many", lambda *_: number)
+    monkeypatch.setattr("fedscape.formats.spill.BATCH", 500)
+    monkeypatch.setattr(under_test, "how_many", lambda *_: number)
     pq.write_table(table(texts=texts), tmp_path / "rows.parquet", row_group_size=700)
     whole = Federation.from_parquet(tmp_path / "rows.parquet", client="who")
     same(Federation.scan(tmp_path / "rows.parquet", client="who"), whole)
 
 
 def test_a_fit_ends_in_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(under_test, "_how_many", lambda *_: 4)
+    monkeypatch.setattr(under_test, "how_many", lambda *_: 4)
     rows = table()
     scanned, whole = Federation.scan(rows, client="who"), Federation.from_frame(rows, client="who")
     one, other = (
@@ -155,7 +155,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_args, **_how):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(under_test.Growing, "append", full)
+    monkeypatch.setattr("fedscape.formats.folder.Growing.append", full)
     with pytest.raises(DataError, match="No space left"):
         Federation.scan(table(), client="who", into=tmp_path / "grouped")
     assert os.listdir(tmp_path) == []
@@ -163,6 +163,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_parts_grow_with_the_rows_and_not_with_the_memory():
     wide = under_test.Source("rows", pa.schema([("who", pa.int64()), ("x", pa.float64())]), 10**8, lambda *_: iter(()))
-    assert under_test._how_many(wide, ["x"], 2**29) == 16
-    assert under_test._how_many(wide, ["x"], 2**60) == 1
-    assert under_test._how_many(wide, ["x"], 1) == under_test.MOST_PARTS
+    assert under_test.how_many(wide, ["x"], 2**29) == 12
+    assert under_test.how_many(wide, ["x"], 2**60) == 1
+    assert under_test.how_many(wide, ["x"], 1) == under_test.MOST_PARTS

@@ -7,14 +7,15 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from fedscape.core import schedule
-from fedscape.errors import EngineError, require
+from fedscape.errors import EngineError, FedscapeError, require
 from fedscape.formats.files import one_line
 
 # no usage reports; errors are raised, not also printed; workers without a GPU keep their environment, and those of a
@@ -26,6 +27,8 @@ _SETTINGS = {
     "RAY_worker_niceness": "0",
 }
 CONNECT_SECONDS = 10.0
+TASK_RETRIES = 3
+T = TypeVar("T")
 _LOCK = threading.Lock()
 _ENGINES = {"users": 0, "ours": 0}
 _JOINED: dict[str, str | None] = {}  # the cluster started or joined here, and the address it was joined by
@@ -57,7 +60,8 @@ class Cluster:
                 _check_same(self.ray, address)
             _ENGINES["users"] += 1
         try:
-            self.workers = workers or self._room(threads)
+            self._threads = threads
+            self.workers = workers or self.room()
             self._check_room(threads, gpus)
         except BaseException:
             self.leave()
@@ -68,8 +72,13 @@ class Cluster:
         """Address of the cluster to which this process is connected."""
         return _connected(self.ray)
 
-    def _room(self, threads: int) -> int:
-        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // threads)
+    def room(self) -> int:
+        """Number of workers for which the cluster has cores now."""
+        return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self._threads)
+
+    def machines(self) -> int:
+        """Number of machines in the cluster."""
+        return sum(bool(node["Alive"]) for node in self.ray.nodes())
 
     def _check_room(self, threads: int, gpus: float) -> None:
         have = self.ray.cluster_resources()
@@ -80,9 +89,49 @@ class Cluster:
                     f"{have.get(what, 0):g}: ask for fewer workers"
                 )
 
-    def actor(self, kind: type, *arguments: Any) -> Any:
-        """A new process with an object of this type; Ray does not restart it, we do."""
-        return self.ray.remote(kind).options(**self._each, max_restarts=0).remote(*arguments)
+    def actor(self, kind: type, *arguments: Any, guest: bool = False) -> Any:
+        """A new process with an object of this type; Ray does not restart it, we do.
+
+        A guest reserves no core and no memory: it shares the cores of a machine that is full.
+        """
+        each = {"num_cpus": 0, "num_gpus": self._each["num_gpus"]} if guest else self._each
+        return self.ray.remote(kind).options(**each, max_restarts=0).remote(*arguments)
+
+    def map(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """The results of tasks on any machine, in order; a task that is lost with its machine is run again.
+
+        A few more than there is room for are submitted at a time. After an error or Ctrl-C the others are cancelled.
+        """
+        task = self.ray.remote(_attempt).options(**self._each, max_retries=TASK_RETRIES)
+        shipped = self.ray.put(work)
+        flying: dict[Any, int] = {}
+        done: dict[int, T] = {}
+        waiting = deque(enumerate(items))
+        try:
+            while waiting or flying:
+                while waiting and len(flying) < 2 * max(self.workers, self.room()):
+                    i, item = waiting.popleft()
+                    flying[task.remote(shipped, item)] = i
+                for ref in self.ray.wait(list(flying), num_returns=1)[0]:
+                    result = self._result(ref)
+                    done[flying.pop(ref)] = result
+        finally:
+            for ref in flying:
+                self.ray.cancel(ref, force=True)
+        return [done[i] for i in range(len(items))]
+
+    def _result(self, ref: Any) -> Any:
+        try:
+            value = self.ray.get(ref)
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OSError):  # a full disk: the caller names the path
+                raise error.cause from None
+            raise EngineError(f"a task failed: {type(error.cause).__name__}: {one_line(error.cause)}") from error
+        except self.ray.exceptions.RayError as error:
+            raise EngineError(f"a task was lost {TASK_RETRIES + 1} times: {one_line(error)}") from error
+        if isinstance(value, FedscapeError):
+            raise value
+        return value
 
     def leave(self) -> None:
         """Disconnect and stop a cluster started here, unless another engine uses it."""
@@ -91,6 +140,14 @@ class Cluster:
             if _ENGINES["users"] == 0 and _ENGINES["ours"]:
                 _ENGINES["ours"] = 0
                 self.ray.shutdown()
+
+
+def _attempt(work: Callable[[Any], T], item: Any) -> T | FedscapeError:
+    """The result, or an error of ours, which is an answer and not a reason to try again."""
+    try:
+        return work(item)
+    except FedscapeError as error:
+        return error
 
 
 def _connect(ray: ModuleType, address: str | None, cores: int) -> None:

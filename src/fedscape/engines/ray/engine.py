@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -14,31 +15,36 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.arrays import Ragged
-from fedscape.core.blocks import Answer, Reply, Task, broadcast, nobody
+from fedscape.core.blocks import Reply, Task, broadcast, nobody
 from fedscape.core.computation import Computation
 from fedscape.core.engine import check_enough, ranks
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Key
-from fedscape.core.schedule import as_slice, sections
+from fedscape.core.sampling import Sampler, chosen
+from fedscape.core.schedule import as_slice, blocks_of
+from fedscape.core.tree import LEAVES, Fold, Tree
 from fedscape.engines.ray.cluster import Cluster
-from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, seal_of, taken
+from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, taken
 from fedscape.engines.ray.workers import Assignment, Crew
 from fedscape.errors import DataError, EngineError
-from fedscape.formats.folder import INDEX
+from fedscape.formats.folder import INDEX, seal_of
+from fedscape.formats.sharded import edges as shard_edges
 from fedscape.privacy.release import Release
 from fedscape.types import Array, Arrays
 
 PARTS = 16  # parts of a round per worker: few enough to be cheap, enough to add while others compute
+CALLS = 1024  # with many workers each gets fewer parts: about so many calls a round, one per worker at least
 
 
 class Ray:
     """The clients on the workers of a Ray cluster: the same bytes as `Local`, on one machine or many.
 
     Each worker is a process that maps the clients' files once and owns a shard: clients with consecutive ids, and their
-    kept arrays. A round's state is sent once, through the object store. Workers run whole blocks, and block sums are
-    added in the order of `Local`. A worker that dies is restarted, gets its clients' kept arrays as of the last
-    finished round, and repeats the lost work: the result stays the same.
+    kept arrays. A round's state is sent once, through the object store. Workers run whole blocks and add their sums in
+    the order of `Local`. A worker that dies is restarted, gets its clients' kept arrays as of the last finished round,
+    and repeats the lost work: the result stays the same. Where its machine is lost, another takes its clients. Machines
+    that join the cluster are used from the next round on.
 
     Parameters
     ----------
@@ -52,7 +58,7 @@ class Ray:
         another. By default the cluster this process is connected to, or else one on this machine alone, started here
         and stopped by `close`.
     workers
-        Number of processes; by default as many as there are cores for.
+        Number of processes; by default as many as there are cores for, also when machines join later.
     threads
         Number of blocks that a worker runs at once, each on one thread of BLAS and torch; it reserves as many cores.
     gpus_per_worker
@@ -100,15 +106,12 @@ class Ray:
         except BaseException:
             files.remove()
             raise
-        self.workers = max(1, min(self._cluster.workers, len(self.federation)))
-        sizes = self.federation.sizes
-        self._bounds = _bounds(sizes if self._order is None else sizes[self._order], self.workers)
-        edges = list(zip(self._bounds[:-1].tolist(), self._bounds[1:].tolist(), strict=True))
-        names = [self._name(shard, *edge) for shard, edge in enumerate(edges)]
-        self._crew = Crew(self._cluster, files.source, edges, names, threads, memory)
+        self._shards, self._grows = files.shards, workers is None
+        edges = self._edges(self._cluster.workers)
+        self._crew = Crew(self._cluster, files.source, edges, self._names(edges), threads, memory)
         self._stop = weakref.finalize(self, _stop, self._crew, self._cluster, files)
         self._sent: tuple[str, Any] | None = None
-        self._keeps = False
+        self._keeps, self._round = False, 0
         try:
             self._crew.start()
         except BaseException:
@@ -151,23 +154,26 @@ class Ray:
         check_enough(cohort, self.min_clients, key, release)
         self._check_open()
         self._crew.check_whole()
+        self._settle()
         who = cohort if self._rank is None else np.sort(self._rank[cohort])
         where = who if self._order is None else self._order[who]
-        plan = sections(computation, self.federation.sizes[where], clipped=release is not None)
-        sent = broadcast(state)
+        blocks = blocks_of(computation, self.federation.sizes[where], clipped=release is not None)
+        tree, sent = Tree(len(blocks)), broadcast(state)
         public = [None if each is None else each.without_secret() for each in (release, measure_release)]
-        message = self._cluster.ray.put(Broadcast(key, measure, public[0], public[1], sent))
-        self._crew.open(*self._shipped(computation), message)
-        assignments = self._assign(who, plan)
+        self._round += 1
+        digest, shipped = self._shipped(computation)
+        message = Broadcast(self._round, digest, shipped, key, measure, public[0], public[1], sent)
+        assignments = self._assign(who, blocks, tree)
         task = Task(computation, key, measure, release, measure_release)
-        answer, kinds = Answer() if plan else nobody(self.federation, task, sent), Kinds()
-        for outcome in self._crew.run(assignments, lend=self._keeps):
-            for part in outcome.answers:
-                answer.add(part)
+        fold, kinds = Fold(tree), Kinds()
+        for outcome in self._crew.run(self._cluster.ray.put(message), assignments, lend=self._keeps):
+            for level, _, part in outcome.nodes:
+                fold.add(level, part)
             for each, grids in zip((release, measure_release), outcome.grids, strict=True):
                 if each is not None:
                     each.take_grids(grids)
             kinds.update(outcome.kinds)
+        answer = fold.finish() if blocks else nobody(self.federation, task, sent)
         for sums in (answer.sent, answer.metrics):
             for name, values in sums.items():
                 sums[name] = values if values.flags.writeable else values.copy()  # frees the object store
@@ -184,28 +190,63 @@ class Ray:
             self._sent = (digest, self._cluster.ray.put(computation))
         return self._sent
 
-    def _assign(self, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> list[Assignment]:
-        """Assign sections to the shard of their first client, in up to PARTS calls for each shard."""
-        homes = np.searchsorted(self._bounds, [who[section[0][0]] for section in plan], side="right") - 1
-        shards = []
-        for shard in range(self.workers):
-            first, last = np.searchsorted(homes, (shard, shard + 1))
-            step = max(1, -(-int(last - first) // PARTS))
-            for begin in range(int(first), int(last), step):
-                shards.append(self._assignment(shard, who, plan[begin : min(begin + step, int(last))]))
-        return shards
+    def draw(self, sampler: Sampler, key: Key) -> Array:
+        """The cohort that this sampler draws from all clients, each worker drawing among its own."""
+        self._check_open()
+        self._settle()
+        return chosen(sampler, self._crew.draw(sampler, key), len(self.federation))
 
-    def _assignment(self, shard: int, who: Array, plan: Sequence[Sequence[tuple[int, int]]]) -> Assignment:
-        begin, end = plan[0][0][0], plan[-1][-1][1]
+    def _assign(self, who: Array, blocks: Sequence[tuple[int, int]], tree: Tree) -> list[Assignment]:
+        """Assign nodes of the tree to the shard of their first client, in a few calls for each shard."""
+        level = tree.level(4 * self.workers) if tree.blocks > LEAVES else 0
+        nodes = [[blocks[i] for i in tree.blocks_of(level, node)] for node in range(tree.nodes(level))]
+        homes = np.searchsorted(self._bounds, who[[node[0][0] for node in nodes]], side="right") - 1
+        edges = np.searchsorted(homes, np.arange(self.workers + 1)).tolist()
+        calls = max(1, min(PARTS, CALLS // self.workers))
+        assignments = []
+        for shard, (first, last) in enumerate(itertools.pairwise(edges)):
+            step = max(1, -(-(last - first) // calls))
+            for begin in range(first, last, step):
+                mine = nodes[begin : min(begin + step, last)]
+                assignments.append(self._assignment(shard, who, mine, tree, level, begin))
+        return assignments
+
+    def _assignment(
+        self, shard: int, who: Array, nodes: Sequence[Sequence[tuple[int, int]]], tree: Tree, level: int, first: int
+    ) -> Assignment:
+        begin, end = nodes[0][0][0], nodes[-1][-1][1]
         members = who[begin:end]
-        relative = [[(a - begin, b - begin) for a, b in section] for section in plan]
-        cuts = np.searchsorted(members, self._bounds)
-        guests = [
-            (other, members[cuts[other] : cuts[other + 1]])
-            for other in range(shard + 1, self.workers)
-            if cuts[other] < cuts[other + 1]
-        ]
-        return Assignment(shard, Part(as_slice(members), relative), guests, len(members))
+        relative = [[(a - begin, b - begin) for a, b in node] for node in nodes]
+        guests = []
+        other = shard + 1
+        while other < self.workers and members[-1] >= self._bounds[other]:
+            low, high = np.searchsorted(members, self._bounds[other : other + 2])
+            if low < high:
+                guests.append((other, members[low:high]))
+            other += 1
+        return Assignment(shard, Part(as_slice(members), relative, tree, level, first), guests, len(members))
+
+    # -- machines ------------------------------------------------------------------------------------------------------
+
+    def _edges(self, workers: int) -> list[tuple[int, int]]:
+        """The ranks of each worker's clients; with enough shards on disk a worker has whole shards."""
+        self.workers = max(1, min(workers, len(self.federation)))
+        sizes = self.federation.sizes
+        bounds = _bounds(sizes if self._order is None else sizes[self._order], self.workers)
+        self._bounds = _at_shards(bounds, self._shards)
+        return list(itertools.pairwise(self._bounds.tolist()))
+
+    def _settle(self) -> None:
+        """Use machines that have joined: shards without a core of their own move there, and all are cut anew."""
+        room = self._cluster.room()
+        if not self._grows or min(room, len(self.federation)) <= self.workers:
+            self._crew.settle(room)
+            return
+        kept = self.kept()
+        edges = self._edges(room)
+        self._crew.reshape(edges, self._names(edges))
+        if kept:
+            self.restore(kept)
 
     # -- kept arrays ---------------------------------------------------------------------------------------------------
 
@@ -231,6 +272,9 @@ class Ray:
         self._keeps = False
         self._crew.forget()
 
+    def _names(self, edges: Sequence[tuple[int, int]]) -> list[str]:
+        return [self._name(shard, *edge) for shard, edge in enumerate(edges)]
+
     def _name(self, shard: int, begin: int, end: int) -> str:
         edges = np.array([begin, max(begin, end - 1)])
         who = self.federation.ids[edges if self._order is None else self._order[edges]] if end else ["none", "none"]
@@ -252,6 +296,19 @@ def _bounds(sizes: Array, workers: int) -> Array:
     return np.concatenate(([0], np.maximum.accumulate(wanted) + place, [len(sizes)])).astype(np.int64)
 
 
+def _at_shards(bounds: Array, shards: Array) -> Array:
+    """The same edges moved to the nearest edges of shards on disk, where none becomes empty by it.
+
+    >>> _at_shards(np.array([0, 4, 9]), np.array([0, 3, 6, 9])).tolist()
+    [0, 3, 9]
+    """
+    if len(shards) < len(bounds):
+        return bounds
+    right = np.clip(np.searchsorted(shards, bounds), 1, len(shards) - 1)
+    nearest = np.where(bounds - shards[right - 1] <= shards[right] - bounds, shards[right - 1], shards[right])
+    return nearest if (np.diff(nearest) > 0).all() else bounds
+
+
 class _Files:
     """The clients' files: existing ones, or written here and removed at the end."""
 
@@ -262,6 +319,7 @@ class _Files:
         folder: str | os.PathLike[str] | None,
     ) -> None:
         self.own: str | None = None
+        self.shards = np.zeros(0, dtype=np.int64)  # edges of the shards on disk
         if isinstance(data, Federation):
             if data.kept:
                 raise DataError("a Federation with kept arrays cannot be sharded: pass them to restore()")
@@ -270,7 +328,8 @@ class _Files:
             return
         path = os.path.abspath(data)
         if (Path(path) / INDEX).is_file():
-            self.federation = Federation.load(path)
+            self.shards = np.array(shard_edges(path))
+            self.federation = Federation.load(path, verify=len(self.shards) == 2)  # of many, workers check their own
             self.source = Source(path, str(seal_of(path)), None, None)
             return
         if client is None:

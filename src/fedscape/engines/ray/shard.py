@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +18,13 @@ from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Key
+from fedscape.core.sampling import Sampler, candidates
 from fedscape.core.schedule import as_slice, in_order, one_library_thread, without_warnings
+from fedscape.core.tree import Partial, Tree
 from fedscape.engines.limits import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
-from fedscape.formats.folder import INDEX, load_folder
+from fedscape.formats.folder import load_folder, seal_of
+from fedscape.formats.sharded import verify_shards
 from fedscape.privacy.release import Release
 from fedscape.types import Array, Arrays
 
@@ -55,25 +57,31 @@ class Source(NamedTuple):
             return load_folder(Path(own) / "clients", verify=False, walk=True)  # stays mapped once the files are gone
 
 
-def seal_of(folder: str | Path) -> str | None:
-    """The checksum of a saved Federation, None if there is none."""
-    try:
-        return str(json.loads((Path(folder) / INDEX).read_text(encoding="ascii"))["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 class Part(NamedTuple):
-    """Sections of a cohort that one worker runs in one call: clients by rank, blocks by position among them."""
+    """Nodes of the tree of sums that one worker adds up in one call.
+
+    Clients are ranks, the blocks of each node are positions among them; `first` is the number of the first node in its
+    level.
+    """
 
     ranks: Array | slice
-    sections: Sequence[Sequence[tuple[int, int]]]
+    nodes: Sequence[Sequence[tuple[int, int]]]
+    tree: Tree
+    level: int
+    first: int
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The message that opens a round on every worker; the computation is sent separately."""
+    """What every worker knows of a round.
 
+    `number` counts the rounds of an engine; `computation` is the computation or a reference to it in the object store,
+    which is read only if its digest is new.
+    """
+
+    number: int
+    digest: str
+    computation: Any
     key: Key
     measure: bool
     release: Release | None
@@ -83,11 +91,26 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a part: an answer for each section, and the grids and kinds of kept arrays for the server."""
+    """Outcome of a part: nodes with level and number, in order; grids and kinds of kept arrays for the server."""
 
-    answers: list[Answer]
+    nodes: list[tuple[int, int, Answer]]
     grids: tuple[Mapping[str, float], Mapping[str, float]]
     kinds: Kinds
+
+
+def joined_outcomes(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcomes of consecutive parts as one; nodes are added as far as can be without their neighbours."""
+    one, end = parts[0], parts[-1]
+    partial = Partial(one.tree, one.level, one.first, end.first + len(end.nodes))
+    grids: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    kinds = Kinds()
+    for outcome in outcomes:
+        for node in outcome.nodes:
+            partial.add(*node)
+        for into, new in zip(grids, outcome.grids, strict=True):
+            into.update(new)
+        kinds.update(outcome.kinds)
+    return Outcome(partial.nodes, grids, kinds)
 
 
 class Shard:
@@ -98,6 +121,7 @@ class Shard:
         self._store = Store(end - begin)
         self._pool = None if threads == 1 else ThreadPoolExecutor(threads, thread_name_prefix="fedscape")
         self._computation: tuple[str, Computation] | None = None
+        self._number = -1
 
     def load(self, versions: Mapping[str, str]) -> FedscapeError | None:
         """Open the files; return the error if they, or this machine, do not fit."""
@@ -106,6 +130,8 @@ class Shard:
                 raise EngineError(f"the machine {platform.node()} has {mine}, the driver {dict(versions)}")
             self.federation = self.source.open()
             self._order = self.federation.order
+            if self._order is None:
+                verify_shards(self.source.folder, self.begin, self.end)
             if self.memory is not None:
                 _bound_memory(self.memory)
         except FedscapeError as error:
@@ -115,41 +141,56 @@ class Shard:
     def ping(self) -> None:
         """Return at once: the process is alive."""
 
-    def open(self, digest: str, computation: Computation, message: Broadcast) -> FedscapeError | None:
+    def _open(self, message: Broadcast) -> None:
         """Open a round; a computation that is already here stays, with its data on the device."""
-        if self._computation is None or self._computation[0] != digest:
-            self._computation = (digest, computation)
-        task = Task(self._computation[1], message.key, message.measure, message.release, message.measure_release)
-        try:
-            with one_library_thread():
-                self._site = Site(self.federation, task, message.sent)
-        except FedscapeError as error:
-            return error
-        return None
+        if message.number == self._number:
+            return
+        if self._computation is None or self._computation[0] != message.digest:
+            computation = message.computation
+            if not isinstance(computation, Computation):
+                import ray
 
-    def run(self, part: Part, *lent: tuple[int, Kept]) -> tuple[Outcome | FedscapeError, list[Place]]:
-        """Run sections of the cohort; the last clients may belong to another shard, which lends their kept arrays."""
+                computation = ray.get(computation)
+            self._computation = (message.digest, computation)
+        task = Task(self._computation[1], message.key, message.measure, message.release, message.measure_release)
+        self._site = Site(self.federation, task, message.sent)
+        self._number = message.number
+
+    def run(
+        self, message: Broadcast, part: Part, *lent: tuple[int, Kept]
+    ) -> tuple[Outcome | FedscapeError, list[Place]]:
+        """Add up nodes of the cohort; the last clients may belong to another shard, which lends their kept arrays."""
         try:
-            with one_library_thread(), without_warnings(self._site.task.release):
-                work = self._work(part, lent)
-                answers = list(in_order(work, part.sections, self._pool, self.threads))
+            with one_library_thread(), without_warnings(message.release):
+                self._open(message)
+                partial = Partial(part.tree, part.level, part.first, part.first + len(part.nodes))
+                work = in_order(self._work(part, lent), part.nodes, self._pool, self.threads)
+                for number, answer in enumerate(work, part.first):
+                    partial.add(part.level, number, answer)
         except FedscapeError as error:
             return error, []
-        kept = [place for answer in answers for place in answer.kept]
-        for answer in answers:
+        kept = [place for _, _, answer in partial.nodes for place in answer.kept]
+        for _, _, answer in partial.nodes:
             answer.kept = []  # goes to the shards, not to the driver
-            answer.sent = on_host(answer.sent)
         kinds = {name: (v.flat.dtype, v.flat.shape[1:]) for _, arrays in kept for name, v in arrays.items()}
         releases = (self._site.task.release, self._site.task.measure_release)
         first, second = ({} if release is None else release.grids for release in releases)
-        return Outcome(answers, (first, second), kinds), kept
+        return Outcome(partial.nodes, (first, second), kinds), kept
+
+    def draw(self, sampler: Sampler, key: Key) -> tuple[Array, Array]:
+        """The clients of this shard that may be in a cohort: their positions, and numbers that decide among them."""
+        ranks = np.arange(self.begin, self.end)
+        where = ranks if self._order is None else self._order[self.begin : self.end]
+        return candidates(sampler, self.federation.ids[where], where, key)
 
     def _work(self, part: Part, lent: Sequence[tuple[int, Kept]]) -> Callable[[Sequence[tuple[int, int]]], Answer]:
         kept = self._kept_by(part, lent)
 
-        def work(section: Sequence[tuple[int, int]]) -> Answer:
-            places = [_cut(part.ranks, begin, end) for begin, end in section]
-            return self._site.run([Block(self._rows(place), place) for place in places], kept)
+        def work(node: Sequence[tuple[int, int]]) -> Answer:
+            places = [_cut(part.ranks, begin, end) for begin, end in node]
+            answer = self._site.run([Block(self._rows(place), place) for place in places], kept)
+            answer.sent = on_host(answer.sent)
+            return answer
 
         return work
 

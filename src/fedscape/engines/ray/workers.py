@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fedscape.core.arrays import Ragged
+from fedscape.core.random import Key
+from fedscape.core.sampling import Sampler
 from fedscape.engines.ray.cluster import Cluster
-from fedscape.engines.ray.shard import Kinds, Outcome, Part, Shard, Source, software
+from fedscape.engines.ray.shard import Kinds, Outcome, Part, Shard, Source, joined_outcomes, software
 from fedscape.errors import EngineError, FedscapeError
 from fedscape.formats.files import one_line
 from fedscape.types import Array
@@ -18,6 +20,8 @@ from fedscape.types import Array
 AHEAD = 2  # parts queued on a worker: one running, one waiting
 RESTARTS = 3  # restarts of one worker in one round
 START_SECONDS = 120.0
+ROOM_SECONDS = 15.0  # so long a restarted worker waits for a core of its own
+RELAYED = 64  # workers of one relay; with more than that, calls go through relays
 
 
 @dataclass(frozen=True)
@@ -62,90 +66,179 @@ class Crew:
         self.cluster, self.source, self.edges, self.names = cluster, source, edges, names
         self.threads, self.memory = threads, memory
         self._actors: list[Any] = []
-        self._round: tuple[Any, ...] | None = None
+        self._relays: list[Any] = []
         self._kept: dict[int, Any] = {}
-        self._log: list[list[tuple[str, tuple[Any, ...]]]] = [[] for _ in edges]
-        self._logged = [0] * len(edges)
-        self._deaths = [0] * len(edges)
         self._alarms = 0
         self._torn = False
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        """Begin with clients that keep nothing."""
+        self._log: list[list[tuple[str, tuple[Any, ...]]]] = [[] for _ in self.edges]
+        self._logged = [0] * len(self.edges)
+        self._deaths = [0] * len(self.edges)
+        self._guests: set[int] = set()  # shards that have no core of their own
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all workers, and let each open its files."""
         ray, versions = self.cluster.ray, software()
+        self.machines = self.cluster.machines()
         self._actors = [self._new(shard) for shard in range(len(self.edges))]
         loads = [actor.load.remote(versions) for actor in self._actors]
-        self._check_started(loads)
+        self._check_started(loads, START_SECONDS)
         try:
             for shard, load in enumerate(loads):
                 self._value(shard, load)
         except ray.exceptions.RayActorError as error:
             self._revive(error)
 
-    def _check_started(self, loads: Sequence[Any]) -> None:
-        ready, _ = self.cluster.ray.wait(list(loads), num_returns=len(loads), timeout=START_SECONDS)
+    def _check_started(self, loads: Sequence[Any], seconds: float) -> None:
+        ready, _ = self.cluster.ray.wait(list(loads), num_returns=len(loads), timeout=seconds)
         if len(ready) < len(loads):
             free = self.cluster.ray.available_resources()
             raise EngineError(
-                f"only {len(ready)} of {len(loads)} workers started in {START_SECONDS:g} s; the cluster has "
+                f"only {len(ready)} of {len(loads)} workers started in {seconds:g} s; the cluster has "
                 f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs to spare: ask for fewer workers"
             )
 
-    def _new(self, shard: int) -> Any:
-        return self.cluster.actor(Shard, self.source, *self.edges[shard], self.threads, self.memory)
+    def _new(self, shard: int, *, guest: bool = False) -> Any:
+        return self.cluster.actor(Shard, self.source, *self.edges[shard], self.threads, self.memory, guest=guest)
 
     def stop(self) -> None:
         """End all workers."""
-        for actor in self._actors:
+        for actor in (*self._actors, *self._relays):
             self.cluster.ray.kill(actor)
-        self._actors = []
+        self._actors, self._relays = [], []
+
+    def reshape(self, edges: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
+        """Start anew with other shards, whose clients keep nothing yet."""
+        self.stop()
+        self.edges, self.names = edges, names
+        self._begin_empty()
+        self.start()
+
+    def settle(self, room: int) -> None:
+        """Give shards without a core of their own one each, where there is room now."""
+        self.machines = self.cluster.machines()
+        for shard in sorted(self._guests):
+            if room < len(self.edges) - len(self._guests) + 1:
+                return
+            self.cluster.ray.kill(self._actors[shard])
+            self._guests.discard(shard)
+            self._begin_again(shard, EngineError("it moves to another machine"), moves=True)
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
-    def open(self, digest: str, computation: Any, message: Any) -> None:
-        """Open the round on every worker."""
-        self._deaths, self._alarms = [0] * len(self.edges), 0
-        self._round = (digest, computation, message)
-        self._all("open", lambda shard: self._round or ())
-
-    def run(self, assignments: Sequence[Assignment], *, lend: bool) -> Iterator[Outcome]:
+    def run(self, message: Any, assignments: Sequence[Assignment], *, lend: bool) -> Iterator[Outcome]:
         """Run the assignments and return their outcomes in order; a worker that dies is restarted and repeats its part.
 
-        Only a few parts are in flight at a time: an error or Ctrl-C leaves little running.
+        Only a few parts are in flight at a time: an error or Ctrl-C leaves little running. With very many workers the
+        calls go through relays, as long as nothing breaks.
         """
+        self._deaths, self._alarms, self._kept = [0] * len(self.edges), 0, {}
+        if len(self.edges) > RELAYED and not lend:
+            try:
+                outcomes = self._relayed(message, assignments)
+            except self.cluster.ray.exceptions.RayError as error:
+                self._drop_relays()
+                self._revive(error)
+            else:
+                yield from outcomes
+                return
         ray = self.cluster.ray
-        waiting = [deque(i for i, a in enumerate(assignments) if a.shard == shard) for shard in range(len(self.edges))]
+        waiting: dict[int, deque[int]] = defaultdict(deque)
+        for i, assigned in enumerate(assignments):
+            waiting[assigned.shard].append(i)
+        busy: dict[int, int] = defaultdict(int)
         flying: dict[Any, int] = {}
         done: dict[int, Outcome | FedscapeError] = {}
-        self._kept, end = {}, len(assignments)
-        for turn in range(len(assignments)):
-            while turn not in done:
-                for shard, queue in enumerate(waiting):
-                    room = AHEAD - sum(assignments[i].shard == shard for i in flying.values())
-                    for _ in range(min(room, len(queue))):
-                        if (i := queue.popleft()) < end:
-                            flying[self._send(i, assignments[i], lend)] = i
-                ref = ray.wait(list(flying), num_returns=1)[0][0]
-                i = flying.pop(ref)
-                try:
-                    done[i] = self._value(assignments[i].shard, ref)
-                except ray.exceptions.RayActorError as error:
-                    waiting[assignments[i].shard].appendleft(i)
-                    self._revive(error)
-                except FedscapeError as error:
-                    done[i], end = error, min(end, i)
-            outcome = done.pop(turn)
-            if isinstance(outcome, FedscapeError):
-                raise outcome
-            yield outcome
+        end, turn = len(assignments), 0
+        hungry = list(waiting)
+        while turn < len(assignments):
+            for shard in hungry:
+                while waiting[shard] and busy[shard] < AHEAD:
+                    if (i := waiting[shard].popleft()) < end:
+                        flying[self._send(i, assignments[i], message, lend)] = i
+                        busy[shard] += 1
+            hungry = []
+            if turn not in done:
+                for ref in self._ready(list(flying)):
+                    i = flying.pop(ref)
+                    shard = assignments[i].shard
+                    busy[shard] -= 1
+                    hungry.append(shard)
+                    try:
+                        done[i] = self._value(shard, ref)
+                        self._kept[i] = self._safe(shard, self._kept[i], done[i])
+                    except (ray.exceptions.RayActorError, _Lost) as error:
+                        waiting[shard].appendleft(i)
+                        self._revive(error)
+                    except FedscapeError as error:
+                        done[i], end = error, min(end, i)
+            while turn in done:
+                outcome = done.pop(turn)
+                if isinstance(outcome, FedscapeError):
+                    raise outcome
+                yield outcome
+                turn += 1
 
-    def _send(self, index: int, assigned: Assignment, lend: bool) -> Any:
+    def _ready(self, refs: list[Any]) -> list[Any]:
+        """All calls that are done, at least one."""
+        ready, _ = self.cluster.ray.wait(refs, num_returns=len(refs), timeout=0)
+        found: list[Any] = ready or self.cluster.ray.wait(refs, num_returns=1)[0]
+        return found
+
+    def _send(self, index: int, assigned: Assignment, message: Any, lend: bool) -> Any:
         lent = [self._actors[other].lend.remote(ranks) for other, ranks in assigned.guests] if lend else []
         actor = self._actors[assigned.shard]
-        outcome, self._kept[index] = actor.run.options(num_returns=2).remote(assigned.part, *lent)
+        outcome, self._kept[index] = actor.run.options(num_returns=2).remote(message, assigned.part, *lent)
         return outcome
+
+    def _safe(self, shard: int, ref: Any, outcome: Outcome | FedscapeError) -> Any:
+        """With several machines, a copy of what clients keep that is not lost with one of them."""
+        if self.machines == 1 or isinstance(outcome, FedscapeError) or not outcome.kinds:
+            return ref
+        return self.cluster.ray.put(self._value(shard, ref))
+
+    def _relayed(self, message: Any, assignments: Sequence[Assignment]) -> list[Outcome]:
+        """The same through relays, each of which calls a group of workers and adds up what they return."""
+        ray = self.cluster.ray
+        groups = [range(begin, min(begin + RELAYED, len(self.edges))) for begin in range(0, len(self.edges), RELAYED)]
+        if not self._relays:
+            self._relays = [self.cluster.actor(Relay, guest=True) for _ in groups]
+            handles = [[self._actors[shard] for shard in group] for group in groups]
+            ray.get(
+                [
+                    relay.take.remote(group[0], mine)
+                    for relay, group, mine in zip(self._relays, groups, handles, strict=True)
+                ]
+            )
+        refs, begin = [], 0
+        for relay, group in zip(self._relays, groups, strict=True):
+            end = begin
+            while end < len(assignments) and assignments[end].shard < group[-1] + 1:
+                end += 1
+            if end > begin:
+                refs.append((begin, relay.run.remote(message, [(a.shard, a.part) for a in assignments[begin:end]])))
+            begin = end
+        outcomes = []
+        for begin, (outcome, kept) in zip([at for at, _ in refs], ray.get([ref for _, ref in refs]), strict=True):
+            if isinstance(outcome, FedscapeError):
+                raise type(outcome)(str(outcome))
+            outcomes.append(outcome)
+            self._kept |= {begin + i: ref for i, ref in enumerate(kept)}
+        return outcomes
+
+    def _drop_relays(self) -> None:
+        for relay in self._relays:
+            self.cluster.ray.kill(relay)
+        self._relays = []
+
+    def draw(self, sampler: Sampler, key: Key) -> list[Any]:
+        """Let each shard draw among its clients."""
+        return self._all("draw", lambda shard: (sampler, key))
 
     # -- kept arrays ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +278,8 @@ class Crew:
         except self.cluster.ray.exceptions.RayActorError as error:
             self._revive(error)
         else:
-            self._log[shard], self._logged[shard] = [("restore", (kept,))], 0
+            copied = kept if self.machines == 1 else self.cluster.ray.put(self.cluster.ray.get(kept))
+            self._log[shard], self._logged[shard] = [("restore", (copied,))], 0
 
     def kept(self) -> list[Mapping[str, Ragged]]:
         """The kept arrays of each shard's clients."""
@@ -195,13 +289,13 @@ class Crew:
         """Restore the kept arrays of each shard's clients."""
         with self._changing():
             self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
-            self._logged, self._round = [0] * len(parts), None
+            self._logged = [0] * len(parts)
             self._all("restore", lambda shard: self._log[shard][0][1])
 
     def forget(self) -> None:
         """Drop the kept arrays of all clients."""
         with self._changing():
-            self._log, self._logged, self._round = [[] for _ in self.edges], [0] * len(self.edges), None
+            self._log, self._logged = [[] for _ in self.edges], [0] * len(self.edges)
             self._all("forget", lambda shard: ())
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -225,7 +319,7 @@ class Crew:
                 raise error.cause from None
             raise EngineError(f"{self.names[shard]}: {self._cause(error)}") from error
         except errors.ObjectLostError as error:
-            raise EngineError(
+            raise _Lost(
                 f"{self.names[shard]}: its kept arrays were lost with a machine; resume from the last checkpoint"
             ) from error
         if isinstance(value, FedscapeError):
@@ -261,9 +355,9 @@ class Crew:
         if self._alarms > RESTARTS * len(self._actors):
             raise EngineError(f"the workers are alive, but cannot be reached: {one_line(error)}") from error
 
-    def _begin_again(self, shard: int, death: Exception) -> None:
+    def _begin_again(self, shard: int, death: Exception, *, moves: bool = False) -> None:
         while True:
-            self._deaths[shard] += 1
+            self._deaths[shard] += not moves
             if self._deaths[shard] > RESTARTS:
                 self._deaths[shard] = 0  # the next round may try again
                 bound = "" if self.memory is None else f"; memory={self.memory:,} bounds it"
@@ -271,18 +365,54 @@ class Crew:
                     f"{self.names[shard]}: its worker died {RESTARTS + 1} times in one round{bound}; Ray says: "
                     + str(death).strip().splitlines()[-1]
                 ) from death
-            actor = self._actors[shard] = self._new(shard)
-            calls = [actor.load.remote(software())]
-            calls += [getattr(actor, method).remote(*arguments) for method, arguments in self._log[shard]]
-            calls += [] if self._round is None else [actor.open.remote(*self._round)]
-            try:
-                self._check_started(calls[:1])
-            except EngineError as error:
-                self.cluster.ray.kill(actor)  # the next call finds it dead and does not wait
-                raise EngineError(f"{self.names[shard]}, whose worker died: {error}") from None
+            self._drop_relays()
+            calls = self._started_again(shard)
             try:
                 for call in calls:
                     self._value(shard, call)
                 return
             except self.cluster.ray.exceptions.RayActorError as again:
                 death = again
+
+    def _started_again(self, shard: int) -> list[Any]:
+        """Start a worker and restore what its clients keep; where no machine has room, on one that is full already."""
+        for guest in (shard in self._guests, True):
+            actor = self._actors[shard] = self._new(shard, guest=guest)
+            calls = [actor.load.remote(software())]
+            calls += [getattr(actor, method).remote(*arguments) for method, arguments in self._log[shard]]
+            try:
+                self._check_started(calls[:1], START_SECONDS if guest else ROOM_SECONDS)
+            except EngineError as error:
+                self.cluster.ray.kill(actor)  # the next call finds it dead and does not wait
+                if guest:
+                    raise EngineError(f"{self.names[shard]}, whose worker died: {error}") from None
+                continue
+            if guest:
+                self._guests.add(shard)
+            break
+        return calls
+
+
+class _Lost(EngineError):
+    """An object was lost with a machine."""
+
+
+class Relay:
+    """Calls a group of workers, in a process of its own, and adds up what they return."""
+
+    def take(self, first: int, actors: Sequence[Any]) -> None:
+        """Take the workers of consecutive shards, the first of which has this number."""
+        self.first, self.actors = first, actors
+
+    def run(self, message: Any, parts: Sequence[tuple[int, Part]]) -> tuple[Outcome | FedscapeError, list[Any]]:
+        """Let workers run these parts; returns their outcomes as one, and references to what clients keep."""
+        import ray
+
+        calls = [
+            self.actors[shard - self.first].run.options(num_returns=2).remote(message, part) for shard, part in parts
+        ]
+        outcomes = ray.get([outcome for outcome, _ in calls])
+        for outcome in outcomes:
+            if isinstance(outcome, FedscapeError):
+                return outcome, []
+        return joined_outcomes([part for _, part in parts], outcomes), [kept for _, kept in calls]

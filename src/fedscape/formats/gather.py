@@ -1,0 +1,163 @@
+"""Group one part of the spilled rows by client, and write it as a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fedscape.core.arrays import offsets_of
+from fedscape.errors import DataError
+from fedscape.formats.arrow import to_float
+from fedscape.formats.folder import Growing, seal_of, write_index
+from fedscape.formats.grouping import id_array
+from fedscape.formats.spill import Kind, Spill, text_array, uneven
+from fedscape.types import Array
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all parts have in common: whether ids are texts, the final type of each column and names of its codes."""
+
+    what: str
+    texts: bool
+    kinds: dict[str, Kind]
+    names: Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A part of the rows that is grouped into one folder: part `number` of these spill files."""
+
+    spills: Sequence[Spill]
+    number: int
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return sum(spill.rows_of(self.number) for spill in self.spills)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in the spill files."""
+        return sum(spill.bytes_of(self.number) for spill in self.spills)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The folder of a shard: its name, its size and the checksum of its index."""
+
+    folder: str
+    clients: int
+    rows: int
+    sha256: str
+
+
+def final_kinds(spills: Sequence[Spill], columns: Sequence[str]) -> dict[str, Kind]:
+    """The type of each column over all runs: whole numbers become float64 if some are missing."""
+    final = {}
+    for name in columns:
+        found = {run.kinds[name] for spill in spills for run in spill.runs}
+        shapes = {kind.shape for kind in found}
+        if len(shapes) > 1:
+            raise uneven(name, shapes)
+        types = {np.dtype(kind.dtype) for kind in found}
+        if len(types) > 1 and any(kind.kind not in "biuf" for kind in types):
+            listed = " and ".join(sorted(map(str, types)))
+            raise DataError(f"column {name!r} holds {listed} in different rows: make them one type")
+        final[name] = Kind(np.dtype(np.float64).str if len(types) > 1 else types.pop().str, shapes.pop())
+    return final
+
+
+def gather(shard: Shard, layout: Layout, folder: Path, before: int | None, *, stream: bool) -> Written:
+    """Group a shard and write its folder.
+
+    Parameters
+    ----------
+    shard, layout
+        The rows and their columns.
+    folder
+        The folder to create.
+    before
+        Number of rows in the shards before it; column files are laid out so that all can be mapped as one. None if it
+        is the only one.
+    stream
+        Copy the rows as they come: the shard is a single client that may not fit in memory.
+    """
+    folder.mkdir(exist_ok=True)
+    n = shard.n_rows
+    files = {name: Growing(folder / f"column-{j}.npy", n, before=before) for j, name in enumerate(layout.kinds)}
+    if stream:
+        ids = None
+        for spill in shard.spills:
+            for part_ids, values in spill.read(shard.number, layout.texts):
+                ids = part_ids[:1] if ids is None else ids
+                for name, file in files.items():
+                    file.append(_final(values[name], name, layout.kinds[name]), name)
+        who, sizes = arranged(ids, layout.what)[1], np.array([n])
+    else:
+        parts = [part for spill in shard.spills for part in spill.read(shard.number, layout.texts)]
+        each = [ids for ids, _ in parts]
+        order, who, sizes = arranged(np.concatenate(each) if not layout.texts else pa.concat_arrays(each), layout.what)
+        for name, file in files.items():
+            pieces = [_final(values.pop(name), name, layout.kinds[name]) for _, values in parts]
+            column = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            del pieces
+            file.append(column.take(order, axis=0), name)
+    described = [{"name": name, **file.close()} for name, file in files.items()]
+    write_index(folder, described, who, offsets_of(sizes), layout.names)
+    return Written(folder.name, len(who), n, str(seal_of(folder)))
+
+
+def _final(values: Array, name: str, kind: Kind) -> Array:
+    return values if values.dtype.str == kind.dtype else to_float(values, name)
+
+
+def arranged(ids: Any, what: str) -> tuple[Array, Array, Array]:
+    """The order that brings the rows of each client together, the ids in their order, and their numbers of rows.
+
+    >>> [part.tolist() for part in arranged(np.array([7, 3, 7]), "rows")]
+    [[1, 0, 2], [3, 7], [1, 2]]
+    """
+    if isinstance(ids, np.ndarray):
+        if ids.dtype == np.uint64 and ids.max() >= 2**63:
+            id_array([int(ids.max())], what)  # says that they do not fit
+        order, ordered = _sorted(ids.astype(np.int64, copy=False))
+        first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        return order, ordered[first], np.diff(np.append(first, len(ids)))
+    encoded = ids.dictionary_encode()
+    distinct = id_array(encoded.dictionary.to_pylist(), what)
+    place = np.argsort(distinct)
+    rank = np.empty(len(place), dtype=np.int64)
+    rank[place] = np.arange(len(place))
+    order, codes, sizes = arranged(rank[encoded.indices.to_numpy()], what)
+    return order, distinct[place][codes], sizes
+
+
+def _sorted(ids: Array) -> tuple[Array, Array]:
+    """A stable order of the ids, and the ids in it; id and row packed into one integer sort four times as fast."""
+    low, bits = int(ids.min()), len(ids).bit_length()
+    if (int(ids.max()) - low) >= 2 ** (63 - bits):
+        order = np.argsort(ids, kind="stable")
+        return order, ids[order]
+    packed = ((ids - low) << bits) | np.arange(len(ids))
+    packed.sort()
+    order = packed & ((1 << bits) - 1)
+    packed >>= bits
+    packed += low
+    return order, packed
+
+
+def unique_sample(shard: Shard, texts: bool, most: int) -> Array:
+    """Distinct ids of a shard, thinned to about this many per run; two at least if there are two."""
+    found = []
+    for spill in shard.spills:
+        for ids, _ in spill.read(shard.number, texts):
+            distinct = np.unique(ids) if isinstance(ids, np.ndarray) else np.unique(text_array(ids.unique()))
+            found.append(distinct[:: max(1, len(distinct) // most)])
+            found.append(distinct[-1:])
+    return np.unique(np.concatenate(found))

@@ -1,0 +1,335 @@
+"""Scatter rows over parts on disk: each part holds a range of the client ids, and all rows of a client.
+
+Rows are taken a run at a time, as many as the memory allows. A run is ordered by part and appended to a spill file,
+part after part; within a part the ids come first and then each column. So a part of a run is read back with one call,
+and a spill file stays one file for any number of parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from fedscape.errors import DataError
+from fedscape.formats.arrow import Codes, holds_texts, is_text, to_numpy
+from fedscape.formats.files import reading
+from fedscape.formats.grouping import Source, clientless
+from fedscape.types import Array
+
+BATCH = 2**18  # rows per batch that a source is asked for
+SAMPLE = 2**20  # ids from which the ranges of the parts are chosen
+_SAMPLED = 64  # pieces of a source that the sample is from
+_ROW_BYTES = 16  # working memory per row beside its columns
+
+
+class Kind(NamedTuple):
+    """The type and shape of one row of a column."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows in a spill file, ordered by part.
+
+    `ends[p]` and `places[p]` are where part p begins, in rows and in bytes; both have one entry more than there are
+    parts.
+    """
+
+    ends: Array
+    places: Array
+    kinds: dict[str, Kind]
+
+
+@dataclass
+class Spill:
+    """A spill file: its runs in the order of the rows.
+
+    `texts` are the distinct texts of each column in the order of their codes; `ranks` are the final codes, once the
+    texts of all files are known.
+    """
+
+    path: str
+    runs: list[Run] = field(default_factory=list)
+    texts: dict[str, list[Any]] = field(default_factory=dict)
+    ranks: dict[str, Array] = field(default_factory=dict)
+    n_rows: int = 0
+
+    def rows_of(self, part: int) -> int:
+        """Number of rows of a part."""
+        return sum(int(run.ends[part + 1] - run.ends[part]) for run in self.runs)
+
+    def bytes_of(self, part: int) -> int:
+        """Bytes of a part."""
+        return sum(int(run.places[part + 1] - run.places[part]) for run in self.runs)
+
+    def read(self, part: int, texts: bool) -> Iterator[tuple[Any, dict[str, Array]]]:
+        """Yield the ids and columns of a part, run by run, with final codes."""
+        with open(self.path, "rb") as file:
+            for run in self.runs:
+                n, begin = int(run.ends[part + 1] - run.ends[part]), int(run.places[part])
+                if n:
+                    content = os.pread(file.fileno(), int(run.places[part + 1]) - begin, begin)
+                    if len(content) != run.places[part + 1] - begin:
+                        raise DataError(f"the spill file {self.path} is shorter than what was written to it")
+                    ids, values = _parsed(content, n, run.kinds, texts)
+                    yield (
+                        ids,
+                        {
+                            name: self.ranks[name][column] if name in self.ranks else column
+                            for name, column in values.items()
+                        },
+                    )
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def scatter(
+    sources: Iterable[Source], client: str, columns: Sequence[str], splitters: Array, path: Path, memory: int
+) -> Spill:
+    """Read sources one after the other and append their rows to a spill file, ordered by part run by run.
+
+    Parameters
+    ----------
+    sources
+        Pieces of a table, in the order of its rows.
+    client, columns
+        The client column and the other columns.
+    splitters
+        The first id of every part but the first, rising.
+    path
+        The spill file.
+    memory
+        Approximate bytes to work with.
+    """
+    codes: dict[str, Codes] = {}
+    spill = Spill(str(path))
+    with path.open("wb") as file:
+        for ids, values in _runs(sources, client, columns, codes, memory):
+            spill.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
+            spill.n_rows += len(ids)
+    spill.texts = {name: list(each.table) for name, each in codes.items()}
+    return spill
+
+
+def respill(spills: Sequence[Spill], part: int, splitters: Array, path: Path, *, texts: bool) -> Spill:
+    """Scatter one part of spill files anew, over smaller ranges of ids; its codes are final."""
+    again = Spill(str(path))
+    with path.open("wb") as file:
+        for spill in spills:
+            for ids, values in spill.read(part, texts):
+                again.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
+                again.n_rows += len(ids)
+    return again
+
+
+def _runs(
+    sources: Iterable[Source], client: str, columns: Sequence[str], codes: dict[str, Codes], memory: int
+) -> Iterator[tuple[Any, dict[str, Array]]]:
+    """Yield the ids and columns of as many rows at a time as the memory allows."""
+    ids: list[Any] = []
+    parts: list[dict[str, Array]] = []
+    held = done = 0
+    for source in sources:
+        for name in columns:
+            if name not in codes and holds_texts(source.schema.field(name).type):
+                codes[name] = Codes(source.names.get(name, ()))
+        for batch in batches_of(source, [client, *columns]):
+            if batch.num_rows == 0:
+                continue
+            with reading(source.what, "source of rows"):
+                ids.append(checked_clients(batch.column(client), client, source.what, done))
+                parts.append({name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns})
+            held += sum(values.nbytes for values in parts[-1].values()) + _ROW_BYTES * batch.num_rows
+            done += batch.num_rows
+            if 3 * held > memory:
+                yield _joined(ids, parts, columns)
+                ids, parts, held = [], [], 0
+    if ids:
+        yield _joined(ids, parts, columns)
+
+
+def batches_of(source: Source, columns: list[str]) -> Iterator[Any]:
+    """The batches of a source; whatever its reader raises names the source."""
+    with reading(source.what, "source of rows"):
+        yield from source.batches(columns, BATCH)
+
+
+def checked_clients(column: Any, name: str, what: str, before: int) -> Any:
+    """The ids of a batch: a NumPy array of integers, or an Arrow array of texts."""
+    if column.null_count:
+        raise clientless(name, what, before + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))))
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.large_string()) if is_text(column.type) else column.to_numpy()
+
+
+def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str]) -> tuple[Any, dict[str, Array]]:
+    joined = (
+        ids[0] if len(ids) == 1 else np.concatenate(ids) if isinstance(ids[0], np.ndarray) else pa.concat_arrays(ids)
+    )
+    values = {}
+    for name in columns:
+        pieces = [part.pop(name) for part in parts]
+        shapes = {piece.shape[1:] for piece in pieces}
+        if len(shapes) > 1:
+            raise uneven(name, shapes)
+        values[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    return joined, values
+
+
+def uneven(name: str, shapes: Iterable[tuple[int, ...]]) -> DataError:
+    """What is wrong where the rows of a column differ in shape."""
+    found = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+    return DataError(
+        f"column {name!r} holds lists of different lengths ({found}): pad them to one length, or give each element a "
+        "row of its own"
+    )
+
+
+def part_of(ids: Any, splitters: Array) -> Array:
+    """The part of each row: how many splitters are not above its id."""
+    if len(splitters) == 0:
+        return np.zeros(len(ids), dtype=np.uint16)
+    if isinstance(ids, np.ndarray):
+        if ids.dtype.kind == "u":
+            return np.searchsorted(splitters, ids, side="right").astype(np.uint16)
+        return _part_of_integers(ids.astype(np.int64, copy=False), splitters)
+    encoded = ids.dictionary_encode()
+    distinct = np.searchsorted(splitters, text_array(encoded.dictionary), side="right").astype(np.uint16)
+    part: Array = distinct[encoded.indices.to_numpy()]
+    return part
+
+
+def _part_of_integers(ids: Array, splitters: Array) -> Array:
+    """The same through a table over buckets of ids; only buckets that hold a splitter are searched."""
+    low, high = int(splitters[0]), int(splitters[-1])
+    if high - low >= 2**62 or low == np.iinfo(np.int64).min:
+        return np.searchsorted(splitters, ids, side="right").astype(np.uint16)
+    shift = max(0, (high - low).bit_length() - 16)
+    inside = np.clip(ids, low - 1, high) - (low - 1)  # 0 is below all splitters
+    first = ((np.arange(((high - low + 1) >> shift) + 1, dtype=np.int64)) << shift) + (low - 1)
+    least = np.searchsorted(splitters, first, side="right").astype(np.uint16)
+    most = np.searchsorted(splitters, first + ((1 << shift) - 1), side="right").astype(np.uint16)
+    bucket = inside >> shift
+    part: Array = least[bucket]
+    if shift:
+        unsure = np.flatnonzero((least != most)[bucket])
+        part[unsure] = np.searchsorted(splitters, ids[unsure], side="right")
+    return part
+
+
+def text_array(texts: Any) -> Array:
+    """Arrow texts as NumPy texts, whose order is that of the ids of a Federation."""
+    return np.array(texts.to_pylist(), dtype=str) if len(texts) else np.empty(0, dtype="<U1")
+
+
+def _append(file: Any, ids: Any, values: dict[str, Array], part: Array, number: int) -> Run:
+    """Write rows in the order of their parts, part after part."""
+    order = np.argsort(part, kind="stable")  # a radix sort: parts are 16 bits
+    ends = np.concatenate(([0], np.cumsum(np.bincount(part, minlength=number))))
+    kinds = {name: Kind(column.dtype.str, column.shape[1:]) for name, column in values.items()}
+    columns = [_Bytes(ids.take(order) if isinstance(ids, np.ndarray) else ids.take(pa.array(order)))]
+    columns += [_Bytes(values.pop(name).take(order, axis=0)) for name in list(values)]
+    if isinstance(ids, np.ndarray):
+        kinds = {"": Kind(ids.dtype.str, ()), **kinds}
+    places = np.empty(number + 1, dtype=np.int64)
+    place = file.tell()
+    for p in range(number):
+        places[p] = place
+        if ends[p] < ends[p + 1]:
+            for column in columns:
+                for piece in column.rows(int(ends[p]), int(ends[p + 1])):
+                    place += file.write(piece)
+    places[number] = place
+    return Run(ends, places, kinds)
+
+
+class _Bytes:
+    """Rows as bytes: of an array its own, of texts their lengths and then their letters."""
+
+    def __init__(self, values: Any) -> None:
+        self.texts = None
+        if isinstance(values, np.ndarray):
+            self._set(values)
+        else:
+            buffers = values.buffers()
+            offsets = np.frombuffer(buffers[1], dtype=np.int64)[values.offset : values.offset + len(values) + 1]
+            self.texts = (offsets, memoryview(buffers[2] or b""))
+            self._set(np.diff(offsets).astype(np.int32))
+
+    def _set(self, values: Array) -> None:
+        self.width = int(values.dtype.itemsize * np.prod(values.shape[1:], dtype=np.int64))
+        self.flat: memoryview = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+
+    def rows(self, begin: int, end: int) -> list[memoryview]:
+        pieces = [self.flat[begin * self.width : end * self.width]]
+        if self.texts is not None:
+            offsets, letters = self.texts
+            pieces.append(letters[int(offsets[begin]) : int(offsets[end])])
+        return pieces
+
+
+def _parsed(content: bytes, n: int, kinds: dict[str, Kind], texts: bool) -> tuple[Any, dict[str, Array]]:
+    """Ids and columns of n rows, as views of their bytes."""
+    values, place, ids = {}, 0, None
+    if texts:
+        lengths = np.frombuffer(content, dtype=np.int32, count=n)
+        offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        letters = pa.py_buffer(content).slice(4 * n, int(offsets[-1]))
+        ids = pa.LargeStringArray.from_buffers(n, pa.py_buffer(offsets.astype(np.int64)), letters)
+        place = 4 * n + int(offsets[-1])
+    for name, kind in kinds.items():
+        count = n * int(np.prod(kind.shape, dtype=np.int64))
+        array = np.frombuffer(content, dtype=kind.dtype, count=count, offset=place).reshape(n, *kind.shape)
+        place += array.nbytes
+        if name == "" and not texts:
+            ids = array
+        else:
+            values[name] = array
+    return ids, values
+
+
+# -- choosing the ranges -----------------------------------------------------------------------------------------------
+
+
+def sample(source: Source, pieces: Sequence[Source], client: str, most: int = SAMPLE) -> Any:
+    """Ids from all over a source that can be read again."""
+    step = max(1, -(-len(pieces) // _SAMPLED))
+    chosen = pieces[::step]
+    found: list[Any] = []
+    for piece in chosen:
+        wanted = max(1, most // len(chosen))
+        for batch in batches_of(piece, [client]):
+            ids = checked_clients(batch.column(client), client, piece.what, 0)
+            found.append(ids[:: max(1, piece.n_rows // wanted)] if piece.n_rows > 0 else ids)
+    if not found:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([ids if isinstance(ids, np.ndarray) else text_array(ids) for ids in found])
+
+
+def splitters_of(ids: Array, parts: int) -> Array:
+    """First ids of parts 1, 2, ... so that a sample is spread evenly; fewer if ids repeat.
+
+    >>> splitters_of(np.array([5, 1, 2, 2, 9, 7]), 3).tolist()
+    [2, 7]
+    """
+    if len(ids) == 0 or parts < 2:
+        return ids[:0]
+    ordered = np.sort(ids)
+    firsts = np.unique(ordered[(np.arange(1, parts) * len(ordered)) // parts])
+    splitters: Array = firsts[firsts > ordered[0]]
+    return splitters
