@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from scipy.stats import spearmanr
 
 from fedscape import DistributionSketch, Federation, datasets
 from fedscape.datasets.generators import gaussian_pair
-from fedscape.sketches import distance, heterogeneity, normalise, pairwise
+from fedscape.papers import query_bound, query_rows
+from fedscape.sketches import distance, heterogeneity, normalise, pairwise, query
 
 WRITERS = datasets.load("femnist-mini")
 
@@ -73,3 +75,38 @@ def test_the_printed_median_is_biased():
     values = s[np.arange(3000), model.codes(q)]
     assert (np.median(values, axis=1) - truth).mean() < -0.1 * truth.mean()
     assert abs((values.mean(axis=1) - truth).mean()) < 0.03 * truth.mean()
+
+
+def deviations(n_rows: int, n: int, scale: float, draws: int = 40) -> np.ndarray:
+    """|S(x) - kernel density| at 20 points, for as many sketches; Laplace noise of this scale on the counts."""
+    rng = np.random.default_rng(0)
+    x, at = rng.normal(size=(n, 4)), rng.normal(size=(20, 4))
+    off = []
+    for seed in range(draws):
+        model = DistributionSketch(n_rows, bits=2, seed=seed)
+        if not off:
+            truth = np.array([model.collision(np.tile(row, (n, 1)), x).mean() for row in at])
+        counts = model.count(x) + (rng.laplace(0, scale, (n_rows, 4)) if scale else 0.0)
+        off.append(np.abs(query(model, counts / n, at) - truth))
+    return np.concatenate(off)
+
+
+def test_theorem_3_3s_inequality_holds_and_its_error_falls_like_one_over_root_r():
+    few, many = deviations(16, 400, 0.0), deviations(256, 400, 0.0)
+    for off, n_rows in ((few, 16), (many, 256)):
+        assert (off > query_bound(n_rows, delta=0.1)).mean() < 0.1
+    assert few.std() / many.std() == pytest.approx(4, rel=0.3)
+
+
+def test_theorem_3_4s_inequality_holds_and_the_best_number_of_rows_is_between_too_few_and_too_many():
+    n, epsilon = 400, 0.2
+    best = query_rows(n, epsilon=epsilon)
+    error = {r: deviations(r, n, r / epsilon) for r in (4, best, 16 * best)}
+    for r, off in error.items():
+        assert (off > query_bound(r, n_rows=n, epsilon=epsilon, delta=0.1)).mean() < 0.1
+    assert query_bound(best, n_rows=n, epsilon=epsilon, delta=0.1) < min(
+        query_bound(r, n_rows=n, epsilon=epsilon, delta=0.1) for r in (best // 4, 4 * best)
+    )
+    assert error[best].mean() < 0.6 * error[16 * best].mean()
+    ratio = [query_bound(query_rows(1e6, epsilon=e), n_rows=1e6, epsilon=e, delta=0.1) for e in (0.01, 0.04)]
+    assert ratio[0] / ratio[1] == pytest.approx(2, rel=0.01)  # epsilon^(-1/2)
