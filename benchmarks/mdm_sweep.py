@@ -6,12 +6,16 @@ D.2, cohorts of 50. FEMNIST: its 12 settings (epochs x rate, batches of 10), coh
 writers' rows or with those of others. Smaller than the paper: a network of one hidden layer on the first principal
 components of the pixels, --rounds instead of 1,500, 1,000 clients (CIFAR-10), a third of the rows of 360 writers.
 Beside the mean difference over the settings stands the noise floor: true against true with other seeds. Curves over
-settings go to results/mdm_sweep_NAME.svg. `--only cifar10`, `femnist`.
+settings go to results/mdm_sweep_NAME.svg. `--only cifar10`, `femnist`; with `--keep FOLDER` each experiment that ends
+is a file there and is not run again, and `--settings A,B` runs some and shows all that are kept.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,61 +110,62 @@ def cut(recipe: Any, server: Federation, n: int | None, classes: int, seed: int)
     return server["row"][made.rows].astype(np.int64), made.offsets.astype(np.int64)
 
 
-def cifar10(quick: bool, seeds: int) -> dict[str, tuple]:
+@cache
+def pictures(quick: bool, keep: str) -> tuple[Array, Array, Array]:
+    """Principal components, classes and 1 for test of the images of CIFAR-10."""
     if quick:
         x, y = np.random.default_rng(0).integers(0, 255, (3000, 8, 8), dtype=np.uint8), np.arange(3000) % 10
-        split = (np.arange(3000) >= 2500).astype(int)
-    else:
+        return principal(x), y, np.arange(3000) >= 2500
+
+    def make() -> dict[str, Array]:
         fed = datasets.load("cifar10")
-        x, y, split = fed["x"], fed["y"], fed["split"]
-    z, y = principal(x), y.astype(np.int64)
-    train, rng = np.flatnonzero(split == 0), np.random.default_rng(0)
-    test = rng.permutation(np.flatnonzero(split == 1))[:5000]
+        return {"z": principal(fed["x"]), "y": fed["y"].astype(np.int64), "split": fed["split"]}
+
+    return tuple(kept(keep, "cifar10 data", make).values())  # type: ignore[return-value]
+
+
+def cifar10(setting: str, quick: bool, seeds: int, keep: str) -> tuple:
+    z, y, split = pictures(quick, keep)
+    train, test = np.flatnonzero(split == 0), np.flatnonzero(split == 1)
+    test = np.random.default_rng(0).permutation(test)[:5000]
     proxy = Federation({"y": y[train], "row": train}, [0, len(train)])
-    made = {}
-    for setting in ("high-2",) if quick else SETTINGS:
-        n = 100 if quick else 1000
-        counts = mdm_table1(setting, n, n=20, seed=1)[0].counts("y")
-        fitted = MixtureOfDirichletMultinomials(int(setting[-1]), n_init=8, sizes="histogram")
-        fitted.fit(counts, progress=False)
-        true = cut(ConditionallyIID(counts), proxy, None, 10, 0)
-        plans: Plans = {
-            "true": [true] * 2 * seeds,
-            "MDM": [cut(FromMixture(fitted), proxy, n, 10, 100 + s) for s in range(seeds)],
-            "IID": [cut(FullyIID(20), proxy, n, 10, 100 + s) for s in range(seeds)],
-        }
-        made[setting] = ((z, y), plans, (z[test], y[test]))
-    return made
+    n = 100 if quick else 1000
+    counts = mdm_table1(setting, n, n=20, seed=1)[0].counts("y")
+    fitted = MixtureOfDirichletMultinomials(int(setting[-1]), n_init=8, sizes="histogram").fit(counts, progress=False)
+    true = cut(ConditionallyIID(counts), proxy, None, 10, 0)
+    plans: Plans = {
+        "true": [true] * 2 * seeds,
+        "MDM": [cut(FromMixture(fitted), proxy, n, 10, 100 + s) for s in range(seeds)],
+        "IID": [cut(FullyIID(20), proxy, n, 10, 100 + s) for s in range(seeds)],
+    }
+    return (z, y), plans, (z[test], y[test])
 
 
-def femnist(quick: bool, seeds: int) -> dict[str, tuple]:
+def femnist(server: str, quick: bool, seeds: int, keep: str) -> tuple:
     fed = datasets.load("femnist-mini" if quick else "femnist")
     fed = fed.where(np.random.default_rng(0).random(fed.n_rows) < (0.2 if quick else 1 / 3))
     z, y = principal(fed["x"]), fed["y"].astype(np.int64)
     train, test = fed.with_column("row", np.arange(fed.n_rows)).split(test=0.2, seed=0)
     half = int(np.searchsorted(np.cumsum(train.sizes), train.n_rows / 2))
-    first, rest = train.take(slice(0, half)), train.take(slice(half, None))
-    made = {}
-    pairs = (("same writers", train, train), ("other writers", first, rest))
-    for name, true, server in pairs[:1] if quick else pairs:  # few writers lack some characters altogether
-        counts, n = true.counts("y", 62), len(true)
-        fitted = MixtureOfDirichletMultinomials(3).fit(counts, progress=False)
-        own = (true["row"].astype(np.int64), true.offsets.astype(np.int64))
-        plans: Plans = {
-            "true": [own] * 2 * seeds,
-            "conditionally IID": [cut(ConditionallyIID(counts), server, None, 62, s) for s in range(seeds)],
-            "MDM": [cut(FromMixture(fitted), server, n, 62, s) for s in range(seeds)],
-            "IID": [cut(FullyIID(true.sizes), server, n, 62, s) for s in range(seeds)],
-        }
-        rows = test.take(np.isin(test.ids, true.ids))["row"]
-        rows = np.random.default_rng(0).permutation(rows)[:5000]
-        made[name] = ((z, y), plans, (z[rows], y[rows]))
-    return made
+    true, proxy = (
+        (train, train) if server == "same writers" else (train.take(slice(0, half)), train.take(slice(half, None)))
+    )
+    counts, n = true.counts("y", 62), len(true)
+    fitted = MixtureOfDirichletMultinomials(3).fit(counts, progress=False)
+    own = (true["row"].astype(np.int64), true.offsets.astype(np.int64))
+    plans: Plans = {
+        "true": [own] * 2 * seeds,
+        "conditionally IID": [cut(ConditionallyIID(counts), proxy, None, 62, s) for s in range(seeds)],
+        "MDM": [cut(FromMixture(fitted), proxy, n, 62, s) for s in range(seeds)],
+        "IID": [cut(FullyIID(true.sizes), proxy, n, 62, s) for s in range(seeds)],
+    }
+    rows = np.random.default_rng(0).permutation(test.take(np.isin(test.ids, true.ids))["row"])[:5000]
+    return (z, y), plans, (z[rows], y[rows])
 
 
-def sweep(name: str, grid: list, experiment: tuple, n_rounds: int, seed: int) -> dict[str, Array]:
+def sweep(name: str, grid: list, make: Callable[[], tuple], n_rounds: int, seed: int) -> dict[str, Array]:
     """Accuracies {kind: [settings, seeds]}."""
-    data, plans, test = experiment
+    data, plans, test = make()
     found, began = {}, time.process_time()
     for kind, each in plans.items():
         seeds = [1000 * (seed + 1) + 100 * len(found) + s for s in range(len(each))]
@@ -192,35 +197,62 @@ def lines(name: str, found: dict[str, Array]) -> list[dict[str, Any]]:
     return made
 
 
+def kept(keep: str, name: str, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    """What the folder has under this name, or what is made now, and then put there."""
+    path = Path(keep) / f"{name}.npz"
+    if not keep or not path.exists():
+        made = make()
+        if keep:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(path, **made)
+        return made
+    with np.load(path) as file:
+        return dict(file)
+
+
+def shown(data: str, name: str, grid: list, found: dict[str, Array], folder: Path) -> list[dict[str, Any]]:
+    """The accuracies of every setting; their curves go to a file."""
+    means = {kind: 100 * values.mean(axis=1) for kind, values in found.items()}
+    order = np.argsort(means["true"])
+    curves = {kind: (range(len(grid)), values[order]) for kind, values in means.items()}
+    axes = {"xlabel": "setting, in the order of the true clients' accuracy", "ylabel": "accuracy, %"}
+    title = f"mdm_sweep_{data}_{name.replace(' ', '_').replace('-', '_')}"
+    drawn(title, f"{data}, {name}", curves, folder=folder, **axes)
+    about = [{"clients": name, "batch": batch, "epochs": epochs, "rate": rate} for batch, epochs, rate in grid]
+    return [{**a, **{kind: round(float(v[i]), 2) for kind, v in means.items()}} for i, a in enumerate(about)]
+
+
 def main() -> None:
-    args = arguments(__doc__, only="", settings="", rounds=60, seeds=3)
+    args = arguments(__doc__, only="", settings="", keep="", rounds=30, seeds=3)
     folder = RESULTS / "quick" if args.quick else RESULTS
-    for data, make in {"cifar10": cifar10, "femnist": femnist}.items():
+    seeds, n_rounds = (1, 2) if args.quick else (args.seeds, args.rounds)
+    if args.quick:  # few writers lack some characters altogether
+        args.settings = "high-2,same writers"
+    for data, (make, names) in EXPERIMENTS.items():
         if args.only not in ("", data):
             continue
-        seeds, n_rounds = (1, 2) if args.quick else (args.seeds, args.rounds)
         rows, each, ways = [], [], {}
-        for name, experiment in make(args.quick, seeds).items():
-            if args.settings and name not in args.settings.split(","):
-                continue
+        for name in names:
             grid = WRITERS if data == "femnist" else WHOLE if name == "high-2" else PART
-            grid = grid[::7] if args.quick else grid
-            found = sweep(name, grid, experiment, n_rounds, args.seed)
+            grid, title = grid[::7] if args.quick else grid, f"{data} {name}"
+            if (
+                args.settings
+                and name not in args.settings.split(",")
+                and not (Path(args.keep) / f"{title}.npz").exists()
+            ):
+                continue
+            run = partial(sweep, name, grid, partial(make, name, args.quick, seeds, args.keep), n_rounds, args.seed)
+            found = kept(args.keep, title, run)
             rows += lines(name, found)
-            means = {kind: 100 * values.mean(axis=1) for kind, values in found.items()}
-            for i, (batch, epochs, rate) in enumerate(grid):
-                about = {"clients": name, "batch": batch, "epochs": epochs, "rate": rate}
-                each.append({**about, **{kind: round(float(v[i]), 2) for kind, v in means.items()}})
-            order = np.argsort(means["true"])
-            shown = {kind: (range(len(grid)), values[order]) for kind, values in means.items()}
-            title = f"mdm_sweep_{data}_{name.replace(' ', '_').replace('-', '_')}"
-            axes = {"xlabel": "setting, in the order of the true clients' accuracy", "ylabel": "accuracy, %"}
-            drawn(title, f"{data}, {name}", shown, folder=folder, **axes)
+            each += shown(data, name, grid, found, folder)
             ways[name] = len(grid)
         note = f"settings: {', '.join(f'{n} of {name}' for name, n in ways.items())}; {n_rounds} rounds, "
         note += f"cohorts of {COHORT}, {seeds} seeds (true: {2 * seeds})"
         report(f"mdm_sweep_{data}", rows, note=f"{note}; bootstrap intervals over settings and seeds")
         report(f"mdm_sweep_{data}_settings", each, note=f"accuracy in percent, means over seeds; {note}")
+
+
+EXPERIMENTS = {"cifar10": (cifar10, SETTINGS), "femnist": (femnist, ("same writers", "other writers"))}
 
 
 if __name__ == "__main__":
