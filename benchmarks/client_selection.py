@@ -62,16 +62,16 @@ def setting(name: str, seed: int, quick: bool, device: str) -> dict:
     if name in ("mnist dirichlet", "mnist dirichlet + uniform") and not quick:
         x, y, test = images("mnist", 6000, seed)
         split = sketch_dirichlet if name == "mnist dirichlet" else sketch_dirichlet_uniform
-        local = LocalSGD(models.mlp(784, 128, 10), cross_entropy, lr=1e-3, epochs=2, **adam)
-        return {"train": federation(split(y, 30, seed=seed), x, y), "test": test, "local": local, "k": 3, "rounds": 40}
+        local = LocalSGD(models.mlp(784, 512, 10), cross_entropy, lr=1e-3, epochs=5, early_stopping=0.0, **adam)
+        return {"train": federation(split(y, 30, seed=seed), x, y), "test": test, "local": local, "k": 3, "rounds": 60}
     if name == "cifar10 shards":
         x, y, test = images("cifar10", 10_000, seed)
         local = LocalSGD(models.mlp(3072, 128, 10), cross_entropy, lr=3e-4, epochs=1, **adam)  # more forgets
         return {"train": federation(shards(y, 100, seed), x, y), "test": test, "local": local, "k": 2, "rounds": 200}
     if name == "femnist":
         train, held = first_rows(writers("femnist"), 80).split(test=0.2, seed=seed)
-        local = LocalSGD(models.mlp(784, 128, 62), cross_entropy, lr=1e-3, epochs=2, **adam)
-        return {"train": train, "test": held, "local": local, "k": 10, "rounds": 40}
+        local = LocalSGD(models.lenet5((1, 28, 28), 62), cross_entropy, lr=1e-3, epochs=5, early_stopping=0.0, **adam)
+        return {"train": train, "test": held, "local": local, "k": 10, "rounds": 60}
     if name == "shakespeare":
         fed = fs.datasets.load("shakespeare-mini")
         fed = fed.where((np.arange(fed.n_rows) - np.repeat(fed.offsets[:-1], fed.sizes)) % 20 == 0)
@@ -132,16 +132,16 @@ def curve(way: str, about: dict, seed: int, every: int) -> np.ndarray:
 
 
 def table_of(name: str, seeds: int, args) -> list[dict]:
-    every = 2
-    curves: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
+    every, ways = 2, args.ways.split(",")
+    curves: dict[str, list[np.ndarray]] = {way: [] for way in ways}
     for seed in range(seeds):
         about = setting(name, args.seed + seed, args.quick, args.device)
-        for way in WAYS:
+        for way in ways:
             curves[way].append(curve(way, about, args.seed + seed, every))
     last = max(1, len(curves["uniform"][0]) // 4)
     goals = [c[-last:].mean() for c in curves["uniform"]]
     rows = []
-    for way in WAYS:
+    for way in ways:
         reached = [
             int(np.argmax(c >= goal)) * every + every if (c >= goal).any() else np.inf
             for c, goal in zip(curves[way], goals, strict=True)
@@ -166,7 +166,7 @@ def table_of(name: str, seeds: int, args) -> list[dict]:
 
 
 def main() -> None:
-    args = arguments(__doc__, device="cpu", seeds=5, data="")
+    args = arguments(__doc__, device="cpu", seeds=5, data="", ways=",".join(WAYS))
     names = ["femnist-mini"] if args.quick else ["mnist dirichlet", "mnist dirichlet + uniform", "femnist"]
     if not args.quick:
         names += ["shakespeare", "cifar10 shards"]
@@ -177,7 +177,8 @@ def main() -> None:
         rows += table_of(name, 3 if args.quick else args.seeds, args)
     seeds = 3 if args.quick else args.seeds
     note = f"K clients of L = 3K active; {seeds} seeds, 95% intervals; {time.perf_counter() - began:.0f} s"
-    report("client_selection", rows, note=note)
+    name = "_".join(["client_selection", *args.data.replace("+", "and").replace(",", " ").split()])
+    report(name, rows, note=note)
 
 
 if __name__ == "__main__":

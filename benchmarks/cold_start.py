@@ -31,7 +31,7 @@ def setting(name: str, seed: int, device: str) -> dict:
         x, y, _ = images("mnist", 60_000, seed)
         fed = federation(sketch_by_class(y, 100, twins=name.endswith("twins"), seed=seed), x, y)
         warm = np.arange(50) if name.endswith("twins") else np.sort(np.random.default_rng(seed).permutation(100)[:50])
-        local = LocalSGD(models.mlp(784, 128, 10), cross_entropy, lr=1e-3, epochs=5, **{**adam, "batch_size": 10})
+        local = LocalSGD(models.mlp(784, 512, 10), cross_entropy, lr=1e-3, epochs=5, **{**adam, "batch_size": 10})
         return {"fed": fed, "warm": warm, "local": local, "k": 10, "rounds": 100, "sketch": srp, "components": 15}
     if name == "shakespeare":
         fed = fs.datasets.load("shakespeare-mini")
@@ -42,8 +42,8 @@ def setting(name: str, seed: int, device: str) -> dict:
         return {"fed": fed, "warm": warm, "local": local, "k": 3, "rounds": 30, "sketch": sketch, "components": 3}
     fed = first_rows(writers(name), 100)
     warm = np.sort(np.random.default_rng(seed).permutation(len(fed))[: len(fed) // 2])
-    local = LocalSGD(models.mlp(784, 128, 62), cross_entropy, lr=1e-3, epochs=2, **adam)
-    k, rounds = (20, 40) if name == "femnist" else (5, 10)
+    local = LocalSGD(models.lenet5((1, 28, 28), 62), cross_entropy, lr=1e-3, epochs=2, **adam)
+    k, rounds = (50, 40) if name == "femnist" else (5, 10)
     return {"fed": fed, "warm": warm, "local": local, "k": k, "rounds": rounds, "sketch": srp, "components": 6}
 
 
@@ -121,7 +121,8 @@ def main() -> None:
         rows.append({"data": name, **{what: mean_and_half([m[what] for m in made]) for what in made[0]}})
         print(rows[-1], flush=True)
     note = f"{len(made)} seeds, 95% intervals; {time.perf_counter() - began:.0f} s"
-    report("cold_start", rows, note=note)
+    name = "_".join(["cold_start", *args.data.replace(",", " ").replace(";", " ").split()])
+    report(name, rows, note=note)
 
 
 if __name__ == "__main__":

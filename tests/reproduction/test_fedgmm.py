@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ from fedscape.core.kept import kept_rows
 from fedscape.datasets.generators import fedgmm_synthetic
 from fedscape.learning import LocalSGD, cross_entropy, initialised, models
 from fedscape.methods import train
+from fedscape.personal import Novelty, auroc
 
 
 def accuracy(weights: np.ndarray, yes: np.ndarray, fed: Federation) -> float:
@@ -21,7 +23,8 @@ def accuracy(weights: np.ndarray, yes: np.ndarray, fed: Federation) -> float:
     return float((said == fed["y"]).mean())
 
 
-def test_figure_1_fedem_cannot_pass_its_bound_and_fedgmm_comes_near_bayes():
+def toy() -> tuple[Federation, np.ndarray, np.ndarray]:
+    """Figure 1: twenty clients, x from N(-2, 1.5) or N(2, 1.5), y by the sign of x less its centre."""
     rng = np.random.default_rng(0)
     n, rows = 20, 400
     shares = rng.dirichlet([0.4, 0.4], n)
@@ -29,15 +32,26 @@ def test_figure_1_fedem_cannot_pass_its_bound_and_fedgmm_comes_near_bayes():
     centre = np.where(z == 0, -2.0, 2.0)
     x = centre + np.sqrt(1.5) * rng.standard_normal(n * rows)
     fed = Federation({"x": x[:, None], "y": (x < centre).astype(np.int64)}, np.arange(n + 1) * rows)
+    return fed, shares, x
+
+
+@pytest.fixture(scope="module")
+def learned():
+    fed = toy()[0]
     local = LocalSGD(
         initialised(nn.Linear(1, 2, dtype=torch.float64), 0), cross_entropy, lr=0.3, epochs=2, batch_size=32,
         optimiser="adam",
     )  # fmt: skip
     mixture = GaussianMixture(2).fit(fed)
-    found = {
-        "fedem": train(FedEM(local, 2), local, fed, n_rounds=12).evaluate(fed).summary()["accuracy_pooled"],
-        "fedgmm": train(FedGMM(local, mixture, 2), local, fed, n_rounds=12).evaluate(fed).summary()["accuracy_pooled"],
+    return {
+        "fedem": train(FedEM(local, 2), local, fed, n_rounds=12),
+        "fedgmm": train(FedGMM(local, mixture, 2), local, fed, n_rounds=12),
     }
+
+
+def test_figure_1_fedem_cannot_pass_its_bound_and_fedgmm_comes_near_bayes(learned):
+    fed, shares, x = toy()
+    found = {name: done.evaluate(fed).summary()["accuracy_pooled"] for name, done in learned.items()}
     owner = fed.client_of_row
     weigh = np.log(shares[owner] + 1e-300) - (x[:, None] - [-2.0, 2.0]) ** 2 / 3
     w = np.exp(weigh - weigh.max(axis=1, keepdims=True))
@@ -49,6 +63,21 @@ def test_figure_1_fedem_cannot_pass_its_bound_and_fedgmm_comes_near_bayes():
     assert found["fedem"] < bound + error
     assert found["fedgmm"] > bayes - 0.02
     assert found["fedgmm"] > found["fedem"] + 0.03
+
+
+def test_figure_2_new_rows_are_told_by_p_of_x_and_wrong_labels_by_p_of_y_given_x(learned):
+    fed = toy()[0]
+    done, n = learned["fedgmm"], fed.n_rows
+    far = fed.with_column("x", np.sign(fed["x"]) * 8 + 0.1 * fed["x"])
+    wrong = fed.with_column("y", 1 - fed["y"])
+
+    def told(score, new):
+        scores = [Novelty(done, score).rows(part) for part in (fed, new)]
+        return auroc(np.concatenate(scores), np.repeat([False, True], n))
+
+    assert told("log_prob_x", far) > 0.99
+    assert told("log_prob_x", wrong) == 0.5
+    assert told("log_prob_y_given_x", wrong) > 0.9
 
 
 def test_a_step_of_averaged_local_covariances_from_the_exact_optimum_loses_likelihood():

@@ -83,3 +83,19 @@ def test_a_mixture_predicts_unseen_regions_better_than_one_component_and_than_ii
     pooled = train["y"].sum(axis=0) + 0.5
     iid.concentrations_ = 1e10 * (pooled / pooled.sum())[None]
     assert iid.score(test, sizes=False) < scores[0] < scores[1]
+
+
+@pytest.mark.parametrize("name", ["acs-race", "acs-income"])
+def test_drawn_clients_differ_from_one_another_as_true_ones_do_and_iid_ones_do_not(name):
+    """Figures 4, 12 and 13 in a number: the mean distance of a client's shares to those of all."""
+    counts = datasets.load(name).counts("y")
+
+    def spread(some):
+        shares = some / np.maximum(some.sum(axis=1, keepdims=True), 1)
+        return np.abs(shares - counts.sum(axis=0) / counts.sum()).sum(axis=1).mean() / 2
+
+    mixture = MixtureOfDirichletMultinomials(5, rounds=15).fit(counts)
+    iid = np.random.default_rng(0).multinomial(counts.sum(axis=1), counts.sum(axis=0) / counts.sum())
+    drawn, true = spread(mixture.sample(len(counts), seed=0)), spread(counts)
+    assert abs(drawn / true - 1) < 0.1
+    assert spread(iid) < 0.6 * true

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "papers").glob("*.md"))
 BENCHMARKS = ROOT / "benchmarks"
 STATES = ("done", "partly", "missing")
-SECTION = "## As printed, and what the mend is worth\n"
+SECTION = "## As printed, and what the correction is worth\n"
 
 
 def known_words() -> set[str]:
@@ -62,7 +62,7 @@ def numbers(text: str) -> list[str]:
     return re.findall(r"(?<![\w.])\d+\.\d+(?:e\+\d+)?(?![\w.])", text)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if SECTION in p.read_text()], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.stem not in ("index", "coverage")], ids=lambda page: page.stem)
 def test_numbers_of_printed_and_mended_forms_are_in_the_results(page):
     section = page.read_text().split(SECTION)[1].split("\n## ")[0]
     files = re.findall(r"benchmarks/results/(\w+\.json)", section)

@@ -85,6 +85,21 @@ def char_lstm(
         return _CharLSTM(n_characters, embedding, hidden, layers)
 
 
+def word_lstm(n_words: int = 10_000, embedding: int = 96, hidden: int = 670, *, seed: int = 0) -> Module:
+    """Next word after a sequence of codes: the Stack Overflow model of Reddi et al. (2021), one LSTM and a projection.
+
+    The projection, layer "0.out", is 15 times smaller than the output: `MultiBranch(word_lstm(), "0.out")` has the
+    branches of the FedTEM paper.
+
+    >>> word_lstm(50, 8, 16)(torch.zeros(2, 5, dtype=torch.int64)).shape
+    torch.Size([2, 50])
+    """
+    with drawing(seed):
+        lstm = _CharLSTM(n_words, embedding, hidden, 1)
+        lstm.out = nn.Linear(hidden, embedding)
+        return nn.Sequential(lstm, nn.Linear(embedding, n_words))
+
+
 def resnet18(
     shape: Shape = (3, 32, 32), n_classes: int = 10, *, width: int = 64, groups: int = 32, seed: int = 0
 ) -> Module:

@@ -9,9 +9,23 @@ from fedscape.core.lazy import loader
 if TYPE_CHECKING:
     from fedscape.papers.fedgmm import Identity, half_transformed
     from fedscape.papers.fedtem import ConstantFedTKM, temporal_as_printed
-    from fedscape.papers.hlcr import MENDS, PrintedAssignment, PrintedRegression
+    from fedscape.papers.hlcr import (
+        MENDS,
+        PrintedAssignment,
+        PrintedRegression,
+        sequential_density,
+        with_event,
+        without_event,
+    )
     from fedscape.papers.mdm import PrintedMixture, PrintedStart, moments_of_the_first_category, nmse
-    from fedscape.papers.sketch import cell_tvd, collision_volume, path_bound, path_tvd
+    from fedscape.papers.sketch import (
+        cell_tvd,
+        collision_volume,
+        path_bound,
+        path_tvd,
+        query_bound,
+        query_rows,
+    )
 
 __all__ = [
     "MENDS",
@@ -28,7 +42,12 @@ __all__ = [
     "nmse",
     "path_bound",
     "path_tvd",
+    "query_bound",
+    "query_rows",
+    "sequential_density",
     "temporal_as_printed",
+    "with_event",
+    "without_event",
 ]
 
 __getattr__ = loader(
@@ -36,8 +55,15 @@ __getattr__ = loader(
     {
         "fedgmm": ["Identity", "half_transformed"],
         "fedtem": ["ConstantFedTKM", "temporal_as_printed"],
-        "hlcr": ["MENDS", "PrintedAssignment", "PrintedRegression"],
+        "hlcr": [
+            "MENDS",
+            "PrintedAssignment",
+            "PrintedRegression",
+            "sequential_density",
+            "with_event",
+            "without_event",
+        ],
         "mdm": ["PrintedMixture", "PrintedStart", "moments_of_the_first_category", "nmse"],
-        "sketch": ["cell_tvd", "collision_volume", "path_bound", "path_tvd"],
+        "sketch": ["cell_tvd", "collision_volume", "path_bound", "path_tvd", "query_bound", "query_rows"],
     },
 )

@@ -14,10 +14,61 @@ from fedscape.errors import DataError
 from fedscape.mixtures.latent_class.model import LatentClassRegression
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, Survey, example
 from fedscape.mixtures.latent_class.table import Table
-from fedscape.types import Arrays, Kept
+from fedscape.types import Array, Arrays, Kept
 
 #: The toolkit's corrections, in the order of Algorithm 3.
 MENDS = ("first round", "own events", "counts", "cohorts")
+
+
+def with_event(inverse: Array, b: Array, x: Array, y: float, sigma: float) -> tuple[Array, Array]:
+    """Eq. (8): A^-1 and b of a class with an event (x, y) added, by Sherman and Morrison.
+
+    >>> with_event(np.eye(1), np.zeros(1), np.ones(1), 2.0, 1.0)
+    (array([[0.5]]), array([2.]))
+    """
+    move = inverse @ x
+    return inverse - np.outer(move, move) / (sigma**2 + x @ move), b + x * y / sigma**2
+
+
+def without_event(inverse: Array, b: Array, x: Array, y: float, sigma: float) -> tuple[Array, Array]:
+    """Eq. (9): A^-1 and b of a class with an event (x, y) taken out; the paper prints b^-1 on the left side.
+
+    >>> without_event(*with_event(np.eye(1), np.zeros(1), np.ones(1), 2.0, 1.0), np.ones(1), 2.0, 1.0)
+    (array([[1.]]), array([0.]))
+    """
+    move = inverse @ x
+    return inverse + np.outer(move, move) / (sigma**2 - x @ move), b - x * y / sigma**2
+
+
+def sequential_density(
+    inverse: Array, b: Array, x: Array, y: Array, sigma: float, *, mended: tuple[str, ...] = ("variance", "order")
+) -> float:
+    """Theorem 1 event by event, as in Algorithm 1: the log density of an entity's events under one class.
+
+    Parameters
+    ----------
+    inverse, b
+        A^-1 [F, F] and b [F] of the class without the entity.
+    x, y
+        The entity's events, [n, F] and [n].
+    sigma
+        Standard deviation of the noise.
+    mended
+        "variance": sigma^2 + x' A^-1 x, eq. (27), not eq. (4), which divides by sigma^2. "order": an event's density
+        precedes its own update. () is as printed, and then no density.
+
+    >>> round(sequential_density(np.eye(1), np.zeros(1), np.ones((1, 1)), np.zeros(1), 1.0), 6)  # N(0; 0, 2)
+    -1.265512
+    """
+    total = 0.0
+    for row, target in zip(x, y, strict=True):
+        after = with_event(inverse, b, row, float(target), sigma)
+        used = (inverse, b) if "order" in mended else after
+        spread = float(row @ used[0] @ row)
+        variance = sigma**2 + (spread if "variance" in mended else spread / sigma**2)
+        total -= 0.5 * (np.log(2 * np.pi * variance) + (target - used[1] @ used[0] @ row) ** 2 / variance)
+        inverse, b = after
+    return float(total)
 
 
 class PrintedAssignment(ClassAssignment):

@@ -118,3 +118,44 @@ def path_bound(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
     """
     change: Array = np.asarray(a, dtype=float) - np.asarray(b, dtype=float)
     return float(np.abs(change).sum() / change.shape[1])
+
+
+def query_bound(rows: int, *, delta: float, n_rows: float = np.inf, epsilon: float = np.inf) -> float:
+    """How far a query S(x) is from the kernel density, at most, with probability 1 - delta (proofs of D.1 and D.2).
+
+    The square root of (1 / R + 2 R / (N epsilon)^2) 32 log(1 / delta); without privacy the second part is 0.
+
+    Parameters
+    ----------
+    rows
+        R.
+    delta
+        The probability of being farther off.
+    n_rows
+        N, the rows of data; needed with epsilon.
+    epsilon
+        Of the Laplace noise.
+
+    >>> round(query_bound(100, delta=0.1), 4)
+    0.8584
+    """
+    if rows < 1 or not 0 < delta < 1 or not (n_rows > 0 and epsilon > 0):
+        raise DataError(
+            f"rows, n_rows and epsilon must be positive, delta between 0 and 1: {rows}, {n_rows}, {epsilon}, {delta}"
+        )
+    noise = 2 * rows / (n_rows * epsilon) ** 2 if epsilon < np.inf else 0.0
+    return float(np.sqrt((1 / rows + noise) * 32 * np.log(1 / delta)))
+
+
+def query_rows(n_rows: float, *, epsilon: float) -> int:
+    """R of the best rate for private queries (after Theorem 3.4): 1 / R + 2 R / (N epsilon)^2 is least.
+
+    That is N epsilon / sqrt(2), linear in N as the paper says, and the bound falls as epsilon^(-1/2). For distances see
+    `sketches.choose_rows`.
+
+    >>> query_rows(1000, epsilon=1.0), query_rows(1000, epsilon=0.1)
+    (707, 71)
+    """
+    if not (n_rows > 0 and epsilon > 0):
+        raise DataError(f"n_rows and epsilon must be positive: {n_rows}, {epsilon}")
+    return max(1, round(n_rows * epsilon / 2**0.5))

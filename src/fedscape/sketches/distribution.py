@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,7 @@ class DistributionSketch(Estimator):
     width
         For "pstable": the bucket width, about the distance that should count as near.
     shingle
-        For "minhash": the number of consecutive codes or characters in a token.
+        For "minhash": the number of consecutive codes or characters in a token, or "words" of texts.
     embed
         A function from [rows, ...] to [rows, d], shared by all clients and applied first. It must map each row
         independently of the others, and must not fail on any row.
@@ -94,7 +94,7 @@ class DistributionSketch(Estimator):
         centre: npt.ArrayLike | str = 0.0,
         scale: npt.ArrayLike | str = 1.0,
         width: float = 4.0,
-        shingle: int = 1,
+        shingle: int | Literal["words"] = 1,
         embed: Callable[[Array], Array] | None = None,
         seed: int = 0,
     ) -> None:

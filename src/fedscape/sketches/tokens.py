@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -13,18 +14,20 @@ from fedscape.sketches.kernels import mix
 from fedscape.types import Array
 
 
-def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ...] | None = None) -> Ragged:
+def token_sets(
+    values: Array, shingle: int | Literal["words"], *, column: str, names: tuple[str, ...] | None = None
+) -> Ragged:
     """The tokens of each row, as 64-bit words; MinHash ignores order and repetition.
 
     Booleans [rows, d] are indicators: a row has token j if entry j is True. Integers [rows, length] are sequences of
     codes, padded with negative ones; k consecutive codes form one token (a shingle). A text column is split into
-    shingles of k characters. Integers [rows] without names are sets of one token.
+    shingles of k characters, or into words at white space. Integers [rows] without names are sets of one token.
 
     >>> token_sets(np.array([[3, 5, 3], [7, -1, -1]]), 1, column="x").lengths
     array([3, 1])
     """
-    if shingle < 1:
-        raise DataError(f"shingle must be at least 1, not {shingle}")
+    if shingle != "words" and (not isinstance(shingle, int | np.integer) or shingle < 1):
+        raise DataError(f"shingle must be at least 1, or 'words' for texts, not {shingle}")
     if values.dtype.kind == "b" and values.ndim == 2:
         return _indicated(values)
     if values.dtype.kind not in "iu" or values.ndim not in (1, 2):
@@ -41,7 +44,7 @@ def token_sets(values: Array, shingle: int, *, column: str, names: tuple[str, ..
         texts = _texts(names, shingle)
         rows, ends = rows_of(texts.offsets, values.astype(np.int64))
         return Ragged(texts.flat[rows], ends)
-    return _shingled(values[:, None] if values.ndim == 1 else values, shingle)
+    return _shingled(values[:, None] if values.ndim == 1 else values, 1 if shingle == "words" else shingle)
 
 
 def valid_tokens(values: Array, names: tuple[str, ...] | None) -> Array | None:
@@ -78,8 +81,12 @@ def _shingled(codes: Array, k: int) -> Ragged:
 
 
 @lru_cache(maxsize=8)
-def _texts(names: tuple[str, ...], k: int) -> Ragged:
-    sets = [{text[i : i + k] for i in range(max(len(text) - k + 1, 1))} if text else set() for text in names]
+def _texts(names: tuple[str, ...], k: int | Literal["words"]) -> Ragged:
+    sets = [set(text.split()) if k == "words" else _parts(text, k) for text in names]
     words = {t: int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest(), "little") for s in sets for t in s}
     flat = np.array([words[t] for s in sets for t in sorted(s)], dtype=np.uint64)
     return Ragged(flat, offsets_of([len(s) for s in sets]))
+
+
+def _parts(text: str, k: int) -> set[str]:
+    return {text[i : i + k] for i in range(max(len(text) - k + 1, 1))} if text else set()

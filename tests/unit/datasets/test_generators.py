@@ -379,6 +379,20 @@ def test_hlcr_rows_lie_entity_by_entity() -> None:
     assert truth["coefficients"].shape == (16, 5)
 
 
+def test_hlcr_numbers_of_entities_and_events_can_be_drawn_with_the_papers_means() -> None:
+    fed, truth = hlcr_synthetic(400, entities=4, events=5, features=2, numbers="poisson", seed=3)
+    entities = (truth["z"] >= 0).sum(axis=1)
+    events = np.unique(fed.client_of_row * 1000 + fed["entity"], return_counts=True)[1]
+    assert len(events) == entities.sum()  # nobody is empty
+    within_five(entities, 4.0)
+    within_five(events, 5.0)
+    within_five((events - 5.0) ** 2, 4.0)
+    alone = hlcr_synthetic(2, entities=4, events=5, features=2, numbers="poisson", seed=3)[0]
+    np.testing.assert_array_equal(alone["y"], fed["y"][: alone.n_rows])
+    with pytest.raises(DataError, match="numbers must be 'exact' or 'poisson', not 'mean'"):
+        hlcr_synthetic(2, numbers="mean")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("name", "value"), [("sigma", 0.0), ("delta", -1.0), ("alpha", np.nan), ("beta", "much")])
 def test_bad_scales_of_hlcr_are_refused(name: str, value: Any) -> None:
     with pytest.raises(DataError, match=f"{name} must be a finite number above 0, not {value!r}"):

@@ -11,6 +11,7 @@ from scipy import stats
 from fedscape import (
     DataError,
     Federation,
+    FixedSize,
     Key,
     LatentClassRegression,
     Local,
@@ -33,8 +34,10 @@ from fedscape.mixtures.latent_class.kernels import (
     unpacked,
     width,
 )
+from fedscape.mixtures.latent_class.predict import Places, all_drawn
 from fedscape.mixtures.latent_class.rounds import ClassAssignment, densities, example
 from fedscape.mixtures.latent_class.table import Table, groups_of, sums_of
+from fedscape.papers import sequential_density
 
 
 def sums_row(x, y):
@@ -79,14 +82,8 @@ def test_density_equals_brute_force_integration_over_the_coefficients():
 
 
 def recursion(x, y, precision, c, sigma):
-    """Theorem 1, event by event, with the variance of eq. (27); eq. (4) and the order of Algorithm 1 are misprinted."""
-    inverse, b, total = np.linalg.inv(precision), c.copy(), 0.0
-    for row, target in zip(x, y, strict=True):
-        total += stats.norm.logpdf(target, b @ inverse @ row, np.sqrt(sigma**2 + row @ inverse @ row))
-        move = inverse @ row
-        inverse = inverse - np.outer(move, move) / (sigma**2 + row @ move)
-        b = b + row * target / sigma**2
-    return total
+    """Theorem 1, event by event, with the variance of eq. (27)."""
+    return sequential_density(np.linalg.inv(precision), c, x, y, sigma)
 
 
 def test_block_density_equals_the_event_by_event_recursion():
@@ -399,6 +396,25 @@ def test_prediction_is_theorem_2_of_the_classes_mixed(fitted):
     np.testing.assert_allclose(drawn, each[np.arange(len(labels)), labels], rtol=1e-9, atol=1e-9)
     assert np.mean((test["y"] - mean) ** 2) <= np.mean((test["y"] - drawn) ** 2) + 0.01
     assert len(train) == 40
+
+
+def test_labels_of_agents_that_never_took_part_are_drawn_for_the_prediction(fitted):
+    _, train, test, _ = fitted
+    settings = {"sigma": 0.5, "delta": 1.0, "standardise": False, "intercept": False, "seed": 1}
+    few = LatentClassRegression(3, **settings, rounds=3).fit(train, sampler=FixedSize(5))
+    labels = few._draws[0].places.labels  # of all agents, -1 for those that never took part
+    assert 0 < (labels < 0).mean() < 1
+    drawn = few.predict(test, classes="drawn")
+    each = test["x"] @ few.coefficients_.T
+    said = np.abs(each - drawn[:, None]).argmin(axis=1)
+    np.testing.assert_allclose(drawn, each[np.arange(len(said)), said], atol=1e-9)
+    seen = labels[groups_of(test, "entity").of_event]
+    np.testing.assert_array_equal(said[seen >= 0], seen[seen >= 0])
+    np.testing.assert_array_equal(drawn, few.predict(test, classes="drawn"))
+    shares, n = np.array([0.2, 0.3, 0.5]), 20_000
+    ends, none = np.array([0, n]), np.full(n, -1)
+    places = all_drawn(Places(np.array(["a"]), ends, np.arange(n), None, np.tile(shares, (n, 1)), none), 0)
+    assert (np.abs(np.bincount(places.labels) / n - shares) < 5 * np.sqrt(shares * (1 - shares) / n)).all()
 
 
 def test_new_entities_have_their_agents_classes_and_new_agents_those_of_all(fitted):

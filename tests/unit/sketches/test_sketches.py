@@ -216,6 +216,15 @@ def test_tokens_from_indicators_sequences_and_texts_agree():
     assert np.abs((ordered[0] == ordered[2]).mean() - 1 / 3) < 0.15  # ab of {ab, bc, bd}
 
 
+def test_texts_can_be_bags_of_words():
+    texts = Federation({"x": ["to be or not", "not to be  or", "to be", "tobe ornot"]}, [0, 4])
+    codes = DistributionSketch(2000, bits=10, family="minhash", shingle="words").codes(texts)
+    assert np.array_equal(codes[0], codes[1])
+    same = 1 / 2 + 1 / 2 / 1024  # {to, be} of {to, be, or, not}
+    assert abs((codes[0] == codes[2]).mean() - same) < 5 * np.sqrt(same / 2 / 2000)
+    assert (codes[0] == codes[3]).mean() < 0.02
+
+
 def test_shingles_of_codes_are_windows():
     sketch = DistributionSketch(2000, bits=10, family="minhash", shingle=2)
     x, y = np.array([[1, 2, 3, -1]]), np.array([[3, 2, 1, 2]])  # {12, 23} and {32, 21, 12}
@@ -387,6 +396,7 @@ BAD = {
     "scale must be one finite number above 0": lambda: DistributionSketch(2, scale=0.0).fit(ONE),
     "centre must be numbers or 'mean'": lambda: DistributionSketch(2, centre="median").fit(ONE),
     "shingle must be at least 1": lambda: DistributionSketch(2, family="minhash", shingle=0).count([[1]]),
+    "or 'words' for texts, not word": lambda: DistributionSketch(2, family="minhash", shingle="word").count([[1]]),
     "no column 'z'": lambda: DistributionSketch(2).fit(ONE, column="z"),
     "rule must be one of": lambda: query(DistributionSketch(2), np.ones((2, 16)), [[1.0]], rule="mode"),
     "must be one client's": lambda: query(DistributionSketch(2), np.ones((1, 2, 16)), [[1.0]]),

@@ -114,6 +114,35 @@ def test_bytes_of_the_extra_branch_are_those_of_the_paper():
     assert net.n_features == 128
 
 
+@pytest.mark.parametrize(
+    ("model", "layer", "features", "percent"),
+    [
+        (lambda: models.resnet18(n_classes=110), None, 512, 0.5),
+        (lambda: models.word_lstm(), "0.out", 670, 1.6),
+    ],
+    ids=["CIFAR", "Stack Overflow"],
+)
+def test_bytes_of_the_papers_other_networks(model, layer, features, percent):
+    """At the paper's sizes; the LSTM's branch is 15 times smaller than its output."""
+    net = MultiBranch(model(), layer)
+    assert round(100 * net.overhead, 1) == percent
+    assert net.n_features == features
+    if layer:
+        assert net.net[1].weight.numel() / net.net[0].out.each[0].weight.numel() == pytest.approx(15, abs=0.1)
+
+
+def test_a_round_of_fedtem_trains_resnet_18_in_small():
+    rng = np.random.default_rng(0)
+    fed = Federation({"x": rng.normal(size=(24, 3, 8, 8)).astype(np.float32), "y": np.arange(24) % 4}, [0, 6, 12, 24])
+    net = MultiBranch(models.resnet18((3, 8, 8), 4, width=8, groups=4))
+    local = LocalSGD(net, cross_entropy, lr=0.1, epochs=1, batch_size=6, strategy="sequential")
+    method = FedTEM(local, Linear(4), initial="seed")
+    states = [r.state for r in rounds(method, fed, n_rounds=2, allow=method.reveals)]
+    branches = [n for n in states[0] if ".each." in n]
+    assert branches
+    assert all(np.isfinite(states[1][n]).all() and (states[1][n] != states[0][n]).any() for n in branches)
+
+
 def test_an_lstm_branches_at_its_projection():
     lstm = models.char_lstm(20, hidden=16)
     lstm.out = nn.Linear(16, 4)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
+from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key, dirichlet
 from fedscape.core.validate import check_whole
 from fedscape.datasets.generators.draws import check_positive, pick
+from fedscape.errors import DataError
 from fedscape.types import Array
 
 
@@ -22,15 +26,15 @@ def hlcr_synthetic(
     delta: float = 1.0,
     alpha: float = 16.0,
     beta: float = 4.0,
+    numbers: Literal["exact", "poisson"] = "exact",
     seed: int = 0,
 ) -> tuple[Federation, dict[str, Array]]:
     """Draw agents, entities and events from the hierarchical latent class regression of the FedHLCR paper (Figure 2).
 
     w_k ~ N(0, delta^2 I) for each component; psi ~ Dir(alpha (1/K, ..., 1/K)); theta_i ~ Dir(beta psi) for each agent;
     z_ij ~ Categorical(theta_i) for each of its entities; y_ijn ~ N(w_{z_ij} . x_ijn, sigma^2) for each event. The
-    clients are the agents. The paper leaves F, alpha, beta, delta and the law of x open; here x ~ N(0, I). Every agent
-    has the same number of entities and every entity the same number of events; the paper gives only their means. An
-    agent depends only on the seed and its position, not on the other agents.
+    clients are the agents. The paper leaves F, alpha, beta, delta and the law of x open; here x ~ N(0, I). It gives
+    only the mean numbers of entities and events. An agent depends only on the seed and its position.
 
     Parameters
     ----------
@@ -52,37 +56,54 @@ def hlcr_synthetic(
         Concentration of psi.
     beta
         Concentration of theta about psi.
+    numbers
+        "exact": all agents have as many entities, and all entities as many events. "poisson": 1 + Poisson(mean - 1) of
+        each, so `entities` and `events` (at least 1) are means, as in the paper.
     seed
         The seed.
 
     Returns
     -------
     A Federation with the columns x [F], y and entity (0 to entities - 1, counted within the agent), and the ground
-    truth: coefficients [K, F], psi [K], theta [agents, K], z [agents, entities].
+    truth: coefficients [K, F], psi [K], theta [agents, K], z [agents, entities] (-1 beyond an agent's last).
 
     >>> fed, truth = hlcr_synthetic(3, entities=2, events=5)
     >>> fed, truth["z"].shape
     (Federation(3 clients, 30 rows, x float64[8], y float64, entity int32), (3, 2))
     """
-    n = check_whole("n_agents", n_agents, least=0)
-    n_entities, n_events = check_whole("entities", entities, least=1), check_whole("events", events, least=0)
+    n, drawn = check_whole("n_agents", n_agents, least=0), check_numbers(numbers)
+    n_entities = check_whole("entities", entities, least=1)
+    n_events = check_whole("events", events, least=1 if drawn else 0)
     k, f = check_whole("components", components, least=1), check_whole("features", features, least=1)
-    noise, per_agent = check_positive("sigma", sigma), n_entities * n_events
+    noise = check_positive("sigma", sigma)
     key = Key(seed, purpose="hlcr synthetic")
     rng = key.to("hlcr components").generator()
     coefficients = check_positive("delta", delta) * rng.standard_normal((k, f))  # [K, F]
     psi = dirichlet(rng, np.full(k, check_positive("alpha", alpha) / k))
     spread = check_positive("beta", beta) * psi
-    theta, z = np.empty((n, k)), np.empty((n, n_entities), dtype=np.int32)
-    x, y = np.empty((n, per_agent, f)), np.empty((n, per_agent))
+    theta, labels = np.empty((n, k)), []
+    x, y, entity = [np.empty((0, f))], [np.empty(0)], [np.empty(0, dtype=np.int32)]
     for agent in range(n):
         rng = key.generator(agent)
         theta[agent] = dirichlet(rng, spread)
-        z[agent] = pick(rng, theta[agent], n_entities)
-        x[agent] = rng.standard_normal((per_agent, f))
-        of_row = coefficients[np.repeat(z[agent], n_events)]  # [rows, F]
-        y[agent] = (x[agent] * of_row).sum(axis=1) + noise * rng.standard_normal(per_agent)
-    entity = np.tile(np.repeat(np.arange(n_entities, dtype=np.int32), n_events), n)
-    columns: dict[str, Array] = {"x": x.reshape(-1, f), "y": y.reshape(-1), "entity": entity}
+        sizes = np.full(n_entities, n_events)
+        if drawn:
+            sizes = 1 + rng.poisson(n_events - 1, 1 + rng.poisson(n_entities - 1))
+        labels.append(pick(rng, theta[agent], len(sizes)))
+        x.append(rng.standard_normal((int(sizes.sum()), f)))
+        of_row = coefficients[np.repeat(labels[-1], sizes)]  # [rows, F]
+        y.append((x[-1] * of_row).sum(axis=1) + noise * rng.standard_normal(len(of_row)))
+        entity.append(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
+    z = np.full((n, max((len(own) for own in labels), default=n_entities)), -1, dtype=np.int32)
+    for agent, own in enumerate(labels):
+        z[agent, : len(own)] = own
+    columns: dict[str, Array] = {"x": np.concatenate(x), "y": np.concatenate(y), "entity": np.concatenate(entity)}
     truth = {"coefficients": coefficients, "psi": psi, "theta": theta, "z": z}
-    return Federation(columns, np.arange(n + 1) * per_agent), truth
+    return Federation(columns, offsets_of([len(own) for own in y[1:]])), truth
+
+
+def check_numbers(numbers: str) -> bool:
+    """Whether numbers of entities and events are drawn."""
+    if numbers not in ("exact", "poisson"):
+        raise DataError(f"numbers must be 'exact' or 'poisson', not {numbers!r}")
+    return numbers == "poisson"

@@ -298,7 +298,7 @@ class LatentClassRegression(Estimator):
             Events with targets that determine the classes of entities, instead of those of the fit: new agents, later
             events.
         classes
-            "shares": all classes, each with its probability. "drawn": the class last drawn in the fit, as in the paper.
+            "shares": all classes by their probability. "drawn": the class last drawn, as in the paper, or one now.
 
         >>> fed = Federation({"x": [0.0, 1.0, 2.0], "y": [1.0, 3.0, 5.0]}, [0, 2, 3])
         >>> ridge = LatentClassRegression(1, sigma=0.01, delta=100.0, entity=None).fit(fed)

@@ -65,6 +65,14 @@ def place(work: ClassAssignment, state: Arrays, clients: Federation) -> Places:
     return Places(clients.ids, offsets, codes, names, shares, old)
 
 
+def all_drawn(places: Places, seed: int) -> Places:
+    """The places with a label for every entity: those of agents that never took part are drawn from their shares."""
+    none = places.labels < 0
+    uniform = Key(seed, purpose="lcr labels of a prediction").generator().random(len(none))
+    drawn = (places.shares.cumsum(axis=1) < uniform[:, None]).sum(axis=1).clip(max=places.shares.shape[1] - 1)
+    return places._replace(labels=np.where(none, drawn, places.labels))
+
+
 def shares_of(places: Places | None, clients: Federation, groups: Groups, entity: str | None, prior: Array, beta: float,
               *, drawn: bool = False) -> Array:  # fmt: skip
     """The class probabilities of entities: as placed if known, by the agent's counts if new, psi for a new agent."""
@@ -249,8 +257,10 @@ def shares_of_events(
     if history is not None:
         places = place(_all(work), {**state, "held": np.zeros(())}, history)
     drawn = classes == "drawn"
-    if drawn and (places is None or (places.labels < 0).any()):
-        raise DataError("classes='drawn' needs the labels of a fit in this process in which every agent took part")
+    if drawn:
+        if places is None:
+            raise DataError("classes='drawn' needs the labels of a fit in this process, or history")
+        places = all_drawn(places, model.seed)
     entity = work.table.entity
     if entity is not None and entity not in data:
         raise DataError(f"there is no entity column {entity!r} in the data: the columns are {', '.join(data.columns)}")
