@@ -44,7 +44,7 @@ def budget_of(name: str, *, rounds: int | None = None, repeats: int | None = Non
     """Look up a budget, with other rounds or repeats in every stage if passed.
 
     >>> budget_of("30s", rounds=5).stages[0]
-    Limits(clients=240, rows=12000, rounds=5, repeats=4)
+    Limits(clients=60, rows=12000, rounds=5, repeats=4)
     """
     if name not in BUDGETS:
         raise DataError(f"budget must be one of {', '.join(BUDGETS)}, not {name!r}")

@@ -13,6 +13,7 @@ from fedscape.core.random import Key
 from fedscape.studies import tournament as learning
 from fedscape.studies.budget import Budget
 from fedscape.studies.prepare import Prepared
+from fedscape.studies.staged import fewer_rows
 from fedscape.types import Array
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def trained(
     table = all(data.table[name].ndim == 1 for name in data.features)
     rows = learning.directions(data.rows, table=table)
     who = np.arange(len(rows)) if log.client is None else log.client
-    rows = learning.fewer_rows(rows.take(who), [], seed=seed, most=budget.rows)
+    caps = budget.stages[0]  # three protocols by several runs: as much as the first stage of a tournament
+    rows = fewer_rows(rows.take(who), most=caps.rows, seed=seed)
     clients = learning.held_out(rows, repeat=0, seed=seed)
     local = learning.way(clients.train, seed=seed, lr=rates["lr"])
     computation, kind = Common(local, initial="seed"), shares[who].argmax(axis=1)
@@ -85,12 +87,12 @@ def trained(
         FedBuff(concurrency=size, buffer=max(size // 4, 1)),
     ]
     begin = float(log.events["start"].min())
-    days = float(np.clip(4 * budget.rounds * deadline, 2 * HOUR, DAY)) / DAY
+    days = float(np.clip(4 * caps.rounds * deadline, 2 * HOUR, DAY)) / DAY
     target = SHARE * rates["accuracy"]["value"]
     answer = plan(
         computation, clients.train, devices, judge, protocols, target=target, days=days,
         begin=begin, units=units, payload=payload_of(computation, clients.train),
-        seeds=range(max(budget.repeats, 3)), n_reports=2 * budget.rounds * size, points=96,
+        seeds=range(max(caps.repeats, 3)), n_reports=2 * caps.rounds * size, points=96,
     )  # fmt: skip
     late = next(row for row in answer.rows if row.protocol == protocols[1])
     whole = min(float(log.events["end"].max() - log.events["start"].min()) / DAY, _LONGEST)
@@ -102,7 +104,7 @@ def trained(
         "size": size,
         "deadline": deadline,
         "target": target,
-        "runs": max(budget.repeats, 3),
+        "runs": max(caps.repeats, 3),
         "protocols": [_protocol(row) for row in answer.rows],
         "days": whole,
         "parts": [_part(part) for part in parts if part.devices >= least],
