@@ -40,6 +40,13 @@ INTRODUCTIONS = {
 }
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the menu of versions where `tools/versioned.py` builds: it needs the versions.json beside the site."""
+    if os.environ.get("FEDSCAPE_VERSIONS"):
+        config.extra["version"] = {"provider": "mike"}
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and those that live beside docs/."""
     pages = {

@@ -14,7 +14,7 @@ import fedscape
 ROOT = Path(fedscape.__file__).parent
 
 LAYERS = [
-    {"types", "errors"},
+    {"types", "errors", "disk"},
     {"secure"},
     {"core"},
     {"privacy", "statistics", "formats"},

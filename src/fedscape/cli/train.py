@@ -232,5 +232,5 @@ def sweep(
         {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
     ]
     if folder is not None:
-        (folder / "table.json").write_text(as_text(result, indent=1) + "\n")
+        (folder / "table.json").write_text(as_text(result, indent=1) + "\n", "utf-8")
     show(result, json_, sweep_table)

@@ -8,7 +8,6 @@ does not protect against the owner of the file, who can rewrite all of it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedscape import disk
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.accounting import Entry, epsilon_of
 from fedscape.privacy.ranges import NOISE, check_positive, check_share
@@ -238,14 +238,14 @@ class Ledger:
                 return
             create = 0 if self._lines else os.O_CREAT  # a file that vanished must not be recreated
             try:
-                handle = os.open(self.path, os.O_RDWR | create | os.O_APPEND, 0o600)
+                handle = disk.open_private(self.path, os.O_RDWR | create | os.O_APPEND)
             except OSError as error:
                 raise PrivacyError(f"the ledger {self.path} cannot be opened: {error.strerror}") from None
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                self._handle = handle
-                self._catch_up(handle)
-                yield
+                with disk.locked(handle):
+                    self._handle = handle
+                    self._catch_up(handle)
+                    yield
             finally:
                 self._handle = -1
                 os.close(handle)
@@ -260,7 +260,7 @@ class Ledger:
         self._file, size = (about.st_dev, about.st_ino), about.st_size
         if size < self._read:
             raise PrivacyError(f"the ledger {self.path} has become shorter: bring back the newest copy")
-        fresh = os.pread(handle, size - self._read, self._read) if size > self._read else b""
+        fresh = disk.read_at(handle, size - self._read, self._read) if size > self._read else b""
         if fresh and not fresh.endswith(b"\n"):
             raise PrivacyError(
                 f"the last line of {self.path} is torn: nothing was released for it if the machine stopped while it "
