@@ -14,7 +14,7 @@ import fedscape
 ROOT = Path(fedscape.__file__).parent
 
 LAYERS = [
-    {"types", "errors", "disk"},
+    {"types", "errors", "disk", "display"},
     {"secure"},
     {"core"},
     {"privacy", "statistics", "formats"},

@@ -112,6 +112,21 @@ class Clients:
     def __contains__(self, column: object) -> bool:
         return column in self.columns
 
+    def _repr_html_(self) -> str:
+        """The columns in a notebook, without rows and ids."""
+        from fedscape.display import table
+
+        rows = [
+            {
+                "column": name,
+                "type": str(values.dtype),
+                "shape of a value": " x ".join(map(str, values.shape[1:])) or None,
+            }
+            | {"names": len(self.names[name]) if name in self.names else None}
+            for name, values in self.columns.items()
+        ]
+        return table(f"{type(self).__name__}: {plural(len(self), 'client')}, {plural(self.n_rows, 'row')}", rows)
+
     def __repr__(self) -> str:
         shapes = [f"{n} {v.dtype}{list(v.shape[1:]) if v.ndim > 1 else ''}" for n, v in self.columns.items()]
         listed = [plural(len(self), "client"), plural(self.n_rows, "row"), *(shapes or ["no columns"])]

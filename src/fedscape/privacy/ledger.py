@@ -227,6 +227,17 @@ class Ledger:
                     f"delta {self.delta:g}, beyond the budget of {self.epsilon:g}; nothing was released"
                 )
 
+    def _repr_html_(self) -> str:
+        """Budget and what is spent of it, in a notebook."""
+        from fedscape.display import table
+
+        about = summary_of(self)
+        budget = "no budget" if self.epsilon is None else f"budget epsilon {self.epsilon:g}"
+        note = "" if about["private"] else "NOT PRIVATE: its noise has a seed that is known."
+        return table(
+            f"Ledger: {about['releases']:,} releases, {budget}, delta {self.delta:g}", about["totals"], note=note
+        )
+
     # -- the file ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
