@@ -116,15 +116,12 @@ class Clients:
         """The columns in a notebook, without rows and ids."""
         from fedscape.display import table
 
-        rows = [
-            {
-                "column": name,
-                "type": str(values.dtype),
-                "shape of a value": " x ".join(map(str, values.shape[1:])) or None,
-            }
-            | {"names": len(self.names[name]) if name in self.names else None}
+        rows: list[dict[str, Any]] = [
+            {"column": name, "type": values.dtype, "shape of a value": " x ".join(map(str, values.shape[1:])) or None}
             for name, values in self.columns.items()
         ]
+        for row in rows:
+            row["names"] = len(self.names[row["column"]]) if row["column"] in self.names else None
         return table(f"{type(self).__name__}: {plural(len(self), 'client')}, {plural(self.n_rows, 'row')}", rows)
 
     def __repr__(self) -> str:
