@@ -28,7 +28,7 @@ OUTSIDE = {  # written elsewhere in the repository: its path, and its page
     **{f"benchmarks/pages/{page.name}": f"benchmarks/pages/{page.name}" for page in RESULTS.glob("*.md")},
 }
 SOURCES = {page: path for path, page in OUTSIDE.items()}
-ROOMS = ("sketches", "mixtures", "simulate", "learning", "personal", "temporal", "datasets", "formats")
+ROOMS = ("sketches", "mixtures", "simulate", "learning", "personal", "temporal", "datasets", "formats", "sklearn")
 INTRODUCTIONS = {
     "reference.md": "Every public name, from its docstring. The examples are run by the tests.",
     "options.md": "What `--help` prints, for every command.",

@@ -21,7 +21,7 @@ LAYERS = [
     {"engines"},
     {"sketches", "mixtures", "learning", "tabular"},
     {"simulate", "personal"},
-    {"temporal", "datasets", "papers", "trained", "twin"},
+    {"temporal", "datasets", "papers", "trained", "twin", "sklearn"},
     {"methods"},
     {"studies", "report", "deploy"},
     {"cli", "__main__", "__init__"},
