@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 # Only files whose hashes the locks name, and wheels: the build script of a source package would fetch what no lock names.
 LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all:
 
-.PHONY: study test check bench results site clean format lock
+.PHONY: study test check bench results site clean format lock dist versions
 
 study: $(STUDIES)
 	$(BIN)/python -m fedscape study --force
@@ -33,6 +33,14 @@ results: $(INSTALLED)
 site: $(INSTALLED)
 	$(BIN)/mkdocs build --quiet
 
+# The site of this version beside those of others: public/VERSION/.
+versions: $(INSTALLED)
+	$(BIN)/python tools/versioned.py
+
+# The wheel and the sdist, each installed by itself and tried.
+dist: $(INSTALLED)
+	$(BIN)/python tools/dist.py
+
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -41,7 +49,7 @@ lock: $(INSTALLED)
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) site dist public
 
 # What a study needs. Other targets install the rest (Ray, Flower, the test tools).
 $(STUDIES): pyproject.toml requirements.lock requirements-torch.lock requirements-torch-cpu.lock

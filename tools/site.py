@@ -30,7 +30,7 @@ OUTSIDE = {  # written elsewhere in the repository: its path, and its page
 }
 SOURCES = {page: path for path, page in OUTSIDE.items()}
 GALLERY = runpy.run_path(str(ROOT / "tools" / "gallery.py"))
-ROOMS = ("sketches", "mixtures", "simulate", "learning", "personal", "temporal", "datasets", "formats")
+ROOMS = ("sketches", "mixtures", "simulate", "learning", "personal", "temporal", "datasets", "formats", "sklearn")
 INTRODUCTIONS = {
     "reference.md": "Every public name, from its docstring. The examples are run by the tests.",
     "options.md": "What `--help` prints, for every command.",
@@ -40,6 +40,13 @@ INTRODUCTIONS = {
         "example."
     ),
 }
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the menu of versions where `tools/versioned.py` builds: it needs the versions.json beside the site."""
+    if os.environ.get("FEDSCAPE_VERSIONS"):
+        config.extra["version"] = {"provider": "mike"}
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -14,14 +14,14 @@ import fedscape
 ROOT = Path(fedscape.__file__).parent
 
 LAYERS = [
-    {"types", "errors"},
+    {"types", "errors", "disk", "display"},
     {"secure"},
     {"core"},
     {"privacy", "statistics", "formats"},
     {"engines"},
     {"sketches", "mixtures", "learning", "tabular"},
     {"simulate", "personal"},
-    {"temporal", "datasets", "papers", "trained", "twin"},
+    {"temporal", "datasets", "papers", "trained", "twin", "sklearn"},
     {"methods"},
     {"studies", "report", "deploy"},
     {"cli", "__main__", "__init__"},

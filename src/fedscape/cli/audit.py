@@ -213,7 +213,7 @@ def _write(out: Path, about: dict[str, Any]) -> None:
     from fedscape.report.plots import plot_audit
 
     out.mkdir(parents=True, exist_ok=True)
-    (out / "audit.json").write_text(as_text(about, indent=1) + "\n")
+    (out / "audit.json").write_text(as_text(about, indent=1) + "\n", "utf-8")
     plot_audit(about)[0].savefig(out / "audit.png", dpi=150)
 
 

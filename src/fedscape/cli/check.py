@@ -132,7 +132,7 @@ def log(
     runs = []
     for path in sorted(folder.glob("[0-9]*.json")) if folder.is_dir() else []:
         try:
-            run = json.loads(path.read_text())
+            run = json.loads(path.read_text("utf-8"))
             tests = {test["test"]: {"p": test["p"], "alarm": test["alarm"]} for test in run["tests"]}
             row = {"run": path.stem, "clients": run["clients"], "rows": run["rows"], "alarms": run["alarms"]}
             runs.append({**row, "problems": len(run["problems"]), "tests": tests})

@@ -49,6 +49,32 @@ def data_convert(
     )
 
 
+@data.command("card")
+def data_card(
+    source: Source,
+    target: Annotated[Path, typer.Argument(help="The file to write, such as README.md.")],
+    label: Annotated[str | None, typer.Option("--column", help="The categories whose differences are told.")] = None,
+    title: Annotated[str | None, typer.Option("--title", help="By default the name of the data.")] = None,
+    licence: Annotated[str | None, typer.Option("--licence", help="By default that of a known data set.")] = None,
+    client: Client = None,
+    force: Force = False,
+    json_: Json = False,
+) -> None:
+    """Write a dataset card for the Hugging Face Hub, without rows and ids of clients."""
+    from fedscape.core.checkpoint import replace_file
+    from fedscape.formats.files import free_target
+
+    fed = datasets.read(source, client=client)
+    known = datasets.info(source) if source in datasets.names() else {}
+    free_target(target, overwrite=force)
+    text = datasets.card(
+        fed, name=title or Path(source).stem, label=label, description=known.get("description", ""),
+        licence=licence or known.get("licence", ""), citation=known.get("citation", ""),
+    )  # fmt: skip
+    replace_file(target, lambda file: file.write(text.encode()))
+    show({"written": str(target), "clients": len(fed)}, json_, lambda about: typer.echo(f"{target} is written"))
+
+
 @data.command("group")
 def data_group(
     source: Annotated[str, typer.Argument(help="Parquet: a file, a folder with or without partitions, a glob, a URI.")],

@@ -23,6 +23,8 @@ EXTRAS = {
     "report": ("matplotlib",),
     "tune": ("optuna",),
     "log": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }
 
 

@@ -101,6 +101,8 @@ Clip = Annotated[
 Out = Annotated[Path | None, typer.Option(help="Folder for the checkpoint, the model and the tables.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
 Tensorboard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard logs.")]
+Mlflow = Annotated[str | None, typer.Option(help="Log to MLflow at this URI, such as sqlite:///runs.db.")]
+Wandb = Annotated[Path | None, typer.Option(help="Folder for a Weights & Biases run, offline: nothing is sent.")]
 
 
 def train(
@@ -139,6 +141,8 @@ def train(
     out: Out = None,
     resume: Resume = False,
     tensorboard: Tensorboard = None,
+    mlflow: Mlflow = None,
+    wandb: Wandb = None,
     client: Client = None,
     device: Device = "cpu",
     strategy: Strategy = "auto",
@@ -232,5 +236,5 @@ def sweep(
         {**asdict(t.setting), "rounds": t.rounds, "diverged": t.diverged, **t.evaluation.summary()} for t in trials
     ]
     if folder is not None:
-        (folder / "table.json").write_text(as_text(result, indent=1) + "\n")
+        (folder / "table.json").write_text(as_text(result, indent=1) + "\n", "utf-8")
     show(result, json_, sweep_table)

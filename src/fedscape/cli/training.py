@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
     from fedscape.learning.evaluation import Evaluation
     from fedscape.learning.inputs import Inputs
+    from fedscape.learning.tracking import Sink
     from fedscape.types import Arrays
 
 
@@ -74,6 +76,8 @@ class Request:
     out: Path | None
     resume: bool
     tensorboard: Path | None
+    mlflow: str | None
+    wandb: Path | None
     client: str | None
     device: str
     strategy: str
@@ -129,25 +133,41 @@ def _train(
 ) -> list[dict[str, Any]]:
     """The loop of every method: print, log and keep each evaluation; the table of rounds."""
     from fedscape.learning.run import training
-    from fedscape.learning.tracking import Board
 
     printed: list[dict[str, Any]] = []
-    board = None if request.tensorboard is None else Board(request.tensorboard)
-    for r, evaluation, rows in training(
-        course.computation, course.engine, test=task.held_out, n_rounds=task.rounds, sampler=task.options.sampler,
-        seed=request.seed, every=request.every, checkpoint=folder and folder / "checkpoint",
-        allow=course.computation.reveals, judge=course.judge, done=course.is_done,
-        progress=False if request.quiet else None, **how,
-    ):  # fmt: skip
-        say(rows[len(printed) :], request.quiet or request.json_, first=not printed)
-        if board is not None:
-            board.write(rows[len(printed) :])
-        printed = list(rows)
-        if folder is not None:
-            task.save(folder, course, r.state, evaluation, rows)
+    with _boards(request) as boards:
+        for r, evaluation, rows in training(
+            course.computation, course.engine, test=task.held_out, n_rounds=task.rounds, sampler=task.options.sampler,
+            seed=request.seed, every=request.every, checkpoint=folder and folder / "checkpoint",
+            allow=course.computation.reveals, judge=course.judge, done=course.is_done,
+            progress=False if request.quiet else None, **how,
+        ):  # fmt: skip
+            say(rows[len(printed) :], request.quiet or request.json_, first=not printed)
+            for board in boards:
+                board.write(rows[len(printed) :])
+            printed = list(rows)
+            if folder is not None:
+                task.save(folder, course, r.state, evaluation, rows)
     if not printed:
         raise DataError(f"the run in {request.out} has made its {task.rounds} rounds already: raise --rounds to go on")
     return printed
+
+
+@contextlib.contextmanager
+def _boards(request: Request) -> Iterator[list[Sink]]:
+    """The tools that look on, as asked."""
+    from fedscape.learning.tracking import Board, MLflow, WandB
+
+    settings = {name: getattr(request, name) for name in ("lr", "epochs", "cohort", "seed")} | {"method": request.name}
+    with contextlib.ExitStack() as open_:
+        sinks: list[Sink] = []
+        if request.tensorboard is not None:
+            sinks.append(open_.enter_context(Board(request.tensorboard)))
+        if request.mlflow is not None:
+            sinks.append(open_.enter_context(MLflow(request.mlflow, settings=settings)))
+        if request.wandb is not None:
+            sinks.append(open_.enter_context(WandB("fedscape", folder=request.wandb, settings=settings)))
+        yield sinks
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from fedscape import disk
 from fedscape.core.codec import parts_of, unpack
 from fedscape.errors import CheckpointError
 from fedscape.types import Array
@@ -72,9 +73,10 @@ def replace_file(path: str | os.PathLike[str], fill: Callable[[IO[bytes]], objec
             fill(file)
             file.flush()
             os.fsync(file.fileno())
+            file.close()  # Windows moves no open file
             os.chmod(temporary, 0o600 if private else 0o666 & ~_umask())
             os.replace(temporary, target)
-        _sync_folder(target.parent)
+        disk.sync(target.parent)
     except OSError as error:
         raise CheckpointError(
             f"{target} cannot be written: {error.strerror or error}; what was there is unchanged"
@@ -90,14 +92,6 @@ def _beside(target: Path) -> Iterator[tuple[IO[bytes], str]]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _umask() -> int:

@@ -121,6 +121,18 @@ class Clients:
     def __contains__(self, column: object) -> bool:
         return column in self.columns
 
+    def _repr_html_(self) -> str:
+        """The columns in a notebook, without rows and ids."""
+        from fedscape.display import table
+
+        rows: list[dict[str, Any]] = [
+            {"column": name, "type": values.dtype, "shape of a value": " x ".join(map(str, values.shape[1:])) or None}
+            for name, values in self.columns.items()
+        ]
+        for row in rows:
+            row["names"] = len(self.names[row["column"]]) if row["column"] in self.names else None
+        return table(f"{type(self).__name__}: {plural(len(self), 'client')}, {plural(self.n_rows, 'row')}", rows)
+
     def __repr__(self) -> str:
         shapes = [f"{n} {v.dtype}{list(v.shape[1:]) if v.ndim > 1 else ''}" for n, v in self.columns.items()]
         listed = [plural(len(self), "client"), plural(self.n_rows, "row"), *(shapes or ["no columns"])]

@@ -97,5 +97,11 @@ class History:
         else:
             raise DataError(f"a history is saved as .parquet or .csv, not {ending!r}")
 
+    def _repr_html_(self) -> str:
+        """The rounds in a notebook; of many the first and the last."""
+        from fedscape.display import table
+
+        return table(f"History: {plural(len(self), 'round')}", self._rows, note=" ".join(self.notes))
+
     def __repr__(self) -> str:
         return f"History({plural(len(self), 'round')}, {', '.join(self.columns)})"

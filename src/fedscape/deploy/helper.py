@@ -49,10 +49,10 @@ def write_helper(folder: str | os.PathLike[str], host: str, port: int, *, days: 
     about = {
         "url": f"https://{read.address_of(host, port)}",
         "public": public_of(Keys(path).identity()).hex(),
-        "certificate": (path / "ca.crt").read_text(),
+        "certificate": (path / "ca.crt").read_text("utf-8"),
     }
     (path / "ca.key").unlink()  # it has signed the one certificate that it is for
-    (path / FILE).write_text(json.dumps(about, indent=2) + "\n")
+    (path / FILE).write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return {"folder": str(path), "url": about["url"], "public": about["public"], "hand over": str(path / FILE)}
 
 
@@ -71,7 +71,7 @@ def give_to_nodes(deployment: Path, public: str) -> None:
     """Write the helper's public key into the folder of every node here."""
     for path in (deployment / "nodes").iterdir():
         if path.is_dir():
-            (path / HELPER).write_text(f"{public}\n")
+            (path / HELPER).write_text(f"{public}\n", "utf-8")
 
 
 def helper_server(

@@ -100,7 +100,7 @@ def init(
     target.chmod(0o700)  # it may have existed
     for name in ("certificates", "keys", "nodes"):
         (target / name).mkdir(mode=0o700)
-        (target / name / ".gitignore").write_text(files.GITIGNORE)
+        (target / name / ".gitignore").write_text(files.GITIGNORE, "utf-8")
     if not plain:
         keys.write_certificates(target / "certificates", hosts, days)
         keys.write_keys(target / "keys", range(nodes))
@@ -109,13 +109,13 @@ def init(
         keys.write_rosters(target, range(nodes))
     if second is not None:
         give_to_nodes(target, second["public"])
-        (target / "certificates" / "helper.crt").write_text(second["certificate"])
+        (target / "certificates" / "helper.crt").write_text(second["certificate"], "utf-8")
     _write_texts(target, hosts[0], port, nodes=nodes, plain=plain, secure=secure, helper=second or {})
     about: dict[str, Any] = {"address": read.address_of(hosts[0], port), "nodes": nodes, "plain_text": plain}
     about |= {"strict": strict, "secure": secure}
     if second is not None:
         about["helper"] = {name: second[name] for name in ("url", "public")}
-    (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
+    (target / "deployment.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     return {"folder": str(target), **about}
 
 
@@ -158,7 +158,7 @@ def _write_texts(
             text = text.replace(f"@{word}@", value)
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
         if path.suffix == ".sh":
             path.chmod(0o755)
 
@@ -278,7 +278,7 @@ def _readable(target: Path) -> Iterator[Finding]:
 def _secrets(target: Path) -> Iterator[Finding]:
     for name in ("certificates", "keys", "nodes"):
         ignored = target / name / ".gitignore"
-        if not ignored.is_file() or "*" not in ignored.read_text().split():
+        if not ignored.is_file() or "*" not in ignored.read_text("utf-8").split():
             yield Finding("error", f"{name}/ could end up in a repository", f"put '*' into {name}/.gitignore")
     if (target / "certificates" / "ca.key").exists():
         yield Finding(
@@ -380,7 +380,7 @@ def _rosters(target: Path) -> Iterator[Finding]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _helper_keys(target: Path, helper: Mapping[str, str]) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedscape import disk
 from fedscape.deploy import node as node
 from fedscape.engines.flower.secure_node import HELPER, KEY, PEERS, verifying_key
 from fedscape.errors import DataError, require
@@ -87,7 +88,7 @@ def _write_secret(path: Path, key: Any, *, openssh: bool) -> None:
     from cryptography.hazmat.primitives import serialization
 
     form = serialization.PrivateFormat.OpenSSH if openssh else serialization.PrivateFormat.PKCS8
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    handle = disk.open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with os.fdopen(handle, "wb") as file:
         file.write(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
 
@@ -102,13 +103,13 @@ def write_rosters(deployment: Path, new: Iterable[int]) -> None:
     text = "".join(f"{verifying[number]} {number}\n" for number in sorted(verifying))
     for path in (deployment, *(deployment / "nodes" / str(number) for number in verifying)):
         if path.is_dir():
-            (path / PEERS).write_text(text)
+            (path / PEERS).write_text(text, "utf-8")
 
 
 def on_roster(deployment: Path) -> dict[int, str]:
     """The verifying keys on the deployment's roster, by node number."""
     path = deployment / PEERS
-    lines = [line.split() for line in path.read_text().splitlines()] if path.is_file() else []
+    lines = [line.split() for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     return {int(words[1]): words[0] for words in lines if len(words) == 2 and words[1].isdecimal()}
 
 
@@ -116,8 +117,8 @@ def _strike_off(deployment: Path, number: int) -> None:
     """Remove a node from the roster."""
     for path in (deployment / PEERS, *deployment.glob(f"nodes/*/{PEERS}")):
         if path.is_file():
-            lines = [line for line in path.read_text().splitlines() if line.split()[1:2] != [str(number)]]
-            path.write_text("".join(f"{line}\n" for line in lines))
+            lines = [line for line in path.read_text("utf-8").splitlines() if line.split()[1:2] != [str(number)]]
+            path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
 
 
 # -- add and remove nodes ----------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def _write_node(deployment: Path, number: int, about: dict[str, Any]) -> None:
     if about.get("secure"):
         write_rosters(deployment, [number])
     if about.get("helper"):
-        (deployment / "nodes" / str(number) / HELPER).write_text(f"{about['helper']['public']}\n")
+        (deployment / "nodes" / str(number) / HELPER).write_text(f"{about['helper']['public']}\n", "utf-8")
 
 
 def _copies(deployment: Path, number: int, about: dict[str, Any]) -> dict[str, Any]:
@@ -204,4 +205,4 @@ def _read(folder: str | os.PathLike[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def _write(deployment: Path, about: dict[str, Any]) -> None:
-    (deployment / "deployment.json").write_text(json.dumps(about, indent=2) + "\n")
+    (deployment / "deployment.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")

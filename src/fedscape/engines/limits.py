@@ -10,7 +10,7 @@ from pathlib import Path
 def allocated() -> int | None:
     """Bytes allocated by this process, without mapped files; None if the system does not report it."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     except OSError:
         return None
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
@@ -19,12 +19,12 @@ def allocated() -> int | None:
 @contextlib.contextmanager
 def bounded(more: int) -> Iterator[None]:
     """Limit this process to `more` additional bytes in this context, then raise MemoryError. Linux only."""
-    import resource
-
     now = allocated()
     if now is None:
         yield
         return
+    import resource  # Windows has none
+
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = [now + more, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(least), hard))

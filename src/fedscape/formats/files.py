@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedscape import disk
 from fedscape.errors import DataError, FedscapeError
 
 Name = str | os.PathLike[str]
@@ -59,9 +60,9 @@ def new_file(path: Name, *, overwrite: bool) -> Iterator[Path]:
     with writing(path):
         try:
             yield draft
-            flush(draft)
+            disk.sync(draft)
             os.replace(draft, target)
-            flush(target.parent)
+            disk.sync(target.parent)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -81,7 +82,7 @@ def new_folder(path: Name, *, overwrite: bool, mark: str) -> Iterator[Path]:
             draft.mkdir()
             yield draft
             for entry in (*draft.rglob("*"), draft):
-                flush(entry)
+                disk.sync(entry)
             _put_in_place(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -111,21 +112,10 @@ def writing(path: Name) -> Iterator[None]:
         ) from error
 
 
-def flush(path: Path) -> None:
-    """Sync a file or a folder to disk."""
-    if path.is_dir() and os.name != "posix":
-        return  # other systems cannot open a folder
-    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _put_in_place(draft: Path, target: Path) -> None:
     if not target.exists():
         os.rename(draft, target)
-        flush(target.parent)
+        disk.sync(target.parent)
         return
     old = draft_beside(target)
     os.rename(target, old)
@@ -134,5 +124,5 @@ def _put_in_place(draft: Path, target: Path) -> None:
     except OSError:
         os.rename(old, target)
         raise
-    flush(target.parent)
+    disk.sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)

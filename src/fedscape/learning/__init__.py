@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedscape.learning.server import Adagrad, Adam, Mean, Momentum, Rule, Yogi
     from fedscape.learning.strategies import measure_strategies
     from fedscape.learning.sweeps import Setting, Sweep, Trial, grid, sweep
-    from fedscape.learning.tracking import Board, ask_and_sweep, follow
+    from fedscape.learning.tracking import Board, MLflow, Sink, WandB, ask_and_sweep, follow
 
 __all__ = [
     "Adagrad",
@@ -38,15 +38,18 @@ __all__ = [
     "FedProx",
     "FedYogi",
     "LocalSGD",
+    "MLflow",
     "Mean",
     "Momentum",
     "QFedAvg",
     "Rule",
     "Scaffold",
     "Setting",
+    "Sink",
     "StepDecay",
     "Sweep",
     "Trial",
+    "WandB",
     "Yogi",
     "ask_and_sweep",
     "cross_entropy",
@@ -86,6 +89,6 @@ __getattr__ = loader(
         "server": ["Adagrad", "Adam", "Mean", "Momentum", "Rule", "Yogi"],
         "strategies": ["measure_strategies"],
         "sweeps": ["Setting", "Sweep", "Trial", "grid", "sweep"],
-        "tracking": ["Board", "ask_and_sweep", "follow"],
+        "tracking": ["Board", "MLflow", "Sink", "WandB", "ask_and_sweep", "follow"],
     },
 )

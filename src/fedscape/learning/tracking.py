@@ -1,6 +1,6 @@
-"""Other tools that look on: TensorBoard shows the numbers of a run, Optuna chooses what to try next.
+"""Other tools that look on: TensorBoard, MLflow and W&B show the numbers of a run, Optuna chooses what to try next.
 
-Both are optional and stand outside the loop, which stays the caller's.
+All are optional and stand outside the loop, which stays the caller's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,41 @@ from fedscape.learning.sweeps import Setting, Trial, sweep
 _MEAN = Mean()
 
 
-class Board:
+class Sink:
+    """Where tables of rounds go: `write` takes rows such as those of `training`'s table or a `History`."""
+
+    def write(self, rows: Iterable[Mapping[str, Any]]) -> int:
+        """Write rows; how many numbers were written.
+
+        A row's `round` is the step; texts, None and what is no number are left out.
+        """
+        written = 0
+        for row in rows:
+            if "round" not in row:
+                raise DataError(f"a row needs 'round' to have a place on the board; it has {', '.join(row)}")
+            numbers = {k: float(v) for k, v in row.items() if k != "round" and isinstance(v, Real)}
+            self._put(int(row["round"]), numbers)
+            written += len(numbers)
+        self._flush()
+        return written
+
+    def _put(self, step: int, numbers: Mapping[str, float]) -> None:
+        raise TypeError(f"{type(self).__name__} must define _put(step, numbers)")
+
+    def _flush(self) -> None:
+        """Bring what was written to where it is read; most tools do so by themselves."""
+
+    def _close(self, *, failed: bool) -> None:
+        """End the run that the tool shows."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._close(failed=kind is not None)
+
+
+class Board(Sink):
     """Writes tables of rounds as scalars that TensorBoard shows; needs `pip install 'fedscape[log]'`.
 
     Parameters
@@ -39,27 +73,84 @@ class Board:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._writer = require("tensorboard.summary", extra="log").Writer(os.fspath(folder))
 
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> int:
-        """Write rows such as those of `training`'s table or a `History`; how many numbers were written.
+    def _put(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
 
-        A row's `round` is the step; texts, None and what is no number are left out.
-        """
-        written = 0
-        for row in rows:
-            if "round" not in row:
-                raise DataError(f"a row needs 'round' to have a place on the board; it has {', '.join(row)}")
-            for name, value in row.items():
-                if name != "round" and isinstance(value, Real):
-                    self._writer.add_scalar(name, float(value), int(row["round"]))
-                    written += 1
+    def _flush(self) -> None:
         self._writer.flush()
-        return written
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def _close(self, *, failed: bool) -> None:
         self._writer.close()
+
+
+class MLflow(Sink):
+    """Writes tables of rounds as metrics of one MLflow run; needs `pip install mlflow`.
+
+    Parameters
+    ----------
+    uri
+        Where MLflow keeps runs: `sqlite:///runs.db`, a server, or a folder as a URI where MLflow still allows it.
+    experiment
+        The experiment of the run, made if it is not there.
+    settings
+        What to keep as the run's parameters, such as the learning rate.
+    """
+
+    def __init__(self, uri: str, *, experiment: str = "fedscape", settings: Mapping[str, Any] | None = None) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports its use otherwise
+        mlflow = require("mlflow", extra="mlflow")
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        self.run_id: str = self._client.create_run(number).info.run_id
+        for name, value in (settings or {}).items():
+            self._client.log_param(self.run_id, name, value)
+
+    def _put(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._client.log_metric(self.run_id, name, value, step=step)
+
+    def _close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+
+
+class WandB(Sink):
+    """Writes tables of rounds to a Weights & Biases run; needs `pip install wandb`.
+
+    Parameters
+    ----------
+    project
+        The project of the run.
+    folder
+        Where W&B keeps its files.
+    online
+        Whether numbers leave this machine. By default they do not; `wandb sync FOLDER/wandb/offline-*` sends them.
+    settings
+        What to keep as the run's configuration.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        folder: str | os.PathLike[str],
+        online: bool = False,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        mode = "online" if online else "offline"
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it reports its own errors otherwise, also offline
+        wandb = require("wandb", extra="wandb")
+        quiet = {"silent": True, "console": "off", "disable_git": True, "disable_code": True}  # the numbers alone
+        self._run = wandb.init(
+            project=project, dir=os.fspath(folder), mode=mode, config=dict(settings or {}), settings=quiet
+        )
+
+    def _put(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def _close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 def follow(

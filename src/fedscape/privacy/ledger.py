@@ -8,7 +8,6 @@ does not protect against the owner of the file, who can rewrite all of it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedscape import disk
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.accounting import Entry, epsilon_of
 from fedscape.privacy.ranges import NOISE, check_positive, check_share
@@ -227,6 +227,17 @@ class Ledger:
                     f"delta {self.delta:g}, beyond the budget of {self.epsilon:g}; nothing was released"
                 )
 
+    def _repr_html_(self) -> str:
+        """Budget and what is spent of it, in a notebook."""
+        from fedscape.display import table
+
+        about = summary_of(self)
+        budget = "no budget" if self.epsilon is None else f"budget epsilon {self.epsilon:g}"
+        note = "" if about["private"] else "NOT PRIVATE: its noise has a seed that is known."
+        return table(
+            f"Ledger: {about['releases']:,} releases, {budget}, delta {self.delta:g}", about["totals"], note=note
+        )
+
     # -- the file ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -238,14 +249,14 @@ class Ledger:
                 return
             create = 0 if self._lines else os.O_CREAT  # a file that vanished must not be recreated
             try:
-                handle = os.open(self.path, os.O_RDWR | create | os.O_APPEND, 0o600)
+                handle = disk.open_private(self.path, os.O_RDWR | create | os.O_APPEND)
             except OSError as error:
                 raise PrivacyError(f"the ledger {self.path} cannot be opened: {error.strerror}") from None
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-                self._handle = handle
-                self._catch_up(handle)
-                yield
+                with disk.locked(handle):
+                    self._handle = handle
+                    self._catch_up(handle)
+                    yield
             finally:
                 self._handle = -1
                 os.close(handle)
@@ -260,7 +271,7 @@ class Ledger:
         self._file, size = (about.st_dev, about.st_ino), about.st_size
         if size < self._read:
             raise PrivacyError(f"the ledger {self.path} has become shorter: bring back the newest copy")
-        fresh = os.pread(handle, size - self._read, self._read) if size > self._read else b""
+        fresh = disk.read_at(handle, size - self._read, self._read) if size > self._read else b""
         if fresh and not fresh.endswith(b"\n"):
             raise PrivacyError(
                 f"the last line of {self.path} is torn: nothing was released for it if the machine stopped while it "

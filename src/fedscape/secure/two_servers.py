@@ -24,6 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fedscape import disk
 from fedscape.errors import DataError, PrivacyError
 from fedscape.secure import primitives as p
 from fedscape.secure.primitives import SEED, Words
@@ -204,22 +205,13 @@ class SecondServer:
         if self._folder is not None and not known:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             try:
-                os.close(os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                os.close(disk.open_private(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 known = True
             else:
-                _sync(self._folder)
+                disk.sync(self._folder)
         if known:
             raise PrivacyError("two servers: this round was answered before, and each round is answered once")
-
-
-def _sync(folder: Path) -> None:
-    """Write the entries of a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True, kw_only=True)

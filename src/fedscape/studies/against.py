@@ -24,7 +24,7 @@ def is_population(path: Path) -> bool:
     if not path.is_file():
         raise DataError(f"no study or population at {path}: 'fedscape study' or 'fedscape fit' writes one")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
     except ValueError:
         raise DataError(
             f"{path} is neither a study nor a population: give the folder of 'fedscape study' or the .json of "

@@ -87,7 +87,7 @@ class Study:
         if not path.is_file():
             raise DataError(f"no study in {folder}: 'fedscape study --out {folder}' writes one")
         try:
-            result = json.loads(path.read_text())
+            result = json.loads(path.read_text("utf-8"))
         except ValueError:
             raise DataError(f"{path} is not the result of a study: give the folder of 'fedscape study'") from None
         if not isinstance(result, dict) or result.get("format") != FORMAT:

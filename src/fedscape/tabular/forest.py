@@ -111,7 +111,7 @@ class Forest:
     def load(cls, path: str | os.PathLike[str]) -> tuple[Forest, dict[str, Any]]:
         """Read the forest and the settings that `save` wrote; refuse anything else."""
         try:
-            document = json.loads(Path(path).read_text())
+            document = json.loads(Path(path).read_text("utf-8"))
             if document.get("what") != WHAT or document.get("format") != 1:
                 raise ValueError("not a forest of format 1")
             return _forest(document), dict(document["about"])

@@ -98,7 +98,7 @@ class TableModel:
     def load(cls, path: str | os.PathLike[str]) -> TableModel:
         """What `save` wrote; anything else is refused."""
         try:
-            about = json.loads(Path(path).read_text())
+            about = json.loads(Path(path).read_text("utf-8"))
             if about.get("what") != _WHAT or about.get("format") != 1 or about["method"] not in METHODS:
                 raise ValueError("it is no model of a table of this version")
             inputs = TableInputs.from_json(about, indicators=about["method"] == "glm")
@@ -138,7 +138,7 @@ def is_table_model(path: Path) -> bool:
     """Whether this file, or the one in this folder, is such a model."""
     file = path / FILE if path.is_dir() else path
     try:
-        return file.suffix == ".json" and json.loads(file.read_text()).get("what") == _WHAT
+        return file.suffix == ".json" and json.loads(file.read_text("utf-8")).get("what") == _WHAT
     except (OSError, ValueError, AttributeError):
         return False
 

@@ -262,7 +262,7 @@ def to_sklearn(path: str | os.PathLike[str], *, client: str | None = None) -> An
 
 def _read_layers(path: Path) -> tuple[Inputs, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text("utf-8"))
         if content["format"] != _LAYERS:
             raise ValueError(content["format"])
         return Inputs.from_json(content["inputs"]), content["layers"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from fedscape import DataError, FedAvg, Federation, Histogram, LocalSGD, rounds
 from fedscape.core.history import History
-from fedscape.learning import Board, ask_and_sweep, cross_entropy, follow, models, training
+from fedscape.errors import MissingExtraError
+from fedscape.learning import Board, MLflow, Sink, WandB, ask_and_sweep, cross_entropy, follow, models, training
 
 optuna = pytest.importorskip("optuna")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -84,3 +87,48 @@ def test_a_sweep_asks_for_settings_and_tells_how_they_did():
     assert made.best_params["lr"] == tried[0].setting.lr
     with pytest.raises(DataError, match="space must name lr, and may name proximal, server and seed"):
         ask_and_sweep(made, {"momentum": None}, step(1.0), fed, n_settings=1, n_rounds=1, validation=fed)
+
+
+def test_mlflow_reads_the_rows_that_were_written(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "runs").as_uri()
+    rows = [{"round": 1, "loss": 0.5, "says": "text"}, {"round": 3, "loss": 0.25, "accuracy": 1}]
+    with MLflow(uri, settings={"lr": 0.1}) as board:
+        assert board.write(rows) == 3
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    run = client.get_run(board.run_id)
+    assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1"})
+    assert [(m.step, m.value) for m in client.get_metric_history(board.run_id, "loss")] == [(1, 0.5), (3, 0.25)]
+    with pytest.raises(RuntimeError), MLflow(uri) as broken:
+        raise RuntimeError
+    assert client.get_run(broken.run_id).info.status == "FAILED"
+    assert client.get_run(broken.run_id).info.experiment_id == run.info.experiment_id
+
+
+def test_wandb_keeps_rows_in_the_folder_and_sends_nothing(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with WandB("fedscape", folder=tmp_path, settings={"lr": 0.1}) as board:
+        assert board.write([{"round": 1, "loss": 0.53125}, {"round": 2, "loss": 0.28125}]) == 2
+    wandb.teardown()  # its process has written everything then
+    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    content = kept.read_bytes()
+    assert b"0.53125" in content
+    assert b"0.28125" in content
+
+
+@pytest.mark.parametrize(
+    ("make", "extra"), [(lambda f: MLflow(str(f)), "mlflow"), (lambda f: WandB("p", folder=f), "wandb")]
+)
+def test_a_tool_that_is_not_installed_is_named(make, extra, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(MissingExtraError, match=rf"needs '{extra}'.*fedscape\[{extra}\]"):
+        make(tmp_path)
+
+
+def test_every_sink_refuses_a_row_without_a_round(tmp_path):
+    with Board(tmp_path) as board, pytest.raises(DataError, match="a row needs 'round'"):
+        board.write([{"loss": 1.0}])
+    with pytest.raises(TypeError, match="Sink must define _put"):
+        Sink().write([{"round": 1}])

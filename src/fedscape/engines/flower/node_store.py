@@ -12,7 +12,6 @@ Only the owner can read them. Files are written atomically.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from fedscape import disk
 from fedscape.core import checkpoint, codec
 from fedscape.core.arrays import Ragged
 from fedscape.engines.flower import wire
@@ -49,10 +49,10 @@ class Folder:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Lock the folder: requests are answered one at a time."""
-        handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        handle = disk.open_private(self.path / "lock", os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
+            with disk.locked(handle):
+                yield
         finally:
             os.close(handle)
 
@@ -65,9 +65,9 @@ class Folder:
         path = self.path / "log.jsonl"
         if path.exists() and path.stat().st_size > _LOG:
             os.replace(path, path.with_suffix(".old"))
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handle = disk.open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "outcome": outcome, **about}
-        with os.fdopen(handle, "a") as file:
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         level = logging.INFO if outcome in ("answered", "repeated") else logging.WARNING
         logging.getLogger("fedscape.node").log(level, json.dumps({"event": "request", **line}))

@@ -270,9 +270,9 @@ def _shifted(place: Array | slice, by: int) -> Array | slice:
 
 def _bound_memory(more: int) -> None:
     """Limit the memory this process may add from now on; mapped files and the object store do not count."""
-    import resource
-
     now = allocated()
     if now is None:
         raise EngineError("memory= needs Linux: the kernel enforces the bound on a worker")
+    import resource  # Windows has none
+
     resource.setrlimit(resource.RLIMIT_DATA, (now + more, resource.getrlimit(resource.RLIMIT_DATA)[1]))

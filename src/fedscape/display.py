@@ -1,0 +1,37 @@
+"""What notebooks show: small tables in HTML, every text escaped, no row and no client's id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+_MOST = 20  # rows of a table
+
+
+def table(title: str, rows: Sequence[Mapping[str, Any]], *, note: str = "") -> str:
+    """A table of rows with a title; of a long one the first and the last.
+
+    >>> table("<a>", [{"n": 1.25}])
+    '<table><caption>&lt;a&gt;</caption><thead><tr><th>n</th></tr></thead><tbody><tr><td>1.25</td></tr></tbody></table>'
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
+    shown = list(rows) if len(rows) <= _MOST else [*rows[: _MOST // 2], None, *rows[-_MOST // 2 :]]
+    lines = [
+        f'<tr><td colspan="{len(columns)}">... {len(rows) - _MOST:,} more</td></tr>'
+        if row is None
+        else "<tr>" + "".join(f"<td>{_cell(row.get(name))}</td>" for name in columns) + "</tr>"
+        for row in shown
+    ]
+    after = f"<p>{escape(note)}</p>" if note else ""
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f"<table><caption>{escape(title)}</caption>{body}</table>{after}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return escape(str(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
