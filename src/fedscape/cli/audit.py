@@ -136,9 +136,8 @@ def _tabular(what: str, federation: Federation, column: str) -> tuple[Computatio
     if not federation.is_declared("y"):
         federation = federation.declare("y", [str(code) for code in range(federation.categories("y"))])
     ranges = {column: _ends(federation, column)}
-    options = Options(
-        engine=Local(federation), private=True, ranges=ranges, **({"trees": 2} if what == "trees" else {})
-    )
+    trees = 2 if what == "trees" else Options.trees
+    options = Options(engine=Local(federation), private=True, ranges=ranges, trees=trees)
     computation: Computation = make(what, Columns(features=column), options)
     return computation, federation
 
