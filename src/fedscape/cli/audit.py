@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,9 +136,8 @@ def _tabular(what: str, federation: Federation, column: str) -> tuple[Computatio
     if not federation.is_declared("y"):
         federation = federation.declare("y", [str(code) for code in range(federation.categories("y"))])
     ranges = {column: _ends(federation, column)}
-    options = Options(engine=Local(federation), private=True, ranges=ranges)
-    if what == "trees":
-        options = replace(options, trees=2)
+    trees = 2 if what == "trees" else Options.trees
+    options = Options(engine=Local(federation), private=True, ranges=ranges, trees=trees)
     computation: Computation = make(what, Columns(features=column), options)
     return computation, federation
 

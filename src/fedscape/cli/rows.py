@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from fedscape.formats.reading import Reading
 
 if TYPE_CHECKING:
     from fedscape.learning.inputs import Inputs
+    from fedscape.statistics.undeclared import Discovery
 
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -70,8 +72,11 @@ def read_rows(
 def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federation, list[str]]:
     """Keep the rows of the classes in --names; also return a remark on those left out."""
     class_names = overrules(names=names).names
-    if class_names is None:
-        return fed, []
+    return (fed, []) if class_names is None else only_classes(fed, target, class_names)
+
+
+def only_classes(fed: Federation, target: str, class_names: Sequence[str]) -> tuple[Federation, list[str]]:
+    """Keep the rows of these classes; also return a remark on those left out."""
     named = declare_classes(fed, target, class_names)
     others = int((named[target] < 0).sum())
     if others == named.n_rows:
@@ -87,14 +92,15 @@ def check_declared_rows(fed: Federation, reading: Reading, target: str, *, class
     if classes and not fed.is_declared(target):
         raise DataError(
             f"the classes of {target!r} are inferred from the rows, which --epsilon does not cover: declare them with "
-            "--names a,b,c"
+            "--names a,b,c, or spend part of the budget to find them, as with --find 0.2"
         )
     kinds = feature_kinds(reading)
     inferred = [name for name in reading.features if kinds[name] == "category" and not fed.is_declared(name)]
     if inferred:
         raise DataError(
             f"the categories of {', '.join(inferred)} are inferred from the rows, which --epsilon does not cover: "
-            f"leave them out with --ignore {','.join(inferred)}"
+            f"leave them out with --ignore {','.join(inferred)}, or find them with part of the budget, as with "
+            "--find 0.2"
         )
 
 
@@ -121,6 +127,7 @@ def split_rows(
     test: float,
     seed: int,
     client: str | None,
+    discovery: Discovery | None = None,
 ) -> tuple[Federation, Federation, Inputs, list[str]]:
     """Split into training and test inputs; also return the fitted preprocessing and remarks to print."""
     from fedscape.learning.fitting import class_names, feature_kinds, learn_inputs
@@ -137,6 +144,7 @@ def split_rows(
         kinds=feature_kinds(reading),
         classes=class_names(fed, target),
         client=client,
+        scales=None if discovery is None else discovery.scales,
     )
     parts = [inputs.apply(part) for part in (learners, rest)]
     lines = inputs.remarks()

@@ -65,6 +65,10 @@ def study(
     epsilon: Annotated[
         float | None, typer.Option(help="Also count the categories privately within this budget.")
     ] = None,
+    find: Annotated[
+        float | None,
+        typer.Option(help="With --epsilon: share of it to find the categories with, where --names declares none."),
+    ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="With --epsilon: the ledger; by default one in the data's folder.")
     ] = None,
@@ -98,13 +102,17 @@ def study(
     from fedscape.studies.derived import with_derived
     from fedscape.studies.tournament import entrants
 
-    if ledger is not None and epsilon is None:
-        raise DataError("--ledger needs --epsilon, the budget of the private count")
+    for option, value in (("ledger", ledger), ("find", find)):
+        if value is not None and epsilon is None:
+            raise DataError(f"--{option} needs --epsilon, the budget of the private count")
+    if find is not None and (names is not None or not 0 < find < 1):
+        why = "--names declares the categories" if names is not None else f"it must lie between 0 and 1, not at {find}"
+        raise DataError(f"--find is the share of the budget that finds categories, and {why}")
     if budget not in BUDGETS:
         raise DataError(f"--budget must be one of {', '.join(BUDGETS)}, not {budget!r}")
-    for name, value in (("--rounds", rounds), ("--seeds", seeds)):
-        if value is not None and value < 1:
-            raise DataError(f"{name} must be at least 1, not {value}")
+    for option, number in (("--rounds", rounds), ("--seeds", seeds)):
+        if number is not None and number < 1:
+            raise DataError(f"{option} must be at least 1, not {number}")
     chosen = None if methods is None else listed(methods)
     entrants(chosen)  # refuse unknown methods before the table is read
     reference = None if against is None else read_reference(against)
@@ -119,7 +127,7 @@ def study(
     free_folder(out, force)  # after the checks of the table, before the long work
     target = column or next((name for name in LABELS if name in fed), None)
     say_reading(reading if feature_names else with_derived(fed, reading, target), json_)
-    if epsilon is not None:
+    if epsilon is not None and find is None:
         _check_declared(fed, column, columns.names)
     book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
     try:
@@ -135,6 +143,7 @@ def study(
             sites=sites,
             methods=chosen,
             epsilon=epsilon,
+            find=find,
             ledger=book,
             show_clients=show_clients,
             events=log,

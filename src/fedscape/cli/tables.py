@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedscape.core.federation import Federation
     from fedscape.formats.reading import Reading
     from fedscape.learning.evaluation import Evaluation
+    from fedscape.statistics.undeclared import Discovery
     from fedscape.tabular.inputs import TableInputs
     from fedscape.tabular.saved import TableModel
     from fedscape.types import Arrays
@@ -66,7 +67,7 @@ class TableTask:
         return about
 
 
-def table_task(request: Request, fed: Federation, reading: Reading) -> TableTask:
+def table_task(request: Request, fed: Federation, reading: Reading, discovery: Discovery | None = None) -> TableTask:
     """Columns as trees or a GLM read them, rows to learn from and to judge by, and who takes part."""
     from fedscape.cli.training import sampler_of
     from fedscape.learning.fitting import class_names, feature_kinds
@@ -81,16 +82,19 @@ def table_task(request: Request, fed: Federation, reading: Reading) -> TableTask
         raise DataError(
             f"--method {method} takes columns of one value a row; {wide[0]!r} holds arrays: train a network"
         )
-    classes = () if _is_number(request, fed) else class_names(fed, target)
+    classes = () if is_number(request, fed) else class_names(fed, target)
     if private:
         check_declared_rows(fed, reading, target, classes=bool(classes))
     columns = {name: class_names(fed, name) if kinds[name] == "category" else () for name in reading.features}
     learners, rest = held_out(fed, test=request.test, seed=request.seed)
     fill = fill_of(request.fill)
+    filled = (
+        medians(discovery, columns) if discovery is not None and fill == "median" else fills(learners, columns, fill)
+    )
     gaps = fill == "drop" or (fill is None and method == "glm")
     inputs = TableInputs(
-        columns, target, classes, method == "glm", fills(learners, columns, fill), gaps,
-        _ranges(request, columns, classes) if private else None, request.client,
+        columns, target, classes, method == "glm", filled, gaps,
+        _ranges(request, columns, classes, discovery) if private else None, request.client,
     )  # fmt: skip
     rows, judged = inputs.rows(learners), inputs.rows(rest)
     lines = []
@@ -109,7 +113,8 @@ def table_task(request: Request, fed: Federation, reading: Reading) -> TableTask
     return TableTask(rows, judged, local, options, rounds, lines, inputs, method, rest)
 
 
-def _is_number(request: Request, fed: Federation) -> bool:
+def is_number(request: Request, fed: Federation) -> bool:
+    """Whether the target is a number and no class."""
     from fedscape.formats.kinds import kind_of
     from fedscape.methods.tabular import LAWS
 
@@ -122,12 +127,15 @@ def _is_number(request: Request, fed: Federation) -> bool:
     return kind not in ("class", "ordered", "constant")
 
 
-def _ranges(
-    request: Request, columns: dict[str, tuple[str, ...]], classes: tuple[str, ...]
-) -> dict[str, tuple[float, float]]:
-    """The declared ranges of all columns of numbers, and of a target that is one."""
+def medians(discovery: Discovery, columns: dict[str, tuple[str, ...]]) -> dict[str, float]:
+    """The found medians of columns of numbers."""
+    return {name: float(discovery.scales[name].centre[0]) for name, own in columns.items() if not own}
+
+
+def declared_ranges(text: str | None) -> dict[str, tuple[float, float]]:
+    """What --ranges says."""
     ranges = {}
-    for part in listed(request.ranges):
+    for part in listed(text):
         name, *ends = part.rsplit(":", 2)
         try:
             low, high = (float(end) for end in ends)
@@ -136,12 +144,21 @@ def _ranges(
         if not -float("inf") < low < high < float("inf"):
             raise DataError(f"--ranges must be COLUMN:LEAST:GREATEST, comma-separated, such as age:0:120, not {part!r}")
         ranges[name] = (low, high)
+    return ranges
+
+
+def _ranges(
+    request: Request, columns: dict[str, tuple[str, ...]], classes: tuple[str, ...], discovery: Discovery | None
+) -> dict[str, tuple[float, float]]:
+    """The declared or found ranges of all columns of numbers, and of a target that is one."""
+    ranges = (discovery.ranges() if discovery is not None else {}) | declared_ranges(request.ranges)
     needed = [*(name for name, categories in columns.items() if not categories), *([] if classes else [request.target])]
     missing = [name for name in needed if name not in ranges]
     if missing:
         raise DataError(
             f"--epsilon with --method {request.name} needs --ranges of all numbers, as {missing[0]}:0:100: missing "
-            f"{'is' if len(missing) == 1 else 'are'} {', '.join(missing)}"
+            f"{'is' if len(missing) == 1 else 'are'} {', '.join(missing)}; --find 0.2 finds them with part of the "
+            "budget"
         )
     unknown = [name for name in ranges if name not in needed]
     if unknown:

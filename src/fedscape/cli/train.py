@@ -94,6 +94,10 @@ Ranges = Annotated[
 ]
 Every = Annotated[int, typer.Option(help="Evaluate and save every N rounds.")]
 Epsilon = Annotated[float | None, typer.Option(help="Train with differential privacy within this budget; see --clip.")]
+Find = Annotated[
+    float | None,
+    typer.Option(help="With --epsilon: share of the budget to find undeclared names, ranges and scales with, as 0.2."),
+]
 Delta = Annotated[float | None, typer.Option(help="The delta of the budget; 1e-6 by default.")]
 Clip = Annotated[
     float | None, typer.Option(help="With --epsilon: clipping bound on the norm of a client's update; 1 by default.")
@@ -136,6 +140,7 @@ def train(
     ranges: Ranges = None,
     every: Every = 5,
     epsilon: Epsilon = None,
+    find: Find = None,
     delta: Delta = None,
     clip: Clip = None,
     out: Out = None,

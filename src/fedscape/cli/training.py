@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedscape.cli.finding import found_by, undeclared, with_found
 from fedscape.cli.options import overrules, placing, say_revealed
 from fedscape.cli.results import directions_lines, finish, folder_for, say, say_worse, write
 from fedscape.cli.rows import (
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from fedscape.learning.evaluation import Evaluation
     from fedscape.learning.inputs import Inputs
     from fedscape.learning.tracking import Sink
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.statistics.undeclared import Discovery
     from fedscape.types import Arrays
 
 
@@ -71,6 +74,7 @@ class Request:
     ranges: str | None
     every: int
     epsilon: float | None
+    find: float | None
     delta: float | None
     clip: float | None
     out: Path | None
@@ -99,25 +103,36 @@ class Request:
 def run(request: Request) -> None:
     """Read the table, train, evaluate on the way, and show and keep what came of it."""
     require("torch", extra="learn")
-    from fedscape.cli.tables import table_task
+    from fedscape.cli.tables import declared_ranges, is_number, table_task
 
     check_out(request.out, request.resume, request.force)
     place = placing(request.engine, request.address, request.workers)
     method, private = request.name, request.epsilon is not None
     check_request(method, request)
-    check_private(request.epsilon, request.delta, request.clip, request.standardise, request.fill)
+    check_private(request.epsilon, request.delta, request.clip, request.standardise, request.fill, request.find)
     over = overrules(request.categorical, request.numeric, request.ignore, request.keep)
     fed, reading, lines = read_rows(
         request.source, client=request.client, features=request.features, target=request.target, overrules=over
     )
     fed, left_out = named_rows(fed, request.target, request.names)
     tabular = METHODS[method].family == "tabular"
-    task = table_task(request, fed, reading) if tabular else network_task(request, fed, reading)
+    discovery, folder, ledger = None, None, None
+    if request.find is not None:  # what it finds is needed from here on, and what it spends is kept whatever follows
+        sought = undeclared(
+            request, fed, reading, set(declared_ranges(request.ranges)), tabular and is_number(request, fed)
+        )
+        folder = folder_for(request.out, request.resume, request.quiet)
+        ledger = _ledger(request, folder)
+        assert ledger is not None  # --find comes with --epsilon
+        discovery = found_by(request, fed, sought, ledger, folder)
+        fed, reading, more = with_found(request, fed, reading, discovery)
+        lines += more
+    task = table_task(request, fed, reading, discovery) if tabular else network_task(request, fed, reading, discovery)
     say_lines([*lines, *left_out, *task.lines], request.quiet)
     course = Course(method, task.local, place(task.learners), task.options, private=private)
     say_revealed(method, METHODS[method].reveals)
-    folder = folder_for(request.out, request.resume, request.quiet)
-    how = _privacy(request, task, folder)
+    folder = folder_for(request.out, request.resume, request.quiet) if discovery is None else folder
+    how = _privacy(request, task, ledger or _ledger(request, folder))
     table = _train(request, task, course, folder, how)
     result = {"method": method, "clients": len(task.learners), "rounds": table[-1]["round"], "table": table}
     result |= task.about(course)
@@ -200,7 +215,9 @@ class NetworkTask:
         return {"model": self.architecture}
 
 
-def network_task(request: Request, fed: Federation, reading: Reading) -> NetworkTask:
+def network_task(
+    request: Request, fed: Federation, reading: Reading, discovery: Discovery | None = None
+) -> NetworkTask:
     """Rows as inputs, the network, how clients train it, and who takes part."""
     lines: list[str] = []
     if request.epsilon is not None:
@@ -212,7 +229,7 @@ def network_task(request: Request, fed: Federation, reading: Reading) -> Network
         lines += [] if request.epsilon is None else [_PARTS.format(chosen.curve.n_modes)]
     learners, held_out, inputs, more = split_rows(
         fed, reading, target=request.target, fill=request.fill, standardise=request.standardise, shape=request.shape,
-        test=request.test, seed=request.seed, client=request.client,
+        test=request.test, seed=request.seed, client=request.client, discovery=discovery,
     )  # fmt: skip
     network, arguments = network_of(request.model, learners, inputs, request.seed)
     local = local_training(
@@ -259,13 +276,22 @@ def sampler_of(cohort: int, n_clients: int) -> Sampler:
     return All() if cohort == 0 or cohort >= n_clients else FixedSize(cohort)
 
 
-def _privacy(request: Request, task: NetworkTask | TableTask, folder: Path | None) -> dict[str, Any]:
-    """Noise for the budget over all rounds, and the ledger of the run."""
+def _ledger(request: Request, folder: Path | None) -> Ledger | None:
+    if request.epsilon is None:
+        return None
+    from fedscape import Ledger
+
+    path = None if folder is None else folder / "ledger.jsonl"
+    return Ledger(path, epsilon=request.epsilon, delta=request.delta or 1e-6)
+
+
+def _privacy(request: Request, task: NetworkTask | TableTask, ledger: Ledger | None) -> dict[str, Any]:
+    """Noise for what --find leaves of the budget, over all rounds, and the ledger of the run."""
     if request.epsilon is None:
         return {}
-    from fedscape import All, Gaussian, Ledger, calibrate
+    from fedscape import All, Gaussian, calibrate
 
-    delta, sampler = request.delta or 1e-6, task.options.sampler or All()
-    multiplier = calibrate(request.epsilon, delta, rounds=task.rounds, sampler=sampler, n_clients=len(task.learners))
-    ledger = Ledger(None if folder is None else folder / "ledger.jsonl", epsilon=request.epsilon, delta=delta)
+    left, sampler = 1 - (request.find or 0.0), task.options.sampler or All()
+    epsilon, delta = left * request.epsilon, left * (request.delta or 1e-6)
+    multiplier = calibrate(epsilon, delta, rounds=task.rounds, sampler=sampler, n_clients=len(task.learners))
     return {"privacy": Gaussian(clip=request.clip or 1.0, multiplier=multiplier), "ledger": ledger}

@@ -46,22 +46,30 @@ def check_request(name: str, request: Request) -> None:
 
 
 def check_private(
-    epsilon: float | None, delta: float | None, clip: float | None, standardise: bool, fill: str | None
+    epsilon: float | None,
+    delta: float | None,
+    clip: float | None,
+    standardise: bool,
+    fill: str | None,
+    find: float | None = None,
 ) -> None:
-    """Refuse options that --epsilon does not cover, and --delta or --clip without --epsilon."""
+    """Refuse options that --epsilon does not cover, and --delta, --clip or --find without --epsilon."""
     if epsilon is None:
-        for name, value in (("delta", delta), ("clip", clip)):
+        for name, value in (("delta", delta), ("clip", clip), ("find", find)):
             if value is not None:
                 raise DataError(f"--{name} needs --epsilon, the privacy budget")
         return
-    if standardise:
+    if find is not None and not 0 < find < 1:
+        raise DataError(f"--find must be a share of the budget above 0 and below 1, such as 0.2, not {find}")
+    if standardise and find is None:
         raise DataError(
-            "--standardise takes exact means over all rows, which --epsilon does not cover: scale the features first"
+            "--standardise takes exact means over all rows, which --epsilon does not cover: scale the features first, "
+            "or find scales with part of the budget, as with --find 0.2"
         )
-    if fill in ("mean", "median"):
+    if fill == "mean" or (fill == "median" and find is None):
         raise DataError(
             f"--fill {fill} takes the exact {fill} of all rows, which --epsilon does not cover: declare a number, such "
-            "as --fill 0, or --fill drop"
+            "as --fill 0, or --fill drop; --find 0.2 finds a --fill median with part of the budget"
         )
     from fedscape.privacy.ranges import LENGTH, NOISE, check_positive, check_share
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from fedscape.formats.reading import Reading
 from fedscape.learning.cells import is_text, missing_in, numbers_in
 from fedscape.learning.inputs import Feature, Inputs
 from fedscape.statistics.tails import tails
+
+if TYPE_CHECKING:
+    from fedscape.statistics.undeclared import Scale
 
 FILLS = ("mean", "median", "drop")
 MOST_CATEGORIES = 1_000  # of one column: each becomes an input
@@ -32,6 +36,7 @@ def learn_inputs(
     kinds: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     client: str | None = None,
+    scales: Mapping[str, Scale] | None = None,
 ) -> Inputs:
     """Learn from these rows how a table becomes inputs.
 
@@ -57,6 +62,9 @@ def learn_inputs(
         All classes, where the rows may lack some; by default those of the rows.
     client
         The column with the client of each row; kept as information only.
+    scales
+        Where the numbers of columns lie, found without a look at these rows: medians to fill in with, centre, scale
+        and cuts to standardise by.
 
     >>> fed = Federation({"a": [1.0, 3.0], "b": ["u", "v"], "y": [0, 1]}, [0, 2])
     >>> [each.kind for each in learn_inputs(fed, features=["a", "b"], target="y").features]
@@ -69,7 +77,9 @@ def learn_inputs(
         why = "at least one column" if not features else f"a column once, not {', '.join([*repeated, target])} again"
         raise DataError(f"features must name {why}: the target {target!r} is none of them")
     overruled = dict(kinds or {})
-    learned = tuple(_learned(rows, name, overruled.get(name), fill, standardise) for name in features)
+    learned = tuple(
+        _learned(rows, name, overruled.get(name), fill, standardise, (scales or {}).get(name)) for name in features
+    )
     missing = "refuse" if fill is None else "drop" if fill == "drop" else "fill"
     names = class_names(rows, target) if classes is None else tuple(classes)
     inputs = Inputs(learned, target, names, None if shape is None else tuple(shape), missing, client)
@@ -136,26 +146,38 @@ def _values(rows: Federation, name: str) -> tuple[str, ...]:
     return tuple(label_of(value) for value in distinct)
 
 
-def _learned(rows: Federation, name: str, kind: str | None, fill: str | float | None, standardise: bool) -> Feature:
+def _learned(
+    rows: Federation,
+    name: str,
+    kind: str | None,
+    fill: str | float | None,
+    standardise: bool,
+    given_scale: Scale | None,
+) -> Feature:
     values = rows[name]
     if kind is None:
         kind = "array" if values.ndim > 1 else "category" if is_text(rows, name) else "number"
     if kind == "category":
-        distinct = _values(rows, name)
+        distinct = tuple(rows.names[name]) if rows.is_declared(name) else _values(rows, name)
         if not 0 < len(distinct) <= MOST_CATEGORIES:
             what = f"{len(distinct):,} different values" if len(distinct) else "no value in any row"
             raise DataError(f"column {name!r} has {what}: that is no category, leave it out of the features")
         return Feature(name, "category", distinct, dtype="str" if is_text(rows, name) else values.dtype.name)
     shape = tuple(int(n) for n in values.shape[1:]) if kind == "array" else (1,)
     feature = Feature(name, kind, shape=shape, dtype=values.dtype.name)
+    if given_scale is not None:
+        below, centre, unit, above = (tuple(part.tolist()) for part in given_scale)
+        if fill is not None and fill != "drop":
+            feature = replace(feature, fill=centre if fill == "median" else (float(fill),) * feature.width)
+        return replace(feature, low=below, mean=centre, scale=unit, high=above) if standardise else feature
     if fill is None and not standardise:
         return feature
     cells = numbers_in(rows, name)
     if not rows.n_rows or np.isnan(cells).all(axis=0).any():
         raise DataError(f"column {name!r} has no value in any training row: leave it out of the features")
     if fill in ("mean", "median"):
-        middle = np.nanmean(cells, axis=0) if fill == "mean" else np.nanmedian(cells, axis=0)
-        feature = replace(feature, fill=tuple(middle.tolist()))
+        average = np.nanmean(cells, axis=0) if fill == "mean" else np.nanmedian(cells, axis=0)
+        feature = replace(feature, fill=tuple(average.tolist()))
     elif fill is not None and fill != "drop":
         feature = replace(feature, fill=(float(fill),) * feature.width)
     if standardise:

@@ -156,8 +156,12 @@ def _price(result: Result) -> str:
             "the noise multiplier and how far shares would be off (unit client, delta 1e-5)."
         )
     else:
-        entry = spent["spent"][0]
-        reading = (
+        entry, search = spent["spent"][0], spent.get("found")
+        reading = ""
+        if search is not None:
+            names = plural(len(search["names"]), "category", "categories")
+            reading = f"{names} that {search['clients']:.0f} clients or more have were found privately. "
+        reading += (
             f"One private count was made: epsilon {entry['epsilon']:.3g}, delta {entry['delta']:g}, unit "
             f"{entry['unit']}, "
             f"{entry['relation']}, {entry['place']}; its shares are {percent(spent['error'])} off. All else on "

@@ -23,11 +23,17 @@ from fedscape.privacy.accounting import calibrate
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Gaussian
 from fedscape.statistics.histogram import Histogram
+from fedscape.statistics.quantiles import Quantiles
+from fedscape.statistics.undeclared import Undeclared
 from fedscape.studies.intervals import mean_interval, plain
 from fedscape.studies.prepare import Prepared, single_rows
 from fedscape.types import Array
 
 CENSUS_DELTA = 1e-5
+_CLIP_SHARE = 0.1  # of a count's budget, to find its clip
+_CLIPPED = 0.75  # the share of clients that it leaves as they are: nearer to 1, noise would move it far
+_LONGEST, _NEAR = 24.0, 0.25  # doublings of a client's norm: the most, and how near
+_GUESS = 16.0  # a clip where there are too few clients to find one
 _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 
@@ -157,19 +163,38 @@ def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
     return rows
 
 
+def found_names(
+    federation: Federation, column: str | None, *, epsilon: float, delta: float, ledger: Ledger
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Categories that enough clients have, and what the search for them cost: releases instead of a leak."""
+    target = _target(federation, column)
+    if target is None:
+        raise DataError("there is no column of labels, of which categories could be found: name one with --column")
+    discovery = Undeclared(names=(target,)).find(federation, epsilon=epsilon, delta=delta, ledger=ledger)
+    about = {"names": list(discovery.classes(target)), "clients": discovery.threshold, "epsilon": epsilon}
+    return discovery.classes(target), about
+
+
+def _target(federation: Federation, column: str | None) -> str | None:
+    return column or next((name for name in LABELS if name in federation), None)
+
+
 def declared_counts(federation: Federation, column: str | None, names: Sequence[str] | None) -> Array:
     """Counts [clients, C] of declared categories; rows of others are left out.
 
     Categories, bins or cells inferred from the rows would leak which rows there are.
     """
-    target = column or next((name for name in LABELS if name in federation), None)
+    target = _target(federation, column)
     if target is not None and names is not None and federation[target].ndim == 1:
         federation = declare_classes(federation, target, names)
     if target is None or not federation.is_declared(target):
         what = (
             "there is no column of labels" if target is None else f"the categories of {target!r} follow from the rows"
         )
-        raise PrivacyError(f"{what}, and a private count needs declared ones: name them with --names a,b,c (names=)")
+        raise PrivacyError(
+            f"{what}, and a private count needs declared ones: name them with --names a,b,c (names=), or find them "
+            "with part of the budget, as with --find 0.5 (find=)"
+        )
     number = federation.categories(target)
     valid = valid_categories(federation[target], number)
     return (federation if valid is None else federation.where(valid)).counts(target, number)
@@ -178,18 +203,22 @@ def declared_counts(federation: Federation, column: str | None, names: Sequence[
 def census(
     counts: Array, *, epsilon: float, delta: float = CENSUS_DELTA, ledger: Ledger | None = None
 ) -> dict[str, Any]:
-    """Count the categories of all clients with client-level privacy: a release, recorded in a ledger.
+    """Count the categories of all clients with client-level privacy: releases, recorded in a ledger.
 
-    The clip is the 90th percentile of the clients' norms, read from the data: acceptable in a simulation only. A real
-    deployment uses a public guess or an AdaptiveClip.
+    A tenth of the budget finds the clip, the third quartile of the clients' norms; with too few clients it is a guess.
     """
-    clients = Federation({"y": counts}, np.arange(len(counts) + 1))
-    lengths = np.linalg.norm(counts, axis=1)
-    multiplier = calibrate(epsilon, delta, rounds=1, sampler=All())
-    clip = float(max(np.quantile(lengths, 0.9), 1.0))
+    clients = Federation({"y": counts, "length": _doublings(counts)}, np.arange(len(counts) + 1))
     ledger = Ledger(epsilon=epsilon, delta=delta) if ledger is None else ledger
+    ends = (0.0, _LONGEST)
+    far = Quantiles([_CLIPPED], column="length", ranges=ends, resolution=_NEAR, cells=4)
+    part = calibrate(_CLIP_SHARE * epsilon, _CLIP_SHARE * delta, rounds=far.n_rounds(), sampler=All())
+    far.fit(clients.select(["length"]), privacy=Gaussian(clip=1.0, multiplier=part), ledger=ledger, progress=False)
+    clip = float(2 ** far.quantiles_[0]) if far.rank_error_ < 0.5 else _GUESS
+    multiplier = calibrate((1 - _CLIP_SHARE) * epsilon, (1 - _CLIP_SHARE) * delta, rounds=1, sampler=All())
     privacy = Gaussian(clip=clip, multiplier=multiplier)
-    histogram = Histogram(counts.shape[1], column="y").fit(clients, privacy=privacy, ledger=ledger, progress=False)
+    histogram = Histogram(counts.shape[1], column="y").fit(
+        clients.select(["y"]), privacy=privacy, ledger=ledger, progress=False
+    )
     exact = counts.sum(axis=0) / max(counts.sum(), 1)
     spent = [
         {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": ledger.delta}
@@ -198,6 +227,11 @@ def census(
     error = float(np.abs(exact - histogram.shares_).sum() / 2)
     about = {"shares": histogram.shares_, "error": error, "clip": clip, "multiplier": multiplier, "spent": spent}
     return cast("dict[str, Any]", plain(about))
+
+
+def _doublings(counts: Array) -> Array:
+    """How often 1 is doubled to reach each client's norm; a client without rows has 1."""
+    return np.asarray(np.log2(np.maximum(np.linalg.norm(counts, axis=1), 1.0)))
 
 
 def population(

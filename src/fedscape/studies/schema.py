@@ -190,6 +190,14 @@ class Spent(TypedDict):
     delta: float
 
 
+class FoundNames(TypedDict):
+    """Categories found with part of the budget, as many clients as each needed, and epsilon of the search."""
+
+    names: list[str]
+    clients: float
+    epsilon: float
+
+
 class Census(TypedDict):
     """The private count of the categories."""
 
@@ -198,6 +206,7 @@ class Census(TypedDict):
     clip: float
     multiplier: float
     spent: list[Spent]
+    found: NotRequired[FoundNames]
 
 
 class Model(TypedDict):

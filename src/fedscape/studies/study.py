@@ -11,7 +11,7 @@ from fedscape.errors import DataError
 from fedscape.formats.kinds import Overrules
 from fedscape.formats.reading import Reading
 from fedscape.privacy.ledger import Ledger
-from fedscape.privacy.ranges import NOISE, check_positive
+from fedscape.privacy.ranges import NOISE, check_positive, check_share
 from fedscape.studies.advise import advise
 from fedscape.studies.against import Reference, with_reference
 from fedscape.studies.budget import DEFAULT, Budget, budget_of
@@ -21,7 +21,7 @@ from fedscape.studies.dates import over_time
 from fedscape.studies.describe import about_study, described, name_clients
 from fedscape.studies.fidelity import LEAST, simulating
 from fedscape.studies.intervals import FEW
-from fedscape.studies.kinds import census, declared_counts, model
+from fedscape.studies.kinds import CENSUS_DELTA, census, declared_counts, found_names, model
 from fedscape.studies.learn import learn, why_not
 from fedscape.studies.measure import measure
 from fedscape.studies.numbers import numbers
@@ -51,6 +51,7 @@ def study(
     sites: bool | None = None,
     methods: Sequence[str] | None = None,
     epsilon: float | None = None,
+    find: float | None = None,
     show_clients: bool = False,
     events: Federation | None = None,
     tick: float = 0.0,
@@ -94,6 +95,8 @@ def study(
         Also count the categories privately within this budget (unit client, delta 1e-5). They must be declared, by
         `names` or by the data. The noise is secret, so two such studies differ. Without it the same inputs and seed
         give the same bytes.
+    find
+        With epsilon: the share of it that finds the categories instead, those that enough clients have.
     show_clients
         Put ids and a row per client into the result. By default a result may be shared: clients are numbered by their
         position on the map.
@@ -120,10 +123,12 @@ def study(
     """
     limits = budget_of(budget, rounds=rounds, repeats=seeds)
     entrants(methods)  # refuse unknown ones before the long work
+    counted = None
     if epsilon is not None:
         check_positive("epsilon", epsilon, NOISE, error=DataError)
         class_names = names if names is not None or overrules is None else overrules.names
-        declared = declared_counts(federation, column, class_names)
+        # before the long work, so that an exceeded budget fails at once
+        counted = _counted(federation, column, class_names, epsilon, find, ledger)
     least = 1 if show_clients else FEW
     data = prepare(
         federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
@@ -137,13 +142,32 @@ def study(
     result["about"]["asked"] |= {"budget": None if budget == DEFAULT else budget}
     result["about"]["asked"] |= {"methods": None if methods is None else list(methods)}
     result["about"]["command"] = command
-    # before the long work, so that an exceeded budget fails at once
-    counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
         _fill(result, data, notes, stages, counted, show_clients, limits, log_of(data, events, tick, notes))
     finished = Study(cast(Result, result), dict(stages.seconds))
     return finished if against is None else with_reference(finished, against)
+
+
+def _counted(
+    federation: Federation,
+    column: str | None,
+    names: Sequence[str] | None,
+    epsilon: float,
+    find: float | None,
+    ledger: Ledger | None,
+) -> dict[str, Any]:
+    """The private count, of categories that are declared or found."""
+    ledger = Ledger(epsilon=epsilon, delta=CENSUS_DELTA) if ledger is None else ledger
+    if find is None:
+        declared = declared_counts(federation, column, names)
+        return census(declared, epsilon=epsilon, ledger=ledger)
+    check_share("find", find, error=DataError)
+    if names is not None:
+        raise DataError("find= looks for names, and these are declared: give one of the two")
+    spend, left = ({"epsilon": part * epsilon, "delta": part * CENSUS_DELTA} for part in (find, 1 - find))
+    names, discovery = found_names(federation, column, **spend, ledger=ledger)
+    return census(declared_counts(federation, column, names), **left, ledger=ledger) | {"found": discovery}
 
 
 def _fill(

@@ -23,6 +23,7 @@ from fedscape.types import Array
 
 if TYPE_CHECKING:
     from fedscape.learning import LocalSGD
+    from fedscape.learning.server import Rule
     from fedscape.methods.tabular import TabularModel
     from fedscape.personal import Personalised
 
@@ -39,6 +40,7 @@ _TREE_RATES = (0.1, 0.3)
 _PENALTY = 1.0  # l2 of a GLM: scikit-learn's default
 _HIDDEN = 32  # of methods that share some layers of a network
 _LAYERED = ("fedrep", "fedper", "fedbn", "fedbabu", "fedala", "feddbe", "pfedfda")
+_STEADY = ("fedavg", "fedavg+")  # on tables: one step a round on all rows of a client, and momentum of the server
 _FOLDS = 4
 _RESTARTED = ("ifca", "fedem", "fedgmm")
 
@@ -124,7 +126,8 @@ def directions(rows: Federation, *, table: bool = False) -> Federation:
 def way(rows: Federation, *, seed: int, lr: float = 1.0, method: str = "fedavg") -> LocalSGD:
     """Local training in the tournament: a linear model, one epoch of small batches.
 
-    Methods that share some layers of a network have a hidden one.
+    Methods that share some layers of a network have a hidden one. On tables FedAvg steps on all rows of a client at
+    once: at the large rates that tables need, clients with many batches would drift away from the others.
     """
     from fedscape.learning import LocalSGD, cross_entropy, models
 
@@ -137,7 +140,20 @@ def way(rows: Federation, *, seed: int, lr: float = 1.0, method: str = "fedavg")
 
         model = with_norm(model)
     proximal = 0.1 if method == "fedprox" else 0.0
-    return LocalSGD(model, cross_entropy, lr=lr, epochs=1, batch_size=_BATCH, proximal=proximal)
+    batch = max(int(rows.sizes.max(initial=1)), _BATCH) if is_steady(method, rows) else _BATCH
+    return LocalSGD(model, cross_entropy, lr=lr, epochs=1, batch_size=batch, proximal=proximal)
+
+
+def is_steady(method: str, rows: Federation) -> bool:
+    """Whether the method takes one step a round on all rows of a client, with momentum of the server."""
+    return method in _STEADY and "u" in rows
+
+
+def rule(method: str, rows: Federation) -> Rule | None:
+    """The server's rule, where it is not the method's own."""
+    from fedscape.learning.server import Momentum
+
+    return Momentum() if is_steady(method, rows) else None
 
 
 def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[float, int]:
@@ -168,6 +184,11 @@ def tuned(method: str, clients: Clients, *, seed: int, n_rounds: int) -> tuple[f
     return lr, min(by_start, key=lambda start: by_start[start])
 
 
+def tuning_rounds(method: str, clients: Clients, n_rounds: int) -> int:
+    """Rounds of a tuning: a third of a training's, but all where momentum makes the first ones unlike the last."""
+    return n_rounds if is_steady(method, clients.train) else max(1, n_rounds // 3)
+
+
 def climbed(rates: Sequence[float], score: Callable[[float], float]) -> dict[float, float]:
     """Scores of rates, the lower the better: two in the middle, then on the better side as long as it gets better.
 
@@ -194,7 +215,7 @@ def trained(method: str, clients: Federation, *, lr: float, seed: int, n_rounds:
     if method == "glm":
         return train(method, Columns(), clients, n_rounds=100, seed=seed, options=Options(l2=lr))
     local = way(clients, seed=seed, lr=lr, method=method)
-    options = Options(column="z")
+    options = Options(column="z", server=rule(method, clients))
     return train(method, local, clients, n_rounds=n_rounds, seed=seed, finish_rounds=_FINISH, options=options)
 
 
@@ -240,7 +261,7 @@ def tournament(
             say(METHODS[name].title)
             lr, start = 0.0 if rates is None else rates[name], seed + repeat
             if rates is None:
-                lr, start = tuned(name, clients, seed=start, n_rounds=max(1, limits.rounds // 3))
+                lr, start = tuned(name, clients, seed=start, n_rounds=tuning_rounds(name, clients, limits.rounds))
             used[name].append(lr)
             model = trained(name, clients.train, lr=lr, seed=start, n_rounds=limits.rounds)
             hits[name][repeat, at] = model.predict(clients.test) == truth
@@ -271,6 +292,7 @@ def cohorts(
     """Run FedAvg with fewer clients per round: accuracy every second round, and the final gap to all clients."""
     from fedscape.core.rounds import rounds
     from fedscape.learning import evaluate
+    from fedscape.learning.server import Mean
     from fedscape.personal import Personalised
     from fedscape.personal.methods import Common
 
@@ -283,12 +305,13 @@ def cohorts(
     for run in range(repeats):
         clients = held_out(rows, repeat=run, seed=seed)
         local = way(clients.train, seed=seed, lr=lr)
+        server = rule("fedavg", clients.train) or Mean()
         for size in sizes:
             say(f"cohorts of {size}")
             sampler, curve = None if size == n else FixedSize(size), []
             loop = rounds(
-                Common(local, initial="seed"), clients.train, n_rounds=limits.rounds, sampler=sampler, seed=seed + run,
-                measure=0,
+                Common(local, initial="seed", server=server), clients.train, n_rounds=limits.rounds, sampler=sampler,
+                seed=seed + run, measure=0,
             )  # fmt: skip
             for r in loop:
                 if r.index % 2 == 1 or r.index + 1 == limits.rounds:

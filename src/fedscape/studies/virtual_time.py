@@ -58,6 +58,7 @@ def trained(
 ) -> dict[str, Any]:  # fmt: skip
     """FedAvg by three protocols in virtual time, each several times from another hour of the log."""
     from fedscape.learning.evaluation import evaluate
+    from fedscape.learning.server import Mean
     from fedscape.personal.methods import Common
     from fedscape.twin import FedBuff, Synchronous, participation, payload_of, plan, schedule
 
@@ -70,7 +71,8 @@ def trained(
     rows = fewer_rows(rows.take(who), most=caps.rows, seed=seed)
     clients = learning.held_out(rows, repeat=0, seed=seed)
     local = learning.way(clients.train, seed=seed, lr=rates["lr"])
-    computation, kind = Common(local, initial="seed"), shares[who].argmax(axis=1)
+    server = learning.rule("fedavg", clients.train) or Mean()
+    computation, kind = Common(local, initial="seed", server=server), shares[who].argmax(axis=1)
 
     def judge(state: dict[str, Array]) -> tuple[Array, Array]:
         judged = evaluate(local, state, clients.test)
