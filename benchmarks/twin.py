@@ -41,7 +41,7 @@ def foretold(name: str, train: Federation, test: Federation, kinds: int, args, *
     """A twin of `train` against `test`: misfit with p-values, and coverage of 95% intervals with the fit's error."""
     begin, end = float(test["start"].min()), float(test["end"].max())
     settings = {"n_kinds": kinds, "n_init": 1 if args.quick else 3, "rounds": 30 if args.quick else 90, **how}
-    n_refits = 4 if args.quick else 20 if len(train) < 400 else 6
+    n_refits = 4 if args.quick else 10 if len(train) < 400 else 6
     twin = fs.twin.fit(train, **settings)
     found = fs.twin.fidelity(test, twin.sample(4 * len(test), Key(args.seed)).sessions(begin, end))
     refits = [fs.twin.fit(fs.twin.resampled(train, Key(s)), **{**settings, "n_init": 1}) for s in range(n_refits)]
@@ -231,7 +231,7 @@ def bias(args) -> list[dict]:
 
 
 def speed(args) -> list[dict]:
-    """Events a second of the queue, and memory, for 3 and 30 days."""
+    """Events a second of the queue, and peak memory, for 7, 30 and 90 days, one after the other in one process."""
     log, tick = phones()
     twin = replace(fs.twin.fit(log, n_kinds=2, tick=tick, n_init=1, rounds=30), tick=0.0)
     warm = twin.sample(40, Key(0)).with_speed(120.0)
@@ -239,10 +239,10 @@ def speed(args) -> list[dict]:
     n = 20_000 if args.quick else 1_000_000
     devices = twin.sample(n, Key(args.seed)).with_speed(120.0)
     rows = []
-    for days in (3, 30):
+    for days in (7, 30) if args.quick else (7, 30, 90):
         wall, cpu = time.perf_counter(), time.process_time()
         table = fs.twin.schedule(
-            devices, fs.twin.Synchronous(100, over=1.3, deadline=600.0), days=days, n_updates=24_000
+            devices, fs.twin.Synchronous(100, over=1.3, deadline=600.0), days=days, n_updates=70_000
         )
         took, work = time.perf_counter() - wall, time.process_time() - cpu
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -14,6 +14,7 @@ from fedscape.types import Array
 
 MONDAY = np.datetime64("1970-01-05T00:00:00", "ms")
 HOUR, DAY, WEEK = 3600.0, 86400.0, 604800.0
+FAR = 1e11  # seconds, three thousand years: no time lies beyond
 #: What a session may also say: seconds of work, units of that work, bytes moved, seconds that took, whether it ended
 #: well (1 or 0), and the kind of the device's data (a code, the same in all its rows). NaN or -1 where unknown.
 OPTIONAL = ("work", "units", "bytes", "transfer", "finished", "data")
@@ -170,6 +171,34 @@ def checked(log: Federation) -> Federation:
     return log
 
 
+def sound_only(log: Federation) -> Federation:
+    """The log with the rows of devices that `checked` would refuse left out: a private fit must not say which.
+
+    The time that was observed must be in it: that of a log without `watch` would depend on all rows.
+
+    >>> fed = Federation({"start": [0.0, 5.0], "end": [9.0, 4.0], "watch": [1, 0]}, [0, 2])
+    >>> sound_only(fed).sizes.tolist()
+    [0]
+    """
+    if "watch" not in log:
+        raise DataError("under privacy the time that was observed must be declared: sessions(..., window=(from, to))")
+    start, end, watch = (np.asarray(log[name], dtype=float) for name in ("start", "end", "watch"))
+    with np.errstate(invalid="ignore"):
+        good = (np.abs(start) < FAR) & (np.abs(end) < FAR) & (end >= start) & np.isin(watch, (0, 1))
+    log = _without(log, log.client_of_row[~good])
+    order = np.lexsort((1 - log["watch"], log["start"], log.client_of_row))
+    log = Federation({n: v[order] for n, v in log.columns.items()}, log.offsets, log.ids, names=log.names)
+    bad = [log.client_of_row[_outside(log)]]
+    for rows in (log["watch"] == 1, log["watch"] == 0):
+        who, a, b = (values[rows] for values in (log.client_of_row, log["start"], log["end"]))
+        bad.append(who[1:][(np.diff(who) == 0) & (a[1:] < b[:-1])])
+    return _without(log, np.concatenate(bad))
+
+
+def _without(log: Federation, devices: Array) -> Federation:
+    return log.where(~np.isin(log.client_of_row, devices)) if len(devices) else log
+
+
 def events_of(table: Federation) -> tuple[Federation, float]:
     """Events of a table of any of three forms, and the tick of its clock in seconds.
 
@@ -203,11 +232,16 @@ def events_of(table: Federation) -> tuple[Federation, float]:
     )
 
 
-def _check_observed(log: Federation) -> None:
-    """Refuse a session that no observed span contains."""
+def _outside(log: Federation) -> Array:
+    """Whether a row is a session that no observed span contains."""
     watch = log["watch"] == 1
     last = np.maximum.accumulate(np.where(watch, np.arange(log.n_rows), -1))
-    outside = (last < log.offsets[log.client_of_row]) | (log["end"] > log["end"][np.maximum(last, 0)])
+    return np.asarray((last < log.offsets[log.client_of_row]) | (log["end"] > log["end"][np.maximum(last, 0)]))
+
+
+def _check_observed(log: Federation) -> None:
+    """Refuse a session that no observed span contains."""
+    outside = _outside(log)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
         raise DataError(
@@ -254,4 +288,8 @@ def seconds(times: npt.ArrayLike, name: str = "time") -> Array:
         raise DataError(f"{name} must hold dates or seconds, not {values.dtype}")
     if not np.isfinite(out).all():
         raise DataError(f"{name} has {int((~np.isfinite(out)).sum()):,} missing values: drop those sessions")
+    if (far := np.abs(out) >= FAR).any():
+        raise DataError(
+            f"{name} has {out[far][0]:g}, which is no time in seconds: write dates, or seconds since a Monday"
+        )
     return np.asarray(out)

@@ -18,7 +18,7 @@ from fedscape.mixtures.dirichlet_multinomial.files import read_population, write
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.twin.devices import Devices, Laws, plain
-from fedscape.twin.events import HOUR, checked
+from fedscape.twin.events import HOUR, checked, sound_only
 from fedscape.twin.laws import rates
 from fedscape.twin.population import DevicePopulation
 from fedscape.twin.tables import AGES, HALF_HOURS, LENGTHS, lengths_of
@@ -228,16 +228,17 @@ def fit(
     extras, n_data
         What else is modelled; by default what the log has columns for. An engine elsewhere needs them said.
     privacy, ledger
-        How each round's sum is clipped and noised, and where that is written down.
+        How each round's sum is clipped and noised, and where that is written down. The log must then say what was
+        observed (`watch`, or a `window` that does not depend on rows). A device whose log is unsound counts as empty.
 
     >>> from fedscape.twin.events import sessions
     >>> fit(sessions([0, 1], [9e4, 8e4], [9.3e4, 9e4], window=(0.0, 6e5)), n_kinds=1).arrays["daily"].shape
     (1, 24)
     """
     if isinstance(events, Federation):
-        if len(events) == 0 or events.n_rows == 0:
+        if len(events) == 0 or (events.n_rows == 0 and privacy is None):
             raise DataError("there are no events to fit a twin to: give at least one device with an observed span")
-        events = checked(events)
+        events = checked(events) if privacy is None else sound_only(events)
         columns = {"work": "work", "bandwidth": "bytes", "finished": "finished"}
         if extras is None:
             extras = [name for name, column in columns.items() if column in events]

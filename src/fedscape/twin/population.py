@@ -13,6 +13,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
+from fedscape.twin.events import FAR
 from fedscape.twin.laws import (
     LEAST,
     PARTS,
@@ -261,7 +262,7 @@ class DevicePopulation(Estimator):
             new["daily"] = new["daily"] * unit[:, None]
 
     def valid_rows(self, state: Arrays, clients: Federation) -> Array | None:
-        return np.asarray(np.isfinite(clients["start"]) & np.isfinite(clients["end"]))
+        return np.asarray((np.abs(clients["start"]) < FAR) & (np.abs(clients["end"]) < FAR))
 
     def _fit(self, engine: Engine, column: str | None, how: Fit) -> None:
         self._check()
@@ -308,8 +309,13 @@ class DevicePopulation(Estimator):
         plain = sessions(who, start, end, window=(0.0, 5.2e5), ids=np.arange(21))
         full = sessions(who, start, end, window=(0.0, 5.2e5), columns=columns)
         return [
-            (cls(2, smoothing=0.0, lengths=(0.5, 2.0)), plain),
-            (cls(2, smoothing=0.0, lengths=(1.0,), zones=(0, 8), tick=60.0, extras=EXTRAS, n_data=2), full),
+            (cls(2, smoothing=0.0, ages=(1.0, 4.0), lengths=(0.5, 2.0)), plain),
+            (
+                cls(
+                    2, smoothing=0.0, ages=(1.0, 4.0), lengths=(1.0,), zones=(0, 8), tick=60.0, extras=EXTRAS, n_data=2
+                ),
+                full,
+            ),
         ]
 
 

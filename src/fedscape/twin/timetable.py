@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,12 @@ class Timetable:
 
     def __len__(self) -> int:
         return len(self.times)
+
+    def __repr__(self) -> str:
+        digest = hashlib.sha256()
+        for values in (self.times, self.stops, self.clients, self.bases):
+            digest.update(np.ascontiguousarray(values).tobytes())
+        return f"Timetable({self.protocol!r}, {len(self):,} updates, sha256 {digest.hexdigest()[:16]})"
 
     def cohort(self, update: int) -> Array:
         """The devices whose reports are in this update, rising."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedscape.core import codec
 from fedscape.core.blocks import Reply, broadcast, bytes_down
+from fedscape.core.checkpoint import read, write
 from fedscape.core.computation import Computation
 from fedscape.core.engine import Engine, as_engine
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.rounds import check_state, frozen, rounds
-from fedscape.errors import DataError, EngineError
+from fedscape.errors import CheckpointError, DataError, EngineError
 from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.twin.protocols import FedAsync
@@ -47,6 +51,7 @@ def train(
     allow: Sequence[str] = (),
     privacy: Privacy | None = None,
     ledger: Ledger | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> Iterator[Update]:
     """Run a computation along a timetable; client i of the engine is device i. Leaving the loop stops the run.
 
@@ -62,6 +67,9 @@ def train(
         What `schedule` returned.
     privacy, ledger
         As for `rounds`, and only for a synchronous timetable.
+    checkpoint
+        A file that is written before each update is handed out. A run whose file is there goes on after that update,
+        with the bytes of one that was never killed.
 
     >>> from fedscape import Histogram
     >>> from fedscape.twin import Synchronous, always, schedule
@@ -78,8 +86,11 @@ def train(
         )
     if not timetable.protocol.stale:
         how: dict[str, Any] = {"state": state, "allow": allow, "privacy": privacy, "ledger": ledger, "measure": 0}
+        how["resume"] = checkpoint
         loop = rounds(computation, where, n_rounds=len(timetable), sampler=timetable, seed=seed, **how)
         for r in loop:
+            if checkpoint is not None:
+                loop.save(r, checkpoint, {})
             yield Update(r.index, float(timetable.times[r.index] - timetable.begin), r.state, r.clients, 0.0)
         return
     if computation.reveals or privacy is not None or where.min_clients > 1:
@@ -87,19 +98,21 @@ def train(
             f"{type(timetable.protocol).__name__} adds up sums of several versions, also of one client: that goes with "
             "no computation that reveals rows, no privacy and min_clients=1; use Synchronous"
         )
-    yield from _stale(computation, where, timetable, seed, computation.start(seed) if state is None else state)
+    begin = computation.start(seed) if state is None else state
+    yield from _stale(computation, where, timetable, seed, begin, checkpoint)
 
 
 def _stale(
-    computation: Computation, engine: Engine, timetable: Timetable, seed: int, state: Mapping[str, Array]
-) -> Iterator[Update]:
-    engine.forget()
-    current, protocol = frozen(state), timetable.protocol
+    computation: Computation, engine: Engine, timetable: Timetable, seed: int, state: Mapping[str, Array],
+    checkpoint: str | os.PathLike[str] | None,
+) -> Iterator[Update]:  # fmt: skip
+    run = _Versions(computation, engine, timetable, seed, checkpoint)
+    protocol = timetable.protocol
     last = np.full(len(timetable) + 1, -1)
     update_of_row = np.repeat(np.arange(len(timetable)), np.diff(timetable.stops))
     np.maximum.at(last, timetable.bases, update_of_row)  # the last update that needs each version
-    versions = {0: current}
-    for index in range(len(timetable)):
+    begin, current, versions = run.begin(state)
+    for index in range(begin, len(timetable)):
         groups = timetable.groups(index)
         weights = protocol.weights(np.array([index - version for version, _ in groups], dtype=float))
         replies = [engine.run(computation, versions[v], cohort, Key(seed, v)) for v, cohort in groups]
@@ -114,8 +127,54 @@ def _stale(
         versions = {v: s for v, s in versions.items() if last[v] > index}
         if last[index + 1] > index:
             versions[index + 1] = current
+        run.write(index + 1, current, versions)
         stale = float(np.mean([index - v for v, cohort in groups for _ in cohort]))
         yield Update(index, float(timetable.times[index] - timetable.begin), current, len(of_rows), stale)
+
+
+@dataclass(frozen=True, eq=False)
+class _Versions:
+    """The states that clients still work on, and the checkpoint of a run that has them."""
+
+    computation: Computation
+    engine: Engine
+    timetable: Timetable
+    seed: int
+    path: str | os.PathLike[str] | None
+
+    def begin(self, state: Mapping[str, Array]) -> tuple[int, Arrays, dict[int, Arrays]]:
+        """The next update, the state it finds, and the versions that are still at work."""
+        if self.path is None or not Path(self.path).exists():
+            self.engine.forget()
+            return 0, frozen(state), {0: frozen(state)}
+        arrays, header = read(self.path)
+        if header.get("kind") != "virtual run" or header.get("run") != self._identity():
+            raise CheckpointError(
+                f"{os.fspath(self.path)} belongs to another run: give the same computation, clients, timetable and "
+                "seed, or another file"
+            )
+        self.engine.restore(codec.ragged_of_plain(arrays, "kept/"))
+        versions = {int(v): frozen(codec.prefixed(arrays, f"version {v}/")) for v in header["versions"]}
+        return int(header["next"]), frozen(codec.prefixed(arrays, "state/")), versions
+
+    def write(self, upcoming: int, current: Arrays, versions: Mapping[int, Arrays]) -> None:
+        """Write what the next update needs, if there is a file to write to."""
+        if self.path is None:
+            return
+        arrays = {f"state/{name}": values for name, values in current.items()}
+        for version, state in versions.items():
+            arrays |= {f"version {version}/{name}": values for name, values in state.items()}
+        arrays |= codec.plain_of_ragged(self.engine.kept(), "kept/")
+        header = {"kind": "virtual run", "run": self._identity(), "next": upcoming, "versions": sorted(versions)}
+        write(self.path, arrays, header)
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "computation": f"{type(self.computation).__name__} {self.computation.digest()}",
+            "clients": self.engine.fingerprint(),
+            "timetable": repr(self.timetable),
+            "seed": int(self.seed),
+        }
 
 
 def _weighted(replies: Sequence[Reply], weights: Array) -> Arrays:

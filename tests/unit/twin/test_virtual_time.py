@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ from scipy.stats import kstest
 
 from fedscape import All, DataError, EngineError, Federation, Gaussian, Histogram, Key, Ledger, Local, Moments, rounds
 from fedscape.core.kernel import uncompiled
+from fedscape.errors import CheckpointError
 from fedscape.statistics.kmeans import FederatedKMeans
 from fedscape.twin import (
     Devices,
@@ -269,6 +272,52 @@ class MeanStep(Moments):
 
     def measure(self, state, clients):
         return {}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
+def test_a_killed_run_goes_on_to_the_same_bytes_with_any_number_of_threads(protocol, tmp_path):
+    """Killed after the third update, resumed on four threads: the states of one that ran through on one."""
+    fed = Federation({"x": np.arange(60.0)[:, None]}, np.arange(61))
+    devices = always(60).with_speed(np.arange(1.0, 61.0) ** 1.5)
+    table = schedule(devices, protocol, days=1, n_updates=12, key=Key(2))
+    step = MeanStep()
+    whole = [u.state for u in train(step, Local(fed, threads=1), table)]
+    states = []
+    for update in train(step, Local(fed, threads=1), table, checkpoint=tmp_path / "run"):
+        states.append(update.state)
+        if update.index == 2:
+            break
+    rest = list(train(step, Local(fed, threads=4), table, checkpoint=tmp_path / "run"))
+    assert [u.index for u in rest] == list(range(3, 12))
+    assert all(same(a, b) for a, b in zip([*states, *(u.state for u in rest)], whole, strict=True))
+    assert not list(train(step, Local(fed), table, checkpoint=tmp_path / "run"))  # it has ended
+    other = schedule(devices, protocol, days=1, n_updates=12, key=Key(3))
+    with pytest.raises(CheckpointError, match="belongs to another run"):
+        next(train(step, Local(fed), other, checkpoint=tmp_path / "run"))
+
+
+def test_a_process_that_is_killed_leaves_a_checkpoint_that_can_be_read(tmp_path):
+    """SIGKILL in the middle of a run in another process; the file is whole, and the run ends with the same bytes."""
+    program = (
+        "import os, signal, sys\nimport numpy as np\nfrom fedscape import Federation, Histogram, Local\n"
+        "from fedscape.twin import FedBuff, always, schedule, train\n"
+        "fed = Federation({'y': np.arange(20) % 3}, np.arange(21))\n"
+        "devices = always(20).with_speed(np.arange(1.0, 21.0))\n"
+        "table = schedule(devices, FedBuff(concurrency=8, buffer=3), days=1, n_updates=9)\n"
+        "for u in train(Histogram(3), Local(fed), table, checkpoint=sys.argv[1]):\n"
+        "    if u.index == 4 and sys.argv[2] == 'kill': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print(u.index, u.state['counts'].tobytes().hex())\n"
+    )
+
+    def run(name, how):
+        return subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / name), how], capture_output=True, text=True, check=False
+        )
+
+    assert run("a", "kill").returncode == -9
+    went_on, whole = run("a", "end"), run("b", "end")
+    assert went_on.stdout == whole.stdout
+    assert whole.stdout.startswith("8 ")
 
 
 def test_a_synchronous_timetable_runs_privately_and_an_asynchronous_one_is_refused():
