@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedscape.report.findings import findings_section
 from fedscape.report.kinds import model
+from fedscape.report.media import images, sequences
 from fedscape.report.numbers import numbers
 from fedscape.report.parts import COMMAND, reference_of
 from fedscape.report.sections import describe, measure
@@ -34,7 +35,7 @@ def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src 'sha256-{digest}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    makers = (describe, timeline, measure, model, simulate, learn, numbers)
+    makers = (describe, images, sequences, timeline, measure, model, simulate, learn, numbers)
     sections = [section for section in (make(result) for make in makers) if section]
     links = [
         ("findings", "Findings"),
