@@ -88,7 +88,8 @@ def sequences(result: Result) -> tuple[str, str, str] | None:
     own, common = about["models"][2]["bits"], about["models"][1]["bits"]
     reading = (
         "Bits per character on rows held out, mean over clients. The perplexity beside it is 2 to that power: the "
-        f"number of equally likely characters that are as hard to guess. Best: {best['called']}, {number(best['bits']['value'], 2)} bits "
+        "number of equally likely characters that are as hard to guess. "
+        f"Best: {best['called']}, {number(best['bits']['value'], 2)} bits "
         f"({between(best['bits'])}). A client's own habits say {number(common['value'] - own['value'], 2)} bits more "
         "than how common a character is among all."
     )

@@ -134,8 +134,8 @@ def foretold(rows: Federation, name: str, column: str, letters: int, held: Array
         codes = context * letters + came
         each, pairs = np.unique(codes[training], return_counts=True)
         index = np.searchsorted(each, codes[test])
-        known = (index < len(each)) & (each[np.minimum(index, len(each) - 1)] == codes[test])
-        hits = np.where(known, pairs[np.minimum(index, len(each) - 1)], 0)
+        met = (index < len(each)) & (each[np.minimum(index, len(each) - 1)] == codes[test])
+        hits = np.where(met, pairs[np.minimum(index, len(each) - 1)], 0)
         number = np.bincount(context[training], minlength=size)[context[test]]
         levels[called] = (hits + _BACK_OFF * shorter) / (number + _BACK_OFF)
     return {called: _of_clients(-np.log2(p), owner[test], len(rows)) for called, p in levels.items()}
