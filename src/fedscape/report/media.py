@@ -41,10 +41,7 @@ def images(result: Result) -> tuple[str, str, str] | None:
     if not about:
         return None
     shape = " x ".join(str(n) for n in about["shape"])
-    rows = [
-        {"name": name, "about": about[name.lower()], "kind": 0, "note": f"{percent(part)} between clients"}
-        for name, part in zip(("Brightness", "Contrast"), about["alike"], strict=True)
-    ]
+    rows = [{"name": name, "about": about[name.lower()], "kind": 0} for name in ("Brightness", "Contrast")]
     low, high = draw.span([about["brightness"], about["contrast"]])
     reading = (
         "Mean over clients of the mean and of the standard deviation of an image's pixels, where the brightest pixel "
@@ -59,8 +56,8 @@ def images(result: Result) -> tuple[str, str, str] | None:
             for m in about["means"]
         )
         reading = (
-            f"The {plural(len(about['means']), 'commonest category', 'commonest categories')}; stronger is brighter in "
-            "the data. Each is a mean over five clients or more, at least 50 images, at most half of them of one "
+            f"The {plural(len(about['means']), 'commonest category', 'commonest categories')}; the brightest tile of all "
+            "is the strongest. Each is a mean over five clients or more, at least 50 images, at most half of them of one "
             "client. No image of a single row is in this file."
         )
         grid = f'<div class="means">{pictures}</div>'

@@ -42,12 +42,16 @@ def images(data: Prepared) -> dict[str, Any] | None:
         "alike": [between_clients(values, owner, clients) for values in (sums, spread)],
         "means": [],
     }
+    means: list[tuple[str, int, Array]] = []
     for c in np.argsort(-data.counts.sum(axis=0), kind="stable")[:_MOST_MEANS].tolist():
         mine = np.bincount(owner[classes == c], minlength=clients)
         if (mine > 0).sum() >= FEW and mine.sum() >= _LEAST_ROWS and mine.max() <= mine.sum() / 2:
-            mean = tiles[classes == c].mean(axis=0)
-            shades = np.round((_SHADES - 1) * np.clip(mean, 0, 1)).astype(int)
-            section["means"].append({"category": data.names[c], "rows": int(mine.sum()), "shades": shades.tolist()})
+            means.append((data.names[c], int(mine.sum()), tiles[classes == c].mean(axis=0)))
+    low = min((float(mean.min()) for _, _, mean in means), default=0.0)
+    high = max((float(mean.max()) for _, _, mean in means), default=1.0)
+    for category, number, mean in means:  # one scale for all, from the darkest tile to the brightest
+        shades = np.round((_SHADES - 1) * (mean - low) / max(high - low, 1e-12)).astype(int)
+        section["means"].append({"category": category, "rows": number, "shades": shades.tolist()})
     return plain(section)  # type: ignore[no-any-return]
 
 
