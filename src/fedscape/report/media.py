@@ -56,9 +56,9 @@ def images(result: Result) -> tuple[str, str, str] | None:
             for m in about["means"]
         )
         reading = (
-            f"The {plural(len(about['means']), 'commonest category', 'commonest categories')}; the brightest tile of all "
-            "is the strongest. Each is a mean over five clients or more, at least 50 images, at most half of them of one "
-            "client. No image of a single row is in this file."
+            f"The {plural(len(about['means']), 'commonest category', 'commonest categories')}; the brightest tile of "
+            "all is the strongest. Each is a mean over five clients or more, at least 50 images, at most half of them "
+            "of one client. No image of a single row is in this file."
         )
         grid = f'<div class="means">{pictures}</div>'
         cards.append(card("Mean image of a category", grid, reading, path="images.means", wide=True, anchor="means"))
@@ -67,7 +67,7 @@ def images(result: Result) -> tuple[str, str, str] | None:
 
 
 def sequences(result: Result) -> tuple[str, str, str] | None:
-    """How well the next character is foretold, where the data are texts."""
+    """How well the next character is predicted, where the data are texts."""
     about: About = result.get("sequences", {})
     if not about:
         return None
@@ -90,7 +90,7 @@ def sequences(result: Result) -> tuple[str, str, str] | None:
         f"({between(best['bits'])}). A client's own habits say {number(common['value'] - own['value'], 2)} bits more "
         "than how common a character is among all."
     )
-    figure, title = draw.forest(rows, low=low, high=high), "How well is the next character foretold?"
+    figure, title = draw.forest(rows, low=low, high=high), "How well is the next character predicted?"
     content = (
         f"<h2>Sequences</h2><p>The column {safe(about['column'])}: the {plural(about['context'], 'character')} before "
         f"the one to predict, of an alphabet of {about['letters']}. Counts are sums over clients; no text is in this "

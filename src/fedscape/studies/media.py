@@ -1,4 +1,4 @@
-"""What is inside images and sequences: means of categories, brightness, and how well the next character is foretold."""
+"""What is inside images and sequences: means of categories, brightness, and how well the next character is predicted."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def between_clients(values: Array, owner: Array, clients: int) -> float:
 
 
 def sequences(data: Prepared, *, seed: int) -> dict[str, Any] | None:
-    """How well the next character is foretold on rows held out, in bits: by sums over clients; None without texts.
+    """How well the next character is predicted on rows held out, in bits: by sums over clients; None without texts.
 
     Models: the commonest characters of all, of each client, and what follows the last one and the last two.
     """

@@ -361,7 +361,7 @@ class Images(TypedDict):
 
 
 class Sequences(TypedDict):
-    """The section sequences: bits per character of models that foretell the next one."""
+    """The section sequences: bits per character of models that predict the next one."""
 
     column: str
     context: int
