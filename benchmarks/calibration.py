@@ -9,15 +9,22 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
+from fedscape import Federation, MixtureOfDirichletMultinomials
 from fedscape.simulate import fidelity
 from fedscape.sketches import heterogeneity
+from fedscape.statistics.description import label_skew
+from fedscape.studies.budget import budget_of
+from fedscape.studies.collaboration import _gain as client_gain
+from fedscape.studies.compare import _row as compared
 from fedscape.studies.compare import drift
 from fedscape.studies.describe import shares_of
 from fedscape.studies.intervals import gini_interval, mean_interval
-from fedscape.studies.judged import Judged
+from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.judged_numbers import JudgedNumbers
 from fedscape.studies.sites import pooled
-from fedscape.studies.standing import worst_interval, worst_tenth
+from fedscape.studies.staged import staged
+from fedscape.studies.standing import worst_clients, worst_interval, worst_tenth
+from fedscape.temporal import read_clock
 from table import arguments, report
 
 NAMES = ("fedavg", "fedem", "local", "ifca")
@@ -175,6 +182,147 @@ def other_rows(repeats: int) -> list[dict]:
     ]
 
 
+def chosen_rows(repeats: int) -> list[dict]:
+    """The method that was chosen for its accuracy, all gains at once, and a lead over guessing."""
+    held: dict[str, list[bool]] = {"of the most accurate": [], "all gains at once": [], "lead over guessing": []}
+    for seed in range(repeats):
+        found, _ = judged(30, 40, seed, sites=False)
+        common = {name: np.full(30, 0.4) for name in BASELINES}
+        rng = np.random.default_rng([seed, 1])
+        guessed = {
+            name: np.where(runs >= 0, rng.random(runs.shape) < common[name][0], -1).astype(np.int8)
+            for name, runs in zip(BASELINES, [found.hits["fedavg"]] * 2, strict=True)
+        }
+        found = Judged({**found.hits, **guessed}, found.owner, 30, 4)
+        best = max(NAMES, key=lambda name: found.means[name])
+        held["of the most accurate"].append(_in(found.accuracy(best, comparisons=len(NAMES)), ACCURACY[best]))
+        gains = [name for name in NAMES if name != "fedavg"]
+        apart = {name: ACCURACY[name] - ACCURACY["fedavg"] for name in gains}
+        intervals = {name: found.difference(name, "fedavg", comparisons=len(gains)) for name in gains}
+        held["all gains at once"].append(all(_in(intervals[name], apart[name]) for name in gains))
+        held["lead over guessing"].append(_in(found.difference("fedem", "commonest"), ACCURACY["fedem"] - 0.4))
+    return [_row(f"{what} (30 clients)", "interval", values) for what, values in held.items()]
+
+
+def staged_rows(repeats: int) -> list[dict]:
+    """Intervals of the last stage of a tournament that stops when its advice is settled, and of the advice itself."""
+    held: dict[str, list[bool]] = {"gain over FedAvg": [], "accuracy of the method advised": []}
+    order, ends = ("local", "fedavg", "ifca", "fedem"), []
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, 2])
+        clients, rows = 500, 20
+        fed = Federation({"at": np.arange(clients * rows)}, np.arange(0, clients * rows + 1, rows))
+        own = rng.normal(0, SPREAD, clients)
+        truth = {n: np.clip(ACCURACY[n] + own + rng.normal(0, SPREAD / 2, clients), 0.02, 0.98) for n in NAMES}
+        luck = rng.random(clients * rows)
+
+        def play(some, limits, those, rng=rng, truth=truth, luck=luck, rows=rows):
+            at, hits = some["at"], {}
+            for name in those:
+                mixed = np.where(rng.random(len(at)) < 0.5, luck[at], rng.random(len(at)))
+                right = mixed < truth[name][at // rows] + rng.normal(0, MOVES / 2, 4)[:, None]
+                hits[name] = np.where(at % 4 == np.arange(4)[:, None], right, -1).astype(np.int8)
+            for name in BASELINES:
+                hits[name] = np.where(at % 4 == np.arange(4)[:, None], luck[at] < 0.4, -1).astype(np.int8)
+            return Judged(hits, some.client_of_row, len(some), 4), {name: [0.1] for name in those}
+
+        stages = staged(fed, budget_of("2min"), play, order=order, common="fedavg", seed=seed)
+        last, ends = stages[-1], [*ends, len(stages)]
+        if "fedem" in last.used:
+            held["gain over FedAvg"].append(_in(last.judged.difference("fedem", "fedavg"), 0.04))
+        advised = last.choice.advised
+        if advised is not None:
+            about = last.judged.accuracy(advised, comparisons=len(order))
+            held["accuracy of the method advised"].append(_in(about, ACCURACY[advised]))
+    where = f"after the stage that settled it (of {min(ends)} to {max(ends)})"
+    return [_row(f"{what}, {where}", "interval", values) for what, values in held.items()]
+
+
+def cycle_rows(repeats: int) -> list[dict]:
+    """The cycle of labels by time: noise that is alike from hour to hour, and a day of 24 hours."""
+    rejected, held, hours = [], [], np.arange(120)
+    for seed in range(repeats):
+        rng, noise = np.random.default_rng([seed, 3]), [0.0]
+        for step in rng.normal(0, 0.3, len(hours) - 1):
+            noise.append(0.5 * noise[-1] + step)
+        rejected.append(read_clock(noise, draws=199, significance=0.05, seed=seed).p_value <= 0.05)
+        cycle = read_clock(np.cos(2 * np.pi * hours / 24) + noise, draws=199, seed=seed)
+        if cycle.interval is not None:
+            held.append(cycle.interval[0] <= 24 <= cycle.interval[1])
+    return [
+        _row("cycle by the clock: 120 hours without one", "p-value", rejected),
+        _row("period of a cycle of 24 hours", "interval", held),
+    ]
+
+
+def differing_rows(repeats: int) -> list[dict]:
+    """Clients that differ: heterogeneity, kinds, drift, and the numbers of two studies beside each other."""
+    names = ("heterogeneity of labels, two kinds", "distance of shares by chance, IID clients", "drift that is there")
+    held: dict[str, list[bool]] = {name: [] for name in (*names, "difference of two studies' mean log sizes")}
+    many = drawn(20_000, np.random.default_rng(99))
+    true = heterogeneity(_shares(many), many.sum(axis=1)).value
+    others = [0.4, 0.3, 0.2, 0.1]
+    moved = 0.5 * float(np.abs((many / many.sum(axis=1)[:, None]).mean(axis=0) - others).sum())
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, 4])
+        counts = drawn(60, rng)
+        about = heterogeneity(_shares(counts), counts.sum(axis=1))
+        held[names[0]].append(about.low <= true <= about.high)
+        skew = label_skew(rng.multinomial(rng.integers(20, 60, 60), others), seed=seed)
+        held[names[1]].append(abs(skew["distance"] - skew["iid"]) <= 1.96 * skew["iid_sd"])
+        shares = rng.dirichlet(20 * np.array(others), 60)
+        second = np.stack([rng.multinomial(n, p) for n, p in zip(rng.integers(20, 60, 60), shares, strict=True)])
+        found = drift(shares_of(counts, list("abcd")), shares_of(second, list("abcd")), seed=seed)
+        held[names[2]].append(_in(found, moved))
+        pair = [{"describe": {"sizes": {"log_mean": mean_interval(rng.normal(4, 0.8, 60))}}} for _ in range(2)]
+        row = compared("log of a client's rows", lambda result: result["describe"]["sizes"]["log_mean"], *pair)
+        held["difference of two studies' mean log sizes"].append(_in(row, 0.0))
+    return [_row(f"{what}, 60 clients", "interval", values) for what, values in held.items()]
+
+
+def kind_rows(repeats: int) -> list[dict]:
+    """Shares of kinds of clients, and the sketch of features in fidelity."""
+    held, rejected = [], []
+    for seed in range(max(repeats // 4, 2)):
+        rng = np.random.default_rng([seed, 5])
+        mixture = MixtureOfDirichletMultinomials(n_components=2, n_init=2, rounds=40, seed=seed)
+        counts = drawn(80, rng)
+        shares = mixture.fit(counts, progress=False).predict_proba(counts)
+        about = mean_interval(shares[:, 0], least=0.0, most=1.0)
+        held.append(_in(about, 0.5))
+        pair = [Federation({"y": rng.integers(0, 3, 600), "x": rng.normal(size=(600, 3))}, np.arange(0, 601, 20))
+                for _ in range(2)]  # fmt: skip
+        rejected.append(fidelity(*pair, features="x", draws=99, seed=seed).sketch.p <= 0.05)
+    return [
+        _row("share of a kind, 80 clients of two kinds", "interval", held),
+        _row("fidelity, sketch of features: two draws of 30 clients", "p-value", rejected),
+    ]
+
+
+def served_rows(repeats: int) -> list[dict]:
+    """Kinds' accuracies, the worst tenth of a number, and the gain of a client by joining a group."""
+    held: dict[str, list[bool]] = {"accuracy of a kind of 8 clients": [], "worst tenth of errors, 60 clients": []}
+    held["gain of a client that joins a group"] = []
+    for seed in range(repeats):
+        rng = np.random.default_rng([seed, 6])
+        right = rng.binomial(30, rng.beta(14, 6, 8)) / 30
+        held["accuracy of a kind of 8 clients"].append(_in(mean_interval(right, least=0.0, most=1.0), 0.7))
+        scale = np.exp(rng.normal(0, 0.3, 60))
+        owner = np.repeat(np.arange(60), 40)
+        errors = np.where(np.arange(2400) % 4 == np.arange(4)[:, None], scale[owner] * rng.normal(size=2400), np.nan)
+        found = JudgedNumbers({"linear": errors}, owner, 60, 4, spread=2.0).worst("linear", seed=seed)
+        worst = np.sqrt(2 / np.pi) * np.sort(scale)[::-1][: worst_clients(60)].mean()
+        held["worst tenth of errors, 60 clients"].append(_in(found, worst))
+        hits = [[{0: rng.random(40) < p} for p in (0.6, 0.7)] for _ in range(3)]
+        both = [[{0: group[0].astype(float)} for group in run] for run in hits]
+        held["gain of a client that joins a group"].append(_in(client_gain(both, 0, 0, 1), 0.1))
+    return [_row(what, "interval", values) for what, values in held.items()]
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    return (counts / counts.sum(axis=1)[:, None])[:, None, :]
+
+
 def _in(about: dict, value: float) -> bool:
     return bool(about["low"] <= value <= about["high"])
 
@@ -202,6 +350,12 @@ def main() -> None:
         + number_rows(repeats)
         + fidelity_rows(repeats)
         + check_rows(repeats)
+        + chosen_rows(repeats)
+        + staged_rows(max(repeats // 2, 2))
+        + cycle_rows(repeats)
+        + differing_rows(repeats)
+        + kind_rows(repeats)
+        + served_rows(repeats)
         + size_rows(repeats)
         + other_rows(5 * repeats)
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedscape.report.findings import findings_section
 from fedscape.report.kinds import model
+from fedscape.report.media import images, sequences
 from fedscape.report.numbers import numbers
 from fedscape.report.parts import COMMAND, reference_of
 from fedscape.report.presence import presence
@@ -35,7 +36,7 @@ def render(result: Result, tables: dict[str, list[dict[str, Any]]]) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; img-src blob:; script-src 'sha256-{digest}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    makers = (describe, timeline, measure, model, simulate, learn, numbers, presence)
+    makers = (describe, images, sequences, timeline, measure, model, simulate, learn, numbers, presence)
     sections = [section for section in (make(result) for make in makers) if section]
     links = [
         ("findings", "Findings"),

@@ -42,6 +42,10 @@ def hidden(result: Result) -> list[str]:
             lines.append(
                 f"The accuracy of {plural(withheld, 'kind')} of clients with fewer than five in the tournament."
             )
+    if "images" in result:
+        lines.append("Every image: only means of categories over five clients and 50 images or more, in coarse tiles.")
+    if "sequences" in result:
+        lines.append("Every text: only how well the next character is predicted, mean over clients.")
     if _sites(result):
         lines.append("The names of the sites: they are numbered, those that gain the most first.")
     if (periods := result.get("time")) and periods["withheld"]:

@@ -173,7 +173,9 @@ def _method(learn: dict[str, Any], best: Item | None) -> Item:
     simplest = next(row for row in learn["true"] if row["method"] == learn["simplest"])
     if simplest is not best:
         behind = f"{points(simplest['behind'], sign=False)} behind {_called(learn, learn['best'])}"
-        text += f" The simplest of them is {simplest['called']}, {behind}: take it if simplicity weighs more."
+        text += (
+            f" The simplest method that is not shown to be a point or more behind is {simplest['called']}, {behind}."
+        )
     return answer_item(question, answer, f"{text} {held}", best["together"])
 
 

@@ -79,7 +79,9 @@ def _method(about: dict[str, Any], rows: dict[str, Item], best: Item | None) -> 
     simplest = rows[about["simplest"]]
     if simplest is not best:
         behind = f"{points(simplest['behind'], sign=False)} behind {top['called']}"
-        text += f" The simplest of them is {simplest['called']}, {behind}: take it if simplicity weighs more."
+        text += (
+            f" The simplest method that is not shown to be a point or more behind is {simplest['called']}, {behind}."
+        )
     return answer_item("Which method?", answer, f"{text} {stability_text(about)}", best["together"])
 
 

@@ -128,7 +128,7 @@ def _standings(
     for stage in played:
         for row in standing(stage.judged, seed=seed, entered=len(names)):
             row["lr"] = None if row["method"] == "glm" else rates.get(row["method"])
-            row["behind"] = stage.judged.difference(stage.choice.best, row["method"])
+            row["behind"] = stage.judged.difference(stage.choice.best, row["method"], comparisons=len(names) - 1)
             row["clients"] = len(stage.who)
             table[row["method"]] = row
     return list(table.values())

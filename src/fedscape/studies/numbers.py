@@ -155,7 +155,7 @@ def standing(stage: Stage[JudgedNumbers], *, seed: int) -> list[dict[str, Any]]:
             "worst": judged.worst(name, seed=seed),
             "gain": None,
             "over": None if name in MEANS else judged.difference(name, base),
-            "behind": judged.difference(stage.choice.best, name),
+            "behind": judged.difference(stage.choice.best, name, comparisons=len(ORDER) - 1),
             "setting": learning.typical(used)[name] if name in used else None,
             "clients": len(stage.who),
         }

@@ -291,7 +291,7 @@ def features_of(
     [[-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]]
     """
     used = [name for name in reading.features if name != column]
-    texts = [name for name in used if _is_text(fed, name, column)]
+    texts = [name for name in used if is_text(fed, name, column)]
     parts = [_last_characters(fed, name, column, notes) for name in texts]
     others = [name for name in used if name not in texts]
     if others:
@@ -324,7 +324,7 @@ def features_of(
     return (*texts, *others, *further), x.astype(np.float32, copy=False)
 
 
-def _is_text(fed: Federation, name: str, column: str | None) -> bool:
+def is_text(fed: Federation, name: str, column: str | None) -> bool:
     """Whether the column holds texts, coded in the label's alphabet, whose next character is the label."""
     values = fed[name]
     if (

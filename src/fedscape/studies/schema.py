@@ -351,6 +351,35 @@ class InTime(TypedDict):
     accuracy: NotRequired[dict[str, Any]]
 
 
+class MeanImage(TypedDict):
+    """The mean image of a category, in coarse tiles of ten shades."""
+
+    category: str
+    rows: int
+    shades: list[list[int]]
+
+
+class Images(TypedDict):
+    """The section images: sums over them. `alike` is the part of brightness and contrast between clients."""
+
+    column: str
+    shape: list[int]
+    brightness: Interval
+    contrast: Interval
+    alike: list[float]
+    means: list[MeanImage]
+
+
+class Sequences(TypedDict):
+    """The section sequences: bits per character of models that predict the next one."""
+
+    column: str
+    context: int
+    letters: int
+    rows: int
+    models: list[dict[str, Any]]
+
+
 class Result(TypedDict):
     """The result of a study."""
 
@@ -358,6 +387,8 @@ class Result(TypedDict):
     findings: list[Finding]
     about: About
     describe: Describe
+    images: NotRequired[Images]
+    sequences: NotRequired[Sequences]
     measure: Measured
     model: Model
     reference: Reference

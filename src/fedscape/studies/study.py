@@ -24,6 +24,7 @@ from fedscape.studies.intervals import FEW
 from fedscape.studies.kinds import CENSUS_DELTA, census, declared_counts, found_names, model
 from fedscape.studies.learn import learn, why_not
 from fedscape.studies.measure import measure
+from fedscape.studies.media import images, sequences
 from fedscape.studies.numbers import numbers
 from fedscape.studies.prepare import Prepared, prepare
 from fedscape.studies.presence import log_of, study_presence
@@ -184,6 +185,8 @@ def _fill(
     seed, options, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
     with stages.of("describe"):
         result["describe"] = described(data, show_clients)
+        inside = {"images": images(data), "sequences": sequences(data, seed=seed)}
+        result |= {name: section for name, section in inside.items() if section is not None}
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
