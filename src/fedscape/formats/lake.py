@@ -75,8 +75,8 @@ def lake_source(where: Any, *, filter: Any = None, connection: Any = None) -> So
     if hasattr(where, "__arrow_c_stream__"):
         return _unfiltered(_stream_source(where), filter, "frame or relation")
     if isinstance(where, Batches):
-        found = Source(f"the {type(where).__name__}", where.schema, getattr(where, "n_rows", -1), _once(where.batches))
-        return _unfiltered(found, filter, "rows")
+        own = Source(f"the {type(where).__name__}", where.schema, getattr(where, "n_rows", -1), _once(where.batches))
+        return _unfiltered(own, filter, "rows")
     paths = [where] if isinstance(where, str | os.PathLike) else list(where)
     if not paths:
         raise DataError("there is nothing to scan: name a file, folder, glob or URI")
@@ -141,8 +141,8 @@ def _matching(system: Any, pattern: str, uri: str) -> list[str]:
 
     fixed = pattern[: min(pattern.index(sign) for sign in _GLOB if sign in pattern)]
     folder = fixed.rpartition("/")[0]
-    found = system.get_file_info(pafs.FileSelector(folder, recursive=True))
-    matches = sorted(info.path for info in found if info.is_file and fnmatchcase(info.path, pattern))
+    entries = system.get_file_info(pafs.FileSelector(folder, recursive=True))
+    matches = sorted(info.path for info in entries if info.is_file and fnmatchcase(info.path, pattern))
     if not matches:
         raise DataError(f"no file matches {uri}: check the pattern")
     return matches

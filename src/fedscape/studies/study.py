@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.progress import working
 from fedscape.errors import DataError
@@ -55,6 +56,7 @@ def study(
     ledger: Ledger | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> Study:
     """Study a federation: how clients differ, what kinds there are, which method to train, and whom it fails.
 
@@ -104,6 +106,8 @@ def study(
         Seed of all randomness except the noise.
     progress
         True shows a bar, False nothing; by default a bar on a terminal, elsewhere a line per minute.
+    engine_for
+        Makes the engine on which the kinds of clients are fitted and private counts are made; the result is the same.
 
     >>> from fedscape import datasets
     >>> done = study(datasets.load("acs-race").take(slice(40)))
@@ -130,10 +134,10 @@ def study(
     result["about"]["asked"] |= {"methods": None if methods is None else list(methods)}
     result["about"]["command"] = command
     # before the long work, so that an exceeded budget fails at once
-    counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger)
+    counted = None if epsilon is None else census(declared, epsilon=epsilon, ledger=ledger, place=engine_for)
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
-        _fill(result, data, notes, stages, counted, show_clients, limits)
+        _fill(result, data, notes, stages, counted, show_clients, limits, engine_for)
     finished = Study(cast(Result, result), dict(stages.seconds))
     return finished if against is None else with_reference(finished, against)
 
@@ -146,6 +150,7 @@ def _fill(
     counted: dict[str, Any] | None,
     show_clients: bool,
     limits: Budget,
+    engine_for: Callable[[Federation], Engine],
 ) -> None:
     """Compute the sections of a result, one stage after the other."""
     seed, options, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
@@ -154,7 +159,7 @@ def _fill(
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
-        result["model"], mixture, shares = model(data, seed=seed, progress=False)
+        result["model"], mixture, shares = model(data, seed=seed, progress=False, place=engine_for)
         if counted is not None:
             result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")

@@ -22,8 +22,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler, chosen
-from fedscape.core.schedule import as_slice, blocks_of
-from fedscape.core.tree import LEAVES, Fold, Tree
+from fedscape.core.schedule import LEAVES, Fold, Tree, as_slice, blocks_of
 from fedscape.engines.ray.cluster import Cluster
 from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, taken
 from fedscape.engines.ray.workers import Assignment, Crew
