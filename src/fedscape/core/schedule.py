@@ -133,7 +133,7 @@ def in_order(work: Callable[[S], T], items: Sequence[S], pool: ThreadPoolExecuto
         wait(waiting)
 
 
-# -- the order of addition ----------------------------------------------------------------------------------------------
+# -- the order of addition ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

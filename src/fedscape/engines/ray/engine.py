@@ -33,7 +33,7 @@ from fedscape.privacy.release import Release
 from fedscape.types import Array, Arrays
 
 PARTS = 16  # parts of a round per worker: few enough to be cheap, enough to add while others compute
-CALLS = 1024  # with many workers each gets fewer parts: about so many calls a round, one per worker at least
+CALLS = 1024  # cap on the calls of a round where there are many workers, with one per worker at least
 
 
 class Ray:
