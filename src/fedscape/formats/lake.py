@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -272,18 +273,26 @@ def _query_source(query: str, connection: Any) -> Source:
     """The rows of a SQL query; the database leaves out the columns that are not in use."""
     inner = query.strip().rstrip(";")
 
-    def run(text: str, rows: int) -> Any:
-        try:
-            if hasattr(connection, "sql"):  # DuckDB
-                return connection.sql(text).to_arrow_reader(rows)
-            cursor = connection.cursor()
-            cursor.execute(text)
-            return cursor.fetch_record_batch()
-        except Exception as error:  # every database has exceptions of its own
-            raise DataError(f"the query fails: {one_line(error)}") from error
+    @contextmanager
+    def run(text: str, rows: int) -> Iterator[Any]:
+        with ExitStack() as opened:
+            try:
+                if hasattr(connection, "sql"):  # DuckDB
+                    reader = connection.sql(text).to_arrow_reader(rows)
+                else:
+                    cursor = connection.cursor()
+                    if hasattr(cursor, "close"):
+                        opened.callback(cursor.close)  # the reader ends with its cursor
+                    cursor.execute(text)
+                    reader = cursor.fetch_record_batch()
+            except Exception as error:  # every database has exceptions of its own
+                raise DataError(f"the query fails: {one_line(error)}") from error
+            with reader:
+                yield reader
 
-    with run(f"SELECT * FROM ({inner}) AS fedscape_rows LIMIT 0", 1) as empty:
-        schema = empty.schema
+    # some databases find out types from rows
+    with run(f"SELECT * FROM ({inner}) AS fedscape_rows LIMIT 1000", 1000) as first:
+        schema = first.schema
 
     def batches(columns: list[str], rows: int) -> Iterator[Any]:
         listed = ", ".join(_quoted(name) for name in columns)

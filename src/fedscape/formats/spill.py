@@ -151,6 +151,11 @@ def _runs(
             if batch.num_rows == 0:
                 continue
             with reading(source.what, "source of rows"):
+                if is_text(batch.column(client).type) != is_text(source.schema.field(client).type):
+                    raise DataError(
+                        f"the client column {client!r} of {source.what} is {source.schema.field(client).type} by its "
+                        f"schema, but its rows hold {batch.column(client).type}: cast it"
+                    )
                 ids.append(checked_clients(batch.column(client), client, source.what, done))
                 parts.append({name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns})
             held += sum(values.nbytes for values in parts[-1].values()) + _ROW_BYTES * batch.num_rows
