@@ -43,6 +43,7 @@ elif how == "from_parquet":
     fs.Federation.from_parquet(source, client="who")
 elif how == "DuckDB":
     connection = duckdb.connect()
+    connection.execute("SET enable_progress_bar = false")
     connection.sql(f"SET memory_limit = '1500MB'; SET temp_directory = '{folder}.tmp'")
     connection.sql(f"COPY (SELECT * FROM '{source}/*.parquet' ORDER BY who) TO '{folder}' (FORMAT parquet)")
 else:
@@ -66,7 +67,7 @@ def main() -> None:
             target = Path(folder) / "grouped"
             call = [sys.executable, "-c", CHILD, how, str(lake), str(target), str(args.memory)]
             run = subprocess.run(call, capture_output=True, text=True, env=dict(os.environ))
-            done = json.loads(run.stdout) if run.returncode == 0 else None
+            done = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else None
             lines.append(
                 {
                     "how": how,

@@ -38,6 +38,9 @@ def describe(
     source: Source,
     column: Column = None,
     client: Client = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -48,8 +51,10 @@ def describe(
     """Show findings, clients, sizes, columns and their kinds; with --column also how much clients differ in it."""
     from fedscape.statistics.description import describe as described
 
-    columns = overrules(categorical, numeric, ignore, names=names)
-    fed, reading = datasets.read_table(source, client=client, target=column, overrules=columns)
+    columns, engine_for = overrules(categorical, numeric, ignore, names=names), placing(engine, address, workers)
+    fed, reading = datasets.read_table(
+        source, client=client, target=column, overrules=columns, sample=seed, engine_for=engine_for
+    )
     say_reading(reading, json_)
     show(reading_json(reading) | described(fed, column=column, overrules=columns, seed=seed), json_, description)
 

@@ -8,7 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Names, Numeric, Seed, free, overrules
+from fedscape.cli.options import (
+    Address,
+    Categorical,
+    Client,
+    EngineName,
+    Force,
+    Ignore,
+    Json,
+    Names,
+    Numeric,
+    Seed,
+    Workers,
+    free,
+    overrules,
+    placing,
+)
 from fedscape.cli.show import show, table
 
 Label = Annotated[str, typer.Option("--column", help="The column of categories to model.")]
@@ -51,6 +66,9 @@ def fidelity(
     column: Label = "y",
     features: Annotated[str | None, typer.Option(help="A numeric column to compare by sketches as well.")] = None,
     client: Client = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -63,9 +81,17 @@ def fidelity(
     from fedscape.simulate import fidelity as compared
 
     columns = overrules(categorical, numeric, ignore, names=names)
-    both = [datasets.read_table(source, client=client, overrules=columns)[0] for source in (true, simulated)]
+    engine_for = placing(engine, address, workers)
+    both = [
+        datasets.read_table(source, client=client, overrules=columns, sample=seed, engine_for=engine_for)[0]
+        for source in (true, simulated)
+    ]
     both = with_same_classes(both, column, overrules=columns)
-    show(compared(both[0], both[1], column=column, features=features, seed=seed).table(), json_, fidelity_table)
+    show(
+        compared(both[0], both[1], column=column, features=features, seed=seed, engine_for=engine_for).table(),
+        json_,
+        fidelity_table,
+    )
 
 
 def _clients_for_people(about: dict[str, Any]) -> None:

@@ -8,7 +8,22 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Categorical, Client, Force, Ignore, Json, Numeric, Seed, Source, free, overrules
+from fedscape.cli.options import (
+    Address,
+    Categorical,
+    Client,
+    EngineName,
+    Force,
+    Ignore,
+    Json,
+    Numeric,
+    Seed,
+    Source,
+    Workers,
+    free,
+    overrules,
+    placing,
+)
 from fedscape.cli.show import flat, pairs, show, table
 from fedscape.errors import plural
 
@@ -42,6 +57,9 @@ def sketch_build(
         float | None,
         typer.Option(help="With --epsilon and without --rows: a public guess of a client's number of rows."),
     ] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -59,7 +77,10 @@ def sketch_build(
     fed, reading = datasets.read_table(source, client=client, overrules=columns)
     fed = sketchable(fed, reading[column], family)
     options |= {"centre": centre, "scale": scale, "seed": seed}
-    summary = build(fed, out, options, epsilon=epsilon, relation=relation, typical_size=typical_size)
+    engine_for = placing(engine, address, workers)
+    summary = build(
+        fed, out, options, epsilon=epsilon, relation=relation, typical_size=typical_size, engine_for=engine_for
+    )
     show(summary, json_, lambda about: pairs(f"sketches in {out}", flat(about)))
 
 

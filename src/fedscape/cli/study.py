@@ -12,8 +12,10 @@ from click import get_current_context
 from fedscape import datasets
 from fedscape.cli.command import as_typed
 from fedscape.cli.options import (
+    Address,
     Categorical,
     Client,
+    EngineName,
     Force,
     Ignore,
     Json,
@@ -22,10 +24,12 @@ from fedscape.cli.options import (
     Numeric,
     Quiet,
     Seed,
+    Workers,
     free_folder,
     ledger_beside,
     listed,
     overrules,
+    placing,
     say_reading,
 )
 from fedscape.cli.show import pairs, show, table
@@ -84,6 +88,9 @@ def study(
     ] = None,
     device: Annotated[str | None, typer.Option(help="With --events: the column of the client of each row.")] = None,
     against: Annotated[Path | None, typer.Option(help=_AGAINST)] = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    workers: Workers = None,
     categorical: Categorical = None,
     numeric: Numeric = None,
     ignore: Ignore = None,
@@ -121,9 +128,11 @@ def study(
     log, tick = (None, 0.0) if events is None else read_events(events, device)
     columns = overrules(categorical, numeric, ignore, keep, names)
     feature_names = None if features is None else listed(features)
+    engine_for = placing(engine, address, workers)
     fed, reading = datasets.read_table(
-        source, client=client, target=column or LABELS, features=feature_names, overrules=columns
-    )
+        source, client=client, target=column or LABELS, features=feature_names, overrules=columns, sample=seed,
+        engine_for=engine_for,
+    )  # fmt: skip
     free_folder(out, force)  # after the checks of the table, before the long work
     target = column or next((name for name in LABELS if name in fed), None)
     say_reading(reading if feature_names else with_derived(fed, reading, target), json_)
@@ -150,9 +159,13 @@ def study(
             tick=tick,
             against=reference,
             source=Path(source).name,
-            command=as_typed(get_current_context(), without=("out", "force", "quiet", "json_", "ledger")),
+            command=as_typed(
+                get_current_context(),
+                without=("out", "force", "quiet", "json_", "ledger", "engine", "address", "workers"),
+            ),
             seed=seed,
             progress=False if quiet else None,
+            engine_for=engine_for,
         )
     except PrivacyError as error:
         if book is None:

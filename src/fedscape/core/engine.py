@@ -14,8 +14,17 @@ from fedscape.core.computation import Computation
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store
 from fedscape.core.random import Key
-from fedscape.core.schedule import as_slice, blocks_of, cores, in_order, one_library_thread, without_warnings
-from fedscape.core.tree import LEAVES, Fold, Tree
+from fedscape.core.schedule import (
+    LEAVES,
+    Fold,
+    Tree,
+    as_slice,
+    blocks_of,
+    cores,
+    in_order,
+    one_library_thread,
+    without_warnings,
+)
 from fedscape.errors import DataError, PrivacyError, TooFewClients, plural
 from fedscape.types import Array, Arrays, HasKeys
 
@@ -89,8 +98,8 @@ class Local:
     """All clients in this process, block by block on a few threads.
 
     The cohort, in the order of ids, is cut into blocks; where depends on the computation alone. Threads take whole
-    blocks. Block sums are added in an order that depends on their number alone (`core.tree`). So the result is the same
-    to the byte whatever the number of threads.
+    blocks. Block sums are added in an order that depends on their number alone (`core.schedule`), so the result is the
+    same to the byte whatever the number of threads.
 
     Parameters
     ----------
@@ -169,8 +178,8 @@ class Local:
             site = Site(self.federation, task, sent, whole=self._whole_cohort(cohort) if len(blocks) == 1 else None)
 
             def work(node: range) -> Answer:
-                places = (as_slice(cohort[blocks[i][0] : blocks[i][1]]) for i in node)
-                return site.run([Block(place, place) for place in places], self._kept)
+                members = (as_slice(cohort[blocks[i][0] : blocks[i][1]]) for i in node)
+                return site.run([Block(where, where) for where in members], self._kept)
 
             for part in in_order(work, nodes, self._pool, self.threads):
                 fold.add(level, part)

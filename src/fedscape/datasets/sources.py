@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fedscape import formats
+from fedscape.core.engine import Engine
 from fedscape.core.federation import Federation
+from fedscape.datasets import some
 from fedscape.datasets.loading import load, names
 from fedscape.errors import DataError
 from fedscape.formats.findings import Finding
@@ -76,6 +78,8 @@ def read_table(
     target: str | Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     overrules: Overrules | None = None,
+    sample: int | None = None,
+    engine_for: Callable[[Federation], Engine] | None = None,
 ) -> tuple[Federation, Reading]:
     """Read a name, file or folder: the Federation, and how its columns were read (kinds, findings, features).
 
@@ -89,6 +93,9 @@ def read_table(
         The columns to use as features; by default all usable ones.
     overrules
         Column kinds set by hand.
+    sample, engine_for
+        A seed: of a federation with more than 20 million rows some clients are read, chosen by it and drawn on the
+        engine that `engine_for` makes; a finding says so. By default all are read.
 
     >>> federation, reading = read_table("acs-mini", target="race")
     >>> reading["race"].kind
@@ -103,6 +110,10 @@ def read_table(
         check_readable(source)
         federation, rows = open_rows(source, client=client or "client", ignore=rules.ignore)
         rules = replace(rules, ignore=())
+    remark = None
+    if sample is not None:
+        engine = engine_for(federation) if engine_for is not None and federation.n_rows > some.MOST_ROWS else None
+        federation, remark = some.some_rows(federation, seed=sample, draw=getattr(engine, "draw", None))
     if target is not None and not isinstance(target, str):
         target = next((name for name in target if name in federation), None)
     reading = read_columns(federation, target=target, features=features, overrules=rules)
@@ -114,6 +125,7 @@ def read_table(
     else:
         findings = [each if each.row is None else replace(each, row=each.row + 1) for each in findings]
     findings += [Finding("dialect", "", remark) for remark in (rows.remarks if rows is not None else ())]
+    findings += [Finding("sample", "", remark)] if remark is not None else []
     kept = federation.select([kind.name for kind in reading.columns])
     return kept, replace(reading, findings=tuple(findings))
 

@@ -31,7 +31,7 @@ _FAR = 100  # outlier: this many times the 98% range away from the median
 _FILL = "a study takes the mean instead; train takes --fill"
 _ORDER = (
     "leak", "text in numbers", "written", "infinite", "outlier", "no label", "empty", "id", "weight", "code", "text",
-    "date", "of client", "constant", "duplicate", "missing", "clients", "dialect",
+    "date", "of client", "constant", "duplicate", "missing", "clients", "dialect", "sample",
 )  # fmt: skip
 
 
@@ -43,7 +43,7 @@ class Finding:
     ----------
     kind
         leak, text in numbers, written, infinite, outlier, no label, empty, id, weight, code, text, date, of client,
-        constant, duplicate, missing, clients or dialect.
+        constant, duplicate, missing, clients, dialect or sample.
     column
         The column; "" for the table as a whole.
     line

@@ -61,11 +61,11 @@ def final_kinds(spills: Sequence[Spill], columns: Sequence[str]) -> dict[str, Ki
     """The type of each column over all runs: whole numbers become float64 if some are missing."""
     final = {}
     for name in columns:
-        found = {run.kinds[name] for spill in spills for run in spill.runs}
-        shapes = {kind.shape for kind in found}
+        kinds = {run.kinds[name] for spill in spills for run in spill.runs}
+        shapes = {kind.shape for kind in kinds}
         if len(shapes) > 1:
             raise uneven(name, shapes)
-        types = {np.dtype(kind.dtype) for kind in found}
+        types = {np.dtype(kind.dtype) for kind in kinds}
         if len(types) > 1 and any(kind.kind not in "biuf" for kind in types):
             listed = " and ".join(sorted(map(str, types)))
             raise DataError(f"column {name!r} holds {listed} in different rows: make them one type")
@@ -131,11 +131,11 @@ def arranged(ids: Any, what: str) -> tuple[Array, Array, Array]:
         return order, ordered[first], np.diff(np.append(first, len(ids)))
     encoded = ids.dictionary_encode()
     distinct = id_array(encoded.dictionary.to_pylist(), what)
-    place = np.argsort(distinct)
-    rank = np.empty(len(place), dtype=np.int64)
-    rank[place] = np.arange(len(place))
+    rising = np.argsort(distinct)
+    rank = np.empty(len(rising), dtype=np.int64)
+    rank[rising] = np.arange(len(rising))
     order, codes, sizes = arranged(rank[encoded.indices.to_numpy()], what)
-    return order, distinct[place][codes], sizes
+    return order, distinct[rising][codes], sizes
 
 
 def _sorted(ids: Array) -> tuple[Array, Array]:
@@ -154,10 +154,10 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
 
 def unique_sample(shard: Shard, texts: bool, most: int) -> Array:
     """Distinct ids of a shard, thinned to about this many per run; two at least if there are two."""
-    found = []
+    samples = []
     for spill in shard.spills:
         for ids, _ in spill.read(shard.number, texts):
             distinct = np.unique(ids) if isinstance(ids, np.ndarray) else np.unique(text_array(ids.unique()))
-            found.append(distinct[:: max(1, len(distinct) // most)])
-            found.append(distinct[-1:])
-    return np.unique(np.concatenate(found))
+            samples.append(distinct[:: max(1, len(distinct) // most)])
+            samples.append(distinct[-1:])
+    return np.unique(np.concatenate(samples))

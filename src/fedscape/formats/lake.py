@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -75,8 +76,8 @@ def lake_source(where: Any, *, filter: Any = None, connection: Any = None) -> So
     if hasattr(where, "__arrow_c_stream__"):
         return _unfiltered(_stream_source(where), filter, "frame or relation")
     if isinstance(where, Batches):
-        found = Source(f"the {type(where).__name__}", where.schema, getattr(where, "n_rows", -1), _once(where.batches))
-        return _unfiltered(found, filter, "rows")
+        own = Source(f"the {type(where).__name__}", where.schema, getattr(where, "n_rows", -1), _once(where.batches))
+        return _unfiltered(own, filter, "rows")
     paths = [where] if isinstance(where, str | os.PathLike) else list(where)
     if not paths:
         raise DataError("there is nothing to scan: name a file, folder, glob or URI")
@@ -141,8 +142,8 @@ def _matching(system: Any, pattern: str, uri: str) -> list[str]:
 
     fixed = pattern[: min(pattern.index(sign) for sign in _GLOB if sign in pattern)]
     folder = fixed.rpartition("/")[0]
-    found = system.get_file_info(pafs.FileSelector(folder, recursive=True))
-    matches = sorted(info.path for info in found if info.is_file and fnmatchcase(info.path, pattern))
+    entries = system.get_file_info(pafs.FileSelector(folder, recursive=True))
+    matches = sorted(info.path for info in entries if info.is_file and fnmatchcase(info.path, pattern))
     if not matches:
         raise DataError(f"no file matches {uri}: check the pattern")
     return matches
@@ -272,18 +273,26 @@ def _query_source(query: str, connection: Any) -> Source:
     """The rows of a SQL query; the database leaves out the columns that are not in use."""
     inner = query.strip().rstrip(";")
 
-    def run(text: str, rows: int) -> Any:
-        try:
-            if hasattr(connection, "sql"):  # DuckDB
-                return connection.sql(text).to_arrow_reader(rows)
-            cursor = connection.cursor()
-            cursor.execute(text)
-            return cursor.fetch_record_batch()
-        except Exception as error:  # every database has exceptions of its own
-            raise DataError(f"the query fails: {one_line(error)}") from error
+    @contextmanager
+    def run(text: str, rows: int) -> Iterator[Any]:
+        with ExitStack() as opened:
+            try:
+                if hasattr(connection, "sql"):  # DuckDB
+                    reader = connection.sql(text).to_arrow_reader(rows)
+                else:
+                    cursor = connection.cursor()
+                    if hasattr(cursor, "close"):
+                        opened.callback(cursor.close)  # the reader ends with its cursor
+                    cursor.execute(text)
+                    reader = cursor.fetch_record_batch()
+            except Exception as error:  # every database has exceptions of its own
+                raise DataError(f"the query fails: {one_line(error)}") from error
+            with reader:
+                yield reader
 
-    with run(f"SELECT * FROM ({inner}) AS fedscape_rows LIMIT 0", 1) as empty:
-        schema = empty.schema
+    # some databases find out types from rows
+    with run(f"SELECT * FROM ({inner}) AS fedscape_rows LIMIT 1000", 1000) as first:
+        schema = first.schema
 
     def batches(columns: list[str], rows: int) -> Iterator[Any]:
         listed = ", ".join(_quoted(name) for name in columns)

@@ -112,10 +112,10 @@ class _Opened:
         name = entry["folder"]
         if not isinstance(name, str) or not _SHARD.fullmatch(name):
             raise ValueError(f"it names the shard {name!r}, which no folder of shards has")
-        place = folder / name
-        if not (place / INDEX).is_file():
+        own_folder = folder / name
+        if not (own_folder / INDEX).is_file():
             raise DataError(f"the shard {name} of {folder} is missing or has no {INDEX}: the folder is damaged")
-        index = checked_index(read_index(place), 1)
+        index = checked_index(read_index(own_folder), 1)
         if index["sha256"] != entry["sha256"]:
             raise DataError(f"the shard {name} of {folder} is not the one that was written: the folder is damaged")
         self.clients, self.rows = int(entry["clients"]), int(entry["rows"])
@@ -123,10 +123,10 @@ class _Opened:
         for own, column in zip(index["columns"], columns, strict=True):
             if (own["name"], own["dtype"], own["shape"][1:]) != (column["name"], column["dtype"], column["shape"][1:]):
                 raise ValueError(f"its shard {name} holds other columns")
-            array = open_array(place, own, verify, _COLUMN)
+            array = open_array(own_folder, own, verify, _COLUMN)
             if len(array) != self.rows:
                 raise ValueError(f"its shard {name} holds {len(array):,} rows, not {self.rows:,}")
-            self.paths.append(place / own["file"])
+            self.paths.append(own_folder / own["file"])
 
 
 # -- one array of many files -------------------------------------------------------------------------------------------

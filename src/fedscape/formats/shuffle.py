@@ -210,10 +210,10 @@ class Plan:
     def shards(self, folder: Path) -> list[tuple[Shard, bool]]:
         """The parts that have rows, in order, and whether each is one client too large for memory."""
         first = self.spills[0]
-        found: list[tuple[Shard, bool]] = []
+        fitting: list[tuple[Shard, bool]] = []
         for number in range(len(first.runs[0].ends) - 1 if first.runs else 0):
-            found += self._fitting(Shard(self.spills, number), folder)
-        return found
+            fitting += self._fitting(Shard(self.spills, number), folder)
+        return fitting
 
     def _fitting(self, shard: Shard, folder: Path) -> Iterator[tuple[Shard, bool]]:
         """Split a part until each piece of it fits in memory or is one client."""
@@ -229,9 +229,9 @@ class Plan:
         parts = min(MOST_PARTS, math.ceil(2 * _NEED * shard.bytes / self.share))
         path = folder / f"again-{len(list(folder.iterdir())):05d}"
         splitters = splitters_of(distinct, parts)
-        again = respill(shard.spills, shard.number, splitters, path, texts=self.texts)
+        finer = respill(shard.spills, shard.number, splitters, path, texts=self.texts)
         for number in range(len(splitters) + 1):
-            yield from self._fitting(Shard([again], number), folder)
+            yield from self._fitting(Shard([finer], number), folder)
 
     def gather(self, shards: Sequence[tuple[Shard, bool]], draft: Path) -> list[Written]:
         """Group each part and write its folder; a single part is written into the draft itself."""

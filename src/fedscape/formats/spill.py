@@ -24,7 +24,7 @@ from fedscape.types import Array
 
 BATCH = 2**18  # rows per batch that a source is asked for
 SAMPLE = 2**20  # ids from which the ranges of the parts are chosen
-_SAMPLED = 64  # pieces of a source that the sample is from
+_SAMPLED = 16  # pieces of a source that the sample is from
 _ROW_BYTES = 16  # working memory per row beside its columns
 
 
@@ -44,12 +44,12 @@ class Kind(NamedTuple):
 class Run:
     """Rows in a spill file, ordered by part.
 
-    `ends[p]` and `places[p]` are where part p begins, in rows and in bytes; both have one entry more than there are
+    `ends[p]` and `positions[p]` are where part p begins, in rows and in bytes; both have one entry more than there are
     parts.
     """
 
     ends: Array
-    places: Array
+    positions: Array
     kinds: dict[str, Kind]
 
 
@@ -73,16 +73,16 @@ class Spill:
 
     def bytes_of(self, part: int) -> int:
         """Bytes of a part."""
-        return sum(int(run.places[part + 1] - run.places[part]) for run in self.runs)
+        return sum(int(run.positions[part + 1] - run.positions[part]) for run in self.runs)
 
     def read(self, part: int, texts: bool) -> Iterator[tuple[Any, dict[str, Array]]]:
         """Yield the ids and columns of a part, run by run, with final codes."""
         with open(self.path, "rb") as file:
             for run in self.runs:
-                n, begin = int(run.ends[part + 1] - run.ends[part]), int(run.places[part])
+                n, begin = int(run.ends[part + 1] - run.ends[part]), int(run.positions[part])
                 if n:
-                    content = os.pread(file.fileno(), int(run.places[part + 1]) - begin, begin)
-                    if len(content) != run.places[part + 1] - begin:
+                    content = os.pread(file.fileno(), int(run.positions[part + 1]) - begin, begin)
+                    if len(content) != run.positions[part + 1] - begin:
                         raise DataError(f"the spill file {self.path} is shorter than what was written to it")
                     ids, values = _parsed(content, n, run.kinds, texts)
                     yield (
@@ -127,13 +127,13 @@ def scatter(
 
 def respill(spills: Sequence[Spill], part: int, splitters: Array, path: Path, *, texts: bool) -> Spill:
     """Scatter one part of spill files anew, over smaller ranges of ids; its codes are final."""
-    again = Spill(str(path))
+    finer = Spill(str(path))
     with path.open("wb") as file:
         for spill in spills:
             for ids, values in spill.read(part, texts):
-                again.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
-                again.n_rows += len(ids)
-    return again
+                finer.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
+                finer.n_rows += len(ids)
+    return finer
 
 
 def _runs(
@@ -151,6 +151,11 @@ def _runs(
             if batch.num_rows == 0:
                 continue
             with reading(source.what, "source of rows"):
+                if is_text(batch.column(client).type) != is_text(source.schema.field(client).type):
+                    raise DataError(
+                        f"the client column {client!r} of {source.what} is {source.schema.field(client).type} by its "
+                        f"schema, but its rows hold {batch.column(client).type}: cast it"
+                    )
                 ids.append(checked_clients(batch.column(client), client, source.what, done))
                 parts.append({name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns})
             held += sum(values.nbytes for values in parts[-1].values()) + _ROW_BYTES * batch.num_rows
@@ -193,9 +198,9 @@ def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str
 
 def uneven(name: str, shapes: Iterable[tuple[int, ...]]) -> DataError:
     """What is wrong where the rows of a column differ in shape."""
-    found = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+    shown = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
     return DataError(
-        f"column {name!r} holds lists of different lengths ({found}): pad them to one length, or give each element a "
+        f"column {name!r} holds lists of different lengths ({shown}): pad them to one length, or give each element a "
         "row of its own"
     )
 
@@ -246,16 +251,16 @@ def _append(file: Any, ids: Any, values: dict[str, Array], part: Array, number: 
     columns += [_Bytes(values.pop(name).take(order, axis=0)) for name in list(values)]
     if isinstance(ids, np.ndarray):
         kinds = {"": Kind(ids.dtype.str, ()), **kinds}
-    places = np.empty(number + 1, dtype=np.int64)
-    place = file.tell()
+    positions = np.empty(number + 1, dtype=np.int64)
+    position = file.tell()
     for p in range(number):
-        places[p] = place
+        positions[p] = position
         if ends[p] < ends[p + 1]:
             for column in columns:
                 for piece in column.rows(int(ends[p]), int(ends[p + 1])):
-                    place += file.write(piece)
-    places[number] = place
-    return Run(ends, places, kinds)
+                    position += file.write(piece)
+    positions[number] = position
+    return Run(ends, positions, kinds)
 
 
 class _Bytes:
@@ -285,17 +290,17 @@ class _Bytes:
 
 def _parsed(content: bytes, n: int, kinds: dict[str, Kind], texts: bool) -> tuple[Any, dict[str, Array]]:
     """Ids and columns of n rows, as views of their bytes."""
-    values, place, ids = {}, 0, None
+    values, position, ids = {}, 0, None
     if texts:
         lengths = np.frombuffer(content, dtype=np.int32, count=n)
         offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
         letters = pa.py_buffer(content).slice(4 * n, int(offsets[-1]))
         ids = pa.LargeStringArray.from_buffers(n, pa.py_buffer(offsets.astype(np.int64)), letters)
-        place = 4 * n + int(offsets[-1])
+        position = 4 * n + int(offsets[-1])
     for name, kind in kinds.items():
         count = n * int(np.prod(kind.shape, dtype=np.int64))
-        array = np.frombuffer(content, dtype=kind.dtype, count=count, offset=place).reshape(n, *kind.shape)
-        place += array.nbytes
+        array = np.frombuffer(content, dtype=kind.dtype, count=count, offset=position).reshape(n, *kind.shape)
+        position += array.nbytes
         if name == "" and not texts:
             ids = array
         else:
@@ -310,15 +315,15 @@ def sample(source: Source, pieces: Sequence[Source], client: str, most: int = SA
     """Ids from all over a source that can be read again."""
     step = max(1, -(-len(pieces) // _SAMPLED))
     chosen = pieces[::step]
-    found: list[Any] = []
+    samples: list[Any] = []
     for piece in chosen:
         wanted = max(1, most // len(chosen))
         for batch in batches_of(piece, [client]):
             ids = checked_clients(batch.column(client), client, piece.what, 0)
-            found.append(ids[:: max(1, piece.n_rows // wanted)] if piece.n_rows > 0 else ids)
-    if not found:
+            samples.append(ids[:: max(1, piece.n_rows // wanted)] if piece.n_rows > 0 else ids)
+    if not samples:
         return np.empty(0, dtype=np.int64)
-    return np.concatenate([ids if isinstance(ids, np.ndarray) else text_array(ids) for ids in found])
+    return np.concatenate([ids if isinstance(ids, np.ndarray) else text_array(ids) for ids in samples])
 
 
 def splitters_of(ids: Array, parts: int) -> Array:

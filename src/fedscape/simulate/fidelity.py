@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.errors import DataError
@@ -107,6 +108,7 @@ def fidelity(
     draws: int = 200,
     most: int = 5000,
     seed: int = 0,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> Fidelity:
     """Compare true with simulated clients, with access to both; `self_score` needs only sums.
 
@@ -124,6 +126,8 @@ def fidelity(
         Bootstrap draws for the intervals, and permutations for the values under equal laws.
     most
         Maximum number of clients of each, subsampled with the seed.
+    engine_for
+        Makes the engine on which sketches are fitted.
 
     >>> rng = np.random.default_rng(0)
     >>> a, b = rng.multinomial(30, [0.3, 0.7], 200), rng.multinomial(30, rng.dirichlet([3, 7], 200))
@@ -136,7 +140,7 @@ def fidelity(
     if features is not None:
         if sketches is not None or not (isinstance(true, Federation) and isinstance(simulated, Federation)):
             raise DataError("features= goes with two Federations and instead of sketches=")
-        sketches = _sketched(true, simulated, features, seed)
+        sketches = _sketched(true, simulated, features, seed, engine_for)
     if sketches is not None and (len(np.asarray(sketches[0])), len(np.asarray(sketches[1]))) != (
         len(counts),
         len(other),
@@ -174,9 +178,13 @@ def fidelity(
     )
 
 
-def _sketched(true: Federation, simulated: Federation, column: str, seed: int) -> tuple[Array, Array]:
+def _sketched(
+    true: Federation, simulated: Federation, column: str, seed: int, engine_for: Callable[[Federation], Engine]
+) -> tuple[Array, Array]:
     """Sketch both populations with the same functions, centred at the true mean: [clients, 64 x 16] twice."""
-    sketch = DistributionSketch(64, bits=4, column=column, centre="mean", seed=seed).fit(true, progress=False)
+    sketch = DistributionSketch(64, bits=4, column=column, centre="mean", seed=seed).fit(
+        engine_for(true), progress=False
+    )
     return sketch.transform(true), sketch.transform(simulated)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from fedscape.core import checkpoint
+from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 from fedscape.privacy.ledger import Ledger
@@ -98,11 +99,13 @@ def build(
     epsilon: float | None = None,
     relation: str = "add-remove",
     typical_size: float | None = None,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> dict[str, Any]:
     """Sketch every client and save the sketches; with epsilon each client protects its rows first.
 
     Options are those of DistributionSketch; centre and scale may be texts that hold a number. Under privacy the data
     choose nothing: rows are given, or follow from a public typical size, and "mean" and "deviation" are refused.
+    `engine_for` makes the engine that runs the clients.
     Replacing a row moves counts twice as far as adding one. For "replace-one" the noise is therefore doubled, and
     epsilon is the actual cost.
     """
@@ -135,10 +138,12 @@ def build(
     model = DistributionSketch(**settings)
     if settings["rows"] is not None:
         _check_cells(model, len(federation))
+    engine = engine_for(federation)
     if privacy is None:
-        model.fit(federation, progress=False)
+        model.fit(engine, progress=False)
         _check_cells(model._ready(), len(federation))
-    counts = model.counts(federation, privacy=privacy, ledger=None if privacy is None else ledger)
+    book = None if privacy is None else ledger
+    counts = model.counts(engine, allow=("counts",), privacy=privacy, ledger=book)
     save(path, Saved(model, counts, federation.ids, noise_variance(privacy)))
     rows, cells = model._ready()._shape()
     done: dict[str, Any] = {"clients": len(federation), "rows": rows, "cells": cells, "bytes": counts[:1].nbytes}

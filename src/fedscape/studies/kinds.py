@@ -37,23 +37,29 @@ _GUESS = 16.0  # a clip where there are too few clients to find one
 _EPSILONS = (0.5, 1.0, 2.0, 8.0)
 
 
-def model(data: Prepared, *, seed: int = 0, progress: bool | None = None) -> tuple[dict[str, Any], Any, Array]:
+def model(
+    data: Prepared,
+    *,
+    seed: int = 0,
+    progress: bool | None = None,
+    place: Callable[[Federation], Engine] = Local,
+) -> tuple[dict[str, Any], Any, Array]:
     """Fit the kinds of clients: the section of the result, the mixture, and responsibilities [clients, K]."""
     clients = _modelled(data)
     candidates = candidates_for(clients, "y")
-    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress)
+    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress, place=place)
     shares = mixture.predict_proba(clients)
     if data.apart is not None:
         mixture = joined(mixture, data.apart.place, data.names)
     order = np.argsort(-mixture.weights_, kind="stable")  # the most frequent kind first
     pool = data.counts.sum(axis=0) / max(data.counts.sum(), 1)
     components = []
-    for place, k in enumerate(order.tolist()):
+    for number, k in enumerate(order.tolist()):
         alpha = mixture.concentrations_[k]
         component = about["components"][k]
         components.append(
             {
-                "kind": chr(ord("A") + place),
+                "kind": chr(ord("A") + number),
                 "share": mean_interval(shares[:, k], least=0.0, most=1.0),
                 "size": component["mean_size"],
                 "scale": component["scale"],
@@ -201,7 +207,12 @@ def declared_counts(federation: Federation, column: str | None, names: Sequence[
 
 
 def census(
-    counts: Array, *, epsilon: float, delta: float = CENSUS_DELTA, ledger: Ledger | None = None
+    counts: Array,
+    *,
+    epsilon: float,
+    delta: float = CENSUS_DELTA,
+    ledger: Ledger | None = None,
+    place: Callable[[Federation], Engine] = Local,
 ) -> dict[str, Any]:
     """Count the categories of all clients with client-level privacy: releases, recorded in a ledger.
 
@@ -212,17 +223,18 @@ def census(
     ends = (0.0, _LONGEST)
     far = Quantiles([_CLIPPED], column="length", ranges=ends, resolution=_NEAR, cells=4)
     part = calibrate(_CLIP_SHARE * epsilon, _CLIP_SHARE * delta, rounds=far.n_rounds(), sampler=All())
-    far.fit(clients.select(["length"]), privacy=Gaussian(clip=1.0, multiplier=part), ledger=ledger, progress=False)
+    far.fit(
+        place(clients.select(["length"])), privacy=Gaussian(clip=1.0, multiplier=part), ledger=ledger, progress=False
+    )
     clip = float(2 ** far.quantiles_[0]) if far.rank_error_ < 0.5 else _GUESS
     multiplier = calibrate((1 - _CLIP_SHARE) * epsilon, (1 - _CLIP_SHARE) * delta, rounds=1, sampler=All())
     privacy = Gaussian(clip=clip, multiplier=multiplier)
-    histogram = Histogram(counts.shape[1], column="y").fit(
-        clients.select(["y"]), privacy=privacy, ledger=ledger, progress=False
-    )
+    engine = place(clients.select(["y"]))
+    histogram = Histogram(counts.shape[1], column="y").fit(engine, privacy=privacy, ledger=ledger, progress=False)
     exact = counts.sum(axis=0) / max(counts.sum(), 1)
     spent = [
-        {"unit": unit, "relation": relation, "place": place, "epsilon": value, "delta": ledger.delta}
-        for (unit, relation, place), value in ledger.spent().items()
+        {"unit": unit, "relation": relation, "place": where, "epsilon": value, "delta": ledger.delta}
+        for (unit, relation, where), value in ledger.spent().items()
     ]
     error = float(np.abs(exact - histogram.shares_).sum() / 2)
     about = {"shares": histogram.shares_, "error": error, "clip": clip, "multiplier": multiplier, "spent": spent}

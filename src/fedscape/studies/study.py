@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from fedscape.core.engine import Engine, Local
 from fedscape.core.federation import Federation
 from fedscape.core.progress import working
 from fedscape.errors import DataError
@@ -62,6 +63,7 @@ def study(
     ledger: Ledger | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> Study:
     """Study a federation: how clients differ, what kinds there are, which method to train, and whom it fails.
 
@@ -116,6 +118,8 @@ def study(
         Seed of all randomness except the noise.
     progress
         True shows a bar, False nothing; by default a bar on a terminal, elsewhere a line per minute.
+    engine_for
+        Makes the engine on which the kinds of clients are fitted and private counts are made; the result is the same.
 
     >>> from fedscape import datasets
     >>> done = study(datasets.load("acs-race").take(slice(40)))
@@ -129,7 +133,7 @@ def study(
         check_positive("epsilon", epsilon, NOISE, error=DataError)
         class_names = names if names is not None or overrules is None else overrules.names
         # before the long work, so that an exceeded budget fails at once
-        counted = _counted(federation, column, class_names, epsilon, find, ledger)
+        counted = _counted(federation, column, class_names, epsilon, find, ledger, engine_for)
     least = 1 if show_clients else FEW
     data = prepare(
         federation, column=column, features=features, names=names, overrules=overrules, reading=reading, least=least,
@@ -145,7 +149,8 @@ def study(
     result["about"]["command"] = command
     with working("study", total=sum(STAGES.values()), unit="%", progress=progress) as tell:
         stages = Stages(tell)
-        _fill(result, data, notes, stages, counted, show_clients, limits, log_of(data, events, tick, notes))
+        log = log_of(data, events, tick, notes)
+        _fill(result, data, notes, stages, counted, show_clients, limits, log, engine_for)
     finished = Study(cast(Result, result), dict(stages.seconds))
     return finished if against is None else with_reference(finished, against)
 
@@ -157,18 +162,19 @@ def _counted(
     epsilon: float,
     find: float | None,
     ledger: Ledger | None,
+    place: Callable[[Federation], Engine],
 ) -> dict[str, Any]:
     """The private count, of categories that are declared or found."""
     ledger = Ledger(epsilon=epsilon, delta=CENSUS_DELTA) if ledger is None else ledger
     if find is None:
         declared = declared_counts(federation, column, names)
-        return census(declared, epsilon=epsilon, ledger=ledger)
+        return census(declared, epsilon=epsilon, ledger=ledger, place=place)
     check_share("find", find, error=DataError)
     if names is not None:
         raise DataError("find= looks for names, and these are declared: give one of the two")
     spend, left = ({"epsilon": part * epsilon, "delta": part * CENSUS_DELTA} for part in (find, 1 - find))
     names, discovery = found_names(federation, column, **spend, ledger=ledger)
-    return census(declared_counts(federation, column, names), **left, ledger=ledger) | {"found": discovery}
+    return census(declared_counts(federation, column, names), **left, ledger=ledger, place=place) | {"found": discovery}
 
 
 def _fill(
@@ -180,6 +186,7 @@ def _fill(
     show_clients: bool,
     limits: Budget,
     log: Log | None,
+    engine_for: Callable[[Federation], Engine],
 ) -> None:
     """Compute the sections of a result, one stage after the other."""
     seed, options, least = result["about"]["seed"], result["about"]["asked"], 1 if show_clients else FEW
@@ -190,7 +197,7 @@ def _fill(
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
-        result["model"], mixture, shares = model(data, seed=seed, progress=False)
+        result["model"], mixture, shares = model(data, seed=seed, progress=False, place=engine_for)
         if counted is not None:
             result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")

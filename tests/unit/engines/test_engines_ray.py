@@ -15,8 +15,7 @@ import fedscape.core.blocks
 from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Key, Local
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import Answer, Site, Task
-from fedscape.core.schedule import blocks_of, cut
-from fedscape.core.tree import Fold, Partial, Tree
+from fedscape.core.schedule import Fold, Partial, Tree, blocks_of, cut
 from fedscape.engines.ray.engine import Ray, _bounds
 from fedscape.engines.ray.shard import Broadcast, Outcome, Part, Shard, Source, software
 from fedscape.formats import to_parquet

@@ -22,8 +22,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler, chosen
-from fedscape.core.schedule import as_slice, blocks_of
-from fedscape.core.tree import LEAVES, Fold, Tree
+from fedscape.core.schedule import LEAVES, Fold, Tree, as_slice, blocks_of
 from fedscape.engines.ray.cluster import Cluster
 from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, taken
 from fedscape.engines.ray.workers import Assignment, Crew
@@ -34,7 +33,7 @@ from fedscape.privacy.release import Release
 from fedscape.types import Array, Arrays
 
 PARTS = 16  # parts of a round per worker: few enough to be cheap, enough to add while others compute
-CALLS = 1024  # with many workers each gets fewer parts: about so many calls a round, one per worker at least
+CALLS = 1024  # cap on the calls of a round where there are many workers, with one per worker at least
 
 
 class Ray:

@@ -19,8 +19,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler, candidates
-from fedscape.core.schedule import as_slice, in_order, one_library_thread, without_warnings
-from fedscape.core.tree import Partial, Tree
+from fedscape.core.schedule import Partial, Tree, as_slice, in_order, one_library_thread, without_warnings
 from fedscape.engines.limits import allocated
 from fedscape.errors import DataError, EngineError, FedscapeError
 from fedscape.formats.folder import load_folder, seal_of

@@ -12,7 +12,8 @@ from fedscape.core.arrays import Ragged
 from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler
 from fedscape.engines.ray.cluster import Cluster
-from fedscape.engines.ray.shard import Kinds, Outcome, Part, Shard, Source, joined_outcomes, software
+from fedscape.engines.ray.relays import RELAYED, Relay
+from fedscape.engines.ray.shard import Kinds, Outcome, Part, Shard, Source, software
 from fedscape.errors import EngineError, FedscapeError
 from fedscape.formats.files import one_line
 from fedscape.types import Array
@@ -21,7 +22,6 @@ AHEAD = 2  # parts queued on a worker: one running, one waiting
 RESTARTS = 3  # restarts of one worker in one round
 START_SECONDS = 120.0
 ROOM_SECONDS = 15.0  # so long a restarted worker waits for a core of its own
-RELAYED = 64  # workers of one relay; with more than that, calls go through relays
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class Crew:
     def _ready(self, refs: list[Any]) -> list[Any]:
         """All calls that are done, at least one."""
         ready, _ = self.cluster.ray.wait(refs, num_returns=len(refs), timeout=0)
-        found: list[Any] = ready or self.cluster.ray.wait(refs, num_returns=1)[0]
-        return found
+        done: list[Any] = ready or self.cluster.ray.wait(refs, num_returns=1)[0]
+        return done
 
     def _send(self, index: int, assigned: Assignment, message: Any, lend: bool) -> Any:
         lent = [self._actors[other].lend.remote(ranks) for other, ranks in assigned.guests] if lend else []
@@ -395,24 +395,3 @@ class Crew:
 
 class _Lost(EngineError):
     """An object was lost with a machine."""
-
-
-class Relay:
-    """Calls a group of workers, in a process of its own, and adds up what they return."""
-
-    def take(self, first: int, actors: Sequence[Any]) -> None:
-        """Take the workers of consecutive shards, the first of which has this number."""
-        self.first, self.actors = first, actors
-
-    def run(self, message: Any, parts: Sequence[tuple[int, Part]]) -> tuple[Outcome | FedscapeError, list[Any]]:
-        """Let workers run these parts; returns their outcomes as one, and references to what clients keep."""
-        import ray
-
-        calls = [
-            self.actors[shard - self.first].run.options(num_returns=2).remote(message, part) for shard, part in parts
-        ]
-        outcomes = ray.get([outcome for outcome, _ in calls])
-        for outcome in outcomes:
-            if isinstance(outcome, FedscapeError):
-                return outcome, []
-        return joined_outcomes([part for _, part in parts], outcomes), [kept for _, kept in calls]
