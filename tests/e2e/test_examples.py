@@ -13,6 +13,7 @@ SAYS = {
     "day_and_night": "the clock, read from that curve",
     "flights": "a new carrier",
     "new_clients": "like nobody we know",
+    "online_retail": "the first basket saves",
     "private_census": "spent in all: epsilon",
     "tune_on_simulated_clients": "what the choice costs the true clients",
 }
