@@ -5,6 +5,9 @@ sets of five classes each. "concept": labels moved on by 0, 2, 4 or 6. "conditio
 inverted, others in each group. A client has `--rows` images. Some clients are unseen: they are served from their images
 alone. With "drift" every client has the data of the next group in the second half of the rounds.
 
+A second table asks how often Profiles abstain that know three of the groups: of new clients of these, at the stated
+rate, and of clients of the fourth. It fits 100 clients of each group and trains nothing.
+
 `--data FOLDER` (or FEDSCAPE_DATA) holds mnist/ and fashion_mnist/ as idx files; NumPy, SciPy and torch are enough.
 Cells run in `--workers` processes, on `--device`, until `--limit` seconds are over; a run that goes on skips what
 `--out` has.
@@ -102,6 +105,34 @@ def work(cell: Row, until: float, *, device: str, net: str, folder: str) -> list
     return [{**cell, **found}]
 
 
+def abstentions(seed: int, folder: str, quick: bool) -> list[Row]:
+    """How often profiles of three groups abstain: stated, of new clients of these groups, of those of the fourth."""
+    n, size, found = (20, 60, []) if quick else (100, 100, [])
+    for shift in SHIFTS[:1] if quick else SHIFTS:
+        known, _, new = groups("mnist", shift, seed, n, size, folder)
+        fourth = np.arange(len(new)) % GROUPS == GROUPS - 1
+        known = known.take(np.flatnonzero(np.arange(len(known)) % GROUPS < GROUPS - 1))
+        for alpha in (0.05, 0.2):
+            profiles = Profiles(most=8, alpha=alpha, seed=seed).fit(known)
+            said = profiles.abstains(new)
+            row = {"shift": shift, "stated": alpha, "belong": said[~fourth].mean(), "strangers": said[fourth].mean()}
+            found.append(row | {"groups": profiles.n_groups_, "new": int((~fourth).sum())})
+    return found
+
+
+def rates(rows: list[Row]) -> list[Row]:
+    """One line a shift and stated rate: what was met, over the seeds."""
+    made = []
+    for shift, stated in dict.fromkeys((r["shift"], r["stated"]) for r in rows):
+        group = [r for r in rows if (r["shift"], r["stated"]) == (shift, stated)]
+        line = {"shift": shift, "stated": f"{100 * stated:.0f}%", "groups": ", ".join(str(r["groups"]) for r in group)}
+        for name in ("belong", "strangers"):
+            values = [100 * r[name] for r in group]
+            line |= {name: f"{np.mean(values):.1f}%", f"± 95%, {name}": f"{half_width(values):.1f}"}
+        made.append(line | {"new clients a seed": group[0]["new"], "seeds": len(group)})
+    return made
+
+
 def table(rows: list[Row]) -> list[Row]:
     lines: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -122,7 +153,7 @@ def table(rows: list[Row]) -> list[Row]:
 def main() -> None:
     given = arguments(
         __doc__, workers=0, seeds=3, rounds=60, lr=0.05, device="cpu", data="", limit=1e9, clients=10, rows=200,
-        net="lenet5", methods=METHODS, sets=" ".join(SETS), out=str(RESULTS / "others_flux.jsonl"),
+        net="lenet5", methods=METHODS, sets=" ".join(SETS), drift="0 1", out=str(RESULTS / "others_flux.jsonl"),
     )  # fmt: skip
     folder = given.data or os.fspath(data_folder())
     seeds, n_rounds, size = (1, 4, 60) if given.quick else (given.seeds, given.rounds, given.rows)
@@ -130,8 +161,8 @@ def main() -> None:
     cells = [
         {"set": name, "shift": shift, "drift": drift, "method": method, "seed": seed, "rounds": n_rounds,
          "lr": given.lr, "n": given.clients, "size": size, "net": "mlp" if given.quick else given.net}
-        for seed in range(seeds)
-        for drift in ([0] if given.quick else [0, 1])
+        for seed in range(given.seed, given.seed + seeds)
+        for drift in ([0] if given.quick else [int(v) for v in given.drift.split()])
         for name in sets
         for shift in SHIFTS
         for method in given.methods.split()
@@ -143,6 +174,8 @@ def main() -> None:
     rows = run_cells(lambda rows: cells, do, out=out, workers=given.workers, limit=given.limit)
     failed = {row["method"]: row["error"] for row in rows if "error" in row}
     report("others_flux", table(rows), note=f"{n_rounds} rounds; failed: {failed or 'none'}")
+    judged = [row for seed in range(given.seed, given.seed + seeds) for row in abstentions(seed, folder, given.quick)]
+    report("others_flux_abstention", rates(judged))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 SAYS = {
     "flights": "a new carrier",
     "new_clients": "like nobody we know",
+    "online_retail": "the first basket saves",
     "private_census": "spent in all: epsilon",
     "tune_on_simulated_clients": "what the choice costs the true clients",
 }

@@ -61,9 +61,11 @@ class Store:
 
 def kept_rows(clients: Federation, name: str, otherwise: Array) -> Array:
     """What each client keeps under this name, one row each; a client that keeps nothing gets `otherwise`."""
+    kept = clients.kept.get(name)
+    if kept is not None and len(clients) and len(kept.flat) == len(clients) and (kept.lengths > 0).all():
+        return kept.flat.copy()
     out = np.broadcast_to(otherwise, (len(clients), *otherwise.shape)).copy()
-    if name in clients.kept:
-        kept = clients.kept[name]
+    if kept is not None:
         out[kept.lengths > 0] = kept.flat
     return out
 

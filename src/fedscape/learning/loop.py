@@ -85,6 +85,11 @@ def weighted_sum(rows: Tensor, weights: Array, *, onto: Tensor | None = None) ->
     return total if onto is None else onto.add_(total)
 
 
+def summed(moved: Tensors, weights: Array, each: Collection[str] = ()) -> Tensors:
+    """The weighted sums of the moves over rows; those of the parameters in `each` stay as they are."""
+    return {n: p if n in each else weighted_sum(p, weights) for n, p in moved.items()}
+
+
 # -- one after the other -----------------------------------------------------------------------------------------------
 
 
@@ -106,6 +111,7 @@ def sequential(
     work: Work,
     rates: Rates,
     *,
+    drift: Tensors | None,
     look: Look | None,
     descend: Callable[[LocalSGD, Steps], None],
 ) -> Tensors:
@@ -121,8 +127,14 @@ def sequential(
         with torch.no_grad():
             torch._foreach_copy_(params, list(first.values()))
         loss = loss_of_steps(local, module, work, {path: k[:, row] for path, k in keys.items()}, row)
-        descend(local, Steps(module, to, rates.row(row), work.plan.counts[row].tolist(), loss))
+        own, counts = rates.row(row), work.plan.counts[row].tolist()
+        pushed = [] if drift is None else [drift[name][row] for name in local.names]
+        if pushed:
+            loss = _pushing(loss, params, pushed, -float(own.lr))
+        descend(local, Steps(module, to, own, counts, loss))
         with torch.no_grad():
+            if pushed and any(counts):
+                torch._foreach_add_(params, pushed, alpha=-float(own.lr))
             for p, (name, begin) in zip(params, first.items(), strict=True):
                 torch.sub(p, begin, out=out[name][row])
             if look is not None:
@@ -142,6 +154,20 @@ def loss_of_steps(local: LocalSGD, module: Module, work: Work, keys: Tensors, ro
         batch = index[t, : counts[t]]
         losses = checked_loss(local.loss, output_of(local, module, data.x[batch]), data.y[batch])
         return (losses if data.weights is None else losses * data.weights[batch]).sum() / counts[t]
+
+    return loss_of
+
+
+def _pushing(
+    loss: Callable[[int], Tensor], params: list[Tensor], drift: list[Tensor], rate: float
+) -> Callable[[int], Tensor]:
+    """The loss of a step, before which the drift of the step before has moved the parameters."""
+
+    def loss_of(t: int) -> Tensor:
+        if t:
+            with torch.no_grad():
+                torch._foreach_add_(params, drift, alpha=rate)
+        return loss(t)
 
     return loss_of
 
@@ -190,6 +216,7 @@ def side_by_side(
     work: Work,
     rates: Rates,
     still: Collection[str],
+    drift: Tensors | None,
 ) -> Tensors:
     """Train all rows of work at once under vmap; parameters that are `still` stay."""
     local, plan, rows = device.local, work.plan, len(work.plan.rows)
@@ -205,6 +232,8 @@ def side_by_side(
         part = {name: p[:end] for name, p in params.items()}
         with no_random_operation():
             grads, loss = gradient(part, batch.random, batch.x, batch.y, batch.share)
+        if drift is not None:
+            grads = {name: g + drift[name][:end] for name, g in grads.items()}
         now, steps, to = ([at[name][:end] for name in moving] for at in (part, grads, anchor))
         update(local, now, steps, to, memory.rows(end), t + 1, stop.slowed(rates.rows(end), end))
         stop.after(t, loss)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +14,13 @@ from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number
 from fedscape.errors import DataError
-from fedscape.learning.evaluation import model_arrays
-from fedscape.learning.fedavg import FedAvg, rows_of_moves
+from fedscape.learning.evaluation import model_arrays, tensors_of
+from fedscape.learning.fedavg import FedAvg
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import by_client
-from fedscape.learning.optimisers import Rates, new_memory, update
+from fedscape.learning.loop import weighted_sum
+from fedscape.learning.optimisers import Rates
 from fedscape.learning.server import Mean, Rule
-from fedscape.learning.stepping import groups_of
+from fedscape.learning.trainer import trainer_of
 from fedscape.types import Array, Arrays, Kept, Tensors
 
 _MEAN = Mean()
@@ -81,46 +82,54 @@ class Scaffold(FedAvg):
         return {**state, **{f"control.{n}": np.zeros_like(p) for n, p in model_arrays(state).items()}}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        params = model_arrays(state)
-        common = {n: state[f"control.{n}"] for n in params}
-        own = {n: kept_rows(clients, f"control.{n}", np.zeros_like(p)) for n, p in params.items()}
-        sent = rows_of_moves(self._corrected(params, common, own, clients, key), params, clients, self.weighting)
-        weight = (clients.sizes if self.weighting == "samples" else np.ones(len(clients)))[:, None]
-        steps = self.local.timing.all_steps(clients.sizes)
-        scale = 1 / np.maximum(steps * self.local.rate(key.round), 1e-300)[:, None]
-        trains = (steps > 0)[:, None] & (self.local.rate(key.round) > 0)
-        kept = {}
-        for n, c in common.items():
-            shape = (len(clients), *c.shape)
-            mine, move = own[n].reshape(len(clients), -1), sent[f"delta.{n}"].reshape(len(clients), -1)
-            mean = -move / np.maximum(weight, 1) * scale  # (x - y) / (K lr); move is weight (y - x)
-            change = np.where(trains, mean - c.reshape(1, -1), 0.0)  # what comes on top of c_i
-            sent[f"change.{n}"] = (change * weight).astype(c.dtype).reshape(shape)
-            kept[f"control.{n}"] = (mine + change).astype(c.dtype).reshape(shape)
-        return sent, kept
+        weight, sent, kept = self._weights(clients), _zeros_for(state, len(clients)), self._controls(state, clients)
+        for where, moves, change in self._corrected(state, kept, clients, key):
+            for name, rows in {**_named("delta", moves), **_named("change", change)}.items():
+                factor = torch.as_tensor(weight[where]).to(rows).reshape(-1, *[1] * (rows.ndim - 1))
+                sent[name][where] = (rows * factor).cpu().numpy()
+        return {**sent, **self._sent_weight(clients)}, _named("control", kept)
 
-    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | None:
-        return None  # that of FedAvg knows no control variates
+    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:  # type: ignore[override]
+        sums: Tensors = {}
+        weight, kept = self._weights(clients), self._controls(state, clients)
+        for where, moves, change in self._corrected(state, kept, clients, key):
+            for name, rows in {**_named("delta", moves), **_named("change", change)}.items():
+                sums[name] = weighted_sum(rows, weight[where], onto=sums.get(name))
+        none = {n: v[0] for n, v in _zeros_for(state, 1).items()}
+        summed = {n: sums[n].cpu().numpy() if n in sums else v for n, v in none.items()}
+        return {**summed, **{n: v.sum() for n, v in self._sent_weight(clients).items()}}, _named("control", kept)
+
+    def _weights(self, clients: Federation) -> Array:
+        return clients.sizes if self.weighting == "samples" else np.ones(len(clients))
+
+    def _sent_weight(self, clients: Federation) -> Arrays:
+        return {"weight": clients.sizes} if self.weighting == "samples" else {}
+
+    def _controls(self, state: Arrays, clients: Federation) -> Arrays:
+        """Each client's control variate: [clients, ...]."""
+        return {n: kept_rows(clients, f"control.{n}", np.zeros_like(p)) for n, p in model_arrays(state).items()}
 
     def _corrected(
-        self, params: Arrays, common: Arrays, own: Arrays, clients: Federation, key: Key
-    ) -> Iterator[tuple[Array, Tensors]]:
-        """How far clients move when c - c_i joins each gradient."""
-        local, names = self.local, self.local.names
-        rates = Rates(local.rate(key.round), local.proximal)
-        for group in groups_of(local, clients, key):
-            where, sent = group.positions, group.trainer.sent
-            begin = {n: sent(params[n][None]) for n in names}
-            now = {n: p.expand(len(where), *p.shape[1:]).clone() for n, p in begin.items()}
-            drift = {n: sent(common[n] - own[n][where]) for n in names}
-            memory, gradient = new_memory(local, list(now.values())), by_client(local, group.module)
-            for t, end, batch in group.steps():
-                part = {n: p[:end] for n, p in now.items()}
-                grads, _ = gradient(part, batch.random, batch.x, batch.y, batch.share)
-                corrected = torch._foreach_add([grads[n] for n in names], [drift[n][:end] for n in names])
-                to = [begin[n] for n in names]
-                update(local, list(part.values()), list(corrected), to, memory.rows(end), t + 1, rates)
-            yield where, {n: now[n] - begin[n] for n in names}
+        self, state: Arrays, own: Arrays, clients: Federation, key: Key
+    ) -> Iterator[tuple[Array, Tensors, Tensors]]:
+        """Positions, moves and changes of the control variates, group by group; `own` is changed in place.
+
+        A client steps against g + c - c_i; then c_i changes by (x - y) / (K lr) - c.
+        """
+        local, trainer = self.local, trainer_of(self.local)
+        rates, start = Rates(local.rate(key.round), local.proximal), tensors_of(local, model_arrays(state))
+        common = {n: trainer.sent(state[f"control.{n}"]) for n in own}
+        for where, work in trainer.works(clients, key):
+            mine = {n: trainer.sent(v[where]) for n, v in own.items()}
+            moves = trainer.train(start, work, rates, drift={n: common[n] - c for n, c in mine.items()})
+            steps = local.timing.all_steps(clients.sizes[where]) * float(rates.lr)
+            change = {n: torch.zeros_like(m) for n, m in moves.items()}
+            if float(rates.lr) > 0:  # a schedule may stand still
+                per_step = torch.as_tensor(1 / steps).to(local.device, local.dtype)
+                for n, m in moves.items():
+                    torch.mul(m, -per_step.reshape(-1, *[1] * (m.ndim - 1)), out=change[n]).sub_(common[n])
+                    own[n][where] += change[n].cpu().numpy()
+            yield where, moves, change
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         new = super().update(state, total, key)
@@ -141,3 +150,13 @@ class Scaffold(FedAvg):
         (one, fed), *_ = FedAvg.examples()
         plain = replace(one.local, proximal=0.0)
         return [(cls(plain), fed), (cls(one.local, weighting="equal", initial="seed", participation=0.5), fed)]
+
+
+def _zeros_for(state: Arrays, n: int) -> Arrays:
+    """What clients send that do not move: a row of zeros for each array."""
+    params = model_arrays(state).items()
+    return {f"{what}.{name}": np.zeros((n, *p.shape), p.dtype) for what in ("delta", "change") for name, p in params}
+
+
+def _named(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{what}.{n}": v for n, v in values.items()}

@@ -25,7 +25,7 @@ from fedscape.learning.loop import (
     precise,
     sequential,
     side_by_side,
-    weighted_sum,
+    summed,
 )
 from fedscape.learning.optimisers import Rates
 from fedscape.types import Array, Tensors
@@ -92,6 +92,8 @@ class Trainer(Device):
         *,
         weights: Array | None = None,
         still: Collection[str] = (),
+        drift: Tensors | None = None,
+        each: Collection[str] = (),
         look: Look | None = None,
     ) -> Tensors:
         """As `train`, by the reference loop."""
@@ -101,11 +103,13 @@ class Trainer(Device):
         with self.on_device(), self.borrowed() as module, known_classes(self.local):
             if self.reference == "sequential" and not still:
                 with nullcontext() if self._draws_nothing else drawing_nothing():
-                    moved = sequential(self, module, start, to, work, rates, look=look, descend=self.descend)
+                    moved = sequential(
+                        self, module, start, to, work, rates, drift=drift, look=look, descend=self.descend
+                    )
                 self._draws_nothing = True
             else:
-                moved = side_by_side(self, module, start, to, work, rates, still)
-            return moved if weights is None else {n: weighted_sum(p, weights) for n, p in moved.items()}
+                moved = side_by_side(self, module, start, to, work, rates, still, drift)
+            return moved if weights is None else summed(moved, weights, each)
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
@@ -173,6 +177,8 @@ def train(
     *,
     weights: Array | None = None,
     still: Collection[str] = (),
+    drift: Tensors | None = None,
+    each: Collection[str] = (),
     look: Look | None = None,
 ) -> Tensors:
     """How far each row of work moves each parameter: {name: [rows, ...]}, or with weights the sum of that as float64.
@@ -196,7 +202,13 @@ def train(
         a client has a row of each kind, sums over clients: {name: [kinds, ...]}.
     still
         Parameters that stay as they are, on each row its own.
+    drift
+        What joins the gradient of every step, {name: [rows, ...]}; for plain SGD.
+    each
+        With weights: parameters whose moves are wanted row by row all the same.
     look
         Where rows train one after the other, called with the row and the module that it has just trained.
     """
-    return trainer_of(local).train(start, work, rates, anchor, weights=weights, still=still, look=look)
+    return trainer_of(local).train(
+        start, work, rates, anchor, weights=weights, still=still, drift=drift, each=each, look=look
+    )

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
+from torch.func import grad, vmap
 
 from fedscape.core.federation import Federation
 from fedscape.core.kept import kept_rows
 from fedscape.core.random import Key
 from fedscape.core.validate import check_number, check_whole
 from fedscape.errors import DataError
-from fedscape.learning.evaluation import model_arrays
 from fedscape.learning.fedavg import FedAvg
+from fedscape.learning.layers import Module
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import by_client
+from fedscape.learning.loop import output_of
+from fedscape.learning.losses import checked_loss
 from fedscape.learning.server import Mean, Rule
 from fedscape.learning.stepping import groups_of
 from fedscape.personal.fedem import small_example
 from fedscape.personal.shared import (
     COMMON_MODEL,
+    check_own,
+    checked_models,
     each_own_log_probs,
     measured,
+    moved_alone,
     own_models,
-    trained_alone,
     weighted,
     weighted_sums,
 )
-from fedscape.types import Array, Arrays, Kept
+from fedscape.types import Array, Arrays, Kept, Tensor, Tensors
 
 _MEAN = Mean()
 
@@ -111,10 +115,12 @@ class FedALA(FedAvg):
 
     def _sent(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Array, Kept]:
         begin, mix = self._mixed(state, clients, key)
-        after = trained_alone(self.local, begin, clients, key)
-        moves = {n: after[n] - p for n, p in model_arrays(state).items()}
-        for move in moves.values():
-            move[clients.sizes == 0] = 0.0  # a client without rows keeps its model and sends zeros
+        moves, common = moved_alone(self.local, begin, clients, key), checked_models(self.local, state)
+        after = {n: begin[n] + move for n, move in moves.items()}
+        check_own(after, clients, key)
+        for n in self.upper:
+            moves[n] = after[n] - common[n]
+            moves[n][clients.sizes == 0] = 0.0  # a client without rows keeps its model and sends zeros
         weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
         times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64)) + (clients.sizes > 0)
         kept = {f"model.{n}": v for n, v in after.items()} | {f"mix.{n}": v for n, v in mix.items()}
@@ -122,8 +128,9 @@ class FedALA(FedAvg):
 
     def _mixed(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Arrays]:
         """The starting point of each client, and its weights."""
-        common, own = model_arrays(state), own_models(self.local, state, clients)
-        begin = {n: own[n] if n in self.upper else np.repeat(p[None], len(clients), axis=0) for n, p in common.items()}
+        common = checked_models(self.local, state)
+        own = {n: kept_rows(clients, f"model.{n}", np.asarray(common[n])) for n in self.upper}
+        begin = {n: own[n] if n in own else np.broadcast_to(p, (len(clients), *p.shape)) for n, p in common.items()}
         mix = {n: kept_rows(clients, f"mix.{n}", np.ones_like(common[n])) for n in self.upper}
         times = kept_rows(clients, "mixed", np.zeros((), dtype=np.int64))
         draws = key.to("mixing")
@@ -146,21 +153,31 @@ class FedALA(FedAvg):
         learned = {n: mix[n][where] for n in self.upper}
         for group in groups_of(local, sampled, key):
             sent, rows_of_group = group.trainer.sent, where[group.positions]
-            now = {n: sent(p[rows_of_group]) for n, p in begin.items()}
-            own = {n: now[n] for n in self.upper}
+            lower = {n: sent(np.asarray(p)) for n, p in common.items() if n not in self.upper}
+            own = {n: sent(begin[n][rows_of_group]) for n in self.upper}
             away = {n: sent(common[n] - begin[n][rows_of_group]) for n in self.upper}
             w = {n: sent(mix[n][rows_of_group]) for n in self.upper}
-            now |= {n: own[n] + away[n] * w[n] for n in self.upper}
-            gradient = by_client(local, group.module)
+            now = {n: own[n] + away[n] * w[n] for n in self.upper}
+            gradient = self._gradient(group.module)
             for _, end, batch in group.steps():
                 part = {n: p[:end] for n, p in now.items()}
-                grads, _ = gradient(part, batch.random, batch.x, batch.y, batch.share)
+                grads = gradient(part, lower, batch.random, batch.x, batch.y, batch.share)
                 for n in self.upper:
                     w[n][:end] = (w[n][:end] - self.rate * grads[n] * away[n][:end]).clamp_(0, 1)
                     now[n][:end] = own[n][:end] + away[n][:end] * w[n][:end]
             for n, values in group.trainer.fetched(w).items():
                 learned[n][group.positions] = values
         return learned
+
+    def _gradient(self, module: Module) -> Callable[..., Tensors]:
+        """Gradients of the upper layers for a batch of each client; the lower ones are the same for all."""
+        local = self.local
+
+        def loss(upper: Tensors, lower: Tensors, random: Tensors, x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+            output = output_of(local, module, x, {**lower, **upper}, random)
+            return (checked_loss(local.loss, output, y) * share).sum()
+
+        return vmap(grad(loss), in_dims=(0, None, 0, 0, 0, 0))  # type: ignore[no-any-return]
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         return measured(self, state, clients)

@@ -9,9 +9,10 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.learning.evaluation import model_arrays
+from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import COMMON_MODEL, own_models, trained_alone
-from fedscape.types import Arrays, Kept
+from fedscape.personal.shared import COMMON_MODEL, moved_alone, own_models, trained_alone
+from fedscape.types import Array, Arrays, Kept
 
 
 class FedBABU(FedPer):
@@ -40,12 +41,17 @@ class FedBABU(FedPer):
     name = "fedbabu"
     newcomers: ClassVar[str | None] = COMMON_MODEL
 
-    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+    def _trained(
+        self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
+    ) -> tuple[Arrays, Kept]:
         params, heads = model_arrays(state), self.head_names
+        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items()}
+        if trainer_of(self.local).strategy == "stacked":
+            moves = moved_alone(self.local, every, clients, key, still=frozenset(heads), weights=weights)
+            return {n: m for n, m in moves.items() if n not in heads}, {}
         half = self._half({n: params[n] for n in heads})
-        every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items() if n not in heads}
-        after = trained_alone(half, every, clients, key)
-        return {n: after[n] - p for n, p in every.items()}, {}
+        body = {n: p for n, p in every.items() if n not in heads}
+        return moved_alone(half, body, clients, key, weights=weights), {}
 
     def adapt(self, state: Arrays, clients: Federation, key: Key) -> Kept:
         """The whole network of each client after fine-tuning on its own rows."""

@@ -27,8 +27,8 @@ from fedscape.learning.stepping import groups_of
 from fedscape.personal.features import last_linear, with_embedding
 from fedscape.personal.fedem import small_example
 from fedscape.personal.fedper import FedPer
-from fedscape.personal.shared import sums_over_rows, weighted, weighted_sums
-from fedscape.types import Arrays, Kept, Tensor
+from fedscape.personal.shared import sums_of, sums_over_rows
+from fedscape.types import Array, Arrays, Kept, Tensor
 
 Tensors = dict[str, Tensor]
 
@@ -128,13 +128,12 @@ class FedDBE(FedPer):
         return {**super().start(seed), "consensus": np.zeros(width), "known": np.zeros(())}
 
     def step(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        moves, kept = self._trained(state, clients, key)
-        return {**weighted(moves, clients.sizes), "weight": clients.sizes, **self._features(state, clients)}, kept
+        sent, kept = super().step(state, clients, key)
+        return {**sent, **self._features(state, clients)}, kept
 
     def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        moves, kept = self._trained(state, clients, key)
-        features = {n: v.sum(axis=0) for n, v in self._features(state, clients).items()}
-        return {**weighted_sums(moves, clients.sizes), "weight": clients.sizes.sum(), **features}, kept
+        sums, kept = super().total(state, clients, key)
+        return {**sums, **{n: v.sum(axis=0) for n, v in self._features(state, clients).items()}}, kept
 
     def _features(self, state: Arrays, clients: Federation) -> Arrays:
         """The sum of each client's features, until the consensus is known."""
@@ -147,9 +146,11 @@ class FedDBE(FedPer):
         )
         return {"features": sums_over_rows(z, clients)}
 
-    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+    def _trained(
+        self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
+    ) -> tuple[Arrays, Kept]:
         if state["known"] <= 0 or self.kappa == 0:
-            return super()._trained(state, clients, key)
+            return super()._trained(state, clients, key, weights=weights)
         local, names, shift = self.local, self.local.names, self.head_names
         params = model_arrays(state)
         moves = {n: np.zeros((len(clients), *params[n].shape), params[n].dtype) for n in names if n not in shift}
@@ -172,7 +173,7 @@ class FedDBE(FedPer):
                     kept[n][where] += values
                 else:
                     moves[n][where] = values
-        return moves, {f"model.{n}": v for n, v in kept.items()}
+        return moves if weights is None else sums_of(moves, weights), {f"model.{n}": v for n, v in kept.items()}
 
     def _gradient(self, module: Module) -> Tensor:
         """Gradients of loss and pull for a batch of each client, and the updated running means of features."""

@@ -20,7 +20,17 @@ from fedscape.learning.layers import initialised
 from fedscape.learning.local import LocalSGD, check_local
 from fedscape.learning.trainer import trainer_of
 from fedscape.personal.fedem import small_example
-from fedscape.personal.shared import each_own_log_probs, measured, own_models, trained_alone, weighted, weighted_sums
+from fedscape.personal.shared import (
+    check_own,
+    checked_models,
+    each_own_log_probs,
+    measured,
+    moved_alone,
+    own_models,
+    sums_of,
+    trained_alone,
+    weighted,
+)
 from fedscape.types import Array, Arrays, Kept
 
 
@@ -83,17 +93,25 @@ class FedPer(Computation):
         moves, kept = self._trained(state, clients, key)
         return {**weighted(moves, clients.sizes), "weight": clients.sizes}, kept
 
-    def total(self, state: Arrays, clients: Federation, key: Key) -> Arrays | tuple[Arrays, Kept] | None:
-        moves, kept = self._trained(state, clients, key)
-        return {**weighted_sums(moves, clients.sizes), "weight": clients.sizes.sum()}, kept
+    def total(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+        sums, kept = self._trained(state, clients, key, weights=clients.sizes)
+        return {**{f"delta.{n}": s for n, s in sums.items()}, "weight": clients.sizes.sum()}, kept
 
-    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
-        """Each client's move of the body, and its own head."""
-        begin = own_models(self.local, state, clients)
-        after = trained_alone(self.local, begin, clients, key)
-        heads = self.head_names
-        moves = {n: after[n] - p for n, p in begin.items() if n not in heads}
-        return moves, {f"model.{n}": after[n] for n in heads}
+    def _trained(
+        self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
+    ) -> tuple[Arrays, Kept]:
+        """Each client's move of the body, with weights their sum; and each client's own head."""
+        begin, heads = self._begin(state, clients), self.head_names
+        moves = moved_alone(self.local, begin, clients, key, weights=weights, each=heads)
+        own = {n: begin[n] + moves.pop(n) for n in heads}
+        check_own(own, clients, key)
+        return moves, {f"model.{n}": v for n, v in own.items()}
+
+    def _begin(self, state: Arrays, clients: Federation) -> Arrays:
+        """The broadcast body and each client's own head, [clients, ...]."""
+        params = checked_models(self.local, state)
+        body = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in params.items()}
+        return body | {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         over = max(float(total["weight"]), 1e-9)
@@ -121,19 +139,22 @@ class FedPer(Computation):
         heads = {n: kept_rows(clients, f"model.{n}", np.asarray(params[n])) for n in self.head_names}
         return trained_alone(half, heads, clients, key)
 
-    def _body_moves(self, body: Arrays, heads: Arrays, clients: Federation, key: Key) -> Arrays:
-        """Each client's move of the body with its own head fixed: [clients, ...]."""
+    def _body_moves(
+        self, body: Arrays, heads: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
+    ) -> Arrays:
+        """Each client's move of the body with its own head fixed, [clients, ...]; with weights their sum."""
         every = {n: np.broadcast_to(p, (len(clients), *p.shape)) for n, p in body.items()}
         if trainer_of(self.local).strategy != "sequential":
-            after = trained_alone(self.local, {**every, **heads}, clients, key, still=frozenset(heads))
-            return {n: after[n] - p for n, p in every.items()}
+            begin, still = {**every, **heads}, frozenset(heads)
+            moves = moved_alone(self.local, begin, clients, key, still=still, weights=weights, each=still)
+            return {n: moves[n] for n in body}
         moves = {n: np.zeros(p.shape, dtype=p.dtype) for n, p in every.items()}
         for i in np.flatnonzero(clients.sizes):
             half = self._half({n: v[i] for n, v in heads.items()})
-            after = trained_alone(half, {n: p[None] for n, p in body.items()}, clients.take([int(i)]), key)
-            for n, p in body.items():
-                moves[n][i] = after[n][0] - p
-        return moves
+            one = moved_alone(half, {n: p[None] for n, p in body.items()}, clients.take([int(i)]), key)
+            for n, move in one.items():
+                moves[n][i] = move[0]
+        return moves if weights is None else sums_of(moves, weights)
 
     def _half(self, fixed: Arrays) -> LocalSGD:
         """The same training with these parameters fixed; not compiled, as the program would be used once."""

@@ -6,7 +6,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.learning.evaluation import model_arrays
 from fedscape.personal.fedper import FedPer
-from fedscape.types import Arrays, Kept
+from fedscape.types import Array, Arrays, Kept
 
 
 class FedRep(FedPer):
@@ -32,7 +32,10 @@ class FedRep(FedPer):
 
     name = "fedrep"
 
-    def _trained(self, state: Arrays, clients: Federation, key: Key) -> tuple[Arrays, Kept]:
+    def _trained(
+        self, state: Arrays, clients: Federation, key: Key, *, weights: Array | None = None
+    ) -> tuple[Arrays, Kept]:
         heads = self._heads(state, clients, key)
         body = {n: p for n, p in model_arrays(state).items() if n not in heads}
-        return self._body_moves(body, heads, clients, key), {f"model.{n}": v for n, v in heads.items()}
+        moves = self._body_moves(body, heads, clients, key, weights=weights)
+        return moves, {f"model.{n}": v for n, v in heads.items()}

@@ -101,7 +101,7 @@ class PFedFDA(FedPer):
         moves = self._moves(state, clients, key, y)
         return {**weighted(moves, clients.sizes), "weight": clients.sizes, **self._sums(state, clients, z, y)}, {}
 
-    total = Computation.total  # FedPer's does not sum the scatter
+    total = Computation.total  # type: ignore[assignment]  # FedPer's does not sum the scatter
 
     def _features(self, state: Arrays, clients: Federation) -> tuple[Array, Array]:
         y = class_column(self.local, clients).astype(np.int64)

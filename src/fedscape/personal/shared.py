@@ -145,8 +145,13 @@ def weighted(moves: Arrays, weights: Array) -> Arrays:
 
 def weighted_sums(moves: Arrays, weights: Array) -> Arrays:
     """Sums of the same over clients, in float64, without a copy of the moves."""
+    return {f"delta.{n}": s for n, s in sums_of(moves, weights).items()}
+
+
+def sums_of(moves: Arrays, weights: Array) -> Arrays:
+    """The moves times weights [clients] or [clients, M], summed over clients in float64."""
     how = "c,c...->..." if weights.ndim == 1 else "ck,c...->k..."
-    return {f"delta.{n}": np.einsum(how, weights, m, dtype=np.float64) for n, m in moves.items()}
+    return {n: np.einsum(how, weights, m, dtype=np.float64) for n, m in moves.items()}
 
 
 def sums_over_rows(values: Array, clients: Federation) -> Array:
@@ -262,25 +267,50 @@ def trained_alone(
     `pull` is a proximal weight and the parameters it pulls to, the same for all; None pulls to a client's start.
     `still` names parameters that stay fixed, for clients trained side by side.
     """
-    strength, common = (local.proximal, None) if pull is None else pull
-    rates = Rates(local.rate(key.round) if rate is None else rate, strength)
-    anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
-    new, data = {n: np.empty(p.shape, p.dtype) for n, p in own.items()}, trainer_of(local).data(clients)
-    idle = np.flatnonzero(clients.sizes == 0)
+    new = moved_alone(local, own, clients, key, rate=rate, pull=pull, still=still)
     for n, p in own.items():
-        new[n][idle] = p[idle]
-    for positions in groups(clients.sizes, local.timing, most=trainer_of(local).chunk):
-        starts = {n: trainer_of(local).sent(p[positions]) for n, p in own.items()}
-        work = work_of(local, data, clients, positions, key)
-        moved = train(local, starts, work, rates, anchor, still=still)
-        ends = {n: p + moved[n] if n in moved else p for n, p in starts.items()}
-        for n, values in trainer_of(local).fetched(ends).items():
-            new[n][positions] = values
-    _check_own(new, clients, key)
+        new[n] += p
+    check_own(new, clients, key)
     return new
 
 
-def _check_own(new: Arrays, clients: Federation, key: Key) -> None:
+def moved_alone(
+    local: LocalSGD,
+    own: Arrays,
+    clients: Federation,
+    key: Key,
+    *,
+    rate: float | None = None,
+    pull: tuple[float, Arrays | None] | None = None,
+    still: Collection[str] = (),
+    weights: Array | None = None,
+    each: Collection[str] = (),
+) -> Arrays:
+    """As `trained_alone`, but how far each client moves. `own` may be broadcast from one set of parameters.
+
+    With weights, one for each client, the weighted sums over clients, but for the parameters in `each`.
+    """
+    strength, common = (local.proximal, None) if pull is None else pull
+    rates = Rates(local.rate(key.round) if rate is None else rate, strength)
+    anchor = None if common is None else {n: torch.tensor(p, device=local.device)[None] for n, p in common.items()}
+    trainer = trainer_of(local)
+    sums = [] if weights is None else [n for n in own if n not in each]
+    moves = {n: np.zeros(p.shape[1:]) if n in sums else np.zeros(p.shape, p.dtype) for n, p in own.items()}
+    data = trainer.data(clients)
+    for positions in groups(clients.sizes, local.timing, most=trainer.chunk):
+        starts = {n: trainer.sent(p[:1].copy() if p.strides[0] == 0 else p[positions]) for n, p in own.items()}
+        work = work_of(local, data, clients, positions, key)
+        count = None if weights is None else weights[positions]
+        moved = train(local, starts, work, rates, anchor, still=still, weights=count, each=each)
+        for n, values in trainer.fetched(moved).items():
+            if n in sums:
+                moves[n] += values
+            else:
+                moves[n][positions] = values
+    return moves
+
+
+def check_own(new: Arrays, clients: Federation, key: Key) -> None:
     """Refuse own models of clients that diverged: no sum would show it."""
     for name, values in new.items():
         if not all_finite(values):

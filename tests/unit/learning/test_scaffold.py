@@ -11,8 +11,9 @@ from torch import nn
 
 import fedscape as fs
 from fedscape import DataError, Federation, Local
-from fedscape.learning import FedAdagrad, FedYogi, LocalSGD, Scaffold, squared_error
+from fedscape.learning import FedAdagrad, FedYogi, LocalSGD, Scaffold, cross_entropy, models, squared_error
 from fedscape.learning.layers import initialised
+from fedscape.learning.trainer import trainer_of
 
 
 def regression(n_clients: int = 3, rows: int = 6) -> Federation:
@@ -86,6 +87,22 @@ def test_the_common_control_variate_is_the_mean_of_the_clients_own(weighting):
     weights = sizes if weighting == "samples" else None
     mean = np.average(engine.kept()["control.weight"].flat, axis=0, weights=weights)
     np.testing.assert_allclose(state["control.weight"], mean, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "vmap"])
+def test_all_strategies_make_the_same_corrected_steps(strategy):
+    """The written-out steps of a stack, the reference loop and vmap, with decay, a pull and clients of other sizes."""
+    rng, offsets = np.random.default_rng(5), [0, 7, 7, 10, 21]
+    fed = Federation({"x": rng.normal(size=(21, 3)), "y": rng.integers(0, 2, 21)}, offsets)
+    local = LocalSGD(
+        initialised(models.mlp(3, 5, 2).double(), 0), cross_entropy, lr=0.3, epochs=2, batch_size=4,
+        weight_decay=0.01, proximal=0.1,
+    )  # fmt: skip
+    assert trainer_of(local).strategy == "stacked"
+    want, got = (last(Scaffold(how), fed, 3) for how in (local, replace(local, strategy=strategy)))
+    assert {n: v.shape for n, v in want.items()} == {n: v.shape for n, v in got.items()}
+    for name, values in want.items():
+        np.testing.assert_allclose(got[name], values, atol=1e-12)
 
 
 def test_what_is_no_plain_sgd_is_refused():

@@ -146,6 +146,7 @@ def all_steps(
     anchors: list[Tensor],
     moves: list[bool],
     momentum: float,
+    pushes: list[Tensor],
 ) -> None:
     """All local steps of a few clients, in place.
 
@@ -163,6 +164,8 @@ def all_steps(
         Which of these are trained.
     momentum
         Of plain SGD; 0 for none.
+    pushes
+        What every step takes off the weights and biases besides the gradient; an empty list for nothing.
     """
     layers, dtype = stack.layers, steps.shares.dtype
     memories = [torch.zeros_like(w) if momentum > 0 else w for w in weights]
@@ -191,6 +194,8 @@ def all_steps(
                 value, memory = first(weights[j], end), first(memories[j], end)
                 pulls = first(anchors[j], end), first(steps.decay, end), first(steps.pull, end)
                 to = loosen(value, memory, *pulls, momentum)
+                if pushes:
+                    to.add_(first(pushes[j], end), alpha=sign)
                 if j % 2 == 1:
                     to.add_(grad.sum(1, keepdim=True), alpha=sign)
                 elif layer.turned:
@@ -211,30 +216,35 @@ def run_steps(
     anchor: list[Tensor] | None = None,
     momentum: float = 0.0,
     still: Collection[str] = (),
+    push: list[Tensor] | None = None,
     factors: Tensor | None = None,
+    each: Collection[str] = (),
 ) -> list[Tensor]:
-    """The update of each client in the layout of `laid_out`; with factors the weighted sum in float64.
+    """The update of each client in the layout of `laid_out`; with factors the weighted sum in float64, but of `each`.
 
     A few clients at a time, as many as stay in the cache. Parameters that are `still` stay.
     """
     clients, layers = steps.index.shape[1], stack.layers
-    rows, dtype = (clients, start[0].dtype) if factors is None else (1, torch.float64)
-    out = [torch.zeros((rows if len(p) else 0, *p.shape[1:]), dtype=dtype) for p in start]
-    moves = [bool(name) and name not in still for layer in layers for name in (layer.weight, layer.bias)]
+    names = [name for layer in layers for name in (layer.weight, layer.bias)]
+    sums = [factors is not None and name not in each for name in names]
+    out = [
+        torch.zeros(((1 if s else clients) if len(p) else 0, *p.shape[1:]), dtype=torch.float64 if s else p.dtype)
+        for p, s in zip(start, sums, strict=True)
+    ]
+    moves = [bool(name) and name not in still for name in names]
     to = [p[:0] for p in start] if anchor is None else anchor
     with torch.inference_mode():
         for begin, end in _parts(clients, max(1, IN_CACHE // sum(p[:1].numel() for p in start))):
             begun = [between(p, begin, end) for p in start]
             at = [
-                (room[begin:end] if factors is None else p.new_empty((end - begin, *p.shape[1:]))).copy_(p)
-                if p.numel()
-                else p
-                for p, room in zip(begun, out, strict=True)
+                (p.new_empty((end - begin, *p.shape[1:])) if s else room[begin:end]).copy_(p) if p.numel() else p
+                for p, room, s in zip(begun, out, sums, strict=True)
             ]
-            all_steps(stack, x, steps.part(begin, end), at, [between(p, begin, end) for p in to], moves, momentum)
-            for now, before, total in zip(at, begun, out, strict=True):
+            pulls, pushes = ([between(p, begin, end) for p in values] for values in (to, push or []))
+            all_steps(stack, x, steps.part(begin, end), at, pulls, moves, momentum, pushes)
+            for now, before, total, s in zip(at, begun, out, sums, strict=True):
                 moved = now.sub_(before).flatten(1)
-                if factors is not None and moved.numel():
+                if factors is not None and s and moved.numel():
                     _add(moved, factors[begin:end], total.view(-1))
     return out
 

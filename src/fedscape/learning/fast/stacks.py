@@ -143,6 +143,8 @@ def train_stack(
     *,
     weights: Array | None,
     still: Collection[str],
+    drift: Tensors | None = None,
+    each: Collection[str] = (),
 ) -> Tensors | None:
     """As `train`; None for rows or targets that the stack does not take, so that the model itself raises the error."""
     data, taken = work.data, _taken(local, stack, work.data)
@@ -154,11 +156,21 @@ def train_stack(
     begin, to = laid_out(stack, {**fixed, **start}), laid_out(stack, {**fixed, **anchor}) if pulled else None
     steps = _steps(local, y, data.weights, work.plan, rates, pulled)
     factors = None if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+    push = None if drift is None else _pushes(stack, {**fixed, **drift}, rates.lr)
     moved = run_steps(
-        stack, x, begin, steps, anchor=to, momentum=local.momentum, still={*still, *fixed}, factors=factors
+        stack,
+        x,
+        begin,
+        steps,
+        anchor=to,
+        momentum=local.momentum,
+        still={*still, *fixed},
+        push=push,
+        factors=factors,
+        each=each,
     )
     named = in_names(stack, moved)
-    return {n: (named[n] if weights is None else named[n][0]).contiguous() for n in local.names}
+    return {n: (named[n] if weights is None or n in each else named[n][0]).contiguous() for n in local.names}
 
 
 def _taken(local: LocalSGD, stack: Stack, data: Data) -> tuple[Tensor, Tensor] | None:
@@ -188,6 +200,12 @@ def _steps(local: LocalSGD, y: Tensor, weights: Tensor | None, plan: Plan, rates
     decay = lr * local.weight_decay if local.weight_decay else lr[:0]
     pull = lr * proximal if pulled else lr[:0]
     return Steps(index, y[index], shares[..., None], counts, decay[..., None], pull[..., None])
+
+
+def _pushes(stack: Stack, drift: Tensors, lr: Rate) -> list[Tensor]:
+    """What a drift takes off the parameters in every step, in the layout of `laid_out`."""
+    rate = lr.reshape(-1, 1, 1) if isinstance(lr, torch.Tensor) else lr
+    return [d.mul(rate) if len(d) else d for d in laid_out(stack, drift)]
 
 
 def _by_client(rate: Rate, local: LocalSGD) -> Tensor:

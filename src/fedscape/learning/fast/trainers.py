@@ -20,7 +20,7 @@ from fedscape.learning.fast.stack_steps import Stack
 from fedscape.learning.fast.stacks import checked_stack, train_stack
 from fedscape.learning.layers import Module, is_plain, trainable_copy
 from fedscape.learning.local import LocalSGD
-from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, weighted_sum
+from fedscape.learning.loop import Look, each_start, known_classes, no_random_operation, one_thread, summed
 from fedscape.learning.optimisers import Rates, StopRows
 from fedscape.learning.trainer import Trainer
 from fedscape.types import Array, Tensors
@@ -72,6 +72,8 @@ class StackTrainer(FusedTrainer):
         *,
         weights: Array | None = None,
         still: Collection[str] = (),
+        drift: Tensors | None = None,
+        each: Collection[str] = (),
         look: Look | None = None,
     ) -> Tensors:
         rows = len(work.plan.rows)
@@ -87,10 +89,14 @@ class StackTrainer(FusedTrainer):
                 rates,
                 weights=None if several else weights,
                 still=still,
+                drift=drift,
+                each=each,
             )
         if moved is None:  # rows or targets that the stack does not take: the model itself says why
-            return super().train(start, work, rates, anchor, weights=weights, still=still, look=look)
-        return {n: weighted_sum(p, weights) for n, p in moved.items()} if several and weights is not None else moved
+            return super().train(
+                start, work, rates, anchor, weights=weights, still=still, drift=drift, each=each, look=look
+            )
+        return summed(moved, weights, each) if several and weights is not None else moved
 
 
 class ProgramTrainer(Trainer):
@@ -121,11 +127,15 @@ class ProgramTrainer(Trainer):
         *,
         weights: Array | None = None,
         still: Collection[str] = (),
+        drift: Tensors | None = None,
+        each: Collection[str] = (),
         look: Look | None = None,
     ) -> Tensors:
         with _COMPILING:
-            if still:
-                return super().train(start, work, rates, anchor, weights=weights, still=still, look=look)
+            if still or each or drift is not None:
+                return super().train(
+                    start, work, rates, anchor, weights=weights, still=still, drift=drift, each=each, look=look
+                )
             try:
                 with self.on_device(), known_classes(self.local):
                     return self._run(start, start if anchor is None else anchor, work, rates, weights)
