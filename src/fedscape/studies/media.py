@@ -1,4 +1,4 @@
-"""What is inside images and sequences: means of categories, brightness, and how well the next character is predicted."""
+"""What is inside images and sequences: mean images, brightness, and how well the next character is predicted."""
 
 from __future__ import annotations
 
