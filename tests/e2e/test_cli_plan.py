@@ -61,5 +61,9 @@ def test_people_read_tables(files):
 def test_bad_input_is_one_line(files):
     assert "--accuracy must lie between 0 and 1" in refused(2, *call(files, accuracy=2))
     assert "--deadlines must be seconds or none" in refused(2, *call(files, "--deadlines", "soon"))
+    single = files / "single.csv"
+    single.write_text("device,start,end\n1,2024-03-01 08:00,2024-03-01 09:00\n1,2024-03-02 08:00,2024-03-02 09:00\n")
+    wrong = [single if part == files / "log.csv" else part for part in call(files)]
+    assert "--events has 1 device, and one says nothing of others" in refused(2, *wrong)
     wrong = [files / "rows.csv" if part == files / "log.csv" else part for part in call(files, "--device", "who")]
     assert "a log of devices has the columns" in refused(2, *wrong)

@@ -12,7 +12,7 @@ from fedscape.cli.options import Client, Force, Json, Quiet, Seed, Source, check
 from fedscape.cli.rows import Features, Standardise, Target, Test, network_of, read_rows, say_lines, split_rows
 from fedscape.cli.show import short, show, table
 from fedscape.cli.validate import whole_numbers
-from fedscape.errors import DataError, require
+from fedscape.errors import DataError, plural, require
 
 if TYPE_CHECKING:
     from fedscape.core.federation import Federation
@@ -112,6 +112,8 @@ def _twin(events: str, device: str | None, kinds: int, seed: int) -> Twin:
     if events.endswith(".json"):
         return load(events)
     log, tick = read_events(events, device)
+    if len(log) < 2:
+        raise DataError(f"--events has {plural(len(log), 'device')}, and one says nothing of others: name --device?")
     return fit(log, n_kinds=kinds, tick=tick, seed=seed, n_init=2)
 
 
@@ -133,12 +135,30 @@ def _deadlines(text: str) -> list[float | None]:
 def _for_people(about: dict[str, Any]) -> None:
     names = ["protocol", "hours to it", "±", "accuracy", "device-hours", "of them wasted"]
     keys = ("mean_hours", "half_width", "accuracy", "device_hours", "wasted_hours")
+    from fedscape.twin.bias import RARE
+
     rows = [[row["protocol"], *(short(row[key]) for key in keys)] for row in about["rows"]]
     table(f"hours to an accuracy of {about['target']:g}, the soonest first", names, rows)
+    if not any(row["device_hours"] for row in about["rows"]):
+        typer.echo("nobody reported: too few devices are there at once; try smaller --sizes or more --days")
+        return
     names = ["kind", "devices", "reports, 1 is fair", "from", "to", "never", "accuracy less that of all", "from", "to"]
     numbers = ("ratio", "ratio_low", "ratio_high", "never", "gap", "gap_low", "gap_high")
     rows = [[part["kind"], part["devices"], *(short(part[key]) for key in numbers)] for part in about["parts"]]
     table(f"who takes part in {about['parts_of']}", names, rows)
-    answer = about["asynchronous"]
-    hours = "" if answer["hours"] != answer["hours"] else f" ({answer['hours']:.3g} hours sooner)"
-    typer.echo(f"does asynchronous training help: {answer['answer']}{hours}")
+    if rare := [str(part["kind"]) for part in about["parts"] if part["reporting"] < RARE]:
+        typer.echo(f"little is known of kind {', '.join(rare)}: fewer than {RARE} of its devices reported")
+    typer.echo(f"does asynchronous training help: {_helps(about['asynchronous'])}")
+
+
+def _helps(answer: dict[str, Any]) -> str:
+    """The answer with hours and interval; hours alone would claim what seeds do not show."""
+    if answer["answer"] not in ("yes", "no"):
+        return str(answer["answer"])
+    hours, low, high = (answer[key] for key in ("hours", "low", "high"))
+    if answer["answer"] == "no":
+        hours, low, high = -hours, -high, -low
+    most = "at least " if answer["at_least"] else ""
+    ends = f"[{low:.3g}, {high:.3g}]" if high < float("inf") else f"[{low:.3g}, ...)"
+    which = "sooner" if answer["answer"] == "yes" else "later"
+    return f"{answer['answer']}, {most}{hours:.3g} hours {which} {ends}"

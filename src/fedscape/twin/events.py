@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedscape.core.federation import Federation
-from fedscape.errors import DataError
+from fedscape.errors import DataError, plural
 from fedscape.types import Array
 
 MONDAY = np.datetime64("1970-01-05T00:00:00", "ms")
@@ -56,6 +57,11 @@ def sessions(
         raise DataError(f"clients, start and end must be equally long, not {len(who)}, {len(begin)}, {len(finish)}")
     if window is None and not len(begin):
         raise DataError("there is no session, so the time that was observed must be given: window=(from, to)")
+    if (finish < begin).any():
+        row = int(np.flatnonzero(finish < begin)[0])
+        raise DataError(
+            f"a session must end after it starts: that of device {who[row]!s} at {shown(begin[row])} does not"
+        )
     span = (begin.min(), finish.max()) if window is None else tuple(float(seconds([w], "window")[0]) for w in window)
     if not span[0] < span[1]:
         raise DataError(f"window must end after it begins, not {span[0]:g} to {span[1]:g} seconds")
@@ -166,7 +172,8 @@ def checked(log: Federation) -> Federation:
         overlap = np.flatnonzero((np.diff(who) == 0) & (a[1:] < b[:-1]))
         if len(overlap):
             where = log.ids[who[overlap[0]]]
-            raise DataError(f"{what} of device {where!s} overlap at {a[overlap[0] + 1]:g} s: join them to one")
+            at = shown(a[overlap[0] + 1])
+            raise DataError(f"{what} of device {where!s} overlap at {at}: join them to one")
     _check_observed(log)
     return log
 
@@ -209,6 +216,11 @@ def events_of(table: Federation) -> tuple[Federation, float]:
     >>> len(log), tick
     (1, 0.0)
     """
+    if table.n_rows == 0:
+        raise DataError("the log has no rows: it needs at least one session")
+    for name in OPTIONAL:
+        if name in table and name in table.names and name != "data":
+            table = _numbers(table, name)
     for name in ("start", "end", "time"):
         if name in table and name in table.names:
             dates = np.asarray(table.names[name])[table[name]]
@@ -239,14 +251,26 @@ def _outside(log: Federation) -> Array:
     return np.asarray((last < log.offsets[log.client_of_row]) | (log["end"] > log["end"][np.maximum(last, 0)]))
 
 
+def _numbers(table: Federation, name: str) -> Federation:
+    """The texts of an optional column as numbers: yes and no of `finished`; others are refused."""
+    words = {"yes": 1, "true": 1, "no": 0, "false": 0}
+    texts = [str(text).strip().lower() for text in table.names[name]]
+    unknown = [text for text in texts if text not in words]
+    if name != "finished" or unknown:
+        wanted = "1, 0, yes or no" if name == "finished" else "numbers"
+        raise DataError(f"the column {name!r} must hold {wanted}, not {(unknown or texts)[0]!r}")
+    values, code = np.array([words[text] for text in texts] + [-1]), table[name]  # -1, unknown, takes the last
+    return table.select([n for n in table.columns if n != name]).with_column(name, values[code])
+
+
 def _check_observed(log: Federation) -> None:
     """Refuse a session that no observed span contains."""
     outside = _outside(log)
     if outside.any():
         row = int(np.flatnonzero(outside)[0])
         raise DataError(
-            f"the session of device {log.ids[log.client_of_row[row]]!s} from {log['start'][row]:g} to "
-            f"{log['end'][row]:g} s lies outside of its observed spans: give them as rows with watch = 1"
+            f"the session of device {log.ids[log.client_of_row[row]]!s} from {shown(log['start'][row])} to "
+            f"{shown(log['end'][row])} lies outside of its observed spans: give them as rows with watch = 1"
         )
 
 
@@ -258,6 +282,17 @@ def _check_columns(columns: Mapping[str, Array], rows: int) -> None:
             raise DataError(f"the column {name!r} has {len(values):,} rows, there are {rows:,} sessions")
     if ("bytes" in columns) != ("transfer" in columns):
         raise DataError("bandwidth needs both columns, 'bytes' and 'transfer' (seconds): give both or none")
+
+
+def shown(seconds: float) -> str:
+    """A time as a date, or as seconds where these are small numbers.
+
+    >>> shown(3600.0), shown(1.7e9)
+    ('3600 s', '2023-11-18T22:13')
+    """
+    if abs(seconds) < 1e8:
+        return f"{seconds:g} s"
+    return str((MONDAY + np.timedelta64(round(1000 * float(seconds)), "ms")).astype("datetime64[m]"))
 
 
 def _runs(where: Array) -> tuple[Array, Array, Array]:
@@ -276,10 +311,7 @@ def seconds(times: npt.ArrayLike, name: str = "time") -> Array:
     """
     values = np.asarray(times)
     if values.dtype.kind == "U":
-        try:
-            values = values.astype("datetime64[ms]")
-        except ValueError:
-            raise DataError(f"{name} must hold dates or seconds, not {str(values.flat[0])!r}") from None
+        values = _dates(values, name)
     if values.dtype.kind == "M":
         out = (values.astype("datetime64[ms]") - MONDAY) / np.timedelta64(1, "ms") / 1000.0
     elif values.dtype.kind in "iuf":
@@ -287,9 +319,37 @@ def seconds(times: npt.ArrayLike, name: str = "time") -> Array:
     else:
         raise DataError(f"{name} must hold dates or seconds, not {values.dtype}")
     if not np.isfinite(out).all():
-        raise DataError(f"{name} has {int((~np.isfinite(out)).sum()):,} missing values: drop those sessions")
+        raise DataError(f"{name} has {plural(int((~np.isfinite(out)).sum()), 'missing value')}: drop those sessions")
     if (far := np.abs(out) >= FAR).any():
         raise DataError(
-            f"{name} has {out[far][0]:g}, which is no time in seconds: write dates, or seconds since a Monday"
+            f"{name} has {out[far][0]:g}, no time in seconds: write dates, or seconds since a Monday"
         )
     return np.asarray(out)
+
+
+_ZONE = re.compile(r"(Z|[+-]\d{2}:?\d{2})$")
+_DOTTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(.*)")
+
+
+def _dates(texts: Array, name: str) -> Array:
+    """Texts as dates, 2024-01-31 07:30 or 31.1.2024 07:30; a time zone at the end is taken off to UTC."""
+    unique, code = np.unique(texts, return_inverse=True)
+    times = np.empty(len(unique), dtype="datetime64[ms]")
+    zoned = 0
+    for i, text in enumerate(unique.tolist()):
+        date, shift = text.strip(), np.timedelta64(0, "m")
+        if (zone := _ZONE.search(date)) and len(date) > 10:
+            zoned += 1
+            date, sign = date[: zone.start()].strip(), zone.group(1)
+            if sign != "Z":
+                digits = sign[1:].replace(":", "")
+                shift = np.timedelta64((1 if sign[0] == "+" else -1) * (60 * int(digits[:2]) + int(digits[2:])), "m")
+        if dotted := _DOTTED.fullmatch(date):
+            date = f"{dotted[3]}-{int(dotted[2]):02d}-{int(dotted[1]):02d}{dotted[4]}"
+        try:
+            times[i] = np.datetime64(date, "ms") - shift
+        except ValueError:
+            raise DataError(f"{name} must hold dates or seconds, not {text!r}: write 2024-01-31 07:30") from None
+    if 0 < zoned < len(unique):
+        raise DataError(f"{name} has times with and without a time zone: write all of them alike")
+    return times[code]

@@ -9,7 +9,7 @@ from plain_twin import tables_by_steps
 from fedscape import DataError, Federation
 from fedscape.core.kernel import uncompiled
 from fedscape.twin import from_check_ins, from_table, sessions
-from fedscape.twin.events import checked
+from fedscape.twin.events import checked, events_of, seconds
 from fedscape.twin.tables import tabulate
 
 
@@ -59,16 +59,40 @@ def test_devices_without_sessions_are_observed_too():
     assert log.sizes.tolist() == [2, 1]
 
 
+def test_dates_are_read_in_the_ways_they_are_written():
+    for text in ("2024-02-05 08:30", "2024-02-05T08:30:00", "5.2.2024 08:30", "2024-02-05 10:30+02:00",
+                 "2024-02-05T08:30Z", "2024-02-05 03:30:00-0500"):  # fmt: skip
+        assert seconds([text])[0] == seconds([np.datetime64("2024-02-05T08:30")])[0], text
+    with pytest.raises(DataError, match="with and without a time zone"):
+        seconds(["2024-02-05 08:30Z", "2024-02-05 08:30"])
+    with pytest.raises(DataError, match="not 'soon'"):
+        seconds(["2024-02-05 08:30", "soon"])
+
+
+def test_words_for_finished_are_read_and_others_refused():
+    fed = Federation.from_arrays({"start": [0.0, 9.0], "end": [5.0, 12.0], "finished": ["yes", "No"]}, clients=[1, 1])
+    log, _ = events_of(fed)
+    assert log["finished"][log["watch"] == 0].tolist() == [1, 0]
+    with pytest.raises(DataError, match="must hold 1, 0, yes or no, not 'maybe'"):
+        events_of(Federation.from_arrays({"start": [0.0], "end": [5.0], "finished": ["maybe"]}, clients=[1]))
+    with pytest.raises(DataError, match="'work' must hold numbers, not 'long'"):
+        events_of(Federation.from_arrays({"start": [0.0], "end": [5.0], "work": ["long"]}, clients=[1]))
+    with pytest.raises(DataError, match="the log has no rows"):
+        events_of(Federation({"start": np.zeros(0), "end": np.zeros(0)}, [0]))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: sessions(["a", "a"], [0.0, 5.0], [9.0, 8.0]), "sessions of device a overlap at 5 s"),
+        (lambda: sessions(["a", "b"], [5.0, 0.0], [1.0, 2.0]), "that of device a at 5 s does not"),
+        (lambda: sessions(["a"], [1e300], [2e300]), "no time in seconds"),
         (lambda: sessions(["a"], [5.0], [1.0], window=(0.0, 9.0)), "must end after it starts"),
         (lambda: sessions(["a"], [0.0], [1.0], window=(9.0, 3.0)), "window must end after it begins"),
         (lambda: sessions(["a"], [0.0], [1.0], columns={"speed": [1.0]}), "sessions have no column 'speed'"),
         (lambda: sessions(["a"], [0.0], [1.0], columns={"bytes": [1.0]}), "both columns, 'bytes' and 'transfer'"),
         (lambda: sessions(["a"], ["noon"], [1.0]), "start must hold dates or seconds, not 'noon'"),
-        (lambda: sessions(["a"], [np.nan], [1.0]), "start has 1 missing values"),
+        (lambda: sessions(["a"], [np.nan], [1.0]), "start has 1 missing value: drop"),
         (lambda: from_table([[2]]), "a table of slots must hold 1, 0 or -1"),
         (
             lambda: checked(Federation({"start": [0.0, 5.0], "end": [4.0, 6.0], "watch": [1, 0]}, [0, 2])),
