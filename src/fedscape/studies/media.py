@@ -1,4 +1,4 @@
-"""What is inside images and sequences: means of categories, brightness, and how well the next character is predicted."""
+"""What is inside images and sequences: means of categories, light, and how predictable the next character is."""
 
 from __future__ import annotations
 
