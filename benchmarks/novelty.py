@@ -24,7 +24,9 @@ run in `--workers` processes until `--limit` seconds are over, with `--only figu
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from fedscape.methods import make
 from fedscape.personal import (
     Alarm,
     FedGMM,
+    LocalOnly,
     Novelty,
     Personalised,
     auroc,
@@ -54,10 +57,11 @@ from fedscape.personal import (
 from fedscape.personal.methods import Common
 from table import RESULTS, arguments, report
 
+SHOWN = RESULTS / "quick" if "--quick" in sys.argv else RESULTS  # where rows and pictures go
 SCORES = ("log_prob_x", "typicality", "confidence")
 EMBEDDINGS = {"convolutions": 25, "last layer and rest": 10, "pixels, PCA 48 and rest": 10, "pixels, PCA 48": 3}  # M1
 STATES = Path(tempfile.gettempdir()) / "fedgmm_novelty"  # of FedAvg
-BASELINES = ("local", "fedavg", "fedem")
+BASELINES = ("fedavg", "local", "fedem", "fedprox", "clustered", "pfedme")  # fedavg makes fedavg+, too
 DRAWN = 300  # points of each kind in a figure
 PARTS = ("log_prob_x", "log_prob_y_given_x", "log_prob_joint")
 
@@ -190,7 +194,7 @@ def with_z(where: str, parts: dict[str, Federation], step: LocalSGD, state: Any)
 def trained(made: Any, fed: Federation, cell: Row, until: float) -> Personalised:
     engine = Local(fed, threads=1)
     made.block_rows = 2**17
-    loop = rounds(made, engine, n_rounds=cell["rounds"], seed=cell["seed"], measure=0)
+    loop = rounds(made, engine, n_rounds=cell["rounds"], seed=cell["seed"], measure=0, allow=made.reveals)
     for _ in loop:
         check_time(until)
     return Personalised(made, loop.state, fed.ids, dict(engine.kept()))
@@ -218,14 +222,16 @@ def work(cell: Row, until: float) -> list[Row]:
     fed, held = draw(Path(cell["data"]), seed, cell["clients"], cell["rows"])
     order = np.random.default_rng(seed).permutation(held.n_rows)
     parts = {"known": held, "new": novel(held), **others(held, seed)}
-    if cell["part"] == "baselines":
-        found = []
-        for name in BASELINES:
-            done = trained(method(name, step), fed, cell, until)
-            found.append(row(name, {n: surest(done, p) for n, p in parts.items()}, order))
-            if name == "fedavg":
-                STATES.mkdir(exist_ok=True)
-                np.savez(state_of(cell), **done.state)
+    if cell["part"].startswith("baseline"):
+        name = cell["part"].removeprefix("baseline ")
+        done = trained(method(name, step), fed, cell, until)
+        made = {name: done}
+        if name == "fedavg":
+            STATES.mkdir(exist_ok=True)
+            np.savez(state_of(cell), **done.state)
+            begin = {**{n: v for n, v in done.state.items() if n.startswith("model.")}, "rows": np.zeros(())}
+            made["fedavg+"] = Personalised(LocalOnly(step), begin, fed.ids, {}).adapt(fed, seed=seed)
+        found = [row(n, {part: surest(d, p) for part, p in parts.items()}, order) for n, d in made.items()]
         return [{**cell, **each} for each in found]
     with np.load(state_of(cell)) as common:
         made = with_z(cell["part"], {"fit": fed, **parts}, step, dict(common))
@@ -238,7 +244,9 @@ def work(cell: Row, until: float) -> list[Row]:
 
 
 def method(name: str, step: LocalSGD) -> Any:
-    return Common(step, initial="seed") if name == "fedavg" else make(name, step)
+    if name == "fedprox":
+        step = replace(step, proximal=0.1)
+    return Common(step, initial="seed") if name in ("fedavg", "fedprox") else make(name, step)
 
 
 def gaussian(fed: Federation, step: LocalSGD, cell: Row, until: float) -> Personalised:
@@ -388,14 +396,14 @@ def picture(rows: list[Row]) -> None:
     for axis in axes.flat[[0, 6, 7]]:
         if axis.has_data():
             axis.legend(frameon=False, fontsize=8)
-    figure.savefig(RESULTS / "novelty_figures.png", dpi=110)
+    figure.savefig(SHOWN / "novelty_figures.png", dpi=50)
 
 
 def plan(rows: list[Row], args: Any) -> list[Row]:
     """Baselines first, whose FedAvg gives the embeddings; then these, the best first."""
     base = {n: getattr(args, n) for n in ("data", "device", "clients", "rows", "rounds", "lr", "net")}
     seeds = [{**base, "seed": args.seed + s} for s in range(args.seeds)]
-    cells = [{**c, "part": "baselines", "gaussians": 0} for c in seeds]
+    cells = [{**c, "part": f"baseline {name}", "gaussians": 0} for name in BASELINES for c in seeds]
     ready = [c for c in seeds if state_of(c).exists()]
     each = [{**c, "part": part, "gaussians": min(m1, args.gaussians)} for part, m1 in EMBEDDINGS.items() for c in ready]
     drawn = {"gaussians": min(EMBEDDINGS["convolutions"], args.gaussians), "drawn": DRAWN}
@@ -421,7 +429,8 @@ def main() -> None:
     if args.merge:
         summary(read(args.merge))
         return
-    out = args.out or str(RESULTS / f"novelty{'_quick' if args.quick else ''}.jsonl")
+    out = args.out or str(SHOWN / "novelty.jsonl")
+    SHOWN.mkdir(parents=True, exist_ok=True)
     if args.quick:
         args.data = args.data or str(RESULTS / "novelty")
         prepare(Path(args.data), True)

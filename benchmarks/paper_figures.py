@@ -1,6 +1,7 @@
 """Small figures of the papers from results/ and the data: `python benchmarks/paper_figures.py` writes SVG to results/.
 
-MDM Figure 8 (how many rows a census region has), FedHLCR Figure 3 (b) as printed and mended, FedTEM Figure 2 over p.
+MDM Figure 8 (how many rows a census region has), FedHLCR Figure 3 (b) as printed and mended, FedTEM Figures 2 (over p)
+and 7 (the curves).
 """
 
 from __future__ import annotations
@@ -70,12 +71,22 @@ def figure2(folder: Path) -> None:
     drawn("temporal_figure2", "FEMNIST, T = 64", curves, folder=folder, **axes)
 
 
+def figure7(folder: Path) -> None:
+    from fedscape.temporal import Cosine, Linear
+
+    t = np.arange(0, 512, 4)
+    for name, kind in (("linear", Linear), ("cosine", Cosine)):
+        curves = {f"p = {p:g}": (t, [kind(256, p)(float(x)) for x in t]) for p in (0.1, 0.25, 0.5, 1, 2, 4, 10)}
+        drawn(f"temporal_figure7_{name}", f"{name} curve", curves, folder=folder, xlabel="round", ylabel="share of day")
+
+
 def main() -> None:
     args = arguments(__doc__)
     folder = RESULTS / "quick" if args.quick else RESULTS
     figure8(folder, quick=args.quick)
     figure3b(folder)
     figure2(folder)
+    figure7(folder)
     print(*sorted(path.name for path in folder.glob("*.svg")))
 
 

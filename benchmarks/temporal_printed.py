@@ -7,6 +7,8 @@ calls go on where the last one stopped):
     python benchmarks/temporal.py --data FOLDER --out CELLS --only femnist,powers --workers 1 --minutes 30 \\
         --methods vanilla,fedtem-printed,fedtem,fedtkm,fedtkm-constant,scsgd,scsgd-first-half
 
+The ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way.
+
 `--quick` makes its own, of a few rounds.
 """
 
@@ -64,6 +66,78 @@ def compared(rows: list[dict[str, Any]], table: str) -> list[dict[str, Any]]:
     return lines
 
 
+#: Of each ablation: the figure, what differs, its cell (label, method, unit), and the cell that it is compared with.
+Ablation = tuple[str, str, tuple[str, str, str], tuple[str, str, str]]
+PRINTED = "fedtem-printed"
+
+
+def ablations() -> list[Ablation]:
+    def at(label: str, method: str = PRINTED, unit: str = "batch") -> tuple[str, str, str]:
+        return label, method, unit
+
+    lines: list[Ablation] = []
+    for shift in ("linear p=1", "cosine p=1"):
+        for prior in ("linear", "cosine", "soft"):
+            one, other = (at(f"Figure 3: {shift}, prior {name}") for name in (prior, "none"))
+            lines.append(("3", f"{shift}: prior {prior} for none (EM only)", one, other))
+    base = at("Figure 3: linear p=1, prior linear")
+    for method in (PRINTED, "fedtkm", "vanilla"):
+        for unit in ("batch", "client"):
+            one, other = (at("Figure 4: choice per", method, name) for name in (unit, "sample"))
+            lines.append(("4", f"{TITLES[method]}: a branch a {unit} for a row", one, other))
+    none = at("Figure 5: lambda=0.0 epsilon=0.0")
+    lines.append(("5", "lambda 0.5, epsilon 0.1 for none", base, none))
+    for values in ("lambda=0.1 epsilon=0.1", "lambda=0.5 epsilon=0.5"):
+        lines.append(
+            ("5", f"{values.replace('=', ' ').replace(' e', ', e')} for none", at(f"Figure 5: {values}"), none)
+        )
+    lines.append(("6", "MLE sampled for MLE greedy", at("Figure 6: mle sampled"), base))
+    lines.append(("6", "posterior greedy for MLE greedy", at("Figure 6: posterior greedy"), base))
+    both = at("Figure 6: posterior sampled"), at("Figure 6: posterior greedy")
+    lines.append(("6", "posterior sampled for posterior greedy", *both))
+    for p in ("0.25", "1", "4"):
+        usual = base if p == "1" else at(f"Figure 8: T=64 p={p}")
+        for period in (16, 128):
+            lines.append(("8", f"T = {period} for 64, p = {p}", at(f"Figure 8: T={period} p={p}"), usual))
+    two, still = at("Figure 4: choice per", "vanilla"), at("Figure 9: branches", "no-shift")
+    lines.append(("9", "vanilla: one branch for two", at("Figure 9: branches", "single"), two))
+    lines.append(("9", "no shift: one branch for two", at("Figure 9: branches", "no-shift-single"), still))
+    for most in (10, 20, 40):
+        label = f"Figure 10: at most {most} rows"
+        mine = at(label) if most < 40 else at("Figure 3: cosine p=1, prior linear")
+        lines.append(("10", f"at most {most} rows: FedTEM for vanilla", mine, at(label, "vanilla")))
+        level = at(label, "no-shift") if most < 40 else still
+        lines.append(("10", f"at most {most} rows: FedTEM for no shift", mine, level))
+    return lines
+
+
+def ablation_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Both accuracies, and their paired difference by seed."""
+    cells = accuracies(rows, "ablation")
+
+    def values(where: tuple[str, str, str]) -> dict[int, float]:
+        label, method, unit = where
+        return {seed: row[f"accuracy per {unit}"] for seed, row in cells.get((label, method), {}).items()}
+
+    made = []
+    for figure, what, one, other in ablations():
+        mine, theirs = values(one), values(other)
+        both = sorted(set(mine) & set(theirs))
+        if not both:
+            continue
+        gains = [mine[s] - theirs[s] for s in both]
+        row = {"figure": figure, "what, for what": what, "seeds": len(both)}
+        row |= {
+            "accuracy": f"{np.mean([mine[s] for s in both]):.1f}",
+            "of the other": f"{np.mean([theirs[s] for s in both]):.1f}",
+        }
+        each = ", ".join(f"{gain:+.1f}" for gain in gains)
+        made.append(
+            {**row, "difference": each if len(gains) < 3 else f"{np.mean(gains):+.1f} ± {half_width(gains):.1f}"}
+        )
+    return made
+
+
 def main() -> None:
     args = arguments(__doc__, cells="")
     if args.quick:
@@ -74,6 +148,14 @@ def main() -> None:
         report("temporal_printed_quick", compared(rows, "femnist"), note=f"{time.time() - began:.0f} s")
         return
     rows = found(Path(args.cells or tempfile.gettempdir()))
+    if lines := ablation_rows(rows):
+        how = f"FEMNIST, dense network, {rows[0]['rounds']} rounds, cohorts of 10, FedTEM as printed; differences "
+        report(
+            "temporal_ablations",
+            lines,
+            note=f"{how}paired by seed, from three seeds on with 95% t intervals; linear, p = 1, T = 64 unless said",
+        )
+        print()
     how = "FEMNIST, dense network, T = 64, 513 rounds, cohorts of 10; 95% t intervals of paired differences"
     for table in ("femnist", "powers", "long"):
         if lines := compared(rows, table):

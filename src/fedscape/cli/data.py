@@ -55,7 +55,7 @@ def data_card(
     target: Annotated[Path, typer.Argument(help="The file to write, such as README.md.")],
     label: Annotated[str | None, typer.Option("--column", help="The categories whose differences are told.")] = None,
     title: Annotated[str | None, typer.Option("--title", help="By default the name of the data.")] = None,
-    licence: Annotated[str | None, typer.Option("--licence", help="By default that of a known data set.")] = None,
+    licence: Annotated[str | None, typer.Option("--licence", help="By default that of a about data set.")] = None,
     client: Client = None,
     force: Force = False,
     json_: Json = False,
@@ -65,11 +65,11 @@ def data_card(
     from fedscape.formats.files import free_target
 
     fed = datasets.read(source, client=client)
-    known = datasets.info(source) if source in datasets.names() else {}
+    about = datasets.info(source) if source in datasets.names() else {}
     free_target(target, overwrite=force)
     text = datasets.card(
-        fed, name=title or Path(source).stem, label=label, description=known.get("description", ""),
-        licence=licence or known.get("licence", ""), citation=known.get("citation", ""),
+        fed, name=title or Path(source).stem, label=label, description=about.get("description", ""),
+        licence=licence or about.get("licence", ""), citation=about.get("citation", ""),
     )  # fmt: skip
     replace_file(target, lambda file: file.write(text.encode()))
     show({"written": str(target), "clients": len(fed)}, json_, lambda about: typer.echo(f"{target} is written"))

@@ -42,12 +42,12 @@ def model(
     *,
     seed: int = 0,
     progress: bool | None = None,
-    place: Callable[[Federation], Engine] = Local,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> tuple[dict[str, Any], Any, Array]:
     """Fit the kinds of clients: the section of the result, the mixture, and responsibilities [clients, K]."""
     clients = _modelled(data)
     candidates = candidates_for(clients, "y")
-    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress, place=place)
+    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress, engine_for=place)
     shares = mixture.predict_proba(clients)
     if data.apart is not None:
         mixture = joined(mixture, data.apart.place, data.names)
@@ -212,7 +212,7 @@ def census(
     epsilon: float,
     delta: float = CENSUS_DELTA,
     ledger: Ledger | None = None,
-    place: Callable[[Federation], Engine] = Local,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> dict[str, Any]:
     """Count the categories of all clients with client-level privacy: releases, recorded in a ledger.
 
@@ -224,12 +224,12 @@ def census(
     far = Quantiles([_CLIPPED], column="length", ranges=ends, resolution=_NEAR, cells=4)
     part = calibrate(_CLIP_SHARE * epsilon, _CLIP_SHARE * delta, rounds=far.n_rounds(), sampler=All())
     far.fit(
-        place(clients.select(["length"])), privacy=Gaussian(clip=1.0, multiplier=part), ledger=ledger, progress=False
+        engine_for(clients.select(["length"])), privacy=Gaussian(clip=1.0, multiplier=part), ledger=ledger, progress=False
     )
     clip = float(2 ** far.quantiles_[0]) if far.rank_error_ < 0.5 else _GUESS
     multiplier = calibrate((1 - _CLIP_SHARE) * epsilon, (1 - _CLIP_SHARE) * delta, rounds=1, sampler=All())
     privacy = Gaussian(clip=clip, multiplier=multiplier)
-    engine = place(clients.select(["y"]))
+    engine = engine_for(clients.select(["y"]))
     histogram = Histogram(counts.shape[1], column="y").fit(engine, privacy=privacy, ledger=ledger, progress=False)
     exact = counts.sum(axis=0) / max(counts.sum(), 1)
     spent = [
@@ -256,7 +256,7 @@ def population(
     rounds: int = 30,
     seed: int = 0,
     progress: bool | None = None,
-    place: Callable[[Federation], Engine] = Local,
+    engine_for: Callable[[Federation], Engine] = Local,
 ) -> tuple[MixtureOfDirichletMultinomials, dict[str, Any]]:
     """Fit the kinds of clients, their number chosen on held-out clients; return the mixture and its description.
 
@@ -270,7 +270,7 @@ def population(
     mixture = MixtureOfDirichletMultinomials(
         candidates[0], solver=cast(Solver, solver), n_init=n_init, rounds=rounds, column=column, seed=seed
     )
-    tried, engine = [], place(federation)
+    tried, engine = [], engine_for(federation)
     choice = None
     if len(candidates) > 1:
         with suppress(TooFewClients):  # of a dozen clients it may be that none is held out

@@ -162,19 +162,19 @@ def _counted(
     epsilon: float,
     find: float | None,
     ledger: Ledger | None,
-    place: Callable[[Federation], Engine],
+    engine_for: Callable[[Federation], Engine],
 ) -> dict[str, Any]:
     """The private count, of categories that are declared or found."""
     ledger = Ledger(epsilon=epsilon, delta=CENSUS_DELTA) if ledger is None else ledger
     if find is None:
         declared = declared_counts(federation, column, names)
-        return census(declared, epsilon=epsilon, ledger=ledger, place=place)
+        return census(declared, epsilon=epsilon, ledger=ledger, engine_for=engine_for)
     check_share("find", find, error=DataError)
     if names is not None:
         raise DataError("find= looks for names, and these are declared: give one of the two")
     spend, left = ({"epsilon": part * epsilon, "delta": part * CENSUS_DELTA} for part in (find, 1 - find))
     names, discovery = found_names(federation, column, **spend, ledger=ledger)
-    return census(declared_counts(federation, column, names), **left, ledger=ledger, place=place) | {"found": discovery}
+    return census(declared_counts(federation, column, names), **left, ledger=ledger, engine_for=engine_for) | {"found": discovery}
 
 
 def _fill(
@@ -197,7 +197,7 @@ def _fill(
     with stages.of("measure"):
         result["measure"] = measure(data, seed=seed)
     with stages.of("model"):
-        result["model"], mixture, shares = model(data, seed=seed, progress=False, place=engine_for)
+        result["model"], mixture, shares = model(data, seed=seed, progress=False, engine_for=engine_for)
         if counted is not None:
             result["model"]["census"] = counted
             notes.append("The private count has secret noise: another run of the same study differs in it.")
