@@ -11,6 +11,7 @@ A page has a title line (`# question`), prose, and marks. After a mark the scrip
 - `<!-- value NAME where="a=1" of="column" as=".1f" -->` one number, in bold.
 - `<!-- pages core- -->` links to the pages whose names begin so; `<!-- pages -->` to the others.
 - `<!-- failures -->` the sentences of all pages after "**Did not work:**".
+- `<!-- history -->` the plots of speed over commits.
 - `<!-- made -->` how the results of the page were made; it ends every page.
 """
 
@@ -20,7 +21,7 @@ import argparse
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ MARKED = re.compile(
     r'<!-- results/([\w-]+)\.json((?: \w+="[^"]*")*) -->\n(?:\n*(?:\|.*\n)+)?(?:\n*!\[.*\]\(plots/.*\)\n)?\n*'
 )
 VALUE = re.compile(r'<!-- value ([\w-]+)((?: \w+="[^"]*")*) -->(?:\*\*[^*]*\*\*)?')
-LISTED = re.compile(r"<!-- (pages(?: [a-z]+-)*|failures) -->\n(?:\n*(?:- .*\n)+)?")
+LISTED = re.compile(r"<!-- (pages(?: [a-z]+-)*|failures|history) -->\n(?:\n*(?:- .*\n)+)?\n*")
 FAILURE = "**Did not work:** "
 #: Results of before dates were recorded: since when the repository has them. `--date` rewrites it from git.
 UNDATED = HERE / "undated.json"
@@ -149,7 +150,7 @@ def values(text: str) -> str:
     return VALUE.sub(shown, text)
 
 
-def front(text: str, pages: dict[str, str]) -> str:
+def front(text: str, pages: dict[str, str], drawn: Sequence[str] = ()) -> str:
     """The front page: its numbers, the list of pages, and what did not work."""
     groups = re.findall(r"([a-z]+-)", " ".join(re.findall(r"<!-- pages ([a-z -]+) -->", text)))
     titles = {name: content.split("\n", 1)[0].removeprefix("# ") for name, content in pages.items()}
@@ -163,12 +164,16 @@ def front(text: str, pages: dict[str, str]) -> str:
                 for line in content.splitlines()
                 if line.startswith(FAILURE)
             ]
+        elif kind == "history":
+            lines = [f"- ![{history.KEPT[name][2]}](pages/plots/history_{name}.svg)" for name in drawn]
         else:
             fits = [n for n in sorted(pages) if n.startswith(tuple(prefixes or groups)) == bool(prefixes)]
             lines = [f"- [{titles[name]}](pages/{name}.md)" for name in fits]
-        return "\n".join([f"<!-- {found.group(1)} -->", "", *lines, ""]) if lines else f"<!-- {found.group(1)} -->\n"
+        return (
+            "\n".join([f"<!-- {found.group(1)} -->", "", *lines, "", ""]) if lines else f"<!-- {found.group(1)} -->\n\n"
+        )
 
-    return values(LISTED.sub(listed, text))
+    return values(LISTED.sub(listed, text).rstrip("\n") + "\n")
 
 
 def rendered() -> Files:
@@ -176,8 +181,9 @@ def rendered() -> Files:
     files: Files = dict(history.recorded())
     pages = {path.stem: page(path.read_text(), files) for path in sorted(PAGES.glob("*.md"))}
     files |= {PAGES / f"{name}.md": text for name, text in pages.items()}
-    files |= history.drawn(PAGES / "plots", files)
-    return files | {FRONT: front(FRONT.read_text(), pages)}
+    over_time = history.drawn(PAGES / "plots", files)
+    drawn = [path.stem.removeprefix("history_") for path in over_time]
+    return files | over_time | {FRONT: front(FRONT.read_text(), pages, drawn)}
 
 
 def since() -> dict[str, str]:

@@ -47,7 +47,7 @@ def model(
     """Fit the kinds of clients: the section of the result, the mixture, and responsibilities [clients, K]."""
     clients = _modelled(data)
     candidates = candidates_for(clients, "y")
-    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress, engine_for=place)
+    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress, engine_for=engine_for)
     shares = mixture.predict_proba(clients)
     if data.apart is not None:
         mixture = joined(mixture, data.apart.place, data.names)

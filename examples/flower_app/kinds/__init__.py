@@ -1,0 +1,1 @@
+"""A Flower App: which kinds of clients are there?"""
