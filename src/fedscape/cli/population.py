@@ -108,7 +108,7 @@ def fit(
         rounds=rounds,
         seed=seed,
         progress=False if quiet else None,
-        place=placing(engine, address, workers),
+        engine_for=placing(engine, address, workers),
     )
     if out is not None:
         mixture.save(out)

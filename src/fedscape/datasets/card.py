@@ -100,7 +100,9 @@ def _columns(federation: Federation) -> str:
     for name, values in federation.columns.items():
         class_names = federation.names.get(name)
         shape = " x ".join(map(str, values.shape[1:]))
-        lines.append(f"| {_plain(name)} | {values.dtype} | {shape} | {'' if class_names is None else len(class_names)} |")
+        lines.append(
+            f"| {_plain(name)} | {values.dtype} | {shape} | {'' if class_names is None else len(class_names)} |"
+        )
     return "\n".join(lines)
 
 

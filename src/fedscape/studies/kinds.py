@@ -47,7 +47,9 @@ def model(
     """Fit the kinds of clients: the section of the result, the mixture, and responsibilities [clients, K]."""
     clients = _modelled(data)
     candidates = candidates_for(clients, "y")
-    mixture, about = population(clients, "y", candidates=candidates, seed=seed, progress=progress, engine_for=engine_for)
+    mixture, about = population(
+        clients, "y", candidates=candidates, seed=seed, progress=progress, engine_for=engine_for
+    )
     shares = mixture.predict_proba(clients)
     if data.apart is not None:
         mixture = joined(mixture, data.apart.place, data.names)
@@ -224,7 +226,10 @@ def census(
     far = Quantiles([_CLIPPED], column="length", ranges=ends, resolution=_NEAR, cells=4)
     part = calibrate(_CLIP_SHARE * epsilon, _CLIP_SHARE * delta, rounds=far.n_rounds(), sampler=All())
     far.fit(
-        engine_for(clients.select(["length"])), privacy=Gaussian(clip=1.0, multiplier=part), ledger=ledger, progress=False
+        engine_for(clients.select(["length"])),
+        privacy=Gaussian(clip=1.0, multiplier=part),
+        ledger=ledger,
+        progress=False,
     )
     clip = float(2 ** far.quantiles_[0]) if far.rank_error_ < 0.5 else _GUESS
     multiplier = calibrate((1 - _CLIP_SHARE) * epsilon, (1 - _CLIP_SHARE) * delta, rounds=1, sampler=All())

@@ -174,7 +174,9 @@ def _counted(
         raise DataError("find= looks for names, and these are declared: give one of the two")
     spend, left = ({"epsilon": part * epsilon, "delta": part * CENSUS_DELTA} for part in (find, 1 - find))
     names, discovery = found_names(federation, column, **spend, ledger=ledger)
-    return census(declared_counts(federation, column, names), **left, ledger=ledger, engine_for=engine_for) | {"found": discovery}
+    return census(declared_counts(federation, column, names), **left, ledger=ledger, engine_for=engine_for) | {
+        "found": discovery
+    }
 
 
 def _fill(

@@ -321,9 +321,7 @@ def seconds(times: npt.ArrayLike, name: str = "time") -> Array:
     if not np.isfinite(out).all():
         raise DataError(f"{name} has {plural(int((~np.isfinite(out)).sum()), 'missing value')}: drop those sessions")
     if (far := np.abs(out) >= FAR).any():
-        raise DataError(
-            f"{name} has {out[far][0]:g}, no time in seconds: write dates, or seconds since a Monday"
-        )
+        raise DataError(f"{name} has {out[far][0]:g}, no time in seconds: write dates, or seconds since a Monday")
     return np.asarray(out)
 
 
