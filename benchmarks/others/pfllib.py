@@ -121,7 +121,8 @@ def main() -> None:
     do = partial(work, device=given.device, most=most, folder=folder)
     rows = run_cells(lambda rows: cells, do, out=out, workers=given.workers, limit=given.limit)
     failed = {row["method"]: row["error"] for row in rows if "error" in row}
-    report("others_pfllib", table(rows), note=f"{rounds} rounds; failed: {failed or 'none'}")
+    name = "_".join(["others_pfllib", *(sets if len(sets) == 1 else [])])
+    report(name, table(rows), note=f"{rounds} rounds; failed: {failed or 'none'}")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ class FedDBE(FedPer):
     Each client adds its own vector to the input of the last linear layer, trains it and keeps it (the paper's
     personalised representation bias memory). Its loss has the extra term kappa / 2 times the mean square of m - g. Here
     m is a running mean of the batches' features. The consensus is g: the mean over all rows of the features under the
-    first weights, collected by sums in the first round. Body and last layer are common.
+    first weights, collected by sums in the first round. (The paper takes the clients' running means while they train
+    for a first time, which differ from this by what that training moves.) Body and last layer are common.
 
     The server sees sums: the moves, the rows, and once the features. A new client has a shift of zero; with labelled
     rows it trains only its shift.
@@ -96,7 +97,7 @@ class FedDBE(FedPer):
     local
         How a client trains; its model gets a shift in its last linear layer (`with_shift`).
     kappa
-        Weight of the pull to the consensus.
+        Weight of the pull to the consensus; the authors use 50 for a CNN of four layers.
     momentum
         mu: m = (1 - mu) m + mu (mean of the batch), from zero in each round; 1 uses the batch alone.
     initial
