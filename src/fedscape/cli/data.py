@@ -65,11 +65,11 @@ def data_card(
     from fedscape.formats.files import free_target
 
     fed = datasets.read(source, client=client)
-    known = datasets.info(source) if source in datasets.names() else {}
+    about_set = datasets.info(source) if source in datasets.names() else {}
     free_target(target, overwrite=force)
     text = datasets.card(
-        fed, name=title or Path(source).stem, label=label, description=known.get("description", ""),
-        licence=licence or known.get("licence", ""), citation=known.get("citation", ""),
+        fed, name=title or Path(source).stem, label=label, description=about_set.get("description", ""),
+        licence=licence or about_set.get("licence", ""), citation=about_set.get("citation", ""),
     )  # fmt: skip
     replace_file(target, lambda file: file.write(text.encode()))
     show({"written": str(target), "clients": len(fed)}, json_, lambda about: typer.echo(f"{target} is written"))

@@ -101,8 +101,8 @@ class MLflow(Sink):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports its use otherwise
         mlflow = require("mlflow", extra="mlflow")
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
         self.run_id: str = self._client.create_run(number).info.run_id
         for name, value in (settings or {}).items():
             self._client.log_param(self.run_id, name, value)
