@@ -113,7 +113,7 @@ def run(request: Request) -> None:
     course = Course(method, task.local, place(task.learners), task.options, private=private)
     say_revealed(method, METHODS[method].reveals)
     folder = folder_for(request.out, request.resume, request.quiet)
-    how = _privacy(request, task, folder)
+    how = _privacy(request, task, course, folder)
     table = _train(request, task, course, folder, how)
     result = {"method": method, "clients": len(task.learners), "rounds": table[-1]["round"], "table": table}
     result |= task.about(course)
@@ -239,7 +239,7 @@ def sampler_of(cohort: int, n_clients: int) -> Sampler:
     return All() if cohort == 0 or cohort >= n_clients else FixedSize(cohort)
 
 
-def _privacy(request: Request, task: NetworkTask | TableTask, folder: Path | None) -> dict[str, Any]:
+def _privacy(request: Request, task: NetworkTask | TableTask, course: Course, folder: Path | None) -> dict[str, Any]:
     """Noise for the budget over all rounds, and the ledger of the run."""
     if request.epsilon is None:
         return {}
@@ -248,4 +248,5 @@ def _privacy(request: Request, task: NetworkTask | TableTask, folder: Path | Non
     delta, sampler = request.delta or 1e-6, task.options.sampler or All()
     multiplier = calibrate(request.epsilon, delta, rounds=task.rounds, sampler=sampler, n_clients=len(task.learners))
     ledger = Ledger(None if folder is None else folder / "ledger.jsonl", epsilon=request.epsilon, delta=delta)
-    return {"privacy": Gaussian(clip=request.clip or 1.0, multiplier=multiplier), "ledger": ledger}
+    privacy = course.under(Gaussian(clip=request.clip or 1.0, multiplier=multiplier))
+    return {"privacy": privacy, "ledger": ledger}
