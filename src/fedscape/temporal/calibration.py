@@ -38,9 +38,30 @@ class ScoreSums(NamedTuple):
         return cls(none, np.zeros((k, q)), np.zeros((k, q, q)), none, np.zeros((k, q, q)), none, none)
 
     def plus(self, fresh: ScoreSums, kept: Array) -> ScoreSums:
-        """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums."""
+        """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums.
+
+        A network that leans to the modes that are there shifts the scores of all modes alike. The means of absent modes
+        move with those of the modes that were seen.
+
+        >>> one = ScoreSums(np.ones(2), np.array([[1.0], [-1.0]]), *ScoreSums.empty(2)[2:])
+        >>> seen = ScoreSums(np.array([2.0, 0.0]), np.array([[8.0], [0.0]]), *ScoreSums.empty(2)[2:])
+        >>> one.plus(seen, np.ones(2)).first.tolist()
+        [[9.0], [1.0]]
+        """
         old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
-        return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
+        sums = ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
+        if self.mass.min() <= 0 or fresh.mass.sum() <= 0:
+            return sums
+        moved = sums.first / sums.mass[:, None] - self.first / self.mass[:, None]  # [K, q]
+        seen = fresh.mass / fresh.mass.sum()
+        return sums.shifted(np.outer(1 - np.minimum(len(seen) * seen, 1.0), seen @ moved))
+
+    def shifted(self, by: Array) -> ScoreSums:
+        """The sums if the scores of each mode had been larger by this: [K, q]."""
+        cross = by[:, :, None] * self.first[:, None, :]
+        square = self.mass[:, None, None] * by[:, :, None] * by[:, None, :]
+        pairs = self.pairs + cross + cross.swapaxes(1, 2) + square
+        return self._replace(first=self.first + self.mass[:, None] * by, pairs=pairs)
 
     def law(self, state: Arrays, *, pooled: bool = False) -> Arrays:
         """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few.
