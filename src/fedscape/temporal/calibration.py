@@ -12,6 +12,7 @@ from fedscape.types import Array, Arrays
 _FLOOR = 0.05  # least share of the scatter of clients that is left for a client with very many rows
 _ABOVE = 0.2  # how far features must get from chance (0) to always right (1)
 _SMOOTH = 0.8  # the weight of earlier rounds in the modes' current shares
+_SLOW = 30.0  # clients of a round whose scores move those of all modes by half of the difference
 _FEWEST = 6.0  # clients of each mode before the scores are used
 
 
@@ -40,27 +41,25 @@ class ScoreSums(NamedTuple):
     def plus(self, fresh: ScoreSums, kept: Array) -> ScoreSums:
         """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums.
 
-        A network that leans to the modes that are there shifts the scores of all modes alike. The means of absent modes
-        move with those of the modes that were seen.
+        A network that leans to the modes that are there shifts the scores of all modes alike. So first the means of all
+        modes move together, also of those that are absent, by part of what the clients seen differ from them.
 
         >>> one = ScoreSums(np.ones(2), np.array([[1.0], [-1.0]]), *ScoreSums.empty(2)[2:])
-        >>> seen = ScoreSums(np.array([2.0, 0.0]), np.array([[8.0], [0.0]]), *ScoreSums.empty(2)[2:])
+        >>> seen = ScoreSums(np.array([30.0, 0.0]), np.array([[90.0], [0.0]]), *ScoreSums.empty(2)[2:])
         >>> one.plus(seen, np.ones(2)).first.tolist()
-        [[9.0], [1.0]]
+        [[92.0], [0.0]]
         """
-        old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
-        sums = ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
-        if self.mass.min() <= 0 or fresh.mass.sum() <= 0:
-            return sums
-        moved = sums.first / sums.mass[:, None] - self.first / self.mass[:, None]  # [K, q]
-        seen = fresh.mass / fresh.mass.sum()
-        return sums.shifted(np.outer(1 - np.minimum(len(seen) * seen, 1.0), seen @ moved))
+        before, some = self, fresh.mass > 0
+        if self.mass.min() > 0 and some.any():
+            away = fresh.first - fresh.mass[:, None] * self.first / self.mass[:, None]
+            before = self.shifted(away[some].sum(axis=0) / (fresh.mass.sum() + _SLOW))
+        old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in before]
+        return ScoreSums(*(earlier + now for earlier, now in zip(old, fresh, strict=True)))
 
     def shifted(self, by: Array) -> ScoreSums:
-        """The sums if the scores of each mode had been larger by this: [K, q]."""
-        cross = by[:, :, None] * self.first[:, None, :]
-        square = self.mass[:, None, None] * by[:, :, None] * by[:, None, :]
-        pairs = self.pairs + cross + cross.swapaxes(1, 2) + square
+        """The sums if all scores had been larger by this: [q]."""
+        cross, mass = by[:, None] * self.first[:, None, :], self.mass[:, None, None]
+        pairs = self.pairs + cross + cross.swapaxes(1, 2) + mass * np.outer(by, by)
         return self._replace(first=self.first + self.mass[:, None] * by, pairs=pairs)
 
     def law(self, state: Arrays, *, pooled: bool = False) -> Arrays:
