@@ -25,6 +25,7 @@ from fedscape.core.engine import Local
 from fedscape.learning.losses import cross_entropy
 from fedscape.privacy import AdaptiveClip, audit
 from fedscape.privacy.accounting import epsilon_of
+from fedscape.temporal import FedClock, MultiBranch
 from table import arguments, report
 
 CLIENTS, DELTA, EPSILON = 40, 1e-6, 1.0
@@ -141,6 +142,8 @@ def single() -> Iterator[tuple[str, Computation]]:
     yield "DistributionSketch", fs.DistributionSketch(rows=20, bits=2)
     local = fs.LocalSGD(nn.Linear(2, 5), cross_entropy, lr=0.1, epochs=1, batch_size=4)
     yield "FedAvg", fs.FedAvg(local)
+    branched = fs.LocalSGD(MultiBranch(nn.Linear(2, 5)), cross_entropy, lr=0.1, epochs=1, batch_size=4)
+    yield "FedClock", FedClock(branched, weighting="equal")
 
 
 @cache

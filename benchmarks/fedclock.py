@@ -244,9 +244,8 @@ def plan_of(args: Any) -> list[Row]:
             for name in MAIN:
                 if name != "no-shift" or p == "1":
                     schedule = f"linear:p={p},T=256"
-                    more = {"settings": '{"drift": 0.0}'} if name.startswith("fedclock") else {}
-                    add("cifar10", f"linear p={p}", name, schedule, seed, 256, 1025, set="cifar10", **more)
-            held = {"settings": '{"drift": 0.0, "held": 0.125}', "set": "cifar10"}
+                    add("cifar10", f"linear p={p}", name, schedule, seed, 256, 1025, set="cifar10")
+            held = {"settings": '{"held": 0.125}', "set": "cifar10"}
             add("cifar10", f"linear p={p}, rows held out", "fedclock", f"linear:p={p},T=256", seed, 256, 1025, **held)
         for prior in ("phase/8", "phase/4", "period*1.1", "period*0.9", "power*4", "power*0.25", "cosine", "harmonics",
                       "read", "read-harmonics"):  # fmt: skip

@@ -2,11 +2,15 @@
 
 "phones": 723 phones, one row each half-hour of five days; the label is whether the phone was idle, charging and on
 Wi-Fi. "phones, labels by the hour": FEMNIST digits and letters on the phones' trace:
-a phone that is there at night has letters. Each is `studies.clock.study_clock` with nothing but the column of dates.
+a phone that is there at night has letters. "Online Retail": the invoice lines of a shop by
+customer, 2010 to 2011; the label is one of eight classes of price with equally many lines, the feature the quantity.
+Each is `studies.clock.study_clock` with nothing but the column of dates.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,10 +42,26 @@ def phones_by_hour(quick: bool) -> Federation:
     return Federation({"time": there["time"], "x": x[rows], "y": y[rows]}, there.offsets)
 
 
+def retail(quick: bool) -> Federation:
+    import pyarrow.parquet as pq
+
+    path = Path(os.environ["FEDSCAPE_DATA"]) / "online_retail" / "online_retail_ii.parquet"
+    table = pq.read_table(path, columns=["customer", "time", "price", "quantity"]).to_pandas().dropna()
+    table = table[(table["quantity"] > 0) & (table["price"] > 0)].sort_values("customer", kind="stable")
+    price = table["price"].to_numpy()
+    y = np.searchsorted(np.quantile(price, np.linspace(0, 1, 9)[1:-1]), price, side="right")
+    x = np.log(table["quantity"].to_numpy(dtype=float))[:, None]
+    columns = {"time": table["time"].to_numpy().astype("datetime64[s]"), "x": x, "y": y}
+    return Federation.from_arrays(columns, clients=table["customer"].to_numpy(dtype=np.int64))
+
+
+SETS = {"phones": phones, "phones, labels by the hour": phones_by_hour, "Online Retail": retail}
+
+
 def main() -> None:
     args = arguments(__doc__, only="")
     lines: list[dict[str, Any]] = []
-    for name, load in {"phones": phones, "phones, labels by the hour": phones_by_hour}.items():
+    for name, load in SETS.items():
         if args.only and name not in args.only.split(";"):
             continue
         section = study_clock(prepare(load(args.quick)), seed=0)

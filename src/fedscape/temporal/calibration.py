@@ -12,6 +12,7 @@ from fedscape.types import Array, Arrays
 _FLOOR = 0.05  # least share of the scatter of clients that is left for a client with very many rows
 _ABOVE = 0.2  # how far features must get from chance (0) to always right (1)
 _SMOOTH = 0.8  # the weight of earlier rounds in the modes' current shares
+_SLOW = 30.0  # clients of a round whose scores move those of all modes by half of the difference
 _FEWEST = 6.0  # clients of each mode before the scores are used
 
 
@@ -38,9 +39,28 @@ class ScoreSums(NamedTuple):
         return cls(none, np.zeros((k, q)), np.zeros((k, q, q)), none, np.zeros((k, q, q)), none, none)
 
     def plus(self, fresh: ScoreSums, kept: Array) -> ScoreSums:
-        """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums."""
-        old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
-        return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
+        """Add the sums of a round; a mode keeps a share `kept` [K] of its earlier sums.
+
+        A network that leans to the modes that are there shifts the scores of all modes alike. So first the means of all
+        modes move together, also of those that are absent, by part of what the clients seen differ from them.
+
+        >>> one = ScoreSums(np.ones(2), np.array([[1.0], [-1.0]]), *ScoreSums.empty(2)[2:])
+        >>> seen = ScoreSums(np.array([30.0, 0.0]), np.array([[90.0], [0.0]]), *ScoreSums.empty(2)[2:])
+        >>> one.plus(seen, np.ones(2)).first.tolist()
+        [[92.0], [0.0]]
+        """
+        before, some = self, fresh.mass > 0
+        if self.mass.min() > 0 and some.any():
+            away = fresh.first - fresh.mass[:, None] * self.first / self.mass[:, None]
+            before = self.shifted(away[some].sum(axis=0) / (fresh.mass.sum() + _SLOW))
+        old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in before]
+        return ScoreSums(*(earlier + now for earlier, now in zip(old, fresh, strict=True)))
+
+    def shifted(self, by: Array) -> ScoreSums:
+        """The sums if all scores had been larger by this: [q]."""
+        cross, mass = by[:, None] * self.first[:, None, :], self.mass[:, None, None]
+        pairs = self.pairs + cross + cross.swapaxes(1, 2) + mass * np.outer(by, by)
+        return self._replace(first=self.first + self.mass[:, None] * by, pairs=pairs)
 
     def law(self, state: Arrays, *, pooled: bool = False) -> Arrays:
         """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few.

@@ -322,6 +322,34 @@ def test_fixed_features_are_the_same_for_everybody_and_blind_to_the_background_o
     assert (made[0] != made[2]).all()
 
 
+def test_the_cut_follows_a_shift_of_all_scores_while_one_mode_is_away():
+    rng, sums, shift = np.random.default_rng(0), ScoreSums.empty(2), 0.0
+    for t in range(120):
+        shift += 0.02 if t >= 60 else 0.0
+        mode = rng.integers(0, 2, 10) if t < 60 else np.ones(10, dtype=int)  # the first mode goes away
+        score = np.where(mode == 0, 0.7, -0.7) + shift + 0.5 * rng.normal(size=10)
+        near = np.eye(2)[mode]
+        fresh = ScoreSums.empty(2)._replace(
+            mass=near.sum(0), first=near.T @ score[:, None], pairs=(near.T @ score[:, None] ** 2)[:, :, None]
+        )
+        sums = sums.plus(fresh, 0.96 ** near.mean(axis=0))
+    law = sums.law({})
+    np.testing.assert_allclose(law["score_means"][:, 0] - shift, [0.7, -0.7], atol=0.6)  # it lags by the memory
+    assert np.diff(law["score_means"][:, 0]) == pytest.approx(-1.4, abs=0.15)
+    np.testing.assert_allclose(law["score_scatter"].ravel(), 0.25, atol=0.2)
+
+
+def test_the_mean_network_is_what_predicts():
+    fed, modes = population(20, 6)
+    method = FedClock(training(), Linear(8), inertia=0.5)
+    state = run(method, fed, Shifting(modes, Linear(8), 6), 12)
+    other = {n: v + 1.0 if n.startswith("model.") else v for n, v in state.items()}
+    np.testing.assert_array_equal(method.log_probs(state, fed), method.log_probs(other, fed))
+    states = [r.state for r in rounds(method, fed, n_rounds=12, sampler=Shifting(modes, Linear(8), 6), measure=0)]
+    expected = 0.5 * states[-2]["mean.net.0.weight"] + 0.5 * states[-1]["model.net.0.weight"]
+    np.testing.assert_allclose(state["mean.net.0.weight"], expected)
+
+
 def test_scores_become_probabilities_that_hold():
     """Of units with posterior p, a share p is of the mode, whatever their number of rows."""
     rng, n = np.random.default_rng(0), 40_000
