@@ -140,18 +140,30 @@ def work(cell: Row, until: float, *, data: str, quick: bool, device: str) -> lis
     sampler = Shifting(modes, Steady(2) if steady else parse_curve(how["schedule"]), 10)
     step = max(how["period"] // 8, 1)
     marks, found, began = {how["rounds"] - 1 - i * step for i in range(5)}, {}, time.perf_counter()
+    steady, mean = {}, {}  # what a baseline has with FedClock's mean of the network over rounds
     for r in rounds(method, job.train, n_rounds=how["rounds"], sampler=sampler, seed=how["seed"], measure=0):
         check_time(until)
+        if not isinstance(method, FedClock):
+            mean = mean_of_rounds(mean, r)
         if r.index in marks:
             temporal.scores(method, r.state, replace(job, modes=modes), ("batch",), found)
+            temporal.scores(method, {**r.state, **mean}, replace(job, modes=modes), ("batch",), steady)
     took = time.perf_counter() - began
     out: Row = {n: 100 * float(np.mean(v)) for n, v in found.items()}
+    out["of the mean"] = 100 * float(np.mean(steady[ACCURACY]))
     if isinstance(method, FedClock):
         if "harmonics" in how["prior"] or how["prior"] == "read":  # which mode is called the first is arbitrary
             out["right branch"] = max(out["right branch"], 100 - out["right branch"])
         verdict = method.verdict(r.state)
         out |= {"verdict": str(verdict), "branching": verdict.branching, "read": how.get("read", "")}
     return [{**cell, **out, "ms a round": 1000 * took / how["rounds"]}]
+
+
+def mean_of_rounds(mean: dict[str, np.ndarray], r: Any, inertia: float = 0.98) -> dict[str, np.ndarray]:
+    """The network's mean over rounds, as FedClock has it."""
+    kept = min(inertia, (r.index + 1) / (r.index + 10)) if mean else 0.0
+    arrays = {n: np.asarray(v) for n, v in r.state.items() if n.startswith("model.")}
+    return {n: (kept * mean.get(n, 0.0) + (1 - kept) * v).astype(v.dtype) for n, v in arrays.items()}
 
 
 # -- what a round costs ------------------------------------------------------------------------------------------------

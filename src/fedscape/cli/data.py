@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fedscape import datasets
-from fedscape.cli.options import Address, Client, EngineName, Force, Json, Source, Workers, listed, placing
+from fedscape.cli.options import Client, Force, Json, Source, listed
 from fedscape.cli.show import flat, pairs, show, table
-from fedscape.errors import DataError, plural, require
+from fedscape.errors import DataError, plural
 
 data = typer.Typer(help="List and convert data sets.", no_args_is_help=True)
 
@@ -55,7 +55,7 @@ def data_card(
     target: Annotated[Path, typer.Argument(help="The file to write, such as README.md.")],
     label: Annotated[str | None, typer.Option("--column", help="The categories whose differences are told.")] = None,
     title: Annotated[str | None, typer.Option("--title", help="By default the name of the data.")] = None,
-    licence: Annotated[str | None, typer.Option("--licence", help="By default that of a about data set.")] = None,
+    licence: Annotated[str | None, typer.Option("--licence", help="By default that of a known data set.")] = None,
     client: Client = None,
     force: Force = False,
     json_: Json = False,
@@ -65,11 +65,11 @@ def data_card(
     from fedscape.formats.files import free_target
 
     fed = datasets.read(source, client=client)
-    about = datasets.info(source) if source in datasets.names() else {}
+    about_set = datasets.info(source) if source in datasets.names() else {}
     free_target(target, overwrite=force)
     text = datasets.card(
-        fed, name=title or Path(source).stem, label=label, description=about.get("description", ""),
-        licence=licence or about.get("licence", ""), citation=about.get("citation", ""),
+        fed, name=title or Path(source).stem, label=label, description=about_set.get("description", ""),
+        licence=licence or about_set.get("licence", ""), citation=about_set.get("citation", ""),
     )  # fmt: skip
     replace_file(target, lambda file: file.write(text.encode()))
     show({"written": str(target), "clients": len(fed)}, json_, lambda about: typer.echo(f"{target} is written"))
@@ -82,12 +82,6 @@ def data_group(
     client: Annotated[str, typer.Option("--client", help="Column with the client of each row, or several: ST,PUMA.")],
     columns: Annotated[str | None, typer.Option("--columns", help="Read only these columns (comma-separated).")] = None,
     memory: Annotated[int, typer.Option("--memory", help="Approximate memory limit in megabytes.", min=16)] = 512,
-    sql: Annotated[
-        Path | None, typer.Option("--sql", help="A DuckDB file: then the first argument is a query on it.")
-    ] = None,
-    engine: EngineName = "local",
-    address: Address = None,
-    workers: Workers = None,
     force: Force = False,
     json_: Json = False,
 ) -> None:
@@ -96,18 +90,7 @@ def data_group(
 
     selected = None if columns is None else listed(columns)
     options: dict[str, Any] = {"client": client, "columns": selected, "memory": memory * 2**20, "overwrite": force}
-    placing(engine, address, workers)  # refuse options that do not go together
-    if sql is not None:
-        if not sql.is_file():
-            raise DataError(f"there is no database {sql}: check the path")
-        options["connection"] = require("duckdb", extra="sql").connect(str(sql), read_only=True)
-    if engine == "ray":
-        from fedscape.engines.ray.shuffle import scan as scan_on_ray
-
-        scan_on_ray(source, target.absolute(), address=address, workers=workers, **options)
-        fed = Federation.load(target, verify=False)
-    else:
-        fed = Federation.scan(source, into=target, **options)
+    fed = Federation.scan(source, into=target, **options)
     summary = {"written": str(target), "clients": len(fed), "rows": fed.n_rows}
     show(
         summary, json_, lambda about: typer.echo(f"{target}: {plural(len(fed), 'client')}, {plural(fed.n_rows, 'row')}")

@@ -132,7 +132,7 @@ def run(request: Request) -> None:
     course = Course(method, task.local, place(task.learners), task.options, private=private)
     say_revealed(method, METHODS[method].reveals)
     folder = folder_for(request.out, request.resume, request.quiet) if discovery is None else folder
-    how = _privacy(request, task, ledger or _ledger(request, folder))
+    how = _privacy(request, task, course, ledger or _ledger(request, folder))
     table = _train(request, task, course, folder, how)
     result = {"method": method, "clients": len(task.learners), "rounds": table[-1]["round"], "table": table}
     result |= task.about(course)
@@ -285,7 +285,7 @@ def _ledger(request: Request, folder: Path | None) -> Ledger | None:
     return Ledger(path, epsilon=request.epsilon, delta=request.delta or 1e-6)
 
 
-def _privacy(request: Request, task: NetworkTask | TableTask, ledger: Ledger | None) -> dict[str, Any]:
+def _privacy(request: Request, task: NetworkTask | TableTask, course: Course, ledger: Ledger | None) -> dict[str, Any]:
     """Noise for what --find leaves of the budget, over all rounds, and the ledger of the run."""
     if request.epsilon is None:
         return {}
@@ -294,4 +294,5 @@ def _privacy(request: Request, task: NetworkTask | TableTask, ledger: Ledger | N
     left, sampler = 1 - (request.find or 0.0), task.options.sampler or All()
     epsilon, delta = left * request.epsilon, left * (request.delta or 1e-6)
     multiplier = calibrate(epsilon, delta, rounds=task.rounds, sampler=sampler, n_clients=len(task.learners))
-    return {"privacy": Gaussian(clip=request.clip or 1.0, multiplier=multiplier), "ledger": ledger}
+    privacy = course.under(Gaussian(clip=request.clip or 1.0, multiplier=multiplier))
+    return {"privacy": privacy, "ledger": ledger}

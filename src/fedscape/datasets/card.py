@@ -76,12 +76,12 @@ def card(
 def _features(federation: Federation) -> list[dict[str, Any]]:
     features: list[dict[str, Any]] = [{"name": "client", "dtype": "string"}]
     for name, values in federation.columns.items():
-        class_names = federation.names.get(name)
-        if class_names is not None and len(class_names) <= _MOST:
-            label = {str(i): str(text) for i, text in enumerate(class_names)}
+        texts = federation.names.get(name)
+        if texts is not None and len(texts) <= _MOST:
+            label = {str(i): str(text) for i, text in enumerate(texts)}
             features.append({"name": name, "dtype": {"class_label": {"names": label}}})
         else:
-            kind = "string" if class_names is not None else str(values.dtype)
+            kind = "string" if texts is not None else str(values.dtype)
             features.append({"name": name, "shape": list(values.shape[1:]), "dtype": kind} if values.ndim > 1 else
                             {"name": name, "dtype": kind})  # fmt: skip
     return features
@@ -98,11 +98,9 @@ def _clients(federation: Federation) -> str:
 def _columns(federation: Federation) -> str:
     lines = ["| column | type | shape of a value | classes |", "| --- | --- | --- | --- |"]
     for name, values in federation.columns.items():
-        class_names = federation.names.get(name)
+        texts = federation.names.get(name)
         shape = " x ".join(map(str, values.shape[1:]))
-        lines.append(
-            f"| {_plain(name)} | {values.dtype} | {shape} | {'' if class_names is None else len(class_names)} |"
-        )
+        lines.append(f"| {_plain(name)} | {values.dtype} | {shape} | {'' if texts is None else len(texts)} |")
     return "\n".join(lines)
 
 
@@ -111,11 +109,11 @@ def _differences(federation: Federation, label: str) -> str:
     counts = counts[counts.sum(axis=1) > 0]
     shares, whole = counts / counts.sum(axis=1, keepdims=True), counts.sum(axis=0) / counts.sum()
     away = 0.5 * np.abs(shares - whole).sum(axis=1)
-    categories = (counts > 0).sum(axis=1)
+    classes = (counts > 0).sum(axis=1)
     return (
         f"The labels of a client (`{_plain(label)}`, {plural(counts.shape[1], 'class', 'classes')}) are at a total "
         f"variation distance of {np.median(away):.2f} from those of all rows, in the median over clients. A client has "
-        f"{int(np.median(categories))} different ones."
+        f"{int(np.median(classes))} different ones."
     )
 
 

@@ -89,6 +89,14 @@ class Course:
         # training here is evaluated as classification
         class_column(check_local(local), cast(Federation, self.engine.clients))
 
+    def under(self, privacy: Privacy) -> Privacy:
+        """The release adapted to what the method sends, and the method to its noise, if it knows how."""
+        from fedscape.temporal.fedclock import FedClock
+
+        if isinstance(self.computation, FedClock) and self.computation.by_branches:
+            self.computation, privacy = self.computation.under(privacy)
+        return privacy
+
     def judge(self, state: Arrays, test: Federation) -> Evaluation:
         """Loss and accuracy of every client under the model of a training that ended with this state."""
         from fedscape.learning.evaluation import evaluate as evaluate_model
@@ -188,6 +196,7 @@ def train(
     how = replace(options or Options(), sampler=sampler, seed=seed, progress=progress)
     how = how if how.initial is not None else replace(how, initial="seed")
     course = Course(method, local, data, how, tune=finish_rounds, private=privacy is not None)
+    privacy = None if privacy is None else course.under(privacy)
     settings: dict[str, Any] = {"sampler": sampler, "seed": seed, "privacy": privacy, "ledger": ledger}
     work, allow, state = course.computation, course.computation.reveals, None
     if n_rounds:

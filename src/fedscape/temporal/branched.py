@@ -142,7 +142,9 @@ class Branched(FedAvg):
         return (sums, kept) if kept else sums
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
-        return {**super().update(state, total, key), **self.learn(state, total, key)}
+        own = self.modes(0)
+        network = super().update({n: v for n, v in state.items() if n not in own}, total, key)
+        return {**state, **network, **self.learn(state, total, key)}
 
     def measure(self, state: Arrays, clients: Federation) -> Arrays:
         loss, right = self.losses_and_hits(state, clients, unit="client")
@@ -209,11 +211,11 @@ class Branched(FedAvg):
         params = {n: p[0] for n, p in tensors_of(local, model_arrays(state)).items()}
         with one_thread(), precise(local), torch.no_grad(), trainer_of(self._trainer).borrowed() as module:
             module.eval()
-            own = dict(module.named_parameters())  # convolutions are fastest in the module's own memory layout
-            params = {n: torch.empty_like(own[n]).copy_(p) if p.ndim == 4 else p for n, p in params.items()}
+            own = dict(module.named_parameters())
+            torch._foreach_copy_([own[n] for n in params], list(params.values()))
             for begin in range(0, max(clients.n_rows, 1), many):
                 x = local.inputs(trainer_of(local).column(clients, local.features, slice(begin, begin + many)))
-                output, features = functional_call(module, params, (x,), {"both": True, "outputs": outputs})
+                output, features = module(x, both=True, outputs=outputs)
                 parts.append(features.to(torch.float64))
                 parts_of_outputs += [] if output is None else [output.to(torch.float64)]
             module.train()

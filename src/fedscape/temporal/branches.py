@@ -206,14 +206,17 @@ def contrast_loss(output: Tensor, weights: Tensor, log_shares: Tensor) -> Tensor
     return weights.sum(dim=1) * modes.logsumexp(dim=1) - (weights * modes).sum(dim=1)
 
 
-def contrast_targets(weights: Array, shares: Array, contrast: float) -> Array:
+def contrast_targets(weights: Array, modes: Array, shares: Array, contrast: float) -> Array:
     """Columns of targets for `contrast_loss` beside the weights [rows, K] of branches: [rows, 3 K].
 
-    >>> contrast_targets(np.array([[1.0, 0.0]]), np.array([1.0, 0.0]), 0.3).round(2).tolist()
+    `modes` [rows, K] has a one for the mode of each row, `shares` [K] are the modes' shares of late.
+
+    >>> one = np.array([[1.0, 0.0]])
+    >>> contrast_targets(one, one, np.array([1.0, 0.0]), 0.3).round(2).tolist()
     [[1.0, 0.0, 0.3, 0.0, 0.0, -3.91]]
     """
     log_shares = np.broadcast_to(np.log(np.maximum(shares, _RARE)), weights.shape)
-    return np.concatenate([weights, contrast * weights, log_shares], axis=1)
+    return np.concatenate([weights, contrast * modes, log_shares], axis=1)
 
 
 def branch_evidence(output: Tensor) -> Tensor:

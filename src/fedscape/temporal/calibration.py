@@ -42,28 +42,23 @@ class ScoreSums(NamedTuple):
         old = [values * kept.reshape(-1, *[1] * (values.ndim - 1)) for values in self]
         return ScoreSums(*(before + now for before, now in zip(old, fresh, strict=True)))
 
-    def foreseen(self, means: Array) -> ScoreSums:
-        """What a few clients would send under a new discriminant with these mean scores [K, q] and variance one."""
-        mass, q = np.full(len(means), _FEWEST), means.shape[1]
-        pairs = np.eye(q) + means[:, :, None] * means[:, None, :]
-        none = np.zeros((len(means), q, q))
-        thin = mass * self.thin / np.maximum(self.mass, 1.0)
-        return ScoreSums(
-            mass, _FEWEST * means, _FEWEST * pairs, mass * self.agreement, none, np.zeros(len(means)), thin
-        )
+    def law(self, state: Arrays, *, pooled: bool = False) -> Arrays:
+        """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few.
 
-    def law(self, state: Arrays) -> Arrays:
-        """The distribution of the scores as broadcast state; unchanged from `state` where clients are too few."""
+        With `pooled` all modes have one scatter: then noise on it does not move the cut between them.
+        """
         if self.mass.min() < _FEWEST:
             return {n: state[n] for n in ("score_means", "score_scatter", "score_rows", "score_thin")}
         mass = self.mass[:, None, None]
         means = self.first / mass[:, 0]
-        return {
-            "score_means": means,
+        law = {
             "score_scatter": self.pairs / mass - means[:, :, None] * means[:, None, :],
             "score_rows": self.rows / np.maximum(self.several, 1.0)[:, None, None],
             "score_thin": np.clip(self.thin / self.mass, 0.0, 1.0),
         }
+        if pooled:
+            law = {name: np.broadcast_to(values.mean(axis=0), values.shape).copy() for name, values in law.items()}
+        return {"score_means": means, **law}
 
     @property
     def agreement(self) -> Array:

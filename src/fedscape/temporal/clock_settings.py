@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedscape.temporal.fedclock import FedClock
 
 _KINDS = ("labels", "features", "both")
-_FEATURES = ("fixed", "network", "both")
+_FEATURES = ("branches", "fixed", "network", "both")
 
 
 def check_settings(method: FedClock) -> None:
@@ -31,8 +31,8 @@ def check_settings(method: FedClock) -> None:
     counts = (method.projections, method.rows, method.classes)
     if method.projections < 1 or any(n is not None and n < 2 for n in counts[1:]):
         raise DataError(f"projections must be at least 1, rows and classes at least 2 or None, not {counts}")
-    if not (0 <= method.held < 1 and 0 <= method.drift <= 1):
-        raise DataError(f"held must be below 1, drift at most 1, both at least 0, not {method.held} and {method.drift}")
+    if not (0 <= method.held < 1 and 0 <= method.inertia < 1):
+        raise DataError(f"held and inertia must be at least 0 and below 1, not {method.held} and {method.inertia}")
     shares = (method.memory, method.abstain, method.significance)
     if not (min(method.memory, method.significance) > 0 and method.abstain >= 0 and max(shares) <= 1):
         raise DataError(f"memory and significance must be above 0 and at most 1, abstain from 0 to 1, not {shares}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +28,15 @@ from fedscape.temporal.calibration import (
     recent_shares,
 )
 from fedscape.temporal.clock_settings import check_settings
+from fedscape.temporal.clock_state import first_clock, groups_in, moments_in, scores_in, stored, stored_groups
 from fedscape.temporal.clues import held_out, label_roots, projected, spaced
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
 from fedscape.temporal.curves import Linear, Zones
 from fedscape.temporal.fedtem import small_example, three_branches, told
 from fedscape.temporal.gaussians import segment_means
+from fedscape.temporal.mean_network import first_mean, next_mean, with_mean
 from fedscape.temporal.priors import Prior, Soft, expected_shares, first_prior
 from fedscape.temporal.regression import (
-    Groups,
-    Moments,
     aligned,
     are_apart,
     contrast_noise,
@@ -43,20 +45,16 @@ from fedscape.temporal.regression import (
     significance,
     unit_discriminant,
 )
-from fedscape.temporal.scores import score_statistics, unit_scores
+from fedscape.temporal.scores import scales_beside, score_statistics, unit_scores
 from fedscape.types import Array, Arrays, Kept, Tensor
+
+if TYPE_CHECKING:
+    from fedscape.privacy.mechanisms import Privacy
 
 _LINEAR = Linear()
 _FASTER = 2  # the distribution of scores ages this many times faster than the features
-_CONTRASTED = 100.0  # clients of each mode after which the branches' log-odds alone tell modes apart
 _FEW = 10  # the ridge doubles at this many clients per statistic
-_GROUPS = {
-    "means": "feature_means",
-    "mass": "server.feature_mass",
-    "scatter": "server.feature_scatter",
-    "clients": "server.feature_clients",
-}
-_SCORES = ("score_means", "score_scatter", "score_rows", "score_thin")
+_DRIFT = 0.5  # the share of what a round shows by which the network's features of all modes move together
 
 
 class FedClock(Branched):
@@ -66,17 +64,15 @@ class FedClock(Branched):
     the mean over modes, weighted by s(t). A linear regression over rounds gives the modes' means. FedClock regresses
     the square roots of clients' label shares. The discriminant of these finds the mode of a client with labels, and the
     client trains that branch alone. Branches also learn to tell the modes apart: all their outputs are one softmax over
-    modes and classes (`contrast`). A client without labels finds its branch by a second discriminant, on features and
-    the branches' log-odds. It is learned from clients whose mode their labels decided. The distribution of its scores
-    is learned from clients before they enter the discriminant, and turns scores into probabilities. Predictions mix
-    the branches by them.
+    modes and classes (`contrast`). A client without labels finds its branch by the branches' log-odds. The distribution
+    of these is learned by sums and turns them into probabilities. Predictions mix the branches by them.
 
-    FedClock branches once two things hold: the regression is significant (`significance`), and features predict the
+    FedClock branches once two things hold: the regression is significant (`significance`), and log-odds predict the
     mode of clients clearly better than chance. Until then all branches learn alike, as one model does.
     `verdict(state)` reports both.
 
-    The state holds `model.<parameter>`, the two discriminants (`clue_*`, `score_*`), the modes' mean features,
-    `trusted`, `branching`, `p_value` and `agreement`. Metrics as for FedTEM.
+    The state holds `model.<parameter>`, `mean.<parameter>`, the discriminant of clients with labels (`clue_*`), the
+    distribution of scores (`score_*`), `trusted`, `branching`, `p_value` and `agreement`. Metrics as for FedTEM.
 
     Parameters
     ----------
@@ -91,22 +87,23 @@ class FedClock(Branched):
     by
         The statistics regressed on the clock: "labels"; "features" if modes have the same labels; "both".
     features
-        The features that separate modes without labels: "network", the input of its branches; "fixed" random
-        projections of the input, which do not age; "both".
+        What separates modes without labels: "branches", their log-odds, learned by contrast. Or a second discriminant:
+        on the "network"'s features, the input of its branches; on "fixed" random projections of the input, which do not
+        age; on "both". `by` regresses these features too; for "branches" the fixed ones.
     contrast
-        The weight of the loss by which branches tell modes apart; 0 for none. With "fixed" features there is none.
+        The weight of the loss by which branches learn to tell modes apart, for "branches".
     projections
         Number of fixed projections.
     held
-        The share of a client's rows that it does not train on: features of modes are learned from these, so that they
+        The share of a client's rows that it does not train on: scores of modes are learned from these, so that they
         are what new clients have. 0: from `rows` rows that are also trained on.
     rows
         The most rows per client, evenly spaced, for which features are computed in training; None for all.
     memory
         The weight of sums that are one round old, for those that depend on the network, which ages.
-    drift
-        The share of what a round shows by which the features of all modes move together, also of those that are
-        absent. 0 where few clients return so often that the network knows their rows by heart.
+    inertia
+        The weight of earlier rounds in the mean network, the average of the networks of all rounds, which predicts and
+        tells modes apart. The network of a single round leans to the modes of its cohort. 0: that network.
     ridge
         Of both discriminants, in units of each statistic's variance.
     abstain
@@ -140,13 +137,13 @@ class FedClock(Branched):
         *,
         context: npt.ArrayLike | None = None,
         by: str = "labels",
-        features: str = "both",
+        features: str = "branches",
         contrast: float = 0.3,
         projections: int = 16,
         held: float = 0.0,
-        rows: int | None = None,
+        rows: int | None = 10,
         memory: float = 0.99,
-        drift: float = 0.5,
+        inertia: float = 0.98,
         ridge: float = 0.1,
         abstain: float = 0.6,
         significance: float = 1e-4,
@@ -170,7 +167,7 @@ class FedClock(Branched):
         self.held = held
         self.rows = rows
         self.memory = memory
-        self.drift = drift
+        self.inertia = inertia
         self.ridge = ridge
         self.abstain = abstain
         self.significance = significance
@@ -189,24 +186,24 @@ class FedClock(Branched):
         return int(self.classes or sizes[-1])
 
     @property
-    def contrasts(self) -> bool:
-        """Whether branches learn to tell modes apart."""
-        return self.contrast > 0 and self.features != "fixed"
+    def by_branches(self) -> bool:
+        """Whether the branches themselves tell modes apart, by contrast."""
+        return self.features == "branches"
 
     @property
     def n_features(self) -> int:
-        """Number of features that separate modes without labels."""
-        return self._n_seen + (self.n_modes - 1 if self.contrasts else 0)
+        """Number of features of a row in the two discriminants."""
+        network = self.local.model.n_features if self.features in ("network", "both") else 0
+        return network + (self.projections if self._is_projected else 0)
 
     @property
-    def _n_seen(self) -> int:
-        network = 0 if self.features == "fixed" else self.local.model.n_features
-        return network + (0 if self.features == "network" else self.projections)
+    def _is_projected(self) -> bool:
+        return self.features in ("fixed", "both") or (self.by_branches and self.by != "labels")
 
     @property
     def n_clues(self) -> int:
         """Number of statistics of a client that are regressed on the clock."""
-        return (0 if self.by == "features" else self.n_classes) + (0 if self.by == "labels" else self._n_seen)
+        return (0 if self.by == "features" else self.n_classes) + (0 if self.by == "labels" else self.n_features)
 
     @property
     def covariates(self) -> Covariates:
@@ -218,68 +215,66 @@ class FedClock(Branched):
         return Shares(None if isinstance(self.prior, Soft) else self.prior, self.n_modes)
 
     def modes(self, seed: int) -> Arrays:
-        k, q, m, d, p = self.n_modes, self.n_modes - 1, self.n_features, self.n_clues, len(self.covariates.constant)
-        law = (np.zeros((k, q)), np.zeros((k, q, q)), np.zeros((k, q, q)), np.zeros(k))
-        return {
-            "clue_weights": np.zeros((k, d)),
-            "clue_offsets": np.zeros(k),
-            "score_weights": np.zeros((q, m)),
-            "score_offsets": np.zeros(q),
-            **dict(zip(_SCORES, law, strict=True)),
-            "trusted": np.asarray(0.0),
-            "branching": np.asarray(0.0),
-            "p_value": np.asarray(1.0),
-            "rounds": np.asarray(0.0),
-            "agreement": np.zeros(k),
-            "server.clue_count": np.asarray(0.0),
-            **{_GROUPS[name]: np.asarray(values) for name, values in Groups.empty(k, m)._asdict().items()},
-            **_stored("server.clue_", Moments.empty(p, d)),
-            **_stored("server.round_", Moments.empty(p, d)),
-            **_stored("server.score_", ScoreSums.empty(k)),
-            **({"mode_shares": np.full(k, 1 / k), "server.contrasted": np.zeros(k)} if self.contrasts else {}),
-            **first_prior(k),
-        }
+        return {**first_clock(self), **first_prior(self.n_modes)}
 
     # -- clients -------------------------------------------------------------------------------------------------------
 
+    def start(self, seed: int) -> Arrays:
+        state = super().start(seed)
+        return {**state, **first_mean(state)}
+
+    def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
+        after = super().update(state, total, key)
+        return {**after, **next_mean(state, after, self.inertia, key.round)}
+
     def see(self, state: Arrays, clients: Federation, *, outputs: bool = False) -> Seen:
-        """Features of all rows: the network's, its branches' log-odds, the fixed ones."""
+        """Features of all rows under the mean network: its own, the fixed ones, its branches' log-odds."""
+        state = with_mean(state)
         parts, all_outputs = [], None
         if outputs or self.features != "fixed":
-            features, all_outputs = super().see(state, clients, outputs=outputs or self.contrasts)
-            parts += [] if self.features == "fixed" else [features]
-        if self.features != "network":
+            features, all_outputs = super().see(state, clients, outputs=outputs or self.by_branches)
+            parts += [features] if self.features in ("network", "both") else []
+        if self._is_projected:
             x = trainer_of(self.local).column(clients, self.local.features, slice(None))
             parts.append(projected(self.local.inputs(x), self.projections, scaled=x.dtype == torch.uint8))
-        parts += [branch_evidence(all_outputs)] if self.contrasts else []
+        parts += [branch_evidence(all_outputs)] if self.by_branches else []
         return Seen(torch.cat(parts, dim=1), all_outputs)
+
+    def _scores(self, state: Arrays, features: Tensor) -> Tensor:
+        """The scores of rows by which modes are told apart: [rows, K - 1]."""
+        if self.by_branches:
+            return features[:, self.n_features :]
+        return features @ self.double(state["score_weights"]).T - self.double(state["score_offsets"])
 
     def prepare_round(self, state: Arrays, clients: Federation, key: Key) -> tuple[Array, Kept, Arrays]:
         k, some, branching = self.n_modes, clients.sizes > 0, state["branching"] > 0
         held = held_out(clients, self.held, self.rows)
-        held = held_out(clients, self.held, self.rows)
         looked = clients.where(held) if self.held else spaced(clients, self.rows)
         features, offsets = self.see(state, looked).features, self.offsets(looked)
-        means = segment_means(features, offsets).cpu().numpy()
         parts = [] if self.by == "features" else [label_roots(clients, self.local.target, self.n_classes)]
-        clues = np.concatenate([*parts, *([] if self.by == "labels" else [means[:, : self._n_seen]])], axis=1)
-        mode = (clues @ state["clue_weights"].T + state["clue_offsets"]).argmax(axis=1)
+        if self.by != "labels" or not self.by_branches:
+            means = segment_means(features[:, : self.n_features], offsets).cpu().numpy()
+            parts += [] if self.by == "labels" else [means]
+        clues = np.concatenate(parts, axis=1)
+        mode = (clues @ state["clue_weights"].T + state["clue_offsets"]).round(9).argmax(axis=1)  # ties: the first
         near = np.eye(k)[mode] * some[:, None]
-        away = (means - state["feature_means"][mode]) * some[:, None]
         sent = {
             "present": some,
             "clues": clues,
             "clue_pairs": pack(clues[:, :, None] * clues[:, None, :]),
             "near": near,
-            "away": near[:, :, None] * away[:, None, :],
-            "away_pairs": pack(away[:, :, None] * away[:, None, :]),
-            **score_statistics(state, features, offsets, near),
+            **score_statistics(state, self._scores(state, features), offsets, near),
         }
+        if not self.by_branches:
+            away = (means - state["feature_means"][mode]) * some[:, None]
+            sent["away"] = near[:, :, None] * away[:, None, :]
+            sent["away_pairs"] = pack(away[:, :, None] * away[:, None, :])
+        trained = ~(held & (clients.sizes > 1)[clients.client_of_row])[:, None]
+        own = near[clients.client_of_row] * trained
+        weights = own if branching else trained * np.full(k, 1 / k)
+        if self.by_branches and state["trusted"] > 0:
+            weights = contrast_targets(weights, own, state["mode_shares"], self.contrast)
         dtype = np.dtype(str(self.local.dtype).removeprefix("torch."))
-        weights = near[clients.client_of_row] if branching else np.full((clients.n_rows, k), 1 / k)
-        if self.contrasts:
-            weights = contrast_targets(weights, state["mode_shares"], self.contrast if branching else 0.0)
-        weights[held & (clients.sizes > 1)[clients.client_of_row], : weights.shape[1] - k * self.contrasts] = 0.0
         return weights, {}, {name: np.asarray(values, dtype=dtype) for name, values in sent.items()}
 
     def _shares_of_units(self, state: Arrays, rows: Seen, clients: Federation, unit: str, batch: int) -> Tensor:
@@ -287,9 +282,17 @@ class FedClock(Branched):
         sizes = ends.diff().cpu().numpy()
         chances = np.full((len(sizes), self.n_modes), 1 / self.n_modes)
         if state["branching"] > 0:
-            scores = unit_scores(state, rows.features, ends).means
+            scores = unit_scores(self._scores(state, rows.features), ends).means
             chances = abstaining(posterior(state, scores, sizes), self.abstain)
         return self.double(np.repeat(chances, sizes, axis=0))
+
+    def under(self, privacy: Privacy) -> tuple[FedClock, Privacy]:
+        """This method and this release made to fit each other: equal weights, `scales_beside`, the `noise` on modes."""
+        scales = {**scales_beside(privacy.first_clip), **privacy.scales}
+        noise = privacy.spread() * privacy.with_count(privacy.first_clip) * scales["near"]
+        method = copy.copy(self)
+        method.weighting, method.noise = "equal", max(self.noise, noise)
+        return method, replace(privacy, scales=scales)
 
     # -- server --------------------------------------------------------------------------------------------------------
 
@@ -297,10 +300,8 @@ class FedClock(Branched):
         total = {n: np.asarray(v, dtype=float) for n, v in total.items() if not n.startswith("delta.") and n != "ids"}
         shares, remembered = self._covariates_of(state, total, key)
         count = float(total["present"])
-        if self.contrasts:
+        if self.by_branches:
             remembered["mode_shares"] = recent_shares(state["mode_shares"], total["near"])
-            learned = (state["server.contrasted"] + np.maximum(total["near"], 0.0)) * (state["branching"] > 0)
-            remembered["server.contrasted"] = learned
         if told(np.asarray(count), self.noise) <= 0:
             return remembered
         return {**remembered, **self._regressed(state, total, shares, count), **self._supervised(state, total, count)}
@@ -314,8 +315,8 @@ class FedClock(Branched):
         """Add this round to the regression; return its discriminant and whether it is significant."""
         memory = 1.0 if self.by == "labels" or self.features == "fixed" else self.memory
         mean = total["clues"] / count
-        clues = _moments(state, "server.clue_").plus(a, count, total["clues"], total["clue_pairs"], memory)
-        by_round = _moments(state, "server.round_").plus(a, 1.0, mean, pack(np.outer(mean, mean)), memory)
+        clues = moments_in(state, "server.clue_").plus(a, count, total["clues"], total["clue_pairs"], memory)
+        by_round = moments_in(state, "server.round_").plus(a, 1.0, mean, pack(np.outer(mean, mean)), memory)
         n = memory * float(state["server.clue_count"]) + count
         coefficients, scatter = clues.coefficients(), clues.residual(n)
         metric = discriminant(np.eye(len(scatter)), scatter, ridge=self._ridge(n, len(scatter))).weights
@@ -334,8 +335,8 @@ class FedClock(Branched):
             "p_value": np.asarray(test.p_value),
             "rounds": np.asarray(test.rounds),
             "server.clue_count": np.asarray(n),
-            **_stored("server.clue_", clues),
-            **_stored("server.round_", by_round),
+            **stored("server.clue_", clues),
+            **stored("server.round_", by_round),
         }
 
     def _ridge(self, n: float, d: int) -> float:
@@ -343,34 +344,33 @@ class FedClock(Branched):
         return self.ridge * (1 + _FEW * d / max(n, 1.0))
 
     def _supervised(self, state: Arrays, total: Arrays, count: float) -> Arrays:
-        """Update the modes' features and the score distribution, with modes from the clock's discriminant."""
+        """Update the distribution of scores, and their discriminant, with modes from the clock's discriminant."""
         if state["trusted"] == 0:
             return {}
         near = told(np.maximum(total["near"], 0.0), self.noise)
         own = self.memory ** (len(near) * near / max(float(near.sum()), 1.0))  # a mode ages only by its own clients
-        groups = Groups(**{name: state[_GROUPS[name]] for name in Groups._fields})
-        drift = 0.0 if self.noise > 0 else self.drift
-        groups = groups.plus(near, total["away"], total["away_pairs"], count, own, self.memory, drift=drift)
-        kept = {_GROUPS[name]: np.asarray(values) for name, values in groups._asdict().items()}
-        if not groups.known:
-            return kept
-        ridge = self._ridge(float(groups.clients), self.n_features)
-        told_apart = self.contrasts and state["server.contrasted"].min() >= _CONTRASTED
-        scores = unit_discriminant(groups, ridge=ridge, first=self._n_seen if told_apart else 0)
-        sums = ScoreSums(**{name: state[f"server.score_{name}"] for name in ScoreSums._fields})
-        if told_apart and state["score_weights"][:, : self._n_seen].any():  # other scores than so far
-            sums = sums.foreseen((groups.means @ scores.weights.T) - scores.offsets)
-        elif state["score_weights"].any():  # this round's scores come from a fitted discriminant
+        fitted = {} if self.by_branches else self._fitted(state, total, near, own, count)
+        sums = scores_in(state)
+        if self.by_branches or state["score_weights"].any():  # this round's scores come from a fitted discriminant
             parts = {n: total[f"score_{n}"] for n in ScoreSums._fields if n != "mass"}
             sums = sums.plus(ScoreSums(mass=near, **parts), own**_FASTER)
         return {
-            **kept,
-            "score_weights": scores.weights,
-            "score_offsets": scores.offsets,
-            **sums.law(state),
+            **fitted,
+            **sums.law(state, pooled=self.noise > 0),
             "agreement": sums.agreement,
-            **_stored("server.score_", sums),
+            **stored("server.score_", sums),
         }
+
+    def _fitted(self, state: Arrays, total: Arrays, near: Array, own: Array, count: float) -> Arrays:
+        """The discriminant on features, and the sums behind it."""
+        groups = groups_in(state)
+        drift = 0.0 if self.noise > 0 or self.features == "fixed" else _DRIFT
+        groups = groups.plus(near, total["away"], total["away_pairs"], count, own, self.memory, drift=drift)
+        kept = stored_groups(groups)
+        if not groups.known:
+            return kept
+        scores = unit_discriminant(groups, ridge=self._ridge(float(groups.clients), self.n_features))
+        return {**kept, "score_weights": scores.weights, "score_offsets": scores.offsets}
 
     def verdict(self, state: Arrays) -> Verdict:
         """Report whether statistics follow the clock, and whether features predict the mode, as of this state."""
@@ -386,11 +386,3 @@ class FedClock(Branched):
             (cls(one, Harmonics(4), features="network"), fed),
             (cls(one, None, context=np.array(["a", "b", "a", "c"] * 4)), fed),
         ]
-
-
-def _stored(prefix: str, parts: Any) -> Arrays:
-    return {prefix + name: np.asarray(values) for name, values in parts._asdict().items()}
-
-
-def _moments(state: Arrays, prefix: str) -> Moments:
-    return Moments(**{name: np.asarray(state[prefix + name]) for name in Moments._fields})

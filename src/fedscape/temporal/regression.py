@@ -16,6 +16,7 @@ import numpy as np
 from fedscape.types import Array
 
 _TINY = 1e-300
+_ROUNDING = 1e-7  # of the trace: what clients send is in float32
 _MOST = 5  # up to this many modes all orders are tried
 
 
@@ -122,8 +123,8 @@ class Groups(NamedTuple):
         return bool(self.mass.min() >= 2 and np.trace(unpack(self.scatter)) > 0)
 
     def within(self) -> Array:
-        """The scatter of clients inside modes, [d, d]."""
-        return nonnegative(unpack(self.scatter) / max(float(self.clients), _TINY))
+        """The scatter of clients inside modes, [d, d]; noise may give it negative eigenvalues."""
+        return unpack(self.scatter) / max(float(self.clients), _TINY)
 
 
 class Discriminant(NamedTuple):
@@ -154,18 +155,15 @@ def discriminant(means: Array, scatter: Array, *, ridge: float = 0.0) -> Discrim
     return Discriminant(weights, -0.5 * (weights * means).sum(axis=1))
 
 
-def unit_discriminant(groups: Groups, *, ridge: float, first: int = 0) -> Discriminant:
-    """K - 1 scores of the modes, zero at the centre, with clients' variance one on average; by features from `first`.
+def unit_discriminant(groups: Groups, *, ridge: float) -> Discriminant:
+    """K - 1 scores of the modes, zero at the centre, with clients' variance one on average.
 
-    >>> groups = Groups(np.array([[1.0, 3.0], [-1.0, -3.0]]), np.ones(2), np.array([2.0, 0.0, 2.0]), np.asarray(2.0))
-    >>> unit_discriminant(groups, ridge=0.0, first=1).weights.tolist()
-    [[0.0, 1.0]]
+    >>> groups = Groups(np.array([[3.0], [-3.0]]), np.ones(2), np.array([2.0]), np.asarray(2.0))
+    >>> unit_discriminant(groups, ridge=0.0).weights.tolist()
+    [[1.0]]
     """
-    within, centre = groups.within(), groups.means.mean(axis=0)
-    weights = np.zeros((len(groups.means) - 1, len(centre)))
-    weights[:, first:] = discriminant((groups.means - centre)[:, first:], within[first:, first:], ridge=ridge).weights[
-        :-1
-    ]
+    within, centre = nonnegative(groups.within()), groups.means.mean(axis=0)
+    weights = discriminant(groups.means - centre, within, ridge=ridge).weights[:-1]
     weights = weights / np.sqrt(max(float(np.mean(((weights @ within) * weights).sum(axis=1))), _TINY))
     return Discriminant(weights, weights @ centre)
 
@@ -178,8 +176,8 @@ def nonnegative(matrix: Array) -> Array:
     """
     even = (matrix + matrix.T) / 2
     try:
-        np.linalg.cholesky(even + 1e-12 * np.abs(np.trace(even)) * np.eye(len(even)))
-        return np.asarray(even)  # positive semi-definite up to rounding
+        np.linalg.cholesky(even + _ROUNDING * np.abs(np.trace(even)) * np.eye(len(even)))
+        return np.asarray(even)
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(even)
         return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T)
@@ -209,13 +207,14 @@ def significance(moments: Moments, constant: Array) -> Significance:
     True
     """
     n = float(constant @ moments.gram @ constant)
-    rank = int(np.linalg.matrix_rank(moments.gram, tol=1e-9 * max(float(np.trace(moments.gram)), _TINY)))
+    inverse = _inverse(moments.gram)
+    rank = round(float(np.trace(inverse @ moments.gram)))
     freedom, q = n - rank, rank - 1
     if freedom < 3 or q < 1:
         return Significance(0.0, 1.0, n)
     mean = constant @ moments.cross / n
     second = unpack(moments.pairs)
-    left = second - moments.cross.T @ _inverse(moments.gram) @ moments.cross
+    left = second - moments.cross.T @ inverse @ moments.cross
     around = second - n * np.outer(mean, mean)
     explained, rest = float(np.trace(around - left)), float(np.trace(left))
     if rest <= 1e-12 * max(float(np.trace(second)), _TINY):
@@ -302,4 +301,7 @@ def _triangle(d: int) -> tuple[Array, Array]:
 
 
 def _inverse(matrix: Array) -> Array:
-    return np.asarray(np.linalg.pinv(matrix, rcond=1e-9, hermitian=True))
+    """The pseudo-inverse of a symmetric matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    some = np.abs(values) > 1e-9 * np.abs(values).max(initial=0.0)
+    return np.asarray((vectors[:, some] / values[some]) @ vectors[:, some].T)
