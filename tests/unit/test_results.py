@@ -17,7 +17,6 @@ PAGES = sorted((BENCHMARKS / "pages").glob("*.md"))
 #: Run the command again, put the mark of its file in the place of the table, and lower the number here. Never raise it.
 BY_HAND = {
     "core-killed-runs": 1,
-    "core-lake": 1,
     "core-load-group-take": 1,
     "core-round": 1,
     "engine-bytes": 1,
@@ -60,7 +59,6 @@ BY_HAND = {
     "training-cpu": 1,
     "training-fast-paths": 2,
     "training-gpu": 3,
-    "training-methods": 1,
     "use-code": 1,
     "use-first-result": 1,
     "use-startup": 1,
