@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,21 +106,11 @@ def study(
     from fedscape.cli.plan import read_events
     from fedscape.studies import study as studied
     from fedscape.studies.against import read_reference
-    from fedscape.studies.budget import BUDGETS
     from fedscape.studies.derived import with_derived
     from fedscape.studies.tournament import entrants
 
-    for option, value in (("ledger", ledger), ("find", find)):
-        if value is not None and epsilon is None:
-            raise DataError(f"--{option} needs --epsilon, the budget of the private count")
-    if find is not None and (names is not None or not 0 < find < 1):
-        why = "--names declares the categories" if names is not None else f"it must lie between 0 and 1, not at {find}"
-        raise DataError(f"--find is the share of the budget that finds categories, and {why}")
-    if budget not in BUDGETS:
-        raise DataError(f"--budget must be one of {', '.join(BUDGETS)}, not {budget!r}")
-    for option, number in (("--rounds", rounds), ("--seeds", seeds)):
-        if number is not None and number < 1:
-            raise DataError(f"{option} must be at least 1, not {number}")
+    _check_privacy(epsilon, find, ledger, names)
+    _check_effort(budget, rounds, seeds)
     chosen = None if methods is None else listed(methods)
     entrants(chosen)  # refuse unknown methods before the table is read
     reference = None if against is None else read_reference(against)
@@ -139,7 +130,7 @@ def study(
     if epsilon is not None and find is None:
         _check_declared(fed, column, columns.names)
     book = None if epsilon is None else _ledger(source, ledger, epsilon, quiet)
-    try:
+    with _naming(book):
         outcome = studied(
             fed,
             column=column,
@@ -167,13 +158,41 @@ def study(
             progress=False if quiet else None,
             engine_for=engine_for,
         )
+    folder = outcome.save(out)
+    show(dict(outcome.result), json_, lambda result: _for_people(result, outcome.seconds, folder))
+
+
+@contextmanager
+def _naming(book: Ledger | None) -> Iterator[None]:
+    """Within it, errors of the budget name the ledger and what else may be done."""
+    try:
+        yield
     except PrivacyError as error:
         if book is None:
             raise
         remedy = f"{book.path} holds earlier releases: drop --epsilon, or name another --ledger for other people's data"
         raise PrivacyError(f"{error}; {remedy}") from None
-    folder = outcome.save(out)
-    show(dict(outcome.result), json_, lambda result: _for_people(result, outcome.seconds, folder))
+
+
+def _check_privacy(epsilon: float | None, find: float | None, ledger: Path | None, names: str | None) -> None:
+    """Refuse options of the private count that do not go together."""
+    for option, value in (("ledger", ledger), ("find", find)):
+        if value is not None and epsilon is None:
+            raise DataError(f"--{option} needs --epsilon, the budget of the private count")
+    if find is not None and (names is not None or not 0 < find < 1):
+        why = "--names declares the categories" if names is not None else f"it must lie between 0 and 1, not at {find}"
+        raise DataError(f"--find is the share of the budget that finds categories, and {why}")
+
+
+def _check_effort(budget: str, rounds: int | None, seeds: int | None) -> None:
+    """Refuse a budget that is not one of the three, and numbers below one."""
+    from fedscape.studies.budget import BUDGETS
+
+    if budget not in BUDGETS:
+        raise DataError(f"--budget must be one of {', '.join(BUDGETS)}, not {budget!r}")
+    for option, number in (("--rounds", rounds), ("--seeds", seeds)):
+        if number is not None and number < 1:
+            raise DataError(f"{option} must be at least 1, not {number}")
 
 
 def _check_declared(fed: Federation, column: str | None, names: Sequence[str] | None) -> None:
