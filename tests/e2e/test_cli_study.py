@@ -12,6 +12,7 @@ import pytest
 from shell import fedscape, ok, refused, started
 
 from fedscape import Federation, datasets
+from fedscape.cli.study import summary
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,34 @@ def test_a_study_writes_report_result_and_tables(folders):
 def test_the_command_prints_advice_and_where_the_report_is(folders):
     said = started("study", folders / "data-a", "--out", folders / "a", "--quiet", "--seed", 0, "--force")
     assert "Do clients differ? yes" in said
-    assert "report.html" in said
+    advised = json.loads((folders / "a" / "result.json").read_text())["advise"]
+    first, *lines, last = said.splitlines()[-len(advised) - 2 :]
+    assert first.startswith("data-a: y, 24 clients, ")
+    assert [line.split("  ")[0] for line in lines] == [item["question"] for item in advised]
+    assert re.fullmatch(r".+/report\.html: the report, after \d+ s", last)
     assert json.loads(ok("study", folders / "data-a", "--out", folders / "a", "--json", "--force"))["format"] == 2
+
+
+def test_the_summary_shows_the_interval_of_an_estimate_and_cuts_long_answers():
+    questions = {
+        "Which method?": (
+            "Local, tied with " + "FedAvg, " * 9,
+            "Local: accuracy 54.4% [49.9%, 59.0%] on rows held out.",
+        ),
+        "Is federation worth it?": ("not shown", "Not shown: FedEM has +0.4 points [-3.6, +4.5] over sites alone."),
+        "Who gains by joining?": ("nobody", "site 1 +1.6 points [-9.9, +13.1]; site 2 +0.5 points [-7.9, +8.9]."),
+    }
+    result = {
+        "about": {"source": "heart.csv", "column": "target"},
+        "describe": {"clients": 4, "rows": 1920},
+        "advise": [{"question": q, "answer": answer, "text": text} for q, (answer, text) in questions.items()],
+    }
+    assert summary(result) == [
+        "heart.csv: target, 4 clients, 1,920 rows; intervals of 95%",
+        "Which method?            Local, tied with FedAvg, FedAvg, ...  54.4% [49.9%, 59.0%]",
+        "Is federation worth it?  not shown                             +0.4 points [-3.6, +4.5]",
+        "Who gains by joining?    nobody",
+    ]
 
 
 def test_another_study_is_not_written_over(folders):

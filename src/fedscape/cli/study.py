@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -276,7 +278,28 @@ def _for_people(result: Mapping[str, Any], seconds: Mapping[str, float], folder:
         typer.echo(f"  {item['text']}")
     for note in result["notes"]:
         typer.echo(f"\nnote: {note}")
-    typer.echo(f"\n{folder / 'report.html'}: the report, after {sum(seconds.values()):.0f} s")
+    typer.echo("\n" + "\n".join(summary(result)))
+    typer.echo(f"{folder / 'report.html'}: the report, after {sum(seconds.values()):.0f} s")
+
+
+#: Questions whose answer is an estimate: the summary shows the first interval of their reasons.
+ESTIMATED = ("Which method?", "Is personalisation worth it?", "Is federation worth it?", "For whom does it fail?")
+INTERVAL = re.compile(r"[-+]?[\d.,]+%?(?: points)? \[[-+]?\d[^\]]*\]")
+
+
+def summary(result: Mapping[str, Any]) -> list[str]:
+    """The end of what a study prints: what was studied, and each question with its answer, a line each."""
+    about = result["describe"]
+    answers = [shorten(item["answer"], 36, placeholder=" ...") for item in result["advise"]]
+    wide, width = max(len(item["question"]) for item in result["advise"]), max(map(len, answers))
+    lines = [
+        f"{result['about']['source']}: {result['about']['column']}, "
+        f"{about['clients']:,} clients, {about['rows']:,} rows; intervals of 95%"
+    ]
+    for item, answer in zip(result["advise"], answers, strict=True):
+        shown = INTERVAL.search(item["text"]) if item["question"] in ESTIMATED else None
+        lines.append(f"{item['question']:{wide}}  {answer:{width}}  {shown.group() if shown else ''}".rstrip())
+    return lines
 
 
 def _measured(measured: Mapping[str, Any]) -> None:
