@@ -92,6 +92,14 @@ def test_data_group_makes_a_folder_that_other_commands_read(tmp_path):
     assert "check the path" in refused(2, "data", "group", tmp_path / "b.parquet", tmp_path / "c", "--client", "client")
 
 
+def test_a_dataset_card_names_the_data_and_no_client(tmp_path):
+    started("data", "card", "femnist-mini", tmp_path / "README.md")
+    text = (tmp_path / "README.md").read_text()
+    assert "femnist-mini" in text
+    assert not any(str(client) in text for client in datasets.load("femnist-mini").ids)
+    assert "--force" in refused(2, "data", "card", "femnist-mini", tmp_path / "README.md")
+
+
 def test_data_info_lists_and_tells():
     assert "femnist-mini" in started("data", "info")
     assert json.loads(ok("data", "info", "flights-mini", "--json"))["clients"] == 14
@@ -100,7 +108,7 @@ def test_data_info_lists_and_tells():
 def test_doctor_says_what_is_missing():
     found = json.loads(started("doctor", "--json", FEDSCAPE_DATA=""))
     assert found["python"] == sys.version.split()[0]
-    assert set(found["extras"]) == {"learn", "ray", "flower", "report", "tune", "log"}
+    assert set(found["extras"]) == {"learn", "ray", "flower", "report", "tune", "log", "mlflow", "wandb"}
     assert "not set" in found["data"]["FEDSCAPE_DATA"]
 
 
