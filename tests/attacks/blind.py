@@ -78,3 +78,28 @@ def outcome(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any], size: floa
         except Exception as error:
             result = (type(error).__name__, str(error))
     return result, [str(w.message) for w in said]
+
+
+def sums_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any], size: float = 30.0) -> list[dict[str, Any]]:
+    """The exact sums of each release, in units of the clip, where what was released before tells nothing."""
+    seen: list[dict[str, Any]] = []
+    with nothing_released(monkeypatch, size):
+        blind = Release.on_total
+
+        def on_total(self: Release, total: Any, reported: int) -> Any:
+            lengths = {
+                n: v * (self._grids[n] / self._scale(n) / self.clip) for n, v in total.items() if n in self._grids
+            }
+            seen.append({**lengths, "clients": reported})
+            return blind(self, total, reported)
+
+        monkeypatch.setattr(Release, "on_total", on_total)
+        work()
+        monkeypatch.setattr(Release, "on_total", blind)
+    return seen
+
+
+def moved(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """How far two sums of a release are apart, in clips."""
+    assert {n: np.shape(v) for n, v in one.items()} == {n: np.shape(v) for n, v in other.items()}
+    return float(np.sqrt(sum(((one[n] - other[n]) ** 2).sum() for n in one if n != "clients")))
