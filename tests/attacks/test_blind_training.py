@@ -28,6 +28,10 @@ RUNS = {
     "trees, found": ["--method", "trees", *DECLARED, "--find", "0.3", "--trees", "2"],
     "trees, found medians": ["--method", "trees", *DECLARED, "--find", "0.3", "--trees", "2", "--fill", "median"],
     "network": ["--model", "linear", *DECLARED, "--fill", "0"],
+    "day and night": [
+        *("--schedule", "blocks:T=2", "--modes", "few:3", "--cohort", "9"),
+        *("--model", "linear", *DECLARED, "--fill", "0"),
+    ],
     "network, found": ["--model", "linear", *DECLARED, "--find", "0.3", "--standardise", "--fill", "median"],
 }
 
@@ -51,7 +55,8 @@ def trained(folder: Path, change: str, options: list[str], monkeypatch) -> tuple
     folder.mkdir()
     write(folder / "table.csv", ONE_ROW[change])
     call = ["train", str(folder / "table.csv"), "--client", "client", "--column", "y", "--epsilon", "4", "--out"]
-    call += [str(folder / "out"), "--cohort", "0", "--rounds", "2", "--every", "2", *options]
+    call += [str(folder / "out"), "--rounds", "2", "--every", "2", *options]
+    call += [] if "--cohort" in options else ["--cohort", "0"]
     with nothing_released(monkeypatch, 3000.0), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
         _built()(call, standalone_mode=False)
     files = [path for path in (folder / "out").iterdir() if not path.name.startswith(SIMULATION)]
