@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from blind import nothing_released
 
+from fedscape import Ledger
 from fedscape.cli import _built
 
 SIMULATION = ("clients.csv", "table.csv", "table.json", "checkpoint", "ledger.jsonl")  # exact, or of the noise's secret
@@ -56,7 +57,7 @@ def trained(folder: Path, change: str, options: list[str], monkeypatch) -> tuple
     write(folder / "table.csv", ONE_ROW[change])
     call = ["train", str(folder / "table.csv"), "--client", "client", "--column", "y", "--epsilon", "4", "--out"]
     call += [str(folder / "out"), "--rounds", "2", "--every", "2", *options]
-    call += [] if "--cohort" in options else ["--cohort", "0"]
+    call += [] if {"--cohort", "--schedule"} & set(options) else ["--cohort", "0"]
     with nothing_released(monkeypatch, 3000.0), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
         _built()(call, standalone_mode=False)
     files = [path for path in (folder / "out").iterdir() if not path.name.startswith(SIMULATION)]
@@ -79,6 +80,18 @@ def test_a_run_says_that_kinds_of_columns_follow_from_rows(tmp_path, monkeypatch
         if number == 0:
             call += ["--ignore", "job"]
         assert "follows from all rows" in trained(tmp_path / str(number), "", call, monkeypatch)[1]
+
+
+@pytest.mark.parametrize(
+    "cohort", [["--cohort", "10"], ["--cohort", "0"], ["--schedule", "blocks:T=2", "--modes", "few:3"]]
+)
+def test_search_and_training_share_one_budget_of_one_relation(cohort, tmp_path, monkeypatch):
+    """What was found added or removed a client, and rounds replaced one: 0.3 + 0.7 of the budget were 1.3 of it."""
+    options = ["--model", "linear", *DECLARED, "--find", "0.3", "--standardise", "--fill", "median", *cohort]
+    trained(tmp_path / "run", "", options, monkeypatch)
+    ((group, spent),) = Ledger(tmp_path / "run" / "out" / "ledger.jsonl").spent().items()
+    assert group == ("client", "add-remove" if cohort[-1] == "0" else "replace-one", "central")
+    assert 0.7 * 4 < spent <= 4
 
 
 def test_the_size_of_a_network_is_not_the_largest_code_of_a_row(tmp_path):

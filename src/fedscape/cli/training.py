@@ -126,7 +126,9 @@ def run(request: Request) -> None:
         folder = folder_for(request.out, request.resume, request.quiet)
         ledger = _ledger(request, folder)
         assert ledger is not None  # --find comes with --epsilon
-        discovery = found_by(request, fed, sought, ledger, folder)
+        some = request.cohort or 0 if tabular else _cohort(request)
+        exchanges = request.schedule is not None or 0 < some < len(fed)
+        discovery = found_by(request, fed, sought, ledger, folder, exchanges=exchanges)
         fed, reading, more = with_found(request, fed, reading, discovery)
         lines += more
     task = table_task(request, fed, reading, discovery) if tabular else network_task(request, fed, reading, discovery)
