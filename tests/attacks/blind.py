@@ -83,7 +83,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any], size: floa
 def sums_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any], size: float = 30.0) -> list[dict[str, Any]]:
     """The exact sums of each release, in units of the clip, where what was released before tells nothing."""
     seen: list[dict[str, Any]] = []
-    with nothing_released(monkeypatch, size):
+    with nothing_released(monkeypatch, size), monkeypatch.context() as watching:
         blind = Release.on_total
 
         def on_total(self: Release, total: Any, reported: int) -> Any:
@@ -93,9 +93,8 @@ def sums_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any], size: floa
             seen.append({**lengths, "clients": reported})
             return blind(self, total, reported)
 
-        monkeypatch.setattr(Release, "on_total", on_total)
+        watching.setattr(Release, "on_total", on_total)
         work()
-        monkeypatch.setattr(Release, "on_total", blind)
     return seen
 
 

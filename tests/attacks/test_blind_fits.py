@@ -10,8 +10,10 @@ import pytest
 from blind import outcome
 
 import fedscape as fs
-from fedscape import Estimator, Federation, Gaussian
+from fedscape import Estimator, Federation, Gaussian, Ledger
 from fedscape.personal.profiles import Profiles
+from fedscape.studies.check import check_population
+from fedscape.studies.kinds import census, declared_counts
 from fedscape.tabular import PersonalTrees, TreeAttributions
 
 sys.path.append(str(Path(__file__).parent.parent / "contract"))
@@ -57,6 +59,21 @@ def common_trees(**how) -> fs.BoostedTrees:
     return fs.BoostedTrees(2, depth=2, bins=4, **how).fit(people(0).declare("kind", ["a", "b", "c"]))
 
 
+def checked(fed: Federation, privacy: Gaussian) -> object:
+    """A nightly comparison with a population, as `fedscape check --epsilon` makes it."""
+    population = fs.MixtureOfDirichletMultinomials(2, column="kind", n_categories=3, rounds=3).fit(people(5))
+    book = Ledger()
+    about = check_population(fed, population, column="kind", epsilon=2.0, ledger=book)
+    return about, book
+
+
+def counted(fed: Federation, privacy: Gaussian) -> object:
+    """The private count of a study; its error beside it is exact, as all else of a report."""
+    book = Ledger()
+    about = census(declared_counts(fed, "kind", None), epsilon=2.0, ledger=book)
+    return {name: value for name, value in about.items() if name != "error"}, book
+
+
 FITS = {
     "Histogram": lambda fed, how: fs.Histogram(3, column="kind").fit(fed, **how),
     "Moments": lambda fed, how: fs.Moments(bound=3.0).fit(fed, **how),
@@ -97,6 +114,8 @@ FITS = {
     "TreeAttributions by region": lambda fed, how: TreeAttributions(common_trees(loss="squared", target="z"))
     .fit(fed, **how).by_kind(fed, "region", **how),
     "PersonalTrees": lambda fed, how: PersonalTrees(common_trees(loss="squared", target="z")).fit(fed, **how),
+    "a check": lambda fed, how: checked(fed, **how),
+    "a census": lambda fed, how: counted(fed, **how),
     "Profiles": lambda fed, how: Profiles(2, directions=2, bound=3.0).fit(fed, **how),
     "Profiles with labels": lambda fed, how: Profiles(2, directions=2, bound=3.0, target="kind").fit(fed, **how),
 }  # fmt: skip
