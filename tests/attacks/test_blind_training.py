@@ -13,6 +13,7 @@ from blind import nothing_released
 
 from fedscape import Ledger
 from fedscape.cli import _built
+from fedscape.learning import tracking
 
 SIMULATION = ("clients.csv", "table.csv", "table.json", "checkpoint", "ledger.jsonl")  # exact, or of the noise's secret
 ONE_ROW = {
@@ -106,3 +107,21 @@ def test_the_size_of_a_network_is_not_the_largest_code_of_a_row(tmp_path):
         fed = fs.Federation({"x": codes, "y": np.arange(8) % 4}, [0, 4, 8]).declare("y", ["a", "b", "c", "d"])
         with pytest.raises(DataError, match="the largest code of the rows, which --epsilon does not cover"):
             network_of("char_lstm", fed, as_it_is("x", "y"), 0, private=True)
+
+
+@pytest.mark.parametrize("board", ["--wandb", "--mlflow"])
+def test_a_board_is_told_that_its_metrics_are_exact(board, tmp_path, monkeypatch):
+    kept: list[dict[str, object]] = []
+
+    class Board(tracking.Sink):
+        def __init__(self, *place: object, settings: dict[str, object], **how: object) -> None:
+            kept.append(settings)
+
+        def _put(self, step: int, numbers: dict[str, float]) -> None:
+            pass
+
+    monkeypatch.setattr(tracking, "WandB", Board)
+    monkeypatch.setattr(tracking, "MLflow", Board)
+    trained(tmp_path / "run", "", [*RUNS["network"], board, str(tmp_path / "board")], monkeypatch)
+    assert kept[0]["metrics"] == "exact: the simulation's view, not private"
+    assert kept[0]["epsilon"] == 4

@@ -170,6 +170,7 @@ class Estimator(Computation):
         begin = len(self.history_)  # phases before this one
         self.history_.extend(loop.notes.get("history", []))
         if loop.notes.get("finished"):
+            loop.close()  # its rounds that will not be made are not reserved again
             return loop.state
         before = loop.state
         for r in shown(loop, n_rounds=n_rounds, label=type(self).__name__, progress=how.progress):
