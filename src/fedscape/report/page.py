@@ -125,8 +125,9 @@ def _lede(result: Result) -> str:
         else:
             advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
             what = "federation" if advised == "local" else "personalisation"
-            worth = first.get(f"Is {what} worth it?", {}).get("answer")  # not asked where no such method took part
-            words = {"not shown": f"; that {what} pays is not shown", "a little": f"; {what} pays a little", None: ""}
+            question = f"Is {what} worth it?"
+            worth = first[question]["answer"] if question in first else ""  # not asked where no such method took part
+            words = {"not shown": f"; that {what} pays is not shown", "a little": f"; {what} pays a little", "": ""}
             parts.append(f"Advice: {advice}{words.get(worth, f'; {what} is {worth}')}.")
     return " ".join(parts)
 
