@@ -77,10 +77,12 @@ def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federat
 
 def only_classes(fed: Federation, target: str, class_names: Sequence[str]) -> tuple[Federation, list[str]]:
     """Keep the rows of these classes; also return a remark on those left out."""
+    from fedscape.learning.cells import first_texts
+
     named = declare_classes(fed, target, class_names)
     others = int((named[target] < 0).sum())
     if others == named.n_rows:
-        raise DataError(f"none of the classes in --names occurs in {target!r}: {', '.join(class_names)}")
+        raise DataError(f"none of the classes in --names, or found, occurs in {target!r}: {first_texts(class_names)}")
     remarks = [f"{plural(others, 'row')} of classes not in --names: left out"] if others else []
     return (named.where(named[target] >= 0) if others else named), remarks
 
