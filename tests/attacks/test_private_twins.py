@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from blind import outcome as followed
 from test_private_fits import outcome
 
 from fedscape import Federation, Gaussian, Histogram, Ledger, rounds
@@ -54,6 +55,13 @@ def sound():
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_one_devices_log_changes_nothing_that_is_said(change, sound):
     assert outcome(fitted, log_of(change)) == sound == ()
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_no_number_of_a_twin_follows_a_log_but_by_its_releases(change, monkeypatch):
+    twins = [followed(monkeypatch, lambda log=log: fitted(log, Ledger())) for log in (log_of(), log_of(change))]
+    assert twins[0] == twins[1]
+    assert twins[0][0][0] == "Twin"
 
 
 def test_neither_shapes_nor_the_ledger_follow_rows():

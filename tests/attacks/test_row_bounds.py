@@ -8,7 +8,7 @@ import computations as found
 import numpy as np
 import pytest
 
-from fedscape import Computation, Federation, Gaussian, Histogram, Key, PrivacyError, rounds
+from fedscape import Computation, Federation, Gaussian, HeavyHitters, Histogram, Key, PrivacyError, rounds
 from fedscape.core.arrays import offsets_of
 from fedscape.core.rounds import frozen
 from fedscape.errors import DataError
@@ -181,3 +181,14 @@ def test_a_row_that_stands_for_many_has_the_bound_of_a_client():
     assert exact.row_bound(exact.start(0), 2, counts) is None
     assert exact.row_bound(exact.start(0), 2, pairs) == 2.0
     assert {type(c)(4).row_bound({}, 2, counts) for c in (Outline(4), DifferenceMoments(4))} == {np.sqrt(2)}
+
+
+def test_one_row_may_exchange_all_cells_that_are_drawn():
+    """The examples have too few letters for it: half of the bound would pass the search above."""
+    work = HeavyHitters(2, column="y", length=4, most=2)
+    letters, reached = [chr(97 + i) for i in range(12)], 0.0
+    for number in range(40):
+        feds = [Federation.from_arrays({"y": letters[:n]}, clients=[f"c{number}"] * n) for n in (9, 10)]
+        one, other = (work.step(work.start(0), fed, Key(0, 0))[0]["clients_with"][0] for fed in feds)
+        reached = max(reached, float(np.linalg.norm(one - other)))
+    assert reached == work.row_bound(work.start(0), 2) == 2.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedscape.cli.rows import only_classes
+from fedscape.core.checkpoint import replace_file
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
 from fedscape.formats.modelled import declare_classes
@@ -46,8 +47,13 @@ def undeclared(request: Request, fed: Federation, reading: Reading, ranges: set[
     return Undeclared(tuple(name for name in named if not fed.is_declared(name)), tuple(numbers))
 
 
-def found_by(request: Request, fed: Federation, sought: Undeclared, ledger: Ledger, folder: Path | None) -> Discovery:
-    """What is found within the share of the budget; a run that goes on reads what it found at first."""
+def found_by(
+    request: Request, fed: Federation, sought: Undeclared, ledger: Ledger, folder: Path | None, *, exchanges: bool
+) -> Discovery:
+    """What is found within the share of the budget; a run that goes on reads what it found at first.
+
+    `exchanges` says that the rounds that follow replace clients: then the search is booked so too.
+    """
     from fedscape.learning.cells import numbers_in
     from fedscape.statistics.undeclared import Discovery
 
@@ -60,10 +66,11 @@ def found_by(request: Request, fed: Federation, sought: Undeclared, ledger: Ledg
     for name in sought.numbers:
         table = table.with_column(name, numbers_in(fed, name).reshape(fed[name].shape))
     share, delta = request.find or 0.0, request.delta or 1e-6
-    discovery = sought.find(table, epsilon=share * (request.epsilon or 0.0), delta=share * delta, ledger=ledger)
+    spend = {"epsilon": share * (request.epsilon or 0.0), "delta": share * delta}
+    discovery = sought.find(table, **spend, ledger=ledger, exchanges=exchanges)
     if kept is not None:
-        kept.touch(mode=0o600)
-        kept.write_text(json.dumps(discovery.to_json(), indent=1) + "\n")
+        text = json.dumps(discovery.to_json(), indent=1) + "\n"
+        replace_file(kept, lambda file: file.write(text.encode()), private=True)
     return discovery
 
 

@@ -77,10 +77,12 @@ def named_rows(fed: Federation, target: str, names: str | None) -> tuple[Federat
 
 def only_classes(fed: Federation, target: str, class_names: Sequence[str]) -> tuple[Federation, list[str]]:
     """Keep the rows of these classes; also return a remark on those left out."""
+    from fedscape.learning.cells import first_texts
+
     named = declare_classes(fed, target, class_names)
     others = int((named[target] < 0).sum())
     if others == named.n_rows:
-        raise DataError(f"none of the classes in --names occurs in {target!r}: {', '.join(class_names)}")
+        raise DataError(f"none of the classes in --names, or found, occurs in {target!r}: {first_texts(class_names)}")
     remarks = [f"{plural(others, 'row')} of classes not in --names: left out"] if others else []
     return (named.where(named[target] >= 0) if others else named), remarks
 
@@ -102,6 +104,18 @@ def check_declared_rows(fed: Federation, reading: Reading, target: str, *, class
             f"leave them out with --ignore {','.join(inferred)}, or find them with part of the budget, as with "
             "--find 0.2"
         )
+
+
+def inferred_kinds(fed: Federation, reading: Reading, features: str | None, numeric: str | None) -> list[str]:
+    """A remark for a private run whose features, or their kinds, are those that rows suggest."""
+    named, numbers = (list(listed(text)) for text in (features, numeric))
+    kinds = [name for name in named if name in fed and fed[name].ndim == 1 and name not in numbers]
+    if named == list(reading.features) and all(fed.is_declared(name) for name in kinds):
+        return []
+    return [
+        "which columns are features, and which of them are numbers, follows from all rows, which --epsilon does not "
+        "cover: --features and --numeric declare it"
+    ]
 
 
 def _matched(fed: Federation, features: str, target: str) -> tuple[str, ...]:
@@ -186,12 +200,19 @@ def _shape(text: str | None) -> list[int] | None:
     return sizes
 
 
-def network_of(model: str, rows: Federation, inputs: Inputs, seed: int) -> tuple[Any, dict[str, Any]]:
+def network_of(
+    model: str, rows: Federation, inputs: Inputs, seed: int, *, private: bool = False
+) -> tuple[Any, dict[str, Any]]:
     """Build a network for these inputs; also return its arguments."""
     from fedscape.learning import models
     from fedscape.learning.run import arguments_for
 
     if model == "char_lstm" and not inputs.as_stored:
         raise DataError("char_lstm reads character codes unchanged: drop --standardise and --fill, and name one column")
+    if model == "char_lstm" and private:
+        raise DataError(
+            "the size of char_lstm is the largest code of the rows, which --epsilon does not cover: train it with "
+            "fs.rounds, as models.char_lstm(80), or take another --model"
+        )
     arguments = arguments_for(model, rows, features=inputs.column, target=inputs.target)
     return getattr(models, model)(**arguments, seed=seed), arguments

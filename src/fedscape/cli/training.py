@@ -13,6 +13,7 @@ from fedscape.cli.options import overrules, placing, say_revealed
 from fedscape.cli.results import directions_lines, finish, folder_for, say, say_worse, write
 from fedscape.cli.rows import (
     check_declared_rows,
+    inferred_kinds,
     named_rows,
     network_of,
     read_rows,
@@ -115,6 +116,7 @@ def run(request: Request) -> None:
         request.source, client=request.client, features=request.features, target=request.target, overrules=over
     )
     fed, left_out = named_rows(fed, request.target, request.names)
+    lines += inferred_kinds(fed, reading, request.features, request.numeric) if private else []
     tabular = METHODS[method].family == "tabular"
     discovery, folder, ledger = None, None, None
     if request.find is not None:  # what it finds is needed from here on, and what it spends is kept whatever follows
@@ -124,7 +126,9 @@ def run(request: Request) -> None:
         folder = folder_for(request.out, request.resume, request.quiet)
         ledger = _ledger(request, folder)
         assert ledger is not None  # --find comes with --epsilon
-        discovery = found_by(request, fed, sought, ledger, folder)
+        some = request.cohort or 0 if tabular else _cohort(request)
+        exchanges = request.schedule is not None or 0 < some < len(fed)
+        discovery = found_by(request, fed, sought, ledger, folder, exchanges=exchanges)
         fed, reading, more = with_found(request, fed, reading, discovery)
         lines += more
     task = table_task(request, fed, reading, discovery) if tabular else network_task(request, fed, reading, discovery)
@@ -174,6 +178,8 @@ def _boards(request: Request) -> Iterator[list[Sink]]:
     from fedscape.learning.tracking import Board, MLflow, WandB
 
     settings = {name: getattr(request, name) for name in ("lr", "epochs", "cohort", "seed")} | {"method": request.name}
+    if request.epsilon is not None:  # who sees the board did not see the command
+        settings |= {"epsilon": request.epsilon, "metrics": "exact: the simulation's view, not private"}
     with contextlib.ExitStack() as open_:
         sinks: list[Sink] = []
         if request.tensorboard is not None:
@@ -231,7 +237,7 @@ def network_task(
         fed, reading, target=request.target, fill=request.fill, standardise=request.standardise, shape=request.shape,
         test=request.test, seed=request.seed, client=request.client, discovery=discovery,
     )  # fmt: skip
-    network, arguments = network_of(request.model, learners, inputs, request.seed)
+    network, arguments = network_of(request.model, learners, inputs, request.seed, private=request.epsilon is not None)
     local = local_training(
         network, inputs, lr=request.lr, epochs=request.epochs, batch_size=request.batch_size, proximal=request.proximal,
         device=request.device, strategy=request.strategy,

@@ -117,9 +117,12 @@ class Estimator(Computation):
         return self
 
     def _begin(self, how: Fit) -> Fit:
-        """Start an empty history; a private fit without a ledger gets one in memory."""
+        """Start an empty history; a private fit gets a ledger, and keeps nothing that an earlier fit learned."""
         from fedscape.core.history import History
 
+        if how.privacy is not None:
+            for name in [n for n in vars(self) if n.endswith("_") and not n.startswith("_")]:
+                delattr(self, name)
         self.history_ = History()
         self.history_.private = how.privacy is not None
         return replace(how, ledger=how.privacy.new_ledger()) if how.privacy and how.ledger is None else how
@@ -167,6 +170,7 @@ class Estimator(Computation):
         begin = len(self.history_)  # phases before this one
         self.history_.extend(loop.notes.get("history", []))
         if loop.notes.get("finished"):
+            loop.close()  # its rounds that will not be made are not reserved again
             return loop.state
         before = loop.state
         for r in shown(loop, n_rounds=n_rounds, label=type(self).__name__, progress=how.progress):
@@ -197,6 +201,20 @@ class Estimator(Computation):
         if note not in self.history_.notes:
             self.history_.notes.append(note)
         return 1
+
+    def _asking(self, what: str, privacy: Privacy | None, ledger: Ledger | None) -> tuple[Estimator, Fit]:
+        """What asks clients of a fitted model, with a history of its own; of a private model not without privacy.
+
+        A release is booked where the fit was, unless a ledger is given.
+        """
+        own = vars(self).get("ledger_")
+        if own is not None and privacy is None:
+            raise PrivacyError(
+                f"this {type(self).__name__} was fitted privately, and {what} would be exact sums over clients: pass "
+                "privacy=, where it takes one, or ask a model that was fitted without"
+            )
+        asker = type(self)(**self.get_params())
+        return asker, asker._begin(Fit(privacy=privacy, ledger=ledger or own, progress=False))
 
     def _check_fitted(self, attribute: str) -> None:
         if not hasattr(self, attribute):

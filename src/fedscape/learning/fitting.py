@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FILLS = ("mean", "median", "drop")
 MOST_CATEGORIES = 1_000  # of one column: each becomes an input
 MOST_CLASSES = 10_000
+_NUMBER = "float64"  # the type of single numbers: what a file has depends on whether one row has a gap or a fraction
 
 
 def learn_inputs(
@@ -162,9 +163,9 @@ def _learned(
         if not 0 < len(distinct) <= MOST_CATEGORIES:
             what = f"{len(distinct):,} different values" if len(distinct) else "no value in any row"
             raise DataError(f"column {name!r} has {what}: that is no category, leave it out of the features")
-        return Feature(name, "category", distinct, dtype="str" if is_text(rows, name) else values.dtype.name)
+        return Feature(name, "category", distinct, dtype="str" if is_text(rows, name) else _NUMBER)
     shape = tuple(int(n) for n in values.shape[1:]) if kind == "array" else (1,)
-    feature = Feature(name, kind, shape=shape, dtype=values.dtype.name)
+    feature = Feature(name, kind, shape=shape, dtype=values.dtype.name if kind == "array" else _NUMBER)
     if given_scale is not None:
         below, centre, unit, above = (tuple(part.tolist()) for part in given_scale)
         if fill is not None and fill != "drop":

@@ -125,10 +125,10 @@ def _lede(result: Result) -> str:
         else:
             advised = result["numbers"]["advised"] if "numbers" in result else result["learn"]["advised"]
             what = "federation" if advised == "local" else "personalisation"
-            worth = first[f"Is {what} worth it?"]["answer"]
-            words = {"not shown": f"that {what} pays is not shown", "a little": f"{what} pays a little"}
-            verdict = words.get(worth, f"{what} is {worth}")
-            parts.append(f"Advice: {advice}; {verdict}.")
+            question = f"Is {what} worth it?"
+            worth = first[question]["answer"] if question in first else ""  # not asked where no such method took part
+            words = {"not shown": f"; that {what} pays is not shown", "a little": f"; {what} pays a little", "": ""}
+            parts.append(f"Advice: {advice}{words.get(worth, f'; {what} is {worth}')}.")
     return " ".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.stats import chi2, norm
@@ -26,6 +27,10 @@ from fedscape.statistics.survival import (
     valid_survival,
 )
 from fedscape.types import Array, Arrays, Kept
+
+if TYPE_CHECKING:
+    from fedscape.privacy.ledger import Ledger
+    from fedscape.privacy.mechanisms import Privacy
 
 TIES = ("efron", "breslow")
 STRATA = (None, "clients")
@@ -262,23 +267,32 @@ class CoxRegression(Estimator):
         away = norm.ppf((1 + level) / 2) * self.standard_errors_
         return np.stack([self.coefficients_ - away, self.coefficients_ + away], axis=1)
 
-    def score(self, data: Engine | Federation) -> float:
+    def score(
+        self, data: Engine | Federation, *, privacy: Privacy | None = None, ledger: Ledger | None = None
+    ) -> float:
         """The mean over clients of the concordance of their own rows: which of two has the event first.
 
         Only pairs of one client are compared, so clients send two sums. A client without a comparable pair is left out.
         """
-        return float(self.concordance(data)["of_clients"])
+        return float(self.concordance(data, privacy=privacy, ledger=ledger)["of_clients"])
 
-    def concordance(self, data: Engine | Federation) -> dict[str, float]:
-        """`of_clients`: the mean over clients of their own concordance; `pooled`: over the pairs of all clients."""
+    def concordance(
+        self, data: Engine | Federation, *, privacy: Privacy | None = None, ledger: Ledger | None = None
+    ) -> dict[str, float]:
+        """`of_clients`: the mean over clients of their own concordance; `pooled`: over the pairs of all clients.
+
+        A model that was fitted privately needs `privacy`; the release is booked in the ledger of the fit, or this one.
+        """
         self._check_fitted("coefficients_")
         judge = Concordance(self.coefficients_, features=self.features, time=self.time, event=self.event)
-        state = self._run(judge, as_engine(data), Fit(progress=False), n_rounds=1, measure=0)
+        asker, how = self._asking("a score", privacy, ledger)
+        state = asker._run(judge, as_engine(data), how, n_rounds=1, measure=0)
         pairs, clients = max(float(state["pairs"]), 1.0), max(float(state["judged"]), 1.0)
         return {"of_clients": float(state["index"]) / clients, "pooled": float(state["right"]) / pairs}
 
     def heterogeneity(self, data: Engine | Federation) -> Heterogeneity:
         """Whether clients' coefficients differ, from a fit with strata="clients" to these."""
+        self._asking("a test of heterogeneity", None, None)
         apart = CoxRegression(**{**self.get_params(), "strata": "clients", "times": None})
         return apart.fit(data, progress=False).heterogeneity_
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedscape.core.federation import Federation
-from fedscape.core.sampling import All
+from fedscape.core.sampling import All, FixedSize, Sampler
 from fedscape.errors import DataError, PrivacyError
 from fedscape.privacy.accounting import calibrate
 from fedscape.privacy.ledger import Ledger
@@ -69,16 +69,20 @@ class Undeclared:
         letters = sum(_TEXT if is_text[name] else _DIGITS for name in self.names)
         return letters + ((_sizes(()).n_rounds() + _places(()).n_releases()) if self.numbers else 0)
 
-    def find(self, clients: Federation, *, epsilon: float, delta: float, ledger: Ledger) -> Discovery:
+    def find(
+        self, clients: Federation, *, epsilon: float, delta: float, ledger: Ledger, exchanges: bool = False
+    ) -> Discovery:
         """Search within this budget; every round is a release in the ledger.
 
         Refuse afterwards where the noise leaves nothing: no name that enough clients have, or ranks that it moves by
-        half. Both follow from noisy sums alone.
+        half. Both follow from noisy sums alone. With `exchanges` it is booked as replacing a client, as what follows
+        is where cohorts have a fixed size: relations are not added up, and one budget must be of one.
         """
+        sampler: Sampler = FixedSize(len(clients)) if exchanges else All()
         is_text = {name: name in clients.names for name in self.names}
         n = self.n_releases(is_text)
-        multiplier = calibrate(epsilon, delta, rounds=n, sampler=All())
-        how: dict[str, Any] = {"ledger": ledger, "progress": False}
+        multiplier = calibrate(epsilon, delta, rounds=n, sampler=sampler, n_clients=len(clients))
+        how: dict[str, Any] = {"ledger": ledger, "sampler": sampler, "progress": False}
         names, threshold = {}, 0.0
         for name in self.names:
             hitters = HeavyHitters(1, column=name, length=_TEXT if is_text[name] else _DIGITS, most=_MOST)

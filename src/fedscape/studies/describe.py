@@ -11,7 +11,7 @@ import numpy as np
 
 from fedscape.errors import plural
 from fedscape.statistics.description import describe
-from fedscape.studies.intervals import mean_interval, plain
+from fedscape.studies.intervals import around, mean_interval, plain
 from fedscape.studies.prepare import Prepared
 from fedscape.types import Array
 
@@ -46,6 +46,8 @@ def described(data: Prepared, show: bool) -> dict[str, Any]:
     if not show:
         for extreme in ("min", "max"):  # the size of one client
             about["rows_per_client"].pop(extreme)
+        for name, quartile in (("q1", 0.25), ("median", 0.5), ("q3", 0.75)):  # of an odd number a client's size, too
+            about["rows_per_client"][name] = round(around(data.table.sizes, quartile), 3)
     counts = data.counts
     edges, tally = _size_bins(counts.sum(axis=1))
     shares = shares_of(counts, data.names)

@@ -88,6 +88,17 @@ def gini_interval(sizes: Array) -> Interval:
     return plain({"value": value, "low": min(low, value), "high": max(high, value)})  # type: ignore[no-any-return]
 
 
+def around(values: Array, share: float) -> float:
+    """The mean of the five values next to a quantile: of many the quantile, and never a single client's value.
+
+    >>> around(np.array([1.0, 2.0, 3.0, 4.0, 6.0, 90.0]), 0.5)
+    3.2
+    """
+    ordered = np.sort(values)
+    first = min(max(round(share * (len(ordered) - 1)) - FEW // 2, 0), max(len(ordered) - FEW, 0))
+    return float(ordered[first : first + FEW].mean())
+
+
 def plain(value: Any, digits: int = 6) -> Any:
     """Convert to rounded values for JSON; NaN and infinities become None.
 

@@ -153,11 +153,12 @@ def _words(component: dict[str, Any], pool: Array, names: Sequence[str], number:
 def price(counts: Array, *, delta: float = 1e-5) -> list[dict[str, float]]:
     """Expected error of a private count of the categories for some epsilons, without making a release.
 
-    The clip is the 90th percentile of the clients' lengths. The error is half the L1 distance of noisy to exact
+    The clip is about the 90th percentile of the clients' lengths: the nearest power of the root of two, as no report
+    has the length of a single client. The error is half the L1 distance of noisy to exact
     shares. It has a part from clipping (exact) and one from noise (its mean over Gaussian noise).
     """
     lengths = np.linalg.norm(counts, axis=1)
-    clip = float(max(np.quantile(lengths, 0.9), 1.0))
+    clip = float(2 ** (round(2 * np.log2(max(np.quantile(lengths, 0.9), 1.0))) / 2))
     exact = counts.sum(axis=0)
     kept = (counts * np.minimum(1, clip / np.maximum(lengths, 1e-300))[:, None]).sum(axis=0)
     total = max(float(kept.sum()), 1.0)

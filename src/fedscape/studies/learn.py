@@ -21,7 +21,7 @@ from fedscape.studies.budget import Budget, Limits
 from fedscape.studies.choose import Choice, choose, stability
 from fedscape.studies.explain import watched
 from fedscape.studies.fidelity import clients_of
-from fedscape.studies.intervals import FEW, mean_interval, plain
+from fedscape.studies.intervals import FEW, around, mean_interval, plain
 from fedscape.studies.judged import BASELINES, Judged
 from fedscape.studies.prepare import Prepared
 from fedscape.studies.sites import are_sites, joining
@@ -222,7 +222,7 @@ def _costs(clients: learning.Clients, lr: float, seed: int, names: Sequence[str]
         heaviest = max(phases, key=lambda phase: phase["bytes_up"])
         moved = sum(math.prod(a["shape"]) for a in heaviest["sent"] if a["name"].startswith("delta."))
         learners = max(1, moved // local.n_parameters)
-        size = np.quantile(clients.train.sizes, [0.25, 0.5, 0.75])
+        size = np.array([around(clients.train.sizes, quartile) for quartile in (0.25, 0.5, 0.75)])
         operations = 6 * local.n_parameters * learners
         if name == "glm":  # products of all pairs of features, for each class
             operations *= clients.train["x"].shape[1] + 1

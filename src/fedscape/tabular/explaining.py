@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fedscape.core.engine import as_engine
 from fedscape.core.estimator import Estimator, Fit
 from fedscape.core.federation import Federation
+from fedscape.core.rounds import check_declared_classes
 from fedscape.errors import DataError
 from fedscape.tabular.attributions import AttributionSums, LeafCounts, attributions, expected_margins
 from fedscape.tabular.binning import binned
@@ -106,9 +107,10 @@ class TreeAttributions(Estimator):
         data
             The clients.
         kind
-            A column of categories, the same in all rows of a client; without, all clients are one kind.
+            A column of categories, the same in all rows of a client; without, all clients are one kind. Under privacy
+            they must be declared.
         privacy, ledger
-            As for `fit`. One row has no bound here: use `unit="client"`.
+            As for `fit`; by default the ledger is that of the fit. One row has no bound here: use `unit="client"`.
         """
         self._check_fitted("counts_")
         engine, forest = as_engine(data), self.trees.forest_
@@ -116,6 +118,8 @@ class TreeAttributions(Estimator):
         if kind is not None:
             if not isinstance(engine.clients, Federation):
                 raise DataError("kinds are categories of a column: use an engine that knows the columns")
+            if privacy is not None:
+                check_declared_classes(engine.clients, kind)
             names = engine.clients.names.get(kind, ())
             names = names or tuple(map(str, range(engine.clients.categories(kind))))
         work = AttributionSums(
@@ -126,8 +130,8 @@ class TreeAttributions(Estimator):
             kind=kind,
             kinds=len(names),
         )
-        how = self._begin(Fit(privacy=privacy, ledger=ledger, progress=False))
-        state = self._run(work, engine, how, n_rounds=1, measure=0)
+        asker, how = self._asking("attributions", privacy, ledger)
+        state = asker._run(work, engine, how, n_rounds=1, measure=0)
         rows = np.asarray(state["server.rows"], dtype=float)
         number = np.where(rows > 0, rows, np.nan)[:, None, None]
         mean, size = state["server.attribution"] / number, state["server.size"] / number

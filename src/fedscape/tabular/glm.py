@@ -335,6 +335,7 @@ class GLM(TableEstimator):
         """
         from fedscape.tabular.sites import learn_heterogeneity
 
+        self._asking("a test of heterogeneity", None, None)
         return learn_heterogeneity(self, data)
 
     def by_site(self, data: Engine | Federation, coefficient: str, *, allow: Sequence[str] = ()) -> dict[str, Any]:
@@ -344,6 +345,7 @@ class GLM(TableEstimator):
         """
         from fedscape.tabular.sites import site_rows
 
+        self._asking("estimates of sites", None, None)
         return site_rows(self, data, coefficient, allow)
 
     def client_intercepts(self, clients: Federation) -> Array:

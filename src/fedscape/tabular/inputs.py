@@ -10,7 +10,7 @@ import numpy as np
 
 from fedscape.core.federation import Federation
 from fedscape.errors import DataError
-from fedscape.formats.kinds import as_codes
+from fedscape.formats.kinds import as_codes, as_numbers
 from fedscape.types import Array
 
 
@@ -182,6 +182,7 @@ def _numbers(table: Federation, name: str, categories: Sequence[str]) -> Array:
     if categories:
         codes = as_codes(values, categories, table.names.get(name)).astype(float)
         return np.where(codes < 0, np.nan, codes)
-    if name in table.names or values.dtype.kind not in "biuf":
+    numbers = as_numbers(values, table.names.get(name)) if name in table.names else values  # a text among numbers: none
+    if numbers.dtype.kind not in "biuf" or (numbers is not values and len(numbers) and np.isnan(numbers).all()):
         raise DataError(f"column {name!r} must hold numbers, as when the model was trained")
-    return values.astype(float)
+    return numbers.astype(float)

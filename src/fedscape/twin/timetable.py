@@ -56,7 +56,10 @@ class Cost:
 
 @dataclass(frozen=True, eq=False)
 class Timetable:
-    """The updates of a server in virtual time: what `schedule` returns. It depends on no client's rows.
+    """The updates of a server in virtual time: what `schedule` returns.
+
+    It depends on clients' rows by `units` alone: with units a device it is refused under privacy, because one client
+    with more work moves all cohorts after it. Logs that devices follow count as public there, as those of `Trace`.
 
     `times` [updates] are seconds since a Monday at midnight, `begin` is when the run began; the reports of update u are
     `clients[stops[u]:stops[u + 1]]`, with the version that each began from in `bases`. `selected`, `used` and `busy`
@@ -83,6 +86,7 @@ class Timetable:
     counts: Array = field(repr=False)
     payload: tuple[float, float] = (0.0, 0.0)
     useful: float = 0.0  # seconds of work that was used
+    reads_data: bool = False  # whether each device has units of its own, such as its rows
 
     #: A device that is missing is replaced by another: privacy accounts for a round as a replacement.
     exchanges = True
@@ -185,6 +189,7 @@ def schedule(
     """
     n, horizon = len(devices), begin + days * DAY
     code, size, wanted, deadline = protocol.loop
+    own_units = np.ndim(units) > 0
     work = np.ascontiguousarray(np.broadcast_to(np.asarray(units, dtype=float), n))
     if not n or not 0 < days < np.inf or n_updates < 1:
         raise DataError(f"a schedule needs devices, days and updates, not {n}, {days} and {n_updates}")
@@ -215,7 +220,7 @@ def schedule(
     rows = int(stops[updates])
     return Timetable(
         protocol, begin, horizon, times[:updates], stops[: updates + 1], clients[:rows].copy(), bases[:rows].copy(),
-        selected, used, busy, counts, payload, float(useful[0]),
+        selected, used, busy, counts, payload, float(useful[0]), own_units,
     )  # fmt: skip
 
 
