@@ -53,6 +53,8 @@ COLUMNS = {
 }  # fmt: skip
 ACCURACY = "accuracy per batch"
 JOBS: dict[str, temporal.Task] = {}
+TURN = 4  # rounds: FedClock solves its regression in every fourth
+WARM = 24  # rounds before a round is timed: FedClock has branches by then
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's, by degrees of freedom
 
 
@@ -171,26 +173,32 @@ def mean_of_rounds(mean: dict[str, np.ndarray], r: Any, inertia: float = 0.98) -
 
 def cost(how: Row) -> Row:
     """Seconds and bytes up of a round beside FedAvg's on the same network, by turns in one thread; medians."""
-    rng, clients, rows = np.random.default_rng(0), 10, how["rows"]
-    n = clients * rows
-    y = rng.integers(0, 31, n) + 31 * (np.repeat(np.arange(clients), rows) % 2)
-    fed = Federation({"x": rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), "y": y}, np.arange(0, n + 1, rows))
+    rng, clients, rows = np.random.default_rng(0), 40, how["rows"]
+    n, modes, curve = clients * rows, np.arange(clients) % 2, Linear(8)
+    night = np.repeat(modes, rows)
+    x = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8) // (1 + night[:, None, None])
+    y = rng.integers(0, 31, n) + 31 * night
+    fed = Federation({"x": x.astype(np.uint8), "y": y}, np.arange(0, n + 1, rows))
     net = models.cnn((1, 28, 28), 62, dropout=False) if how["method"] == "cnn" else models.mlp(784, 64, 62)
     step = LocalSGD(MultiBranch(net), cross_entropy, lr=0.03, epochs=1, batch_size=20)
     methods: dict[str, FedAvg] = {
-        m: make(m, step, Options(prior=Linear(64))) for m in ("vanilla", "fedclock", "fedtem", "fedtkm")
+        m: make(m, step, Options(prior=curve)) for m in ("vanilla", "fedclock", "fedtem", "fedtkm")
     }
-    methods["fedclock, 20 rows"] = FedClock(step, Linear(64), rows=20)
+    methods["fedclock, 20 rows"] = FedClock(step, curve, rows=20)
     took: dict[str, list[float]] = {m: [] for m in methods}
+    turns, sampler = how["repeats"] + WARM // TURN, Shifting(modes, curve, 10)
     loops = {
-        m: rounds(w, Local(fed, threads=1), n_rounds=how["repeats"] + 3, measure=0, allow=w.reveals)
+        m: rounds(w, Local(fed, threads=1), n_rounds=TURN * turns, sampler=sampler, measure=0, allow=w.reveals)
         for m, w in methods.items()
     }
-    for index in range(how["repeats"] + 3):
+    for turn in range(turns):
         for m, loop in loops.items():
             began = time.process_time()
-            next(loop)
-            took[m] += [time.process_time() - began] if index > 2 else []
+            for _ in range(TURN):
+                last = next(loop)
+            took[m] += [(time.process_time() - began) / TURN] if turn >= WARM // TURN else []
+            if m == "fedclock" and turn == WARM // TURN and not last.state["branching"]:
+                raise RuntimeError(f"what is timed has no branches: {methods[m].verdict(last.state)}")
     sizes = {}
     for m, w in methods.items():
         sent = w.step(w.start(0), fed.take(slice(0, 1)), Key(0, 0))[0]
@@ -228,7 +236,7 @@ def plan_of(args: Any) -> list[Row]:
         cells.append({"table": "cost", "label": "a round", "method": "mlp 64", "rows": 20, "repeats": 3, "seed": 0})
         return cells
     for network in ("mlp 64", "cnn"):
-        repeats = 15 if network == "mlp 64" else 5
+        repeats = 25 if network == "mlp 64" else 3
         cells.append(
             {"table": "cost", "label": "a round", "method": network, "rows": 40, "repeats": repeats, "seed": 0}
         )

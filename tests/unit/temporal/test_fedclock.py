@@ -208,7 +208,7 @@ def test_the_contrast_corrected_for_shares_learns_the_odds_of_balanced_modes():
         def closure(shares=shares, optimiser=optimiser):
             optimiser.zero_grad()
             log_shares = torch.tensor([shares], dtype=torch.float64).log()
-            loss = contrast_loss(logits.expand(10, 2, 1), weights, log_shares).mean()
+            loss = contrast_loss(logits[:, :, 0].expand(10, 2), weights, log_shares).mean()
             loss.backward()
             return loss
 
@@ -513,3 +513,15 @@ def test_engines_and_lone_clients_agree():
     for name in rows[0]:
         alone = sum(np.asarray(r[name][0], dtype=float) for r in rows)
         np.testing.assert_allclose(whole[name], alone, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_the_regression_adds_every_round_and_is_solved_every_fourth():
+    fed, modes = population(20, 6)
+    method, sampler = FedClock(training(), Linear(8)), Shifting(modes, Linear(8), 6)
+    states = [r.state for r in rounds(method, fed, n_rounds=9, sampler=sampler, measure=0)]
+    assert [float(s["rounds"]) for s in states] == pytest.approx(range(1, 10))
+    solved = [i for i in range(1, 9) if not np.array_equal(states[i]["clue_weights"], states[i - 1]["clue_weights"])]
+    assert solved == [4, 8]
+    coefficients = Moments(*(states[8][f"server.clue_{n}"] for n in Moments._fields)).coefficients()
+    offsets = -0.5 * (states[8]["clue_weights"] * coefficients).sum(axis=1)  # of shares the modes are the coefficients
+    np.testing.assert_allclose(states[8]["clue_offsets"], offsets)
