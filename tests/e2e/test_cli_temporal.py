@@ -34,7 +34,11 @@ def test_methods_train_on_a_schedule(method):
 
 
 def test_a_schedule_without_a_method_is_for_fedclock():
-    assert json.loads(ok("train", *SMALL, "--schedule", "linear:T=4"))["method"] == "fedclock"
+    how = ["--schedule", "linear:T=4"]
+    for prior in ([], ["--prior", "harmonics"]):  # by default the curve linear; or only the period
+        assert json.loads(ok("train", *SMALL, *how, *prior))["method"] == "fedclock"
+    said = refused(2, "train", *SMALL, *how, "--method", "fedtkm", "--prior", "harmonics")
+    assert "Harmonics is for FedClock alone" in said
 
 
 def test_a_run_on_a_schedule_goes_on_to_the_same_numbers(tmp_path):

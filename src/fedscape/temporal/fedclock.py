@@ -27,7 +27,7 @@ from fedscape.temporal.calibration import (
     posterior,
     recent_shares,
 )
-from fedscape.temporal.clock_settings import check_settings
+from fedscape.temporal.clock_settings import check_bounded, check_settings
 from fedscape.temporal.clock_state import first_clock, groups_in, moments_in, scores_in, stored, stored_groups
 from fedscape.temporal.clues import held_out, label_roots, projected, spaced
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
@@ -290,6 +290,7 @@ class FedClock(Branched):
 
     def under(self, privacy: Privacy) -> tuple[FedClock, Privacy]:
         """This method and this release made to fit each other: equal weights, `scales_beside`, the `noise` on modes."""
+        check_bounded(self)
         scales = {**scales_beside(privacy.first_clip), **privacy.scales}
         noise = privacy.spread() * privacy.with_count(privacy.first_clip) * scales["near"]
         method = copy.copy(self)

@@ -17,6 +17,7 @@ from fedscape.temporal import (
     Blocks,
     Cosine,
     FedClock,
+    FedTKM,
     Harmonics,
     Linear,
     MultiBranch,
@@ -25,6 +26,7 @@ from fedscape.temporal import (
     Steady,
     Zones,
     evaluate,
+    parse_prior,
 )
 from fedscape.temporal.branches import BranchLoss, branch_evidence, contrast_loss, contrast_targets
 from fedscape.temporal.calibration import ScoreSums, posterior
@@ -495,6 +497,7 @@ def test_it_is_private_by_the_ordinary_release_that_leaves_the_network_most_of_t
         ({"memory": 0.0}, "memory and significance must be above 0"),
         ({"abstain": 1.5}, "abstain from 0 to 1"),
         ({"ridge": -1.0}, "ridge, noise and contrast must be at least 0"),
+        ({"prior": "linear"}, "prior must be a curve of shares such as Linear"),
         ({"prior": Zones(8)}, "the prior has 3 modes, but the network 2 branches"),
         ({"prior": Cosine(8), "context": [0, 1]}, "give a prior or a context, not both"),
     ],
@@ -502,6 +505,25 @@ def test_it_is_private_by_the_ordinary_release_that_leaves_the_network_most_of_t
 def test_what_makes_no_sense_is_refused(how, message):
     with pytest.raises(DataError, match=message):
         FedClock(training(), **how)
+
+
+@pytest.mark.parametrize("how", [{"by": "both"}, {"features": "network"}])
+def test_a_release_is_not_fitted_to_statistics_without_a_bound(how):
+    with pytest.raises(DataError, match="under knows bounds of labels and log-odds alone"):
+        FedClock(training(), Linear(16), **how).under(Gaussian(clip=1.0, multiplier=1.0))
+
+
+def test_labels_that_are_always_the_same_do_not_follow_the_clock():
+    fed, modes = population(20, 6)
+    method = FedClock(training(), Linear(8))
+    state = run(method, fed.with_column("y", 0 * fed["y"]), Shifting(modes, Linear(8), 6), 24)
+    assert method.verdict(state).p_value == 1.0
+
+
+def test_only_fedclock_takes_a_period_without_a_curve():
+    assert parse_prior("harmonics", 24) == Harmonics(24)
+    with pytest.raises(DataError, match="Harmonics is for FedClock alone"):
+        FedTKM(training(), Harmonics(24))
 
 
 def test_engines_and_lone_clients_agree():
