@@ -145,17 +145,19 @@ def work(cell: Row, until: float, *, data: str, quick: bool, device: str) -> lis
     sampler = Shifting(modes, Steady(2) if steady else parse_curve(how["schedule"]), 10)
     step = max(how["period"] // 8, 1)
     marks, found, began = {how["rounds"] - 1 - i * step for i in range(5)}, {}, time.perf_counter()
-    steady, mean = {}, {}  # what a baseline has with FedClock's mean of the network over rounds
+    of_mean, mean = {}, {}  # what a baseline has with FedClock's mean of the network over rounds
     for r in rounds(method, job.train, n_rounds=how["rounds"], sampler=sampler, seed=how["seed"], measure=0):
         check_time(until)
         if not isinstance(method, FedClock):
             mean = mean_of_rounds(mean, r)
         if r.index in marks:
             temporal.scores(method, r.state, replace(job, modes=modes), ("batch",), found)
-            temporal.scores(method, {**r.state, **mean}, replace(job, modes=modes), ("batch",), steady)
+            if mean:
+                temporal.scores(method, {**r.state, **mean}, replace(job, modes=modes), ("batch",), of_mean)
     took = time.perf_counter() - began
     out: Row = {n: 100 * float(np.mean(v)) for n, v in found.items()}
-    out[STEADY] = 100 * float(np.mean(steady[ACCURACY]))
+    if mean:
+        out[STEADY] = 100 * float(np.mean(of_mean[ACCURACY]))
     if isinstance(method, FedClock):
         if "harmonics" in how["prior"] or how["prior"] == "read":  # which mode is called the first is arbitrary
             out["right branch"] = max(out["right branch"], 100 - out["right branch"])
@@ -188,6 +190,7 @@ def cost(how: Row) -> Row:
         m: make(m, step, Options(prior=curve)) for m in ("vanilla", "fedclock", "fedtem", "fedtkm")
     }
     methods["fedclock, 20 rows"] = FedClock(step, curve, rows=20)
+    methods["fedavg, no branches"] = FedAvg(replace(step, model=net))
     took: dict[str, list[float]] = {m: [] for m in methods}
     turns, sampler = how["repeats"] + WARM // TURN, Shifting(modes, curve, 10)
     loops = {
