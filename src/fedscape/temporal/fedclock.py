@@ -385,7 +385,7 @@ class FedClock(Branched):
 
     def verdict(self, state: Arrays) -> Verdict:
         """Report whether statistics follow the clock, and whether features predict the mode, as of this state."""
-        return Verdict.of(state, self.by)
+        return Verdict.of(state, self.by, self.significance)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedClock, Federation]]:

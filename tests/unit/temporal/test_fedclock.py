@@ -520,6 +520,16 @@ def test_labels_that_are_always_the_same_do_not_follow_the_clock():
     assert method.verdict(state).p_value == 1.0
 
 
+def test_the_verdict_names_the_condition_that_fails():
+    state = {"trusted": 0.0, "branching": 0.0, "p_value": 1e-6, "rounds": 64.0, "agreement": np.zeros(2)}
+    method = FedClock(training(), Linear(8))
+    assert str(method.verdict(state)) == (
+        "one model for all: labels follow the clock (p = 1e-06, 64 rounds), but modes are not clearly apart; "
+        "try by='both'"
+    )
+    assert "do not clearly follow" in str(method.verdict({**state, "p_value": 0.5}))
+
+
 def test_only_fedclock_takes_a_period_without_a_curve():
     assert parse_prior("harmonics", 24) == Harmonics(24)
     with pytest.raises(DataError, match="Harmonics is for FedClock alone"):
