@@ -146,6 +146,11 @@ def single() -> Iterator[tuple[str, Computation]]:
     yield "FedClock", FedClock(branched, weighting="equal")
 
 
+def fitted(method: FedClock, fed: Federation) -> tuple[FedClock, Federation, Privacy]:
+    method, privacy = method.under(calibrated(All(), len(fed))[0])
+    return method, fed, privacy
+
+
 @cache
 def cases() -> list[Case]:
     fed, found = clients(), []
@@ -157,6 +162,8 @@ def cases() -> list[Case]:
             found.append(Case(name, computation, fed, calibrated(All(), n, clip=bound, unit="row")[0]))
         if name in ("Histogram", "FedAvg"):
             found += ways(name, computation, fed)
+        if isinstance(computation, FedClock):  # as the command line runs it
+            found.append(Case("FedClock, with its own scales", *fitted(computation, fed)))
     for name, estimator in estimators():
         engine, privacy = Phases(fed, threads=1), calibrated(All(), n)[0]
         with warnings.catch_warnings():

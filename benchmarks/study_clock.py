@@ -68,7 +68,10 @@ def main() -> None:
         line: dict[str, Any] = {"data": name}
         if section is not None:
             line |= {n: section[n] for n in ("unit", "slots", "period", "interval", "p")}
-            line |= {n: section.get("accuracy", {}).get(n, "") for n in ("through time", "shuffled time", "FedClock")}
+            line |= {
+                n: section.get("accuracy", {}).get(n, "")
+                for n in ("through time", "mean network", "shuffled time", "FedClock")
+            }
             print(name, advice(section)["text"], flush=True)
         lines.append(line)
     report("study_clock", lines, note="one seed; accuracy on held-out rows")

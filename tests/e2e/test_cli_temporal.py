@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from shell import ok, refused, started
+
+from fedscape.trained import load
 
 SMALL = [
     "femnist-mini",
@@ -34,7 +38,11 @@ def test_methods_train_on_a_schedule(method):
 
 
 def test_a_schedule_without_a_method_is_for_fedclock():
-    assert json.loads(ok("train", *SMALL, "--schedule", "linear:T=4"))["method"] == "fedclock"
+    how = ["--schedule", "linear:T=4"]
+    for prior in ([], ["--prior", "harmonics"]):  # by default the curve linear; or only the period
+        assert json.loads(ok("train", *SMALL, *how, *prior))["method"] == "fedclock"
+    said = refused(2, "train", *SMALL, *how, "--method", "fedtkm", "--prior", "harmonics")
+    assert "Harmonics is for FedClock alone" in said
 
 
 def test_a_run_on_a_schedule_goes_on_to_the_same_numbers(tmp_path):
@@ -45,6 +53,15 @@ def test_a_run_on_a_schedule_goes_on_to_the_same_numbers(tmp_path):
     on = json.loads(ok("train", *SMALL, *how, "--out", str(tmp_path / "part"), "--resume"))
     assert on["table"][-1]["loss_pooled"] == whole["table"][-1]["loss_pooled"]
     assert (tmp_path / "part" / "model.safetensors").exists()
+
+
+def test_the_weights_beside_a_model_of_fedclock_are_those_that_predict(tmp_path):
+    ok("train", *SMALL, "--schedule", "linear:T=4", "--out", str(tmp_path / "run"))
+    state = load(tmp_path / "run").model.ready()
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    for name in (n.removeprefix("mean.") for n in state if n.startswith("mean.")):
+        np.testing.assert_array_equal(weights[name], state[f"mean.{name}"])
+        assert not np.array_equal(weights[name], state[f"model.{name}"])
 
 
 def test_a_private_run_on_a_schedule_says_what_it_spent():

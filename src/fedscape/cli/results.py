@@ -53,6 +53,7 @@ def write(
 
     from fedscape.learning import save_model
     from fedscape.personal.personalised import Personalised
+    from fedscape.temporal.mean_network import with_mean
     from fedscape.trained.model import MODEL, trained
 
     assert isinstance(course.model, Personalised)  # set by the evaluation
@@ -62,7 +63,7 @@ def write(
     trained(kept, model, arguments, inputs=inputs, name=name).save(folder / MODEL)
     if not course.personal:
         about, network = {"model": model, "round": rows[-1]["round"]}, course.computation.local.model
-        save_model(folder / "model.safetensors", network, state, about=about, private=course.private)
+        save_model(folder / "model.safetensors", network, with_mean(state), about=about, private=course.private)
     write_tables(folder, evaluation, rows, private=course.private)
 
 

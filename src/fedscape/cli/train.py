@@ -78,7 +78,9 @@ Schedule = Annotated[
 ]
 Prior = Annotated[
     str | None,
-    typer.Option(help="Prior of fedclock and related methods: linear (default), cosine, soft, none, or a schedule."),
+    typer.Option(
+        help="Prior of fedclock and related methods: linear (default), cosine, soft, harmonics, none, or a curve."
+    ),
 ]
 Modes = Annotated[
     str | None, typer.Option(help="Day and night clients: COLUMN:CUT, such as y:10; by default half of the classes.")

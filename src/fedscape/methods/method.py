@@ -12,6 +12,7 @@ from fedscape.types import Array
 
 if TYPE_CHECKING:
     from fedscape.learning.server import Rule
+    from fedscape.temporal.covariates import Harmonics
     from fedscape.temporal.priors import Prior
 
 FAMILIES = ("global", "personal", "temporal", "tabular")
@@ -61,7 +62,7 @@ class Options:
     weighting: str = "samples"
     initial: str | None = None
     q: float | None = None
-    prior: Prior | None = None
+    prior: Prior | Harmonics | None = None
     period: float = 256.0
     modes: int = 2
     strength: float = 0.5

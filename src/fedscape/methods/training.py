@@ -91,9 +91,10 @@ class Course:
 
     def under(self, privacy: Privacy) -> Privacy:
         """The release adapted to what the method sends, and the method to its noise, if it knows how."""
+        from fedscape.temporal.clock_settings import is_bounded
         from fedscape.temporal.fedclock import FedClock
 
-        if isinstance(self.computation, FedClock) and self.computation.by_branches:
+        if isinstance(self.computation, FedClock) and is_bounded(self.computation):
             self.computation, privacy = self.computation.under(privacy)
         return privacy
 

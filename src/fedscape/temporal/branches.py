@@ -179,31 +179,35 @@ class BranchLoss:
             raise DataError(f"strength must be at least 0 and smoothing from 0 to 1: {self.strength}, {self.smoothing}")
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        k, n_classes = output.shape[1:]
+        k = output.shape[1]
         chosen, classes = target[:, 1 : 1 + k], target[:, :1, None].to(torch.int64).expand(-1, k, 1)
-        if target.shape[1] > 1 + k:
-            own = self(output, target[:, : 1 + k])
-            return own + contrast_loss(output, target[:, 1 + k : 1 + 2 * k], target[:, 1 + 2 * k :])
-        if self.strength == 0:
-            return -(chosen * functional.log_softmax(output, dim=-1).gather(2, classes)[:, :, 0]).sum(dim=1)
+        logs = functional.log_softmax(output, dim=-1)
+        right = logs.gather(2, classes)[:, :, 0]
+        own = -(chosen * right).sum(dim=1) if self.strength == 0 else self._pulling(logs, chosen, classes)
+        if target.shape[1] == 1 + k:
+            return own
+        evidence = output.gather(2, classes)[:, :, 0] - right  # the log-sum-exp of each branch, which is at hand
+        return own + contrast_loss(evidence, target[:, 1 + k : 1 + 2 * k], target[:, 1 + 2 * k :])
+
+    def _pulling(self, logs: Tensor, chosen: Tensor, classes: Tensor) -> Tensor:
+        k, n_classes = logs.shape[1:]
         others = self.strength / (k - 1) * (1 - chosen)
         even = (others * (self.smoothing / n_classes))[:, :, None].expand(-1, -1, n_classes)
         label = even.scatter_add(2, classes, (chosen + (1 - self.smoothing) * others)[:, :, None])
-        return -(label * functional.log_softmax(output, dim=-1)).sum(dim=(1, 2))  # one sum: a short backward pass
+        return -(label * logs).sum(dim=(1, 2))  # one sum: a short backward pass
 
 
-def contrast_loss(output: Tensor, weights: Tensor, log_shares: Tensor) -> Tensor:
-    """Cross entropy of the mode of each row, from outputs [batch, K, classes] of its branches: [batch].
+def contrast_loss(evidence: Tensor, weights: Tensor, log_shares: Tensor) -> Tensor:
+    """Cross entropy of the mode of each row, from the log-sum-exp of the outputs of each branch [batch, K]: [batch].
 
     All outputs of all branches are one softmax over modes and classes; a mode's log-odds are the log-sum-exp of its
     branch. Adding the log of the modes' current shares makes what is learned the same whatever the hour.
 
     >>> one = torch.tensor([[1.0, 0.0]])
-    >>> round(float(contrast_loss(torch.zeros(1, 2, 4), one, torch.tensor([[0.25, 0.75]]).log())), 4)
+    >>> round(float(contrast_loss(torch.zeros(1, 2), one, torch.tensor([[0.25, 0.75]]).log())), 4)
     1.3863
     """
-    modes = output.logsumexp(dim=-1) + log_shares
-    return weights.sum(dim=1) * modes.logsumexp(dim=1) - (weights * modes).sum(dim=1)
+    return -(weights * functional.log_softmax(evidence + log_shares, dim=1)).sum(dim=1)
 
 
 def contrast_targets(weights: Array, modes: Array, shares: Array, contrast: float) -> Array:

@@ -150,6 +150,7 @@ class Verdict:
 
     `p_value` tests that clients' statistics do not depend on the clock, over `rounds` rounds. `agreement` is the share
     of each mode's clients whose features alone chose that mode, in rounds before the discriminant learned from them.
+    `significant` is the test alone; `trusted` asks besides that modes are apart by more than the regression's noise.
 
     >>> print(Verdict(True, 1e-9, 64.0, (0.98, 0.96), "labels"))
     branches: labels follow the clock (p = 1e-09, 64 rounds), and features find the mode of 98%, 96% of clients
@@ -161,13 +162,15 @@ class Verdict:
     agreement: tuple[float, ...]
     by: str
     trusted: bool = True
+    significant: bool = True
 
     @classmethod
-    def of(cls, state: Arrays, by: str) -> Verdict:
-        """The verdict that a state of FedClock holds."""
+    def of(cls, state: Arrays, by: str, significance: float) -> Verdict:
+        """The verdict that a state of FedClock holds, for this threshold of the p-value."""
         agreement = tuple(float(share) for share in state["agreement"])
         branching, trusted = (bool(state[n] > 0) for n in ("branching", "trusted"))
-        return cls(branching, float(state["p_value"]), float(state["rounds"]), agreement, by, trusted)
+        p_value = float(state["p_value"])
+        return cls(branching, p_value, float(state["rounds"]), agreement, by, trusted, p_value < significance)
 
     def __str__(self) -> str:
         what = {"both": "labels and features"}.get(self.by, self.by)
@@ -175,6 +178,8 @@ class Verdict:
         percentages = ", ".join(f"{100 * share:.0f}%" for share in self.agreement)
         if not self.trusted:
             other = "" if self.by == "both" else "; try by='both'"
+            if self.significant:
+                return f"one model for all: {what} follow the clock {about}, but modes are not clearly apart{other}"
             return f"one model for all: {what} do not clearly follow the clock {about}{other}"
         if not self.branching:
             return (

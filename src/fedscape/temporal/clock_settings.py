@@ -39,3 +39,17 @@ def check_settings(method: FedClock) -> None:
     positive = (method.ridge, method.noise, method.contrast)
     if not all(0 <= value < np.inf for value in positive):
         raise DataError(f"ridge, noise and contrast must be at least 0, not {positive}")
+
+
+def is_bounded(method: FedClock) -> bool:
+    """Whether everything sent beside the network has a known bound: label shares and log-odds alone."""
+    return method.by_branches and method.by == "labels"
+
+
+def check_bounded(method: FedClock) -> None:
+    """Refuse a method that sends statistics without a known bound."""
+    if not is_bounded(method):
+        raise DataError(
+            "under knows bounds of labels and log-odds alone: take by='labels' and features='branches', or give the "
+            f"release its scales= yourself, not by={method.by!r} and features={method.features!r}"
+        )

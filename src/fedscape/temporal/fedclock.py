@@ -27,7 +27,7 @@ from fedscape.temporal.calibration import (
     posterior,
     recent_shares,
 )
-from fedscape.temporal.clock_settings import check_settings
+from fedscape.temporal.clock_settings import check_bounded, check_settings
 from fedscape.temporal.clock_state import first_clock, groups_in, moments_in, scores_in, stored, stored_groups
 from fedscape.temporal.clues import held_out, label_roots, projected, spaced
 from fedscape.temporal.covariates import Context, Covariates, Harmonics, Shares
@@ -37,6 +37,7 @@ from fedscape.temporal.gaussians import segment_means
 from fedscape.temporal.mean_network import first_mean, next_mean, with_mean
 from fedscape.temporal.priors import Prior, Soft, expected_shares, first_prior
 from fedscape.temporal.regression import (
+    Moments,
     aligned,
     are_apart,
     contrast_noise,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from fedscape.privacy.mechanisms import Privacy
 
 _LINEAR = Linear()
+_SOLVED = 4  # the regression adds every round and is solved every this many
 _FASTER = 2  # the distribution of scores ages this many times faster than the features
 _FEW = 10  # the ridge doubles at this many clients per statistic
 _DRIFT = 0.5  # the share of what a round shows by which the network's features of all modes move together
@@ -288,6 +290,7 @@ class FedClock(Branched):
 
     def under(self, privacy: Privacy) -> tuple[FedClock, Privacy]:
         """This method and this release made to fit each other: equal weights, `scales_beside`, the `noise` on modes."""
+        check_bounded(self)
         scales = {**scales_beside(privacy.first_clip), **privacy.scales}
         noise = privacy.spread() * privacy.with_count(privacy.first_clip) * scales["near"]
         method = copy.copy(self)
@@ -304,20 +307,32 @@ class FedClock(Branched):
             remembered["mode_shares"] = recent_shares(state["mode_shares"], total["near"])
         if told(np.asarray(count), self.noise) <= 0:
             return remembered
-        return {**remembered, **self._regressed(state, total, shares, count), **self._supervised(state, total, count)}
+        regressed = self._regressed(state, total, shares, count, key.round)
+        return {**remembered, **regressed, **self._supervised(state, total, count)}
 
     def _covariates_of(self, state: Arrays, total: Arrays, key: Key) -> tuple[Array, Arrays]:
         if isinstance(self.prior, Soft) and self.context is None:
             return expected_shares(self.prior, state, key, total["near"])
         return self.covariates.row(key.round), {"server.last": np.asarray(key.round)}
 
-    def _regressed(self, state: Arrays, total: Arrays, a: Array, count: float) -> Arrays:
-        """Add this round to the regression; return its discriminant and whether it is significant."""
+    def _regressed(self, state: Arrays, total: Arrays, a: Array, count: float, t: int) -> Arrays:
+        """Add this round to the sums of the regression; every `_SOLVED` rounds solve it."""
         memory = 1.0 if self.by == "labels" or self.features == "fixed" else self.memory
         mean = total["clues"] / count
         clues = moments_in(state, "server.clue_").plus(a, count, total["clues"], total["clue_pairs"], memory)
         by_round = moments_in(state, "server.round_").plus(a, 1.0, mean, pack(np.outer(mean, mean)), memory)
         n = memory * float(state["server.clue_count"]) + count
+        constant = self.covariates.constant
+        return {
+            "rounds": np.asarray(constant @ by_round.gram @ constant),
+            "server.clue_count": np.asarray(n),
+            **stored("server.clue_", clues),
+            **stored("server.round_", by_round),
+            **({} if t % _SOLVED else self._solved(state, clues, by_round, n)),
+        }
+
+    def _solved(self, state: Arrays, clues: Moments, by_round: Moments, n: float) -> Arrays:
+        """The discriminant of the regression, and whether it is significant."""
         coefficients, scatter = clues.coefficients(), clues.residual(n)
         metric = discriminant(np.eye(len(scatter)), scatter, ridge=self._ridge(n, len(scatter))).weights
         loadings = self.covariates.loadings(coefficients, (metric + metric.T) / 2, clues.gram, self.n_modes)
@@ -333,10 +348,6 @@ class FedClock(Branched):
             "trusted": np.asarray(float(trusted)),
             "branching": np.asarray(float(trusted and features_suffice(state["agreement"]))),
             "p_value": np.asarray(test.p_value),
-            "rounds": np.asarray(test.rounds),
-            "server.clue_count": np.asarray(n),
-            **stored("server.clue_", clues),
-            **stored("server.round_", by_round),
         }
 
     def _ridge(self, n: float, d: int) -> float:
@@ -374,7 +385,7 @@ class FedClock(Branched):
 
     def verdict(self, state: Arrays) -> Verdict:
         """Report whether statistics follow the clock, and whether features predict the mode, as of this state."""
-        return Verdict.of(state, self.by)
+        return Verdict.of(state, self.by, self.significance)
 
     @classmethod
     def examples(cls) -> Sequence[tuple[FedClock, Federation]]:

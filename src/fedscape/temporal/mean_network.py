@@ -29,5 +29,9 @@ def next_mean(state: Arrays, after: Arrays, inertia: float, t: int) -> Arrays:
 
 
 def with_mean(state: Arrays) -> Arrays:
-    """The state with the mean in place of the network."""
-    return {**state, **{f"model.{name}": state[f"mean.{name}"] for name in model_arrays(state)}}
+    """The state with the mean in place of the network; unchanged if it has none.
+
+    >>> with_mean({"model.w": np.ones(1), "mean.w": np.zeros(1)})["model.w"].tolist()
+    [0.0]
+    """
+    return {**state, **{f"model.{n}": state[f"mean.{n}"] for n in model_arrays(state) if f"mean.{n}" in state}}

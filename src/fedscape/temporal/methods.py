@@ -15,6 +15,7 @@ from fedscape.learning.evaluation import evaluate as evaluate_model
 from fedscape.learning.fedavg import FedAvg
 from fedscape.temporal.baselines import LocalCentres, centres_of
 from fedscape.temporal.branched import Branched
+from fedscape.temporal.covariates import Harmonics
 from fedscape.temporal.curves import Blocks, Curve
 from fedscape.temporal.priors import Prior, Soft
 from fedscape.types import Array, Arrays
@@ -22,9 +23,9 @@ from fedscape.types import Array, Arrays
 _BLOCK = 2**13  # rows evaluated at once
 
 
-def halves(prior: Prior | None) -> Curve:
+def halves(prior: Prior | Harmonics | None) -> Curve:
     """The schedule by which semi-cyclic SGD picks the branch to train."""
-    return Blocks(getattr(prior, "period", 256.0)) if prior is None or isinstance(prior, Soft) else prior
+    return Blocks(getattr(prior, "period", 256.0)) if prior is None or isinstance(prior, Soft | Harmonics) else prior
 
 
 def collect_centres(

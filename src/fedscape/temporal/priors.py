@@ -5,12 +5,14 @@ Any curve is a prior; `Soft` assumes only the peak and the valley (appendix A.3)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedscape.core.random import Key
 from fedscape.errors import DataError
+from fedscape.temporal.covariates import Harmonics
 from fedscape.temporal.curves import Cosine, Curve, Linear, parse_curve
 from fedscape.types import Array, Arrays
 
@@ -77,7 +79,12 @@ def certainty(shares: Array) -> float:
 
 
 def check_prior(prior: Prior | None, n_modes: int) -> None:
-    """Refuse a prior whose number of modes differs from the network's branches."""
+    """Refuse what gives no shares of modes, and a prior whose number of modes differs from the network's branches."""
+    if not (prior is None or isinstance(prior, Soft) or callable(getattr(prior, "shares", None))):
+        raise DataError(
+            f"prior must be a curve of shares such as Linear(256), Soft or None (Harmonics is for FedClock alone), not "
+            f"{prior!r}"
+        )
     if prior is not None and prior.n_modes != n_modes:
         raise DataError(f"the prior has {prior.n_modes} modes, but the network {n_modes} branches: {prior}")
 
@@ -156,14 +163,15 @@ def assign(log_share: Array, shares: Array | None) -> Array:
     return np.asarray(seats[seat])
 
 
-def parse_prior(text: str, period: float) -> Prior | None:
-    """Read a prior as written on the command line: linear, cosine, soft, none, or a schedule with its numbers.
+def parse_prior(text: str, period: float) -> Prior | Harmonics | None:
+    """Read a prior as on the command line: linear, cosine, soft, harmonics, none, or a schedule with its numbers.
 
     >>> parse_prior("linear", 64), parse_prior("soft", 64), parse_prior("none", 64)
     (Linear(period=64, p=1.0, peak=0.0, valley=None), Soft(period=64), None)
     """
-    plain = {"linear": Linear, "cosine": Cosine, "soft": Soft}
+    plain: dict[str, Callable[[float], Prior | Harmonics]] = {
+        "linear": Linear, "cosine": Cosine, "soft": Soft, "harmonics": Harmonics,
+    }  # fmt: skip
     if text in plain:
-        prior: Prior = plain[text](period)
-        return prior
+        return plain[text](period)
     return None if text == "none" else parse_curve(text)

@@ -218,7 +218,8 @@ def significance(moments: Moments, constant: Array) -> Significance:
     around = second - n * np.outer(mean, mean)
     explained, rest = float(np.trace(around - left)), float(np.trace(left))
     if rest <= 1e-12 * max(float(np.trace(second)), _TINY):
-        return Significance(math.inf, 0.0, n) if explained > rest else Significance(0.0, 1.0, n)
+        clear = explained > _ROUNDING * float(np.trace(second))  # statistics that are always the same explain nothing
+        return Significance(math.inf, 0.0, n) if clear else Significance(0.0, 1.0, n)
     scatter = left / freedom
     square = float((scatter**2).sum()) - np.trace(scatter) ** 2 / freedom
     square = max(square * freedom**2 / ((freedom - 1) * (freedom + 2)), np.trace(scatter) ** 2 / len(mean))

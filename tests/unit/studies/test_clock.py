@@ -37,11 +37,12 @@ def test_the_period_is_read_from_the_labels(daily):
 
 
 def test_accuracies_and_the_verdict_are_told_in_a_sentence(daily):
-    assert set(daily["accuracy"]) == {"through time", "shuffled time", "FedClock", "verdict"}
+    assert set(daily["accuracy"]) == {"through time", "mean network", "shuffled time", "FedClock", "verdict"}
     item = advice(daily)
     assert item["answer"] == "yes"
     assert "hours" in item["text"]
-    assert f"{100 * daily['accuracy']['FedClock']:.1f}% right" in item["text"]
+    for name in ("FedClock", "mean network"):
+        assert f"{100 * daily['accuracy'][name]:.1f}% right" in item["text"]
     assert daily["accuracy"]["FedClock"] > daily["accuracy"]["through time"] - 0.02
 
 

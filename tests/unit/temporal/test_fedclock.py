@@ -17,6 +17,7 @@ from fedscape.temporal import (
     Blocks,
     Cosine,
     FedClock,
+    FedTKM,
     Harmonics,
     Linear,
     MultiBranch,
@@ -25,6 +26,7 @@ from fedscape.temporal import (
     Steady,
     Zones,
     evaluate,
+    parse_prior,
 )
 from fedscape.temporal.branches import BranchLoss, branch_evidence, contrast_loss, contrast_targets
 from fedscape.temporal.calibration import ScoreSums, posterior
@@ -208,7 +210,7 @@ def test_the_contrast_corrected_for_shares_learns_the_odds_of_balanced_modes():
         def closure(shares=shares, optimiser=optimiser):
             optimiser.zero_grad()
             log_shares = torch.tensor([shares], dtype=torch.float64).log()
-            loss = contrast_loss(logits.expand(10, 2, 1), weights, log_shares).mean()
+            loss = contrast_loss(logits[:, :, 0].expand(10, 2), weights, log_shares).mean()
             loss.backward()
             return loss
 
@@ -495,6 +497,7 @@ def test_it_is_private_by_the_ordinary_release_that_leaves_the_network_most_of_t
         ({"memory": 0.0}, "memory and significance must be above 0"),
         ({"abstain": 1.5}, "abstain from 0 to 1"),
         ({"ridge": -1.0}, "ridge, noise and contrast must be at least 0"),
+        ({"prior": "linear"}, "prior must be a curve of shares such as Linear"),
         ({"prior": Zones(8)}, "the prior has 3 modes, but the network 2 branches"),
         ({"prior": Cosine(8), "context": [0, 1]}, "give a prior or a context, not both"),
     ],
@@ -502,6 +505,35 @@ def test_it_is_private_by_the_ordinary_release_that_leaves_the_network_most_of_t
 def test_what_makes_no_sense_is_refused(how, message):
     with pytest.raises(DataError, match=message):
         FedClock(training(), **how)
+
+
+@pytest.mark.parametrize("how", [{"by": "both"}, {"features": "network"}])
+def test_a_release_is_not_fitted_to_statistics_without_a_bound(how):
+    with pytest.raises(DataError, match="under knows bounds of labels and log-odds alone"):
+        FedClock(training(), Linear(16), **how).under(Gaussian(clip=1.0, multiplier=1.0))
+
+
+def test_labels_that_are_always_the_same_do_not_follow_the_clock():
+    fed, modes = population(20, 6)
+    method = FedClock(training(), Linear(8))
+    state = run(method, fed.with_column("y", 0 * fed["y"]), Shifting(modes, Linear(8), 6), 24)
+    assert method.verdict(state).p_value == 1.0
+
+
+def test_the_verdict_names_the_condition_that_fails():
+    state = {"trusted": 0.0, "branching": 0.0, "p_value": 1e-6, "rounds": 64.0, "agreement": np.zeros(2)}
+    method = FedClock(training(), Linear(8))
+    assert str(method.verdict(state)) == (
+        "one model for all: labels follow the clock (p = 1e-06, 64 rounds), but modes are not clearly apart; "
+        "try by='both'"
+    )
+    assert "do not clearly follow" in str(method.verdict({**state, "p_value": 0.5}))
+
+
+def test_only_fedclock_takes_a_period_without_a_curve():
+    assert parse_prior("harmonics", 24) == Harmonics(24)
+    with pytest.raises(DataError, match="Harmonics is for FedClock alone"):
+        FedTKM(training(), Harmonics(24))
 
 
 def test_engines_and_lone_clients_agree():
@@ -513,3 +545,15 @@ def test_engines_and_lone_clients_agree():
     for name in rows[0]:
         alone = sum(np.asarray(r[name][0], dtype=float) for r in rows)
         np.testing.assert_allclose(whole[name], alone, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_the_regression_adds_every_round_and_is_solved_every_fourth():
+    fed, modes = population(20, 6)
+    method, sampler = FedClock(training(), Linear(8)), Shifting(modes, Linear(8), 6)
+    states = [r.state for r in rounds(method, fed, n_rounds=9, sampler=sampler, measure=0)]
+    assert [float(s["rounds"]) for s in states] == pytest.approx(range(1, 10))
+    solved = [i for i in range(1, 9) if not np.array_equal(states[i]["clue_weights"], states[i - 1]["clue_weights"])]
+    assert solved == [4, 8]
+    coefficients = Moments(*(states[8][f"server.clue_{n}"] for n in Moments._fields)).coefficients()
+    offsets = -0.5 * (states[8]["clue_weights"] * coefficients).sum(axis=1)  # of shares the modes are the coefficients
+    np.testing.assert_allclose(states[8]["clue_offsets"], offsets)
