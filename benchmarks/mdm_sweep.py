@@ -7,7 +7,7 @@ those of others. Smaller than the paper: a network of one hidden layer on the fi
 --rounds instead of 1,500, 1,000 clients (CIFAR-10), a third of the rows of 360 writers. Beside the mean difference over
 the settings stands the noise floor: true against true with other seeds. Curves over settings go to
 results/mdm_sweep_NAME.svg. `--only cifar10`, `femnist`; with `--keep FOLDER` each experiment that ends is a file there
-and is not run again, and `--settings A,B` runs some and shows all that are kept; `--name N` is part of the result's name.
+and is not run again; `--settings A,B` runs some and shows all that are kept; `--name N` goes into the result's name.
 """
 
 from __future__ import annotations
