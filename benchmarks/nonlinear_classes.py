@@ -5,7 +5,8 @@ features, or in each class a network whose 16 hidden units are learned (100 roun
 pupil), Exam (school, sex, pupil), radon (county, floor, house), flights (carrier, aircraft, flight): held-out R^2 and
 log-likelihood of an event, a fifth of each agent's events held out. The mixed model has a random intercept and slope of
 the first feature by entity, fixed effects of the same columns; "mixed model, hinges" fixed effects of the same
-functions as "hinges". Differences to the linear classes are paired by split.
+functions as "hinges". Differences to the linear classes are paired by split. `--methods "network;hinges, K = 4"` runs
+these beside the linear classes; `--name N` goes into the result's name.
 """
 
 from __future__ import annotations
@@ -120,11 +121,13 @@ def jobs_of(fed, features, target, entity, *, seed: int, most: int):
     return jobs
 
 
-def tried(name: str, seeds: int, folder: Path, most: int) -> list[dict[str, object]]:
+def tried(name: str, seeds: int, folder: Path, most: int, wanted: tuple[str, ...]) -> list[dict[str, object]]:
     fed, features, target, entity = nested(folder, name)
     found: dict[str, list[dict[str, float]]] = {}
     for seed in range(seeds):
         for title, run in jobs_of(fed, features, target, entity, seed=seed, most=most).items():
+            if not title.startswith((*wanted, f"linear, K = {K}")):
+                continue
             begin = time.perf_counter()
             found.setdefault(title, []).append({**run(), "seconds": time.perf_counter() - begin})
     rows = []
@@ -139,14 +142,15 @@ def tried(name: str, seeds: int, folder: Path, most: int) -> list[dict[str, obje
 
 
 def main() -> None:
-    args = arguments(__doc__, seeds=5, only="", data="", most=20_000)
+    args = arguments(__doc__, seeds=5, only="", data="", most=20_000, methods="", name="")
     folder = Path(args.data or os.environ.get("FEDSCAPE_DATA", "."))
     names = ["flights-mini"] if args.quick else ["chem97", "Exam", "radon", "flights-mini", "flights"]
-    names = [name for name in names if args.only in ("", name)]
+    names = [name for name in names if args.only == "" or name in args.only.split(",")]
+    wanted = tuple(args.methods.split(";"))
     seeds = 1 if args.quick else args.seeds
-    rows = [row for name in names for row in tried(name, seeds, folder, args.most)]
+    rows = [row for name in names for row in tried(name, seeds, folder, args.most, wanted)]
     note = f"mean over {seeds} splits (seeds from 0), differences with 95% t intervals; the splits share their data"
-    report("nonlinear_classes" + (f"_{args.only}" if args.only else ""), rows, note=note)
+    report("_".join(filter(None, ("nonlinear_classes", args.name or args.only))), rows, note=note)
 
 
 if __name__ == "__main__":
