@@ -7,7 +7,8 @@ calls go on where the last one stopped):
     python benchmarks/temporal.py --data FOLDER --out CELLS --only femnist,powers --workers 1 --minutes 30 \\
         --methods vanilla,fedtem-printed,fedtem,fedtkm,fedtkm-constant,scsgd,scsgd-first-half
 
-The ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way.
+The ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way; `--figures 8,9`
+makes a table of these alone.
 
 `--quick` makes its own, of a few rounds.
 """
@@ -139,7 +140,7 @@ def ablation_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = arguments(__doc__, cells="")
+    args = arguments(__doc__, cells="", figures="")
     if args.quick:
         job = load("femnist", quick=True)
         cells = [Cell("femnist", "linear p=1", name, "linear:p=1,T=8", rounds=9, period=8) for name in list(TITLES)[:3]]
@@ -148,10 +149,11 @@ def main() -> None:
         report("temporal_printed_quick", compared(rows, "femnist"), note=f"{time.time() - began:.0f} s")
         return
     rows = found(Path(args.cells or tempfile.gettempdir()))
-    if lines := ablation_rows(rows):
+    asked = args.figures.split(",")
+    if lines := [line for line in ablation_rows(rows) if args.figures == "" or line["figure"] in asked]:
         how = f"FEMNIST, dense network, {rows[0]['rounds']} rounds, cohorts of 10, FedTEM as printed; differences "
         report(
-            "temporal_ablations",
+            "_".join(["temporal_ablations", *filter(None, asked)]),
             lines,
             note=f"{how}paired by seed, from three seeds on with 95% t intervals; linear, p = 1, T = 64 unless said",
         )
