@@ -303,6 +303,9 @@ def ablations(seed: int) -> Iterator[Cell]:
         yield Cell("ablation", f"Figure 6: {choice} {pick}", one, p1, seed, how=how)
     for name in ("single", "no-shift-single", "no-shift"):
         yield Cell("ablation", "Figure 9: branches", name, p1, seed)
+    for p in ("0.25", "4"):
+        for name in ("vanilla", "single"):
+            yield Cell("ablation", f"Figure 9: branches, p={p}", name, f"linear:p={p},T=64", seed)
     for most in (10, 20, LIMIT):
         for name in ("vanilla", "no-shift", one):
             if most < LIMIT or name == "vanilla":

@@ -101,7 +101,12 @@ def ablations() -> list[Ablation]:
         for period in (16, 128):
             lines.append(("8", f"T = {period} for 64, p = {p}", at(f"Figure 8: T={period} p={p}"), usual))
     two, still = at("Figure 4: choice per", "vanilla"), at("Figure 9: branches", "no-shift")
-    lines.append(("9", "vanilla: one branch for two", at("Figure 9: branches", "single"), two))
+    lines.append(("9", "vanilla, p = 1: one branch for two", at("Figure 9: branches", "single"), two))
+    lines.append(("9", "p = 1: FedTEM for one branch", base, at("Figure 9: branches", "single")))
+    for p in ("0.25", "4"):
+        label = f"Figure 9: branches, p={p}"
+        lines.append(("9", f"vanilla, p = {p}: one branch for two", at(label, "single"), at(label, "vanilla")))
+        lines.append(("9", f"p = {p}: FedTEM for one branch", at(f"Figure 8: T=64 p={p}"), at(label, "single")))
     lines.append(("9", "no shift: one branch for two", at("Figure 9: branches", "no-shift-single"), still))
     for most in (10, 20, 40):
         label = f"Figure 10: at most {most} rows"
