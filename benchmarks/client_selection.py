@@ -148,13 +148,22 @@ def curve(way: str, about: dict, seed: int, every: int) -> np.ndarray:
     return np.array(seen)
 
 
+def rows_of_chosen(way: str, about: dict, rounds: int = 300) -> float:
+    """How many rows the clients of a round have, relative to all clients."""
+    train, who = about["train"], sampler(way, about)
+    chosen = np.concatenate([np.asarray(who.draw(train, fs.Key(0, r))) for r in range(rounds)])
+    return float(train.sizes[chosen].mean() / train.sizes.mean())
+
+
 def table_of(name: str, seeds: int, args) -> list[dict]:
     every, ways = 2, args.ways.split(",")
     curves: dict[str, list[np.ndarray]] = {way: [] for way in ways}
+    sizes: dict[str, list[float]] = {way: [] for way in ways}
     for seed in range(seeds):
         about = setting(name, args.seed + seed, args.quick, args.device)
         for way in ways:
             curves[way].append(curve(way, about, args.seed + seed, every))
+            sizes[way].append(rows_of_chosen(way, about))
     last = max(1, len(curves["uniform"][0]) // 4)
     goals = [c[-last:].mean() for c in curves["uniform"]]
     rows = []
@@ -175,6 +184,7 @@ def table_of(name: str, seeds: int, args) -> list[dict]:
                     [float((c - u).mean()) for c, u in zip(curves[way], curves["uniform"], strict=True)]
                 ),
                 "rounds to uniform's": float(np.median(reached)) if np.isfinite(np.median(reached)) else "never",
+                "rows of the chosen over all clients'": mean_and_half(sizes[way]),
                 "reached in": f"{int(np.isfinite(reached).sum())} of {seeds}",
             }
         )
