@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 import fedscape as fs
-from fedscape.datasets.generators import sketch_dirichlet, sketch_dirichlet_uniform
+from fedscape.datasets.generators import sketch_dirichlet, sketch_dirichlet_uniform, sketch_uneven
 from fedscape.learning import FedAvg, LocalSGD, cross_entropy, evaluate, models
 from fedscape.sketches import KeyedCoin, NearTheWhole, OwnWeights, distance
 from table import arguments, mean_and_half, report
@@ -68,6 +68,12 @@ def setting(name: str, seed: int, quick: bool, device: str) -> dict:
         x, y, test = images("cifar10", 10_000, seed)
         local = LocalSGD(models.mlp(3072, 128, 10), cross_entropy, lr=3e-4, epochs=1, **adam)  # more forgets
         return {"train": federation(shards(y, 100, seed), x, y), "test": test, "local": local, "k": 2, "rounds": 200}
+    if name == "cifar10 uneven":  # as FedShare's: clients differ by size alone
+        x, y, test = images("cifar10", 50_000, seed)
+        net = models.lenet5((3, 32, 32), 10)
+        local = LocalSGD(net, cross_entropy, lr=1e-3, epochs=2, **adam)
+        return {"train": federation(sketch_uneven(len(y), seed=seed), x, y), "test": test, "local": local, "k": 2,
+                "rounds": 60}  # fmt: skip
     if name == "femnist":
         train, held = first_rows(writers("femnist"), 80).split(test=0.2, seed=seed)
         local = LocalSGD(models.lenet5((1, 28, 28), 62), cross_entropy, lr=1e-3, epochs=5, early_stopping=0.0, **adam)
@@ -100,19 +106,30 @@ def bag_of_last(length: int):
     return Last()
 
 
-def sampler(way: str, train: fs.Federation, k: int, family: str) -> fs.Sampler:
+def sketched(about: dict) -> tuple[fs.DistributionSketch, np.ndarray]:
+    """The sketch of the training clients, made once for all ways, and their distances to the whole."""
+    if "sketch" not in about:
+        family = about.get("family", "srp")
+        shingle = {"shingle": 2} if family == "minhash" else {"centre": "mean"}
+        sketch = fs.DistributionSketch(200, bits=6, family=family, seed=1, **shingle).fit(
+            about["train"], progress=False
+        )
+        about["sketch"] = sketch, distance(sketch.transform(about["train"]), sketch.total_)
+    return about["sketch"]
+
+
+def sampler(way: str, about: dict) -> fs.Sampler:
+    k = about["k"]
     if way == "uniform":
         return fs.FixedSize(k)
-    shingle = {"shingle": 2} if family == "minhash" else {"centre": "mean"}
-    sketch = fs.DistributionSketch(200, bits=6, family=family, seed=1, **shingle).fit(train, progress=False)
-    apart = distance(sketch.transform(train), sketch.total_)
+    sketch, apart = sketched(about)
     if way == "ours":
         return NearTheWhole(apart, size=k)
     if way == "frobenius":
         return NearTheWhole(apart, size=k, scale=1.0)
     if way == "row norm":
         return NearTheWhole(apart / np.sqrt(200), size=k, scale=1.0)
-    engine = fs.Local(train)
+    engine = fs.Local(about["train"])
     *_, last = fs.rounds(OwnWeights(sketch, sketch.total_), engine, n_rounds=2)
     return KeyedCoin(engine.kept()["weight"].flat, total=float(last.state["weight"]), size=k)
 
@@ -120,7 +137,7 @@ def sampler(way: str, train: fs.Federation, k: int, family: str) -> fs.Sampler:
 def curve(way: str, about: dict, seed: int, every: int) -> np.ndarray:
     """Pooled test accuracy after every so many rounds."""
     local: LocalSGD = about["local"]
-    who = sampler(way, about["train"], about["k"], about.get("family", "srp"))
+    who = sampler(way, about)
     seen = []
     engine = fs.Local(about["train"], threads=1)
     for r in fs.rounds(
@@ -131,13 +148,22 @@ def curve(way: str, about: dict, seed: int, every: int) -> np.ndarray:
     return np.array(seen)
 
 
+def rows_of_chosen(way: str, about: dict, rounds: int = 300) -> float:
+    """How many rows the clients of a round have, relative to all clients."""
+    train, who = about["train"], sampler(way, about)
+    chosen = np.concatenate([np.asarray(who.draw(train, fs.Key(0, r))) for r in range(rounds)])
+    return float(train.sizes[chosen].mean() / train.sizes.mean())
+
+
 def table_of(name: str, seeds: int, args) -> list[dict]:
     every, ways = 2, args.ways.split(",")
     curves: dict[str, list[np.ndarray]] = {way: [] for way in ways}
+    sizes: dict[str, list[float]] = {way: [] for way in ways}
     for seed in range(seeds):
         about = setting(name, args.seed + seed, args.quick, args.device)
         for way in ways:
             curves[way].append(curve(way, about, args.seed + seed, every))
+            sizes[way].append(rows_of_chosen(way, about))
     last = max(1, len(curves["uniform"][0]) // 4)
     goals = [c[-last:].mean() for c in curves["uniform"]]
     rows = []
@@ -157,7 +183,8 @@ def table_of(name: str, seeds: int, args) -> list[dict]:
                 "all rounds, difference": mean_and_half(
                     [float((c - u).mean()) for c, u in zip(curves[way], curves["uniform"], strict=True)]
                 ),
-                "rounds to uniform's": float(np.median(reached)),
+                "rounds to uniform's": float(np.median(reached)) if np.isfinite(np.median(reached)) else "never",
+                "rows of the chosen over all clients'": mean_and_half(sizes[way]),
                 "reached in": f"{int(np.isfinite(reached).sum())} of {seeds}",
             }
         )
@@ -169,7 +196,7 @@ def main() -> None:
     args = arguments(__doc__, device="cpu", seeds=5, data="", ways=",".join(WAYS))
     names = ["femnist-mini"] if args.quick else ["mnist dirichlet", "mnist dirichlet + uniform", "femnist"]
     if not args.quick:
-        names += ["shakespeare", "cifar10 shards"]
+        names += ["shakespeare", "cifar10 shards", "cifar10 uneven"]
     if args.data:
         names = args.data.split(",")
     began, rows = time.perf_counter(), []

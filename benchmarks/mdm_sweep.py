@@ -7,7 +7,7 @@ those of others. Smaller than the paper: a network of one hidden layer on the fi
 --rounds instead of 1,500, 1,000 clients (CIFAR-10), a third of the rows of 360 writers. Beside the mean difference over
 the settings stands the noise floor: true against true with other seeds. Curves over settings go to
 results/mdm_sweep_NAME.svg. `--only cifar10`, `femnist`; with `--keep FOLDER` each experiment that ends is a file there
-and is not run again, and `--settings A,B` runs some and shows all that are kept.
+and is not run again; `--settings A,B` runs some and shows all that are kept; `--name N` goes into the result's name.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def shown(data: str, name: str, grid: list, found: dict[str, Array], folder: Pat
 
 
 def main() -> None:
-    args = arguments(__doc__, only="", settings="", keep="", whole="", rounds=50, seeds=3)
+    args = arguments(__doc__, only="", settings="", keep="", whole="", name="", rounds=50, seeds=3)
     folder = RESULTS / "quick" if args.quick else RESULTS
     seeds, n_rounds = (1, 2) if args.quick else (args.seeds, args.rounds)
     if args.quick:  # few writers lack some characters altogether
@@ -249,8 +249,9 @@ def main() -> None:
             ways[name] = len(grid)
         note = f"settings: {', '.join(f'{n} of {name}' for name, n in ways.items())}; {n_rounds} rounds, "
         note += f"cohorts of {COHORT}, {seeds} seeds (true: {2 * seeds})"
-        report(f"mdm_sweep_{data}", rows, note=f"{note}; bootstrap intervals over settings and seeds")
-        report(f"mdm_sweep_{data}_settings", each, note=f"accuracy in percent, means over seeds; {note}")
+        title = "_".join(filter(None, ("mdm_sweep", data, args.name)))
+        report(title, rows, note=f"{note}; bootstrap intervals over settings and seeds")
+        report(f"{title}_settings", each, note=f"accuracy in percent, means over seeds; {note}")
 
 
 EXPERIMENTS = {"cifar10": (cifar10, SETTINGS), "femnist": (femnist, ("same writers", "other writers"))}

@@ -12,9 +12,10 @@ four periods of 64).
 Cells are run by several processes in the order of their importance until the time is up; every one that ends is written
 at once, and is not run again with the same `--out`. `--prepare FOLDER` writes the data as small files, `--data FOLDER`
 reads them, `--collect FOLDER` makes the tables of what was written. `--only`, `--methods`, `--shifts` and `--seeds`
-choose cells. "-own" is the method with hours="own", inertia=0.9. "fedtem-printed" has equation (10) as printed
-(scatter="within_clients"; "fedtem" has the variance of all rows of a mode), "fedtkm-constant" the constant eta of
-Section 3.2 ("fedtkm" that of (27)), "scsgd-first-half" the halves of the text ("scsgd" those around the prior's peak).
+choose cells, names joined by commas, or by semicolons where a name has a comma. "-own" is the method with hours="own",
+inertia=0.9. "fedtem-printed" has equation (10) as printed (scatter="within_clients"; "fedtem" has the variance of all
+rows of a mode), "fedtkm-constant" the constant eta of Section 3.2 ("fedtkm" that of (27)), "scsgd-first-half" the
+halves of the text ("scsgd" those around the prior's peak).
 "powers" has the seven p of Figure 2 with a period of 64.
 """
 
@@ -302,6 +303,9 @@ def ablations(seed: int) -> Iterator[Cell]:
         yield Cell("ablation", f"Figure 6: {choice} {pick}", one, p1, seed, how=how)
     for name in ("single", "no-shift-single", "no-shift"):
         yield Cell("ablation", "Figure 9: branches", name, p1, seed)
+    for p in ("0.25", "4"):
+        for name in ("vanilla", "single"):
+            yield Cell("ablation", f"Figure 9: branches, p={p}", name, f"linear:p={p},T=64", seed)
     for most in (10, 20, LIMIT):
         for name in ("vanilla", "no-shift", one):
             if most < LIMIT or name == "vanilla":
@@ -426,7 +430,7 @@ def main() -> None:
         lists = [[Cell("femnist", "linear p=1", n, "linear:p=1,T=16", rounds=33, period=16) for n in names], []]
         args.workers, args.minutes = 1, 0.9
     asked = {"table": args.only, "method": args.methods, "label": args.shifts}
-    for part, names in ((part, names.split(",")) for part, names in asked.items() if names):
+    for part, names in ((part, names.split(";" if ";" in names else ",")) for part, names in asked.items() if names):
         lists = [[c for c in cells if getattr(c, part) in names] for cells in lists]
     if args.seeds:
         lists = [[c for c in cells if c.seed < args.seeds] for cells in lists]

@@ -7,7 +7,8 @@ calls go on where the last one stopped):
     python benchmarks/temporal.py --data FOLDER --out CELLS --only femnist,powers --workers 1 --minutes 30 \\
         --methods vanilla,fedtem-printed,fedtem,fedtkm,fedtkm-constant,scsgd,scsgd-first-half
 
-The ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way.
+The ablations of Figures 3 to 6 and 8 to 10 come from `--only ablation --rounds 257` in the same way; `--figures 8,9`
+makes a table of these alone.
 
 `--quick` makes its own, of a few rounds.
 """
@@ -100,7 +101,12 @@ def ablations() -> list[Ablation]:
         for period in (16, 128):
             lines.append(("8", f"T = {period} for 64, p = {p}", at(f"Figure 8: T={period} p={p}"), usual))
     two, still = at("Figure 4: choice per", "vanilla"), at("Figure 9: branches", "no-shift")
-    lines.append(("9", "vanilla: one branch for two", at("Figure 9: branches", "single"), two))
+    lines.append(("9", "vanilla, p = 1: one branch for two", at("Figure 9: branches", "single"), two))
+    lines.append(("9", "p = 1: FedTEM for one branch", base, at("Figure 9: branches", "single")))
+    for p in ("0.25", "4"):
+        label = f"Figure 9: branches, p={p}"
+        lines.append(("9", f"vanilla, p = {p}: one branch for two", at(label, "single"), at(label, "vanilla")))
+        lines.append(("9", f"p = {p}: FedTEM for one branch", at(f"Figure 8: T=64 p={p}"), at(label, "single")))
     lines.append(("9", "no shift: one branch for two", at("Figure 9: branches", "no-shift-single"), still))
     for most in (10, 20, 40):
         label = f"Figure 10: at most {most} rows"
@@ -139,7 +145,7 @@ def ablation_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = arguments(__doc__, cells="")
+    args = arguments(__doc__, cells="", figures="")
     if args.quick:
         job = load("femnist", quick=True)
         cells = [Cell("femnist", "linear p=1", name, "linear:p=1,T=8", rounds=9, period=8) for name in list(TITLES)[:3]]
@@ -148,10 +154,11 @@ def main() -> None:
         report("temporal_printed_quick", compared(rows, "femnist"), note=f"{time.time() - began:.0f} s")
         return
     rows = found(Path(args.cells or tempfile.gettempdir()))
-    if lines := ablation_rows(rows):
+    asked = args.figures.split(",")
+    if lines := [line for line in ablation_rows(rows) if args.figures == "" or line["figure"] in asked]:
         how = f"FEMNIST, dense network, {rows[0]['rounds']} rounds, cohorts of 10, FedTEM as printed; differences "
         report(
-            "temporal_ablations",
+            "_".join(["temporal_ablations", *filter(None, asked)]),
             lines,
             note=f"{how}paired by seed, from three seeds on with 95% t intervals; linear, p = 1, T = 64 unless said",
         )

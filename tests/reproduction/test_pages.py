@@ -21,7 +21,7 @@ HELD = {
     "fedhlcr": (SECTION, "Nonlinear classes, the paper's future work"),
     "fedtem": (SECTION, "Ablations of the printed method"),
     "fedgmm": (SECTION,),
-    "mdm": (SECTION, "Training on simulated clients: six settings more"),
+    "mdm": (SECTION, "Training on simulated clients: all nine settings"),
     "sketch": (SECTION,),
 }
 

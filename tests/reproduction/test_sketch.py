@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from fedscape import DistributionSketch, Federation, Key, datasets
-from fedscape.datasets.generators import gaussian_pair
+from fedscape.datasets.generators import gaussian_pair, sketch_uneven
 from fedscape.papers import query_bound, query_rows
 from fedscape.personal.cold_start import ColdStart
 from fedscape.sketches import NearTheWhole, distance, heterogeneity, normalise, pairwise, query
@@ -149,3 +149,14 @@ def test_algorithm_3_draws_clients_near_the_whole_more_often_the_more_the_smalle
         drawn = np.concatenate([near.draw(fed, Key(0, t)) for t in range(400)])
         even[name] = (drawn >= 5).mean()  # the five clients drawn alike
     assert 0.5 < even["norm of the sketch"] < even["mean norm of a row"]
+
+
+def test_figure_5s_clients_look_far_only_because_they_are_small():
+    x = np.random.default_rng(0).normal(size=(9000, 8))
+    rows = sketch_uneven(len(x), 60, least=20, most=200, seed=0)
+    sizes = np.array([len(r) for r in rows])
+    fed = Federation({"x": x[np.concatenate(rows)]}, np.append(0, np.cumsum(sizes)))
+    model = DistributionSketch(200, bits=4, seed=1).fit(fed, progress=False)
+    sketches = model.transform(fed)
+    assert spearmanr(distance(sketches, model.total_), sizes).statistic < -0.95
+    assert abs(spearmanr(distance(sketches, model.total_, sizes=(sizes, sizes.sum())), sizes).statistic) < 0.5

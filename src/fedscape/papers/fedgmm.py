@@ -9,6 +9,7 @@ import numpy as np
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_categories
+from fedscape.errors import DataError
 from fedscape.mixtures.gaussian.covariances import Spherical
 from fedscape.simulate.shifted import turned
 from fedscape.types import Array
@@ -56,6 +57,8 @@ def half_transformed(
     >>> half_transformed(fed)["shift"].sum()
     np.int64(4)
     """
+    if not 0 <= share <= 1:
+        raise DataError(f"share must be from 0 to 1, not {share}")
     rng = Key(seed, purpose="half transformed").generator()
     moved = np.zeros(federation.n_rows, dtype=np.int8)
     moved[rng.permutation(federation.n_rows)[: round(share * federation.n_rows)]] = 1

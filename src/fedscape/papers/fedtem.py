@@ -68,11 +68,18 @@ def temporal_as_printed(name: str, local: LocalSGD, prior: Prior, **how: Any) ->
         "fedtem": lambda: FedTEM(local, prior, scatter="within_clients", hours="all", inertia=0.0, **how),
         "fedtkm": lambda: FedTKM(local, prior, hours="all", inertia=0.0, **how),
         "fedtkm-constant": lambda: ConstantFedTKM(local, prior, hours="all", inertia=0.0, **how),
-        "scsgd": lambda: SemiCyclic(local, Blocks(getattr(prior, "period", 256.0)), **_plain(how)),
+        "scsgd": lambda: SemiCyclic(local, Blocks(_period(prior)), **_plain(how)),
     }
     if name not in kinds:
         raise DataError(f"name must be one of {', '.join(PRINTED)}, not {name!r}")
     return kinds[name]()
+
+
+def _period(prior: Prior) -> float:
+    period = getattr(prior, "period", None)
+    if period is None:
+        raise DataError(f"semi-cyclic SGD needs a prior with a period, such as Linear(256), not {prior!r}")
+    return float(period)
 
 
 def _plain(how: dict[str, Any]) -> dict[str, Any]:

@@ -91,13 +91,15 @@ def nmse(estimate: npt.ArrayLike, truth: npt.ArrayLike) -> float:
 
     Despite its name it is not a mean, and grows with the number of entries. Both need the same order of components.
 
-    >>> nmse([1.1, 2.0], [1.0, 2.0])
+    >>> round(nmse([1.1, 2.0], [1.0, 2.0]), 6)
     0.1
     """
     a, b = np.asarray(estimate, dtype=float), np.asarray(truth, dtype=float)
     if a.shape != b.shape:
-        raise DataError(f"found and truth must have one shape, not {list(a.shape)} and {list(b.shape)}")
-    return float(round(np.sqrt((((a - b) / b) ** 2).sum()), 15))
+        raise DataError(f"estimate and truth must have one shape, not {list(a.shape)} and {list(b.shape)}")
+    if not b.all():
+        raise DataError("truth must have no zeros: errors are relative to it")
+    return float(np.sqrt((((a - b) / b) ** 2).sum()))
 
 
 class PrintedMixture(MixtureOfDirichletMultinomials):

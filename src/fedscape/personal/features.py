@@ -105,7 +105,7 @@ def with_embedding(fed: Federation, local: LocalSGD, state: Any, *, name: str = 
     with one_thread(), precise(local), torch.no_grad():
         for begin in range(0, max(fed.n_rows, 1), _BATCH):
             module(local.inputs(trainer_of(local).column(fed, local.features, slice(begin, begin + _BATCH))))
-            parts.append(captured.pop().reshape(len(fed[local.features][begin : begin + _BATCH]), -1).cpu().numpy())
+            parts.append(captured.pop().flatten(1).cpu().numpy())
     handle.remove()
     return fed.with_column(name, np.concatenate(parts).astype(np.float64))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -151,7 +152,7 @@ def codes_of(federation: Federation, column: Column) -> Codes:
     if not parts:
         raise DataError("column must name at least one column")
     coded = [(Labels(part) if isinstance(part, str) else part).codes(federation) for part in parts]
-    number = int(np.prod([part.number for part in coded]))
+    number = math.prod(part.number for part in coded)  # of Python's integers, which do not overflow
     if number > 2**24:
         raise DataError(f"the columns cross to {number:,} categories, at most {2**24:,} are sensible: use fewer bins")
     values = np.zeros(federation.n_rows, dtype=np.int64)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedscape import DataError
-from fedscape.datasets.generators import sketch_by_class, sketch_dirichlet, sketch_dirichlet_uniform
+from fedscape.datasets.generators import sketch_by_class, sketch_dirichlet, sketch_dirichlet_uniform, sketch_uneven
 
 Y = np.random.default_rng(0).integers(0, 10, 4000)
 
@@ -47,7 +47,24 @@ def test_clients_by_class_have_two_classes_and_twins_the_same():
     assert alone[:20] != alone[20:]
 
 
+def test_uneven_clients_differ_by_size_alone_and_share_no_row():
+    rows = sketch_uneven(4000, 40, least=10, most=150, seed=1)
+    sizes = np.array([len(r) for r in rows])
+    every = np.concatenate(rows)
+    assert len(np.unique(every)) == len(every)
+    assert sizes.std() > 20
+    assert sizes.min() >= 10
+    assert sizes.max() <= 150
+    law = np.bincount(Y, minlength=10) / len(Y)
+    counts = np.array([np.bincount(Y[r], minlength=10) for r in rows])
+    chi = ((counts - sizes[:, None] * law) ** 2 / (sizes[:, None] * law)).sum()
+    assert abs(chi - 9 * 40) < 5 * np.sqrt(2 * 9 * 40)  # labels as by chance, in 40 clients of 10 classes
+    assert [len(r) for r in sketch_uneven(4000, 40, least=10, most=150, seed=2)] != sizes.tolist()
+
+
 BAD = {
+    "lower `most`": lambda: sketch_uneven(4000, 100),
+    "least must be at most": lambda: sketch_uneven(4000, 4, least=5, most=4),
     "cannot give 300 clients 20 rows": lambda: sketch_dirichlet(Y, 300),
     "one whole number a row": lambda: sketch_dirichlet([0.5]),
     "lower `least`": lambda: sketch_dirichlet([0, 1] * 20, 20, least=2, concentration=0.01),

@@ -116,6 +116,18 @@ REFERENCE = {
 }
 
 
+def test_networks_of_the_papers_have_the_papers_sizes():
+    def size(model):
+        return sum(p.numel() for p in model.parameters())
+
+    assert size(models.mlp(784, 512, 10)) == 784 * 512 + 512 + 512 * 10 + 10
+    assert size(models.lenet5((3, 32, 32), 10)) == 62_006  # as FedShare's network: 6 and 16 maps, 400-120-84-10
+    assert size(models.cnn((1, 28, 28), 62)) == 1_206_590
+    assert size(models.mobilenet_v2((3, 32, 32), 1000)) == 3_504_872  # Torchvision's; GroupNorm has as many weights
+    cell = 4 * 256 * (8 + 256) + 4 * 256
+    assert size(models.char_lstm(80, embedding=8, hidden=256, layers=1)) == 80 * 8 + cell + 256 * 80 + 80
+
+
 @pytest.mark.parametrize("name", REFERENCE)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_every_reference_model_trains_as_by_hand_on_every_path(name, dtype, tolerance):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import fedscape as fs
 from fedscape.papers import Identity, half_transformed
@@ -54,3 +55,6 @@ def test_half_of_all_rows_are_transformed_and_the_others_are_not():
     pairs = {(int(a), int(b)) for a, b in zip(fed["y"][moved], made["y"][moved], strict=True)}
     assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})  # one permutation
     np.testing.assert_array_equal(made.offsets, fed.offsets)
+    for share in (-0.1, 1.5):
+        with pytest.raises(fs.errors.DataError, match="share must be from 0 to 1"):
+            half_transformed(fed, share=share)

@@ -67,3 +67,5 @@ def test_other_names_are_refused_and_a_soft_prior_has_a_period():
     with pytest.raises(fs.errors.DataError, match="name must be one of fedtem, fedtkm, fedtkm-constant, scsgd"):
         temporal_as_printed("ifca", step, Linear(8))
     assert temporal_as_printed("scsgd", step, Soft(16)).schedule.period == 16
+    with pytest.raises(fs.errors.DataError, match="needs a prior with a period"):
+        temporal_as_printed("scsgd", step, None)

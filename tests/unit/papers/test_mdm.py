@@ -129,3 +129,6 @@ def test_equation_50_is_the_root_of_a_sum_of_squared_ratios():
     assert nmse(np.tile(found, 4), np.tile(truth, 4)) == pytest.approx(2 * by_hand)  # four times the entries: no mean
     with pytest.raises(fs.errors.DataError, match="one shape"):
         nmse(found, truth[:2])
+    with pytest.raises(fs.errors.DataError, match="truth must have no zeros"):
+        nmse([1.0, 2.0], [1.0, 0.0])
+    assert nmse([1.0 + 2**-52], [1.0]) == 2**-52  # not rounded

@@ -509,6 +509,7 @@ def test_gaussians_may_be_of_a_projection_or_an_embedding():
     state = {f"model.{n}": p for n, p in local.parameters().items()}
     embedded = with_embedding(fed, local, state)
     assert embedded["z"].shape == (fed.n_rows, 5)
+    assert with_embedding(fed.take([]), local, state)["z"].shape == (0, 5)
     for data in (projected, embedded):
         mixture = GaussianMixture(2, column="z", regularisation=1e-3, rounds=3).fit(data)
         done = train(FedGMM(local, mixture, 2), local, data, n_rounds=2)

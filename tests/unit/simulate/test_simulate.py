@@ -386,6 +386,8 @@ def test_sign_codes_split_the_data_and_are_the_same_for_the_same_seed():
         SignCodes(0).codes(data)
     with pytest.raises(DataError, match="cross to"):
         codes_of(data, [SignCodes(20), SignCodes(5)])
+    with pytest.raises(DataError, match="cross to 18,446,744,073,709,551,616"):  # 2**64, which is 0 in 64 bits
+        codes_of(data, [SignCodes(16, seed=s) for s in range(4)])
 
 
 # -- ways in and out ---------------------------------------------------------------------------------------------------

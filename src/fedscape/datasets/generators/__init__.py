@@ -4,7 +4,12 @@ from fedscape.datasets.generators.counts import dirichlet_multinomial, mdm_a2, m
 from fedscape.datasets.generators.labels import fedgmm_bayes, fedgmm_partial, fedgmm_synthetic
 from fedscape.datasets.generators.pair import gaussian_pair
 from fedscape.datasets.generators.regression import hlcr_synthetic
-from fedscape.datasets.generators.splits import sketch_by_class, sketch_dirichlet, sketch_dirichlet_uniform
+from fedscape.datasets.generators.splits import (
+    sketch_by_class,
+    sketch_dirichlet,
+    sketch_dirichlet_uniform,
+    sketch_uneven,
+)
 
 __all__ = [
     "dirichlet_multinomial",
@@ -18,4 +23,5 @@ __all__ = [
     "sketch_by_class",
     "sketch_dirichlet",
     "sketch_dirichlet_uniform",
+    "sketch_uneven",
 ]

@@ -99,6 +99,30 @@ def sketch_by_class(
     return rows
 
 
+def sketch_uneven(
+    n_rows: int, n_clients: int = 100, *, least: int = 100, most: int = 700, seed: int = 0
+) -> list[Array]:
+    """Split into clients of `least` to `most` rows, drawn at random (sketch paper, Appendix C.2).
+
+    The paper takes the split of the FedShare repository. It calls it non-IID, but clients differ by size alone: every
+    client is a random sample of the rows, without replacement. Rows that are left over go to nobody.
+
+    >>> rows = sketch_uneven(50_000)
+    >>> len(rows), min(map(len, rows)) >= 100, max(map(len, rows)) <= 700
+    (100, True, True)
+    """
+    n = check_whole("n_clients", n_clients, least=1)
+    low, high = check_whole("least", least, least=0), check_whole("most", most, least=0)
+    if low > high:
+        raise DataError(f"least must be at most most: {low}, {high}")
+    rng = Key(seed, purpose="sketch uneven split").generator()
+    sizes = rng.integers(low, high + 1, n)
+    if sizes.sum() > n_rows:
+        raise DataError(f"{n_rows:,} rows cannot give {n:,} clients {sizes.sum():,} in all: lower `most`")
+    order = rng.permutation(n_rows)
+    return [np.sort(part) for part in np.split(order, np.cumsum(sizes))[:-1]]
+
+
 def _labels(labels: npt.ArrayLike) -> Array:
     y = np.asarray(labels)
     if y.ndim != 1 or y.dtype.kind not in "biu" or len(y) == 0:

@@ -58,6 +58,7 @@ KNOWN: Mapping[str, str] = {
     "lcr-chains": "fedscape.mixtures.latent_class.chains:Chains",
     "lcr-em": "fedscape.mixtures.latent_class.em:Share",
     "lcr-logistic": "fedscape.mixtures.latent_class.links:Logistic",
+    "lcr-networks": "fedscape.mixtures.latent_class.networks:Networks",
     "lcr-probit": "fedscape.mixtures.latent_class.links:Probit",
     "lcr-judge": "fedscape.mixtures.latent_class.predict:HeldOutLikelihood",
     "lcr-assign": "fedscape.mixtures.latent_class.rounds:ClassAssignment",

@@ -144,10 +144,12 @@ def part(arrays: Mapping[str, T], i: int) -> dict[str, T]:
 def units(work: ClassAssignment, state: Arrays) -> tuple[Array, Array]:
     """Convert coefficients of standardised features to the columns' own units: w -> A w + b, the intercept last."""
     scale, centre = state["scale"], state["centre"]
-    turn = np.diag(np.append(1 / scale, 1.0) if work.table.intercept else 1 / scale)
+    turn = np.eye(work.n_features)  # hidden units, if there are any, have no other unit
+    each = np.arange(len(scale))
+    turn[each, each] = 1 / scale
     shift = np.zeros(len(turn))
     if work.table.intercept:
-        turn[-1, :-1] = -centre[:-1] / scale
+        turn[-1, : len(scale)] = -centre[:-1] / scale
         shift[-1] = centre[-1]
     return turn, shift
 

@@ -14,6 +14,7 @@ from fedscape.errors import CheckpointError
 from fedscape.mixtures.dirichlet_multinomial.files import read_population, write_population
 from fedscape.mixtures.latent_class.kernels import width
 from fedscape.mixtures.latent_class.links import Logistic, Probit
+from fedscape.mixtures.latent_class.networks import Networks
 from fedscape.mixtures.latent_class.predict import Places
 from fedscape.mixtures.latent_class.rounds import ClassAssignment
 from fedscape.mixtures.latent_class.table import Table
@@ -83,7 +84,7 @@ def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -
         table = dict(header["work"]["table"])
         table |= {"features": tuple(table["features"]), "ranges": tuple(tuple(ends) for ends in table["ranges"])}
         table |= {name: tuple(table.get(name, ())) for name in ("basis_centre", "basis_scale")}
-        kind = KINDS[header["parameters"]["link"]]
+        kind = Networks if "hidden" in header["work"] else KINDS[header["parameters"]["link"]]
         work = kind(**{**header["work"], "table": Table(**table)})
         draws = [_draw(prefixed(arrays, f"{i}."), header["entity_names"][i]) for i in range(int(header["draws"]))]
         learned = prefixed(arrays, "learned.")
@@ -100,8 +101,10 @@ def read_regression(path: str | os.PathLike[str], parameters: Collection[str]) -
 def _check(work: ClassAssignment, draws: Sequence[Draw], learned: Mapping[str, Array]) -> None:
     """Refuse arrays of wrong sizes: kernels read them without bounds checks."""
     k, each = work.n_components, work.n_features
-    f = each - work.table.intercept
+    hidden = work.hidden if isinstance(work, Networks) else 0
+    f = each - work.table.intercept - hidden
     state: dict[str, tuple[int, ...]] = dict.fromkeys(_SINGLE, ())
+    state |= {"inner": (k, f + 1, hidden)} if hidden else {}
     state |= {"sums": (k, width(each) + 1), "spread": (each,), "centre": (f + 1,), "scale": (f,)}
     if not draws or f < 1:
         raise ValueError("how many draws and features there are")

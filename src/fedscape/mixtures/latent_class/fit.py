@@ -16,6 +16,7 @@ from fedscape.mixtures.latent_class.basis import parse_basis
 from fedscape.mixtures.latent_class.chains import Agreement, Chains, Learned, Trace, agreement, sample
 from fedscape.mixtures.latent_class.em import Share
 from fedscape.mixtures.latent_class.files import KINDS
+from fedscape.mixtures.latent_class.networks import Networks
 from fedscape.mixtures.latent_class.predict import HeldOutLikelihood, compared, placing
 from fedscape.mixtures.latent_class.private import share_of
 from fedscape.mixtures.latent_class.rounds import NO_HIERARCHY, ClassAssignment, Survey, check_parameters
@@ -64,18 +65,31 @@ def check(model: LatentClassRegression) -> None:
         )
     if model.gamma not in (None, "latest"):
         _check_share("gamma", model.gamma)
+    plain = (model.link, model.method, model.chains) == ("identity", "federated", 1)
+    if units_of(model) and not (plain and model.gamma != "latest"):
+        raise DataError(
+            f"basis={model.basis!r} goes with link='identity', method='federated', one chain and gamma a number or "
+            f"None, not {model.link!r}, {model.method!r}, {model.chains}, {model.gamma!r}"
+        )
+
+
+def units_of(model: LatentClassRegression) -> int:
+    """The number of learned hidden units of a class; 0 unless classes are networks."""
+    basis = None if model.basis is None else parse_basis(model.basis)
+    return basis.number if basis is not None and basis.kind == "network" else 0
 
 
 def with_basis(model: LatentClassRegression, engine: Engine, how: Fit, table: Table) -> Table:
     """Add the basis functions to the table, after the survey for standardisation."""
     if model.basis is None:
         return table
-    parse_basis(model.basis)
     if table.ranges:
         raise DataError(
             f"basis={model.basis!r} goes without ranges, and so without privacy: what bounds its functions is not "
             "known; leave basis out, or make the functions columns of their own"
         )
+    if units_of(model):
+        return table
     survey = model._run(Survey(table), engine, how.phase(".basis"), n_rounds=2, seed=model.seed, measure=0)
     centre, scale = survey["centre"][:-1], np.where(survey["deviation"] > 0, survey["deviation"], 1.0)[:-1]
     return replace(table, basis=model.basis, basis_centre=tuple(centre.tolist()), basis_scale=tuple(scale.tolist()))
@@ -132,7 +146,7 @@ def _smoothing(model: LatentClassRegression, k: int, how: Fit) -> float | None:
         return None
     if model.gamma is not None:
         return model.gamma
-    if model.method == "em" or (model.link != "identity" and k == 1):
+    if model.method == "em" or ((model.link != "identity" or units_of(model)) and k == 1):
         return 1.0 if how.privacy is None and (how.sampler is None or isinstance(how.sampler, All)) else GAMMA
     return None if k == 1 and how.privacy is None else GAMMA
 
@@ -141,12 +155,15 @@ def assignment(
     model: LatentClassRegression, table: Table, k: int, n_features: int, n_agents: int, how: Fit
 ) -> ClassAssignment:
     em, linked = model.method == "em", model.link != "identity"
-    kind = Share if em else KINDS[model.link]
+    units = units_of(model)
+    kind: type[ClassAssignment] = Networks if units else Share if em else KINDS[model.link]
     private, share = how.privacy is not None, share_of(how.sampler, n_agents)
+    more = {"hidden": units, "seed": parse_basis(str(model.basis)).seed, "rounds": model.rounds} if units else {}
     return kind(
         table,
-        n_features,
+        n_features + units,
         k,
+        **more,
         alpha=1.0 if em and model.alpha is None else model.alpha,
         beta=NO_HIERARCHY if em else model.beta,
         sigma=1.0 if linked else model.sigma,

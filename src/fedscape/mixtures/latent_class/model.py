@@ -28,6 +28,7 @@ from fedscape.mixtures.latent_class.em import Share
 from fedscape.mixtures.latent_class.files import ARRAYS, NUMBERS, Draw, Saved, read_regression, write_regression
 from fedscape.mixtures.latent_class.fit import assignment, candidates_of, check, choose, learn, with_basis
 from fedscape.mixtures.latent_class.links import Logistic, Probit
+from fedscape.mixtures.latent_class.networks import Networks
 from fedscape.mixtures.latent_class.predict import (
     HeldOutLikelihood,
     forecast_of,
@@ -88,7 +89,8 @@ class LatentClassRegression(Estimator):
     basis
         Nonlinear classes: "hinges", "hinges:-1,0,1" (knots in standard deviations), "polynomials:3" or "layer:16" (a
         layer of random hidden units) make each class linear in these functions of the features. Agents send the same
-        sums, of more columns. Two more rounds first survey the columns.
+        sums, of more columns, after two rounds of survey. "network:16": a network in each class, whose 16 hidden units
+        are learned by a gradient that agents send too, in some 100 rounds; `coefficients_` are its straight part.
     rounds
         Number of rounds, or sweeps.
     chains
@@ -251,7 +253,7 @@ class LatentClassRegression(Estimator):
         classes = classes_of(sums, float(state["noise"]), state["spread"])
         f, scale, centre = len(state["scale"]), state["scale"], state["centre"]
         self.coefficients_ = classes.mean[:, :f] / scale
-        own = classes.mean[:, f] if self.intercept else np.zeros(len(classes.mean))
+        own = classes.mean[:, -1] if self.intercept else np.zeros(len(classes.mean))
         self.intercepts_ = own + centre[-1] - self.coefficients_ @ centre[:-1]
         self.weights_ = prior_shares(state)
         self.alpha_, self.beta_ = float(state["alpha"]), float(state["beta"])
@@ -393,8 +395,5 @@ class LatentClassRegression(Estimator):
 
     @classmethod
     def examples(cls) -> Sequence[tuple[Computation, Federation]]:
-        return [
-            pair
-            for phase in (Survey, ClassAssignment, Share, Logistic, Probit, HeldOutLikelihood, Chains)
-            for pair in phase.examples()
-        ]
+        phases = (Survey, ClassAssignment, Share, Logistic, Probit, HeldOutLikelihood, Chains, Networks)
+        return [pair for phase in phases for pair in phase.examples()]

@@ -131,13 +131,15 @@ class Forecast(NamedTuple):
 
 def forecast(work: ClassAssignment, state: Arrays, clients: Federation) -> Forecast:
     """c' H x and sigma^2 + x' H x for each event and class (Theorem 2); with a link the probability of a 1."""
-    z, noise = work.table.standardised(clients, state), float(state["noise"])
+    designs, noise = work.designs(state, clients), float(state["noise"])
     classes = classes_of(opened(state["sums"], work.n_features), noise, state["spread"])
-    variance = np.stack([np.einsum("nf,nf->n", z @ h, z) for h in classes.covariance], axis=1)
+    mean = np.stack([z @ w for z, w in zip(designs, classes.mean, strict=True)], axis=1)
+    each = [np.einsum("nf,nf->n", z @ h, z) for z, h in zip(designs, classes.covariance, strict=True)]
+    variance = np.stack(each, axis=1)
     if work.binary:
-        chance = np.exp(work.log_chances(z @ classes.mean.T, variance, np.ones(len(z), dtype=bool)))
+        chance = np.exp(work.log_chances(mean, variance, np.ones(len(mean), dtype=bool)))
         return Forecast(chance, chance * (1 - chance), True)
-    return Forecast(z @ classes.mean.T + state["centre"][-1], noise + variance, False)
+    return Forecast(mean + state["centre"][-1], noise + variance, False)
 
 
 def mixed(law: Forecast, shares: Array) -> tuple[Array, Array]:

@@ -229,6 +229,10 @@ class ClassAssignment(Computation):
         """Whether alpha or beta is learned."""
         return self.alpha is None or self.beta is None
 
+    def designs(self, state: Arrays, clients: Federation) -> Sequence[Array]:
+        """What each class is linear in, [events, F]: here the same for all."""
+        return [self.table.standardised(clients, state)] * self.n_components
+
     def weighed(self, state: Arrays, clients: Federation, labelled: Labelled, labels: Array) -> Array:
         """The sums of each entity's events, as needed by the class of its label: [entities, P + F + 2]."""
         return labelled.sums
