@@ -3,8 +3,8 @@
 A Parquet folder of so many rows (`--rows`) with `--clients` clients in random order is grouped by `Federation.scan`
 and, up to `--whole` rows, by `Federation.from_parquet`; and, where they are installed, sorted by client by DuckDB (with
 a limit of 1.5 GB) and Polars (in its streaming engine) into a Parquet file. Each runs in a process of its own, whose
-peak memory is the system's, files that it maps included; none may take more than `--limit` bytes of its own. CPU seconds are those of the process: a busy machine blurs
-them less than the clock.
+peak memory is the system's, files that it maps included; none may take more than `--limit` bytes of its own. CPU
+seconds are those of the process: a busy machine blurs them less than the clock.
 """
 
 from __future__ import annotations
