@@ -23,8 +23,10 @@ from fedscape import (
     EngineError,
     Federation,
     FixedSize,
+    Gaussian,
     Histogram,
     Key,
+    Ledger,
     Local,
     Poisson,
     Ray,
@@ -73,6 +75,20 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_round_changes_nothing(engine
         )
         assert marker.exists()
     assert ending(engine, Diary()) == expected
+
+
+def test_a_private_round_that_is_repeated_is_spent_once(engine, tmp_path):
+    endings, marker = [], tmp_path / "killed"
+    for name, where in (("there", engine), ("here", Local(people()))):
+        ledger = Ledger(tmp_path / f"{name}.jsonl", epsilon=100.0, delta=1e-5)
+        how = {"privacy": Gaussian(clip=3.0, multiplier=1.0, noise_seed=5), "ledger": ledger, "sampler": Poisson(0.6)}
+        with rounds(Diary("kill", marker=str(marker)), where, n_rounds=4, **how) as loop:
+            for _ in loop:
+                pass
+        lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        endings.append((digest(loop), ledger.spent(), len(lines)))
+        assert marker.exists()  # a worker died in a round, which was repeated; and not in the second run
+    assert endings[0] == endings[1]
 
 
 def test_a_worker_that_another_process_kills_changes_nothing(engine, tmp_path):
