@@ -3,8 +3,8 @@
 A Parquet folder of so many rows (`--rows`) with `--clients` clients in random order is grouped by `Federation.scan`
 and, up to `--whole` rows, by `Federation.from_parquet`; and, where they are installed, sorted by client by DuckDB (with
 a limit of 1.5 GB) and Polars (in its streaming engine) into a Parquet file. Each runs in a process of its own, whose
-peak memory is the system's, files that it maps included. CPU seconds are those of the process: a busy machine blurs
-them less than the clock.
+peak memory is the system's, files that it maps included; none may take more than `--limit` bytes of its own. CPU
+seconds are those of the process: a busy machine blurs them less than the clock.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import pyarrow.parquet as pq
 from table import arguments, report
 
 CHILD = """
-import json, sys, time
+import json, resource, sys, time
 peak = lambda: next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-how, source, folder, memory = sys.argv[1:]
+how, source, folder, memory, limit = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_DATA, (int(limit), resource.RLIM_INFINITY))
 if how == "scan":
     from fedscape.formats.lake import scan
 elif how == "from_parquet":
@@ -55,7 +56,7 @@ PEERS = {"DuckDB": "duckdb", "Polars": "polars"}
 
 
 def main() -> None:
-    args = arguments(__doc__, rows=20_000_000, clients=1_000_000, memory=2**29, whole=50_000_000)
+    args = arguments(__doc__, rows=20_000_000, clients=1_000_000, memory=2**29, whole=50_000_000, limit=8 * 2**30)
     n_rows, n_clients = (200_000, 10_000) if args.quick else (args.rows, args.clients)
     contestants = ["scan", *(["from_parquet"] if n_rows <= args.whole else [])]
     contestants += [name for name, package in PEERS.items() if find_spec(package)]
@@ -65,7 +66,7 @@ def main() -> None:
         size = write(lake, n_rows, n_clients)
         for how in contestants:
             target = Path(folder) / "grouped"
-            call = [sys.executable, "-c", CHILD, how, str(lake), str(target), str(args.memory)]
+            call = [sys.executable, "-c", CHILD, how, str(lake), str(target), str(args.memory), str(args.limit)]
             run = subprocess.run(call, capture_output=True, text=True, env=dict(os.environ))
             done = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else None
             lines.append(
@@ -83,9 +84,10 @@ def main() -> None:
             print(lines[-1], file=sys.stderr, flush=True)
             shutil.rmtree(target, ignore_errors=True)
             target.unlink(missing_ok=True)
+    given = f"memory={args.memory / 2**20:.0f} MB for a scan, at most {args.limit / 2**30:.0f} GB for each"
     busy = f"load average at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     name = "lake" if n_rows <= args.whole else f"lake_{n_rows // 10**6}m"
-    report(name, lines, note=f"memory={args.memory / 2**20:.0f} MB for a scan; {busy}")
+    report(name, lines, note=f"{given}; {busy}")
 
 
 def write(lake: Path, n_rows: int, n_clients: int) -> int:

@@ -52,6 +52,16 @@ def locked(handle: int) -> Iterator[None]:
 
 def read_at(handle: int, size: int, offset: int) -> bytes:
     """Read bytes of an open file from an offset."""
+    content = _read_some(handle, size, offset)
+    while content and len(content) < size:  # Linux reads at most 2 GiB at a time
+        more = _read_some(handle, size - len(content), offset + len(content))
+        if not more:
+            break
+        content += more
+    return content
+
+
+def _read_some(handle: int, size: int, offset: int) -> bytes:
     if hasattr(os, "pread"):
         return os.pread(handle, size, offset)
     os.lseek(handle, offset, os.SEEK_SET)

@@ -23,8 +23,10 @@ from fedscape import (
     EngineError,
     Federation,
     FixedSize,
+    Gaussian,
     Histogram,
     Key,
+    Ledger,
     Local,
     Poisson,
     Ray,
@@ -41,7 +43,7 @@ def cluster():
     """One cluster for all tests of this file, somebody else's; its GPUs are numbers alone."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     with surroundings():
-        ray.init("local", num_cpus=4, num_gpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
+        ray.init("local", num_cpus=6, num_gpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
     yield
     assert ray.is_initialized()  # engines have not stopped what they did not start
     ray.shutdown()
@@ -75,6 +77,20 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_round_changes_nothing(engine
     assert ending(engine, Diary()) == expected
 
 
+def test_a_private_round_that_is_repeated_is_spent_once(engine, tmp_path):
+    endings, marker = [], tmp_path / "killed"
+    for name, where in (("there", engine), ("here", Local(people()))):
+        ledger = Ledger(tmp_path / f"{name}.jsonl", epsilon=100.0, delta=1e-5)
+        how = {"privacy": Gaussian(clip=3.0, multiplier=1.0, noise_seed=5), "ledger": ledger, "sampler": Poisson(0.6)}
+        with rounds(Diary("kill", marker=str(marker)), where, n_rounds=4, **how) as loop:
+            for _ in loop:
+                pass
+        lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        endings.append((digest(loop), ledger.spent(), len(lines)))
+        assert marker.exists()  # a worker died in a round, which was repeated; and not in the second run
+    assert endings[0] == endings[1]
+
+
 def test_a_worker_that_another_process_kills_changes_nothing(engine, tmp_path):
     marker = tmp_path / "pid"
 
@@ -97,9 +113,9 @@ def test_a_worker_that_dies_every_time_is_an_error_that_names_its_clients(engine
 
 
 def test_a_worker_that_cannot_be_started_again_is_an_error_and_not_a_wait(engine, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "START_SECONDS", 3.0)
+    monkeypatch.setattr(crew, "START_SECONDS", 1.0)
     monkeypatch.setattr(crew, "ROOM_SECONDS", 0.1)
-    said = r"^shard 1 of 2 \(clients 0 to \d+\), whose worker died: only 0 of 1 workers started in 3 s; the cluster has"
+    said = r"^shard 1 of 2 \(clients 0 to \d+\), whose worker died: only 0 of 1 workers started in 1 s; the cluster has"
     with monkeypatch.context() as patch:
         patch.setitem(engine._cluster._each, "num_gpus", 99)  # more than there are: it waits for its turn for ever
         for trouble in ("kill", "none"):  # and so does whoever goes on
@@ -124,7 +140,7 @@ def test_a_shard_without_a_core_of_its_own_shares_one_until_there_is_room(engine
     assert engine._crew._guests == set()
 
 
-def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_path):
+def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_path, monkeypatch):
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -147,6 +163,8 @@ def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_p
         cohort = engine.draw(FixedSize(50), Key(3))
         assert cohort.tolist() == FixedSize(50).draw(here, Key(3)).tolist()
         assert engine.draw(Poisson(0.1), Key(4)).tolist() == Poisson(0.1).draw(here, Key(4)).tolist()
+        monkeypatch.setattr("fedscape.engines.ray.engine.bound", lambda *_: 1e-9)  # too few are found: it asks again
+        assert engine.draw(FixedSize(50), Key(3)).tolist() == cohort.tolist()
     path = sorted((tmp_path / "grouped").glob("part-*/column-0.npy"))[-1]
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -155,13 +173,27 @@ def test_rows_are_grouped_by_tasks_and_workers_check_their_shards(cluster, tmp_p
         Ray(tmp_path / "grouped", workers=2)
 
 
-def test_with_relays_between_the_bytes_are_the_same(cluster, engine, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "RELAYED", 1)
-    assert ending(engine, Diary(), FixedSize(60)) == expected
-    assert len(engine._crew._relays) == 2
-    marker = tmp_path / "killed"
-    assert ending(engine, Diary("kill", marker=str(marker)), All()) == ending(Local(people()), Diary(), All())
-    assert marker.exists()
+@pytest.mark.parametrize("machines", [1, 2])
+def test_with_relays_between_the_bytes_are_the_same(cluster, tmp_path, monkeypatch, machines):
+    """Two relays of two workers each: their clients keep more in every round, and lend to the other group."""
+    monkeypatch.setattr(crew, "RELAYED", 2)
+    monkeypatch.setattr(Cluster, "machines", lambda self: machines)
+    with Ray(people(), workers=4) as engine:
+        for sampler in (FixedSize(60), FixedSize(3), All()):
+            assert ending(engine, Diary(), sampler, 8) == ending(Local(people()), Diary(), sampler, 8)
+            assert len(engine._crew._relays.actors) == 2
+        assert any(len(log) < 8 for log in engine._crew._log)  # snapshots of groups
+        expected = ending(Local(people()), Diary(), All(), 8)
+        for who in (3, 70) if machines == 2 else (30,):
+            trouble = Diary("kill", at=6, who=who, marker=str(tmp_path / str(who)))
+            assert ending(engine, trouble, All(), 8) == expected  # what was kept before comes from the driver's objects
+            assert (tmp_path / str(who)).exists()
+        kept = engine.kept()["diary"].flat.tobytes()
+        engine._crew._drop_relays()
+        ray.kill(engine._crew._actors[1], no_restart=True)
+        assert engine.kept()["diary"].flat.tobytes() == kept
+        with pytest.raises(DataError, match=r"holds nonsense .*, in shard 1 of 4"):
+            ending(engine, Diary("refuse", who=30), All())
 
 
 def test_a_worker_that_is_busy_for_long_is_not_waited_for_when_another_dies(cluster, tmp_path, monkeypatch):
@@ -215,11 +247,11 @@ def test_a_round_broken_off_while_it_is_kept_cannot_be_taken_twice(
     for _ in range(when):
         next(loop).save(tmp_path / "run.ckpt")
 
-    def broken(method, arguments):
+    def broken(method, arguments, *shards):
         if method == "keep":
             ray.get(engine._crew._actors[0].keep.remote(*arguments(0)))  # one worker has it, the other has not
             raise error("stop")
-        return whole(method, arguments)
+        return whole(method, arguments, *shards)
 
     whole = engine._crew._all
     with monkeypatch.context() as patch:
@@ -244,7 +276,7 @@ def test_memory_is_bounded(cluster):
 
 
 def test_more_than_the_cluster_has_is_refused(cluster):
-    with pytest.raises(EngineError, match=r"9 workers with 1 CPUs each do not fit the cluster, which has 4"):
+    with pytest.raises(EngineError, match=r"9 workers with 1 CPUs each do not fit the cluster, which has 6"):
         Ray(people(), workers=9)
     with pytest.raises(EngineError, match=r"2 workers with 1.5 GPUs each do not fit the cluster, which has 2"):
         Ray(people(), workers=2, gpus_per_worker=1.5)

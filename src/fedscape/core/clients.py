@@ -174,8 +174,13 @@ class Clients:
         >>> Federation({}, [0, 0, 0], ids=["a", "b"]).positions(["b"])
         array([1])
         """
+        wanted = np.atleast_1d(np.asarray(ids))
+        if self.order is None and wanted.dtype.kind in "iU" and wanted.dtype.kind == self.ids.dtype.kind:
+            where = np.searchsorted(self.ids, wanted)  # no table of all ids
+            if len(self) and (self.ids[np.minimum(where, len(self) - 1)] == wanted).all():
+                return where
         try:
-            return np.array([self._index[client] for client in np.atleast_1d(np.asarray(ids)).tolist()], dtype=np.int64)
+            return np.array([self._index[client] for client in wanted.tolist()], dtype=np.int64)
         except KeyError as error:
             raise DataError(f"there is no client {error.args[0]!r} among the {len(self):,} ids") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -126,18 +127,35 @@ def in_parts(sampler: object) -> bool:
     return type(sampler) in (Poisson, FixedSize)
 
 
-def candidates(sampler: Sampler, ids: Array, where: Array, key: Key) -> tuple[Array, Array]:
-    """Of some clients, those that may be in the cohort: their positions, rising, and numbers that decide among them."""
+def candidates(sampler: Sampler, ids: Array, where: Array, key: Key, *, below: float = 1.0) -> tuple[Array, Array]:
+    """Of some clients, those that may be in the cohort: their positions, rising, and numbers that decide among them.
+
+    Only numbers less than `below` are returned; see `bound`.
+    """
     numbers = key.uniform(_Keys(client_keys(ids)))
     order = np.argsort(where)
     where, numbers = where[order], numbers[order]
     if isinstance(sampler, Poisson):
         taken = np.flatnonzero(numbers < sampler.rate)
     elif isinstance(sampler, FixedSize):
-        taken = np.sort(np.argsort(numbers, kind="stable")[: sampler.size])
+        few = np.flatnonzero(numbers < below)
+        taken = (
+            few if len(few) <= sampler.size else np.sort(few[np.argsort(numbers[few], kind="stable")[: sampler.size]])
+        )
     else:
         raise DataError(f"{type(sampler).__name__} does not draw by parts")
     return where[taken], numbers[taken]
+
+
+def bound(sampler: Sampler, n_clients: int) -> float:
+    """A number below which the whole cohort has its numbers in nearly every round; otherwise ask again with 1.
+
+    >>> bound(FixedSize(100), 10_000), bound(FixedSize(100), 150), bound(Poisson(0.5), 9)
+    (0.022, 1.0, 1.0)
+    """
+    if not isinstance(sampler, FixedSize):
+        return 1.0
+    return min(1.0, (sampler.size + 10 * math.sqrt(sampler.size) + 20) / max(1, n_clients))
 
 
 def chosen(sampler: Sampler, parts: Sequence[tuple[Array, Array]], n_clients: int) -> Array:

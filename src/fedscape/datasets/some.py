@@ -12,6 +12,7 @@ from fedscape.core.sampling import Poisson, Sampler, candidates
 from fedscape.types import Array
 
 MOST_ROWS = 20_000_000  # rows that a command holds in memory
+MOST_BYTES = 2**33  # the same in bytes
 _FEW = 10_000  # with fewer clients some rows of each are taken, not some clients
 _CHUNK = 2**20
 
@@ -19,7 +20,7 @@ Draw = Callable[[Sampler, Key], Array]
 
 
 def some_rows(federation: Federation, *, seed: int, draw: Draw | None = None) -> tuple[Federation, str | None]:
-    """The federation itself, or of one with more than MOST_ROWS rows some clients with about as many; and a remark.
+    """The federation itself, or of one with more than MOST_ROWS rows or MOST_BYTES some clients; and a remark.
 
     Of fewer than 10,000 clients all stay, and some rows of each are taken. What is taken depends on the seed and the
     client alone.
@@ -36,9 +37,10 @@ def some_rows(federation: Federation, *, seed: int, draw: Draw | None = None) ->
     >>> some_rows(Federation({"y": [1, 2]}, [0, 1, 2]), seed=0)[1] is None
     True
     """
-    if federation.n_rows <= MOST_ROWS:
+    most = most_rows(federation)
+    if federation.n_rows <= most:
         return federation, None
-    rate, key = MOST_ROWS / federation.n_rows, Key(seed, purpose="part of a federation")
+    rate, key = most / federation.n_rows, Key(seed, purpose="part of a federation")
     whole = f"{len(federation):,} clients with {federation.n_rows:,} rows"
     if len(federation) < _FEW:
         part = _thinned(federation, rate, key)
@@ -47,6 +49,16 @@ def some_rows(federation: Federation, *, seed: int, draw: Draw | None = None) ->
     cohort = _drawn(federation, sampler, key) if draw is None else draw(sampler, key)
     part = federation.take(cohort)
     return part, f"of {whole}, {len(part):,} clients are looked at, chosen by the seed, with {part.n_rows:,} rows"
+
+
+def most_rows(federation: Federation) -> int:
+    """Number of rows of this federation that are held in memory.
+
+    >>> most_rows(Federation({"x": np.zeros((2, 1024))}, [0, 1, 2]))
+    1048576
+    """
+    row = sum(values.dtype.itemsize * int(np.prod(values.shape[1:])) for values in federation.columns.values())
+    return min(MOST_ROWS, max(1, MOST_BYTES // max(1, row)))
 
 
 def _drawn(federation: Federation, sampler: Poisson, key: Key) -> Array:

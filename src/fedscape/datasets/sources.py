@@ -94,8 +94,8 @@ def read_table(
     overrules
         Column kinds set by hand.
     sample, engine_for
-        A seed: of a federation with more than 20 million rows some clients are read, chosen by it and drawn on the
-        engine that `engine_for` makes; a finding says so. By default all are read.
+        A seed: of a federation with more than 20 million rows, or 8 GiB, some clients are read, chosen by it and drawn
+        on the engine that `engine_for` makes; a finding says so. By default all are read.
 
     >>> federation, reading = read_table("acs-mini", target="race")
     >>> reading["race"].kind
@@ -112,7 +112,8 @@ def read_table(
         rules = replace(rules, ignore=())
     remark = None
     if sample is not None:
-        engine = engine_for(federation) if engine_for is not None and federation.n_rows > some.MOST_ROWS else None
+        large = federation.n_rows > some.most_rows(federation)
+        engine = engine_for(federation) if engine_for is not None and large else None
         federation, remark = some.some_rows(federation, seed=sample, draw=getattr(engine, "draw", None))
     if target is not None and not isinstance(target, str):
         target = next((name for name in target if name in federation), None)

@@ -122,7 +122,10 @@ def _put_in_place(draft: Path, target: Path) -> None:
     try:
         os.rename(draft, target)
     except OSError:
-        os.rename(old, target)
+        if target.exists():  # another process has put its folder there
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(old, target)
         raise
     disk.sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)

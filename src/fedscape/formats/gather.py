@@ -1,4 +1,4 @@
-"""Group one part of the spilled rows by client, and write it as a folder of its own."""
+"""Group parts of the spilled rows by client, and write them as a folder of their own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,19 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Shard:
-    """A part of the rows that is grouped into one folder: part `number` of these spill files."""
+class Part:
+    """Rows that are grouped at once: part `number` of these spill files.
+
+    With `stream` it is a single client that may not fit in memory: its rows are copied as they come.
+    """
 
     spills: Sequence[Spill]
     number: int
+    stream: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A task is sent what it needs to read this part, and no other."""
+        return Part, ([spill.only(self.number) for spill in self.spills], 0, self.stream)
 
     @property
     def n_rows(self) -> int:
@@ -73,44 +81,52 @@ def final_kinds(spills: Sequence[Spill], columns: Sequence[str]) -> dict[str, Ki
     return final
 
 
-def gather(shard: Shard, layout: Layout, folder: Path, before: int | None, *, stream: bool) -> Written:
-    """Group a shard and write its folder.
+def gather(parts: Sequence[Part], layout: Layout, folder: Path, before: int | None) -> Written:
+    """Group parts one after the other and write them as one shard.
 
     Parameters
     ----------
-    shard, layout
-        The rows and their columns.
+    parts, layout
+        The rows, in the order of their ids, and their columns.
     folder
         The folder to create.
     before
         Number of rows in the shards before it; column files are laid out so that all can be mapped as one. None if it
         is the only one.
-    stream
-        Copy the rows as they come: the shard is a single client that may not fit in memory.
     """
     folder.mkdir(exist_ok=True)
-    n = shard.n_rows
+    n = sum(part.n_rows for part in parts)
     files = {name: Growing(folder / f"column-{j}.npy", n, before=before) for j, name in enumerate(layout.kinds)}
-    if stream:
-        ids = None
-        for spill in shard.spills:
-            for part_ids, values in spill.read(shard.number, layout.texts):
-                ids = part_ids[:1] if ids is None else ids
-                for name, file in files.items():
-                    file.append(_final(values[name], name, layout.kinds[name]), name)
-        who, sizes = arranged(ids, layout.what)[1], np.array([n])
-    else:
-        parts = [part for spill in shard.spills for part in spill.read(shard.number, layout.texts)]
-        each = [ids for ids, _ in parts]
-        order, who, sizes = arranged(np.concatenate(each) if not layout.texts else pa.concat_arrays(each), layout.what)
-        for name, file in files.items():
-            pieces = [_final(values.pop(name), name, layout.kinds[name]) for _, values in parts]
-            column = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            del pieces
-            file.append(column.take(order, axis=0), name)
+    grouped = [(_copied if part.stream else _grouped)(part, layout, files) for part in parts]
+    who = np.concatenate([ids for ids, _ in grouped])
     described = [{"name": name, **file.close()} for name, file in files.items()]
-    write_index(folder, described, who, offsets_of(sizes), layout.names)
+    write_index(folder, described, who, offsets_of(np.concatenate([sizes for _, sizes in grouped])), layout.names)
     return Written(folder.name, len(who), n, str(seal_of(folder)))
+
+
+def _copied(part: Part, layout: Layout, files: Mapping[str, Growing]) -> tuple[Array, Array]:
+    """Append the rows of a single client as they come; its id and its number of rows."""
+    ids = None
+    for spill in part.spills:
+        for part_ids, values in spill.read(part.number, layout.texts):
+            ids = part_ids[:1] if ids is None else ids
+            for name, file in files.items():
+                file.append(_final(values[name], name, layout.kinds[name]), name)
+    return arranged(ids, layout.what)[1], np.array([part.n_rows])
+
+
+def _grouped(part: Part, layout: Layout, files: Mapping[str, Growing]) -> tuple[Array, Array]:
+    """Append the rows of a part, client after client; the ids and their numbers of rows."""
+    runs = [run for spill in part.spills for run in spill.read(part.number, layout.texts)]
+    each = [ids for ids, _ in runs]
+    order, who, sizes = arranged(pa.concat_arrays(each) if layout.texts else np.concatenate(each), layout.what)
+    del each
+    for name, file in files.items():
+        pieces = [_final(values.pop(name), name, layout.kinds[name]) for _, values in runs]
+        column = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        del pieces
+        file.append(column.take(order, axis=0), name)
+    return who, sizes
 
 
 def _final(values: Array, name: str, kind: Kind) -> Array:
@@ -152,11 +168,11 @@ def _sorted(ids: Array) -> tuple[Array, Array]:
     return order, packed
 
 
-def unique_sample(shard: Shard, texts: bool, most: int) -> Array:
-    """Distinct ids of a shard, thinned to about this many per run; two at least if there are two."""
+def unique_sample(part: Part, texts: bool, most: int) -> Array:
+    """Distinct ids of a part, thinned to about this many per run; two at least if there are two."""
     samples = []
-    for spill in shard.spills:
-        for ids, _ in spill.read(shard.number, texts):
+    for spill in part.spills:
+        for ids, _ in spill.read(part.number, texts):
             distinct = np.unique(ids) if isinstance(ids, np.ndarray) else np.unique(text_array(ids.unique()))
             samples.append(distinct[:: max(1, len(distinct) // most)])
             samples.append(distinct[-1:])

@@ -51,6 +51,8 @@ class Source:
         The detected dialect of the file, if it was not declared.
     pieces
         Parts of it, in order, that can each be read on their own, again and in any process; empty if there are none.
+    once
+        Whether it can be read only once.
     """
 
     what: str
@@ -62,6 +64,7 @@ class Source:
     limit: int | None = None
     remarks: tuple[str, ...] = ()
     pieces: Sequence[Source] = ()
+    once: bool = False
 
 
 def table_source(table: Any, what: str, names: Mapping[str, Sequence[str]] | None = None) -> Source:

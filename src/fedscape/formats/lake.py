@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import atexit
-import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 
-from fedscape.errors import DataError, require
+from fedscape.errors import DataError
 from fedscape.formats.files import Name, one_line
 from fedscape.formats.grouping import Source, table_source
+from fedscape.formats.row_groups import dataset_source, files_source
 
-_GLOB = ("*", "?", "[")
 _FILTERED = "filter= goes with files and datasets: filter the {what} itself"
 
 
@@ -47,7 +45,13 @@ class Batches(Protocol):
         ...
 
 
-def lake_source(where: Any, *, filter: Any = None, connection: Any = None) -> Source:  # noqa: A002
+def lake_source(
+    where: Any,
+    *,
+    filter: Any = None,  # noqa: A002
+    connection: Any = None,
+    wanted: Sequence[str] | None = None,
+) -> Source:
     """Open a data lake as a source; reads only footers.
 
     Parameters
@@ -62,13 +66,15 @@ def lake_source(where: Any, *, filter: Any = None, connection: Any = None) -> So
         that it excludes are not read.
     connection
         For SQL: a connection of DuckDB, or of ADBC (or any with `cursor()` whose cursor fetches record batches).
+    wanted
+        The columns that will be read; in these all files must agree. By default in all.
     """
     if connection is not None:
         return _unfiltered(_query_source(str(where), connection), filter, "rows in the query")
     if hasattr(where, "collect") and hasattr(where, "collect_schema"):
         return _unfiltered(_lazy_source(where), filter, "frame")
     if isinstance(where, ds.Dataset):
-        return _dataset_source(where, "the dataset", filter)
+        return dataset_source(where, filter)
     if hasattr(where, "to_arrow_reader") and hasattr(where, "select"):
         return _unfiltered(_relation_source(where), filter, "relation")
     if isinstance(where, pa.Table):
@@ -76,138 +82,16 @@ def lake_source(where: Any, *, filter: Any = None, connection: Any = None) -> So
     if hasattr(where, "__arrow_c_stream__"):
         return _unfiltered(_stream_source(where), filter, "frame or relation")
     if isinstance(where, Batches):
-        own = Source(f"the {type(where).__name__}", where.schema, getattr(where, "n_rows", -1), _once(where.batches))
+        n_rows, batches = getattr(where, "n_rows", -1), _once(where.batches)
+        own = Source(f"the {type(where).__name__}", where.schema, n_rows, batches, once=True)
         return _unfiltered(own, filter, "rows")
-    paths = [where] if isinstance(where, str | os.PathLike) else list(where)
-    if not paths:
-        raise DataError("there is nothing to scan: name a file, folder, glob or URI")
-    return _dataset_source(_open(paths), ", ".join(os.fspath(path) for path in paths[:3]), filter)
+    return files_source([where] if isinstance(where, str | os.PathLike) else list(where), filter, wanted)
 
 
 def _unfiltered(source: Source, filter: Any, what: str) -> Source:  # noqa: A002
     if filter is not None:
         raise DataError(_FILTERED.format(what=what))
     return source
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def _open(paths: Sequence[Name]) -> ds.Dataset:
-    """Open these paths as one Parquet dataset."""
-    system, files = None, []
-    for path in [os.fspath(each) for each in paths]:
-        if "://" in path:
-            system, inner = _file_system(path)
-            files += _matching(system, inner, path) if any(sign in inner for sign in _GLOB) else [inner]
-        elif any(sign in path for sign in _GLOB) and not Path(path).exists():
-            matches = sorted(glob.glob(path, recursive=True))
-            if not matches:
-                raise DataError(f"no file matches {path}: check the pattern")
-            files += matches
-        elif not Path(path).exists():
-            raise DataError(f"there is no file or folder {path}: check the path")
-        else:
-            files.append(path)
-    try:
-        return ds.dataset(
-            files[0] if len(files) == 1 else files, format="parquet", partitioning="hive", filesystem=system
-        )
-    except (OSError, ValueError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
-        if "magic bytes" in str(error):
-            raise DataError(
-                f"{os.fspath(paths[0])} is no Parquet, which alone can be scanned: 'fedscape data convert' reads CSV "
-                "and others and writes .parquet"
-            ) from None
-        raise DataError(f"{os.fspath(paths[0])} cannot be scanned as Parquet: {one_line(error)}") from error
-
-
-def _file_system(uri: str) -> tuple[Any, str]:
-    """Resolve a URI to its file system and the path in it."""
-    try:
-        system, inner = pafs.FileSystem.from_uri(uri)
-        return system, inner
-    except pa.ArrowInvalid:
-        fsspec = require("fsspec", extra="lake")
-        try:
-            system, inner = fsspec.core.url_to_fs(uri)
-        except (ValueError, ImportError) as error:
-            raise DataError(f"nothing here opens {uri}: {one_line(error)}") from error
-        return pafs.PyFileSystem(pafs.FSSpecHandler(system)), inner
-
-
-def _matching(system: Any, pattern: str, uri: str) -> list[str]:
-    """The files of a file system that match a pattern, sorted."""
-    from fnmatch import fnmatchcase
-
-    fixed = pattern[: min(pattern.index(sign) for sign in _GLOB if sign in pattern)]
-    folder = fixed.rpartition("/")[0]
-    entries = system.get_file_info(pafs.FileSelector(folder, recursive=True))
-    matches = sorted(info.path for info in entries if info.is_file and fnmatchcase(info.path, pattern))
-    if not matches:
-        raise DataError(f"no file matches {uri}: check the pattern")
-    return matches
-
-
-@dataclass(frozen=True)
-class _RowGroup:
-    """A row group of a file, which any process that sees the file can read."""
-
-    fragment: Any
-    schema: Any
-    filter: Any
-    what: str
-
-    def __call__(self, columns: list[str], rows: int) -> Iterator[Any]:
-        try:
-            scanner = self.fragment.scanner(
-                schema=self.schema, columns=columns, filter=self.filter, batch_size=rows, use_threads=False,
-                batch_readahead=1, fragment_readahead=1,
-            )  # fmt: skip
-            yield from scanner.to_batches()
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{self.what} cannot be read: {one_line(error)}") from error
-
-
-def _dataset_source(dataset: ds.Dataset, what: str, filter: Any) -> Source:  # noqa: A002
-    schema = dataset.schema
-    if len(schema.names) == 0:
-        raise DataError(f"{what} holds no Parquet file: name the right folder")
-    if not isinstance(dataset, ds.FileSystemDataset):
-        return _whole_dataset(dataset, what, filter)
-    pieces = []
-    try:
-        for fragment in dataset.get_fragments(filter=filter):
-            for group in fragment.split_by_row_group(filter=filter, schema=schema):
-                numbers = ", ".join(str(info.id) for info in group.row_groups)
-                one = f"row group {numbers} of {fragment.path}"
-                n = sum(info.num_rows for info in group.row_groups) if filter is None else -1
-                pieces.append(Source(one, schema, n, _RowGroup(group, schema, filter, one)))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{what} cannot be read: {one_line(error)}") from error
-
-    def batches(columns: list[str], rows: int) -> Iterator[Any]:
-        for piece in pieces:
-            yield from piece.batches(columns, rows)
-
-    n_rows = sum(piece.n_rows for piece in pieces) if filter is None else _counted(dataset, what, filter)
-    return Source(what, schema, n_rows, batches, pieces=tuple(pieces))
-
-
-def _whole_dataset(dataset: ds.Dataset, what: str, filter: Any) -> Source:  # noqa: A002
-    """A dataset that is not made of files, such as one of tables in memory."""
-
-    def batches(columns: list[str], rows: int) -> Iterator[Any]:
-        yield from dataset.scanner(columns=columns, filter=filter, batch_size=rows, use_threads=False).to_batches()
-
-    return Source(what, dataset.schema, _counted(dataset, what, filter), batches)
-
-
-def _counted(dataset: ds.Dataset, what: str, filter: Any) -> int:  # noqa: A002
-    try:
-        return int(dataset.count_rows(filter=filter))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{what} cannot be filtered: {one_line(error)}") from error
 
 
 # -- frames, relations, queries ----------------------------------------------------------------------------------------
@@ -324,7 +208,8 @@ def scan(
     """Group the rows of a lake by client into fedscape's own folder, in bounded memory; see `Federation.scan`."""
     from fedscape.formats.shuffle import MEMORY, shuffle
 
-    source = lake_source(where, filter=filter, connection=connection)
+    wanted = None if columns is None else [client, *columns]
+    source = lake_source(where, filter=filter, connection=connection, wanted=wanted)
     how = {"client": client, "columns": columns, "memory": memory or MEMORY, "overwrite": overwrite, "tasks": tasks}
     shuffle(source, path, **how)
 

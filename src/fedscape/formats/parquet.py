@@ -25,7 +25,7 @@ STREAM_ABOVE = 2**26  # row groups larger than this are streamed
 ALWAYS_ALLOWED = 2**30  # declared bytes that are always allowed
 MOST_EXPANSION = 256  # maximum expansion ratio above that
 IDS, NAMES, DECLARED = b"fedscape.ids", b"fedscape.names", b"fedscape.declared"
-_OPTIONS = {
+OPTIONS = {
     "pre_buffer": False,  # read on demand, per batch
     "page_checksum_verification": True,
     "thrift_string_size_limit": 2**28,
@@ -74,7 +74,7 @@ def parquet_source(
         n_rows=sum(head.n_rows for head in heads),
         batches=partial(_batches, heads, dictionaries=dictionaries),
         ids=_listed_ids(heads, client),
-        names=_listed_names(heads),
+        names=listed_names(heads),
         limit=max(ALWAYS_ALLOWED, MOST_EXPANSION * sum(head.path.stat().st_size for head in heads)),
     )
     one, whose, parts = keyed(source, client)
@@ -96,7 +96,7 @@ class Head(NamedTuple):
 
 
 def _read_head(path: Path) -> Head:
-    with reading(path, "Parquet file"), pq.ParquetFile(path, **_OPTIONS) as file:
+    with reading(path, "Parquet file"), pq.ParquetFile(path, **OPTIONS) as file:
         footer, schema = file.metadata, file.schema_arrow
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         if any(group.num_rows < 0 for group in groups) or sum(group.num_rows for group in groups) != footer.num_rows:
@@ -136,7 +136,7 @@ def _batches(heads: list[Head], wanted: list[str], rows: int, *, dictionaries: b
         if not all(has_width(field.type) for field in fields):
             size = max(1, min(size, BATCH_BYTES // max(1, head.row_bytes)))
         # A stream trusts a damaged page and reserves up to 2 GiB; a row group read at once does not.
-        options = {**_OPTIONS, "buffer_size": 2**20 if head.largest > STREAM_ABOVE else 0}
+        options = {**OPTIONS, "buffer_size": 2**20 if head.largest > STREAM_ABOVE else 0}
         texts = [field.name for field in fields if dictionaries and is_string(field.type)]
         with reading(head.path, "Parquet file"), pq.ParquetFile(head.path, read_dictionary=texts, **options) as file:
             try:
@@ -169,7 +169,7 @@ def _listed_ids(heads: list[Head], client: str) -> list[Any] | None:
     return list(listed) or None
 
 
-def _listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
+def listed_names(heads: list[Head]) -> dict[str, Sequence[str]]:
     """The names of codes that `to_parquet` listed, merged over all files; declared if all files agree."""
     listed: dict[str, dict[str, None]] = {}
     declared: list[dict[str, Any]] = [_metadata(head, DECLARED) for head in heads]

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedscape.core.federation import Federation
+from fedscape.core.validate import checked_columns
 from fedscape.errors import DataError
 from fedscape.formats.folder import (
     FORMAT,
@@ -38,6 +39,7 @@ from fedscape.types import Array
 
 _SHARD = re.compile(r"part-[0-9]{5,}")
 _COLUMN = re.compile(r"column-(0|[1-9][0-9]{0,5})\.npy")
+_CHECKED = 2**20  # clients whose ids and offsets are compared at a time
 _FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux: at this address; take memory only for pages that are written
 
 
@@ -71,11 +73,18 @@ def load_shards(folder: Path, index: dict[str, Any], *, verify: bool, walk: bool
     n_clients, n_rows = sum(shard.clients for shard in shards), sum(shard.rows for shard in shards)
     if (len(ids), len(offsets), int(offsets[-1])) != (n_clients, n_clients + 1, n_rows):
         raise ValueError(f"its shards hold {n_clients:,} clients and {n_rows:,} rows, and its ids and offsets do not")
+    if ids.dtype.kind not in "iU" or offsets.dtype != np.int64 or int(offsets[0]) != 0:
+        raise ValueError("its ids are neither whole numbers nor texts, or its offsets do not begin with 0")
+    for begin in range(0, n_clients, _CHECKED):
+        some, ends = ids[begin : begin + _CHECKED + 1], offsets[begin : begin + _CHECKED + 1]
+        if not (some[1:] > some[:-1]).all() or not (ends[1:] >= ends[:-1]).all():
+            raise ValueError("its ids do not rise, or its offsets fall")
     columns = {}
     for j, column in enumerate(index["columns"]):
         dtype, shape = np.dtype(column["dtype"]), tuple(int(size) for size in column["shape"])
         columns[str(column["name"])] = mapped([shard.paths[j] for shard in shards], dtype, shape, walk=walk)
-    return Federation.trusted(columns, offsets, ids, names_in(index))
+    stored, names = checked_columns(columns, names_in(index))
+    return Federation.trusted(stored, offsets, ids, names)
 
 
 def edges(path: str | os.PathLike[str]) -> list[int]:

@@ -23,35 +23,44 @@ import pyarrow as pa
 
 from fedscape.core.schedule import cores
 from fedscape.errors import DataError
-from fedscape.formats.arrow import Codes, is_text, width
+from fedscape.formats.arrow import Codes, has_width, width
 from fedscape.formats.files import Name, new_folder
 from fedscape.formats.folder import INDEX
-from fedscape.formats.gather import Layout, Shard, Written, final_kinds, gather, unique_sample
+from fedscape.formats.gather import Layout, Part, Written, final_kinds, gather, unique_sample
 from fedscape.formats.grouping import Source, check_client, choose_columns, keyed
 from fedscape.formats.sharded import write_sharded
 from fedscape.formats.spill import (
+    BATCH,
+    LEAST_BATCH,
     Spill,
     batches_of,
     checked_clients,
+    has_texts,
+    most_of,
     respill,
     sample,
     scatter,
     splitters_of,
-    text_array,
+    thinned,
 )
 from fedscape.types import Array
 
 MEMORY = 2**29  # default bytes of working memory
 MOST_PARTS = 4096  # maximum number of parts of one scattering
+MOST_FILES = 2**13  # of columns: the system maps few files more into one process
 STREAM_PARTS = 64  # number of parts for a source of unknown length
 _NEED = 2.5  # working memory of grouping a part, in units of its bytes
 T = TypeVar("T")
 
 
 class Tasks(Protocol):
-    """Where the work of a shuffle is done: threads here, or tasks of a cluster that sees the same files."""
+    """Where the work of a shuffle is done: threads here, or tasks of a cluster that sees the same files.
+
+    `stopped` says, where it can, whether another item has failed, so that the result of this one is not needed.
+    """
 
     number: int
+    stopped: Callable[[], bool] | None
 
     def map(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         """The results of the items, in order."""
@@ -67,24 +76,26 @@ class Threads:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self._stop = threading.Event()
+        self.stopped: Callable[[], bool] | None = self._stop.is_set
 
     def map(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         """The results of the items, in order; after an error or Ctrl-C nothing more is begun."""
         if self.number == 1 or len(items) == 1:
             return [work(item) for item in items]
+        self._stop.clear()
         with ThreadPoolExecutor(self.number, thread_name_prefix="fedscape-shuffle") as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
                 return [future.result() for future in futures]
             except BaseException:
-                _STOPPED.set()
+                self._stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-            finally:
-                _STOPPED.clear()
 
 
-_STOPPED = threading.Event()
+class _Stopped(Exception):
+    """Raised inside a task whose result nobody needs."""
 
 
 def shuffle(
@@ -125,8 +136,7 @@ def shuffle(
         spills.mkdir()
         plan = Plan(source, client, whose, chosen, max(memory, 2**20), tasks)
         plan.scatter(spills)
-        shards = plan.shards(spills)
-        written = plan.gather(shards, draft)
+        written = plan.gather(plan.parts(spills), draft)
         if len(written) > 1:
             write_sharded(draft, written, plan.layout)
         shutil.rmtree(spills)
@@ -156,28 +166,37 @@ class Plan:
         self.source, self.client, self.whose, self.columns = source, client, whose, columns
         self.memory, self.tasks = memory, tasks
         self.share = memory // tasks.number if isinstance(tasks, Threads) else memory  # of one task
-        self.texts = is_text(keyed(source, client)[0].schema.field(whose).type)
+        whole = keyed(source, client)[0]
+        self.texts = has_texts(whole.schema.field(whose).type)
+        self.row_bytes = row_bytes(whole, whose, columns)
         self.spills: list[Spill] = []
+        self.number = 1  # of parts
         self.layout = Layout(source.what, self.texts, {}, {})
 
     def scatter(self, folder: Path) -> None:
         """Choose ranges of ids, read the source, and append its rows to spill files."""
         source = keyed(self.source, self.client)[0]
         pieces = list(self.source.pieces)
-        if self.source.n_rows < 0:
-            source, ids = _peeked(source, self.whose, [self.whose, *self.columns], self.memory)
-            splitters = splitters_of(ids, STREAM_PARTS)
+        if self.source.n_rows < 0 or self.source.once:
+            source, ids = _peeked(source, self.whose, [self.whose, *self.columns], self.memory, self._rows(self.memory))
+            known = self.source.n_rows >= 0
+            parts = how_many(self.source.n_rows, self.row_bytes, self.share) if known else STREAM_PARTS
+            splitters = splitters_of(ids, parts)
         else:
             splitters = self._splitters(source, pieces)
-        work = partial(_scatter, client=self.client, whose=self.whose, columns=self.columns, memory=self.share)
+        self.number = len(splitters) + 1
         if len(pieces) > 1:
+            work = partial(
+                _scatter, client=self.client, whose=self.whose, columns=self.columns, stopped=self.tasks.stopped,
+                memory=self.share, rows=self._rows(self.share),
+            )  # fmt: skip
             each = -(-len(pieces) // self.tasks.number)
             groups = [pieces[begin : begin + each] for begin in range(0, len(pieces), each)]
             items = [_Scatter(group, splitters, folder / f"rows-{i:05d}") for i, group in enumerate(groups)]
             self.spills = self.tasks.map(work, items)
         else:
-            rows = folder / "rows-00000"
-            self.spills = [scatter([source], self.whose, self.columns, splitters, rows, self.memory)]
+            path, rows = folder / "rows-00000", self._rows(self.memory)
+            self.spills = [scatter([source], self.whose, self.columns, splitters, path, self.memory, rows)]
         read = sum(spill.n_rows for spill in self.spills)
         if 0 <= self.source.n_rows != read:
             raise DataError(
@@ -187,8 +206,12 @@ class Plan:
             raise DataError(f"{self.source.what} has no rows: there is nothing to group")
         self._merge_texts(source)
 
+    def _rows(self, memory: int) -> int:
+        """Number of rows to read at a time."""
+        return int(np.clip(memory // (8 * self.row_bytes), LEAST_BATCH, BATCH))
+
     def _splitters(self, source: Source, pieces: Sequence[Source]) -> Array:
-        parts = how_many(source, self.columns, self.share)
+        parts = how_many(source.n_rows, self.row_bytes, self.share)
         if parts == 1:
             return np.empty(0, dtype=np.int64)
         some = [keyed(piece, self.client)[0] for piece in pieces] or [source]
@@ -199,79 +222,104 @@ class Plan:
         names: dict[str, Sequence[str]] = {}
         for name in {name for spill in self.spills for name in spill.texts}:
             codes = Codes(source.names.get(name, ()))
-            local = [codes.encode_list(spill.texts[name]) for spill in self.spills]
+            local = [codes.encode_list(spill.texts.setdefault(name, [])) for spill in self.spills]
             names[name], rank = codes.finish()
             for spill, own in zip(self.spills, local, strict=True):
+                del spill.texts[name]
                 spill.ranks[name] = np.append(rank[own], np.int32(-1))  # the last entry is for a missing text
         kinds = final_kinds(self.spills, self.columns)
         names |= {n: texts for n, texts in source.names.items() if n in kinds and kinds[n].shape}
         self.layout = Layout(self.source.what, self.texts, kinds, {n: names[n] for n in self.columns if n in names})
 
-    def shards(self, folder: Path) -> list[tuple[Shard, bool]]:
-        """The parts that have rows, in order, and whether each is one client too large for memory."""
-        first = self.spills[0]
-        fitting: list[tuple[Shard, bool]] = []
-        for number in range(len(first.runs[0].ends) - 1 if first.runs else 0):
-            fitting += self._fitting(Shard(self.spills, number), folder)
-        return fitting
+    def parts(self, folder: Path) -> list[Part]:
+        """The parts that have rows, in order; each fits in memory or is one client."""
+        return [part for number in range(self.number) for part in self._fitting(Part(self.spills, number), folder)]
 
-    def _fitting(self, shard: Shard, folder: Path) -> Iterator[tuple[Shard, bool]]:
+    def _fitting(self, part: Part, folder: Path) -> Iterator[Part]:
         """Split a part until each piece of it fits in memory or is one client."""
-        if shard.n_rows == 0:
+        if part.n_rows == 0:
             return
-        if _NEED * shard.bytes <= 2 * self.share:
-            yield shard, False
+        if _NEED * part.bytes <= 2 * self.share:
+            yield part
             return
-        distinct = unique_sample(shard, self.texts, 4096)
+        distinct = unique_sample(part, self.texts, 4096)
         if len(distinct) == 1:
-            yield shard, True
+            yield replace(part, stream=True)
             return
-        parts = min(MOST_PARTS, math.ceil(2 * _NEED * shard.bytes / self.share))
+        parts = min(MOST_PARTS, math.ceil(2 * _NEED * part.bytes / self.share))
         path = folder / f"again-{len(list(folder.iterdir())):05d}"
         splitters = splitters_of(distinct, parts)
-        finer = respill(shard.spills, shard.number, splitters, path, texts=self.texts)
+        finer = respill(part.spills, part.number, splitters, path, texts=self.texts)
         for number in range(len(splitters) + 1):
-            yield from self._fitting(Shard([finer], number), folder)
+            yield from self._fitting(Part([finer], number), folder)
 
-    def gather(self, shards: Sequence[tuple[Shard, bool]], draft: Path) -> list[Written]:
-        """Group each part and write its folder; a single part is written into the draft itself."""
-        before = np.concatenate(([0], np.cumsum([shard.n_rows for shard, _ in shards]))).tolist()
-        alone = len(shards) == 1
+    def gather(self, parts: Sequence[Part], draft: Path) -> list[Written]:
+        """Group the parts and write them as shards; a single shard is written into the draft itself."""
+        before = np.concatenate(([0], np.cumsum([part.n_rows for part in parts]))).tolist()
+        each = -(-len(parts) * max(1, len(self.columns)) // MOST_FILES)
+        begins = range(0, len(parts), each)
+        alone = len(begins) == 1
         items = [
-            (shard, draft if alone else draft / f"part-{i:05d}", None if alone else before[i], stream)
-            for i, (shard, stream) in enumerate(shards)
+            (parts[begin : begin + each], draft if alone else draft / f"part-{i:05d}", None if alone else before[begin])
+            for i, begin in enumerate(begins)
         ]
         return self.tasks.map(partial(_gather, layout=self.layout), items)
 
 
-def how_many(source: Source, columns: list[str], memory: int) -> int:
+def how_many(n_rows: int, row_bytes: int, memory: int) -> int:
     """Number of parts so that grouping each of them stays within this memory."""
-    row = 16 + sum(width(source.schema.field(name).type) for name in columns)
-    return min(MOST_PARTS, max(1, math.ceil(_NEED * source.n_rows * row / memory)))
+    return min(MOST_PARTS, max(1, math.ceil(_NEED * n_rows * row_bytes / memory)))
 
 
-def _scatter(item: _Scatter, *, client: str, whose: str, columns: Sequence[str], memory: int) -> Spill:
-    pieces = (keyed(piece, client)[0] for piece in item.pieces if not _STOPPED.is_set())
-    return scatter(pieces, whose, columns, item.splitters, item.path, memory)
+def row_bytes(source: Source, whose: str, columns: Sequence[str]) -> int:
+    """Bytes of a row; where types do not say them and the source can be read again, as its first rows have them."""
+    kinds = {name: source.schema.field(name).type for name in columns}
+    total = 16 + sum(width(kind) for kind in kinds.values())
+    open_ended = [name for name, kind in kinds.items() if not has_width(kind)]
+    open_ended += [whose] if has_texts(source.schema.field(whose).type) else []
+    if open_ended and source.n_rows > 0 and not source.once:
+        first = next((batch for batch in batches_of(source, open_ended, LEAST_BATCH) if batch.num_rows), None)
+        total += 0 if first is None else first.nbytes // first.num_rows
+    return total
 
 
-def _gather(item: tuple[Shard, Path, int | None, bool], *, layout: Layout) -> Written:
-    shard, folder, before, stream = item
-    written = gather(shard, layout, folder, before, stream=stream)
+def _scatter(
+    item: _Scatter,
+    *,
+    client: str,
+    whose: str,
+    columns: Sequence[str],
+    stopped: Callable[[], bool] | None,
+    memory: int,
+    rows: int,
+) -> Spill:
+    def pieces() -> Iterator[Source]:
+        for piece in item.pieces:
+            if stopped is not None and stopped():
+                raise _Stopped
+            yield keyed(piece, client)[0]
+
+    return scatter(pieces(), whose, columns, item.splitters, item.path, memory, rows)
+
+
+def _gather(item: tuple[Sequence[Part], Path, int | None], *, layout: Layout) -> Written:
+    parts, folder, before = item
+    written = gather(parts, layout, folder, before)
     pa.default_memory_pool().release_unused()
     return written
 
 
-def _peeked(source: Source, whose: str, columns: list[str], memory: int) -> tuple[Source, Array]:
+def _peeked(source: Source, whose: str, columns: list[str], memory: int, rows: int) -> tuple[Source, Array]:
     """Read the beginning of a stream for its ids; the source that is returned begins with the same rows."""
-    batches = batches_of(source, columns)
+    batches = batches_of(source, columns, rows)
     first: list[Any] = []
     for batch in batches:
         first.append(batch)
         if sum(each.nbytes for each in first) > memory // 4:
             break
-    ids = [checked_clients(batch.column(whose), whose, source.what, 0) for batch in first if batch.num_rows]
-    arrays = [each if isinstance(each, np.ndarray) else text_array(each) for each in ids]
+    step = max(1, sum(batch.num_rows for batch in first) // most_of(source.schema.field(whose).type))
+    full = [batch.column(whose) for batch in first if batch.num_rows]
+    arrays = [thinned(checked_clients(column, whose, source.what, 0), step) for column in full]
 
     def again(_columns: list[str], _rows: int) -> Iterator[Any]:
         while first:

@@ -7,7 +7,6 @@ and a spill file stays one file for any number of parts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from fedscape import disk
 from fedscape.errors import DataError
-from fedscape.formats.arrow import Codes, holds_texts, is_text, to_numpy
+from fedscape.formats.arrow import Codes, holds_texts, is_string, to_float, to_numpy
 from fedscape.formats.files import reading
 from fedscape.formats.grouping import Source, clientless
 from fedscape.types import Array
 
-BATCH = 2**18  # rows per batch that a source is asked for
+BATCH = 2**18  # most rows per batch that a source is asked for
+LEAST_BATCH = 2**10
 SAMPLE = 2**20  # ids from which the ranges of the parts are chosen
+SAMPLE_TEXTS = 2**16  # the same for texts, each of which is an object
+MOST_BYTES = 1024  # of an id: all ids of a Federation take as much room as the longest
 _SAMPLED = 16  # pieces of a source that the sample is from
+_UNKNOWN = 2**12  # ids of a batch, where the length of a piece is not known
 _ROW_BYTES = 16  # working memory per row beside its columns
 
 
@@ -75,13 +79,19 @@ class Spill:
         """Bytes of a part."""
         return sum(int(run.positions[part + 1] - run.positions[part]) for run in self.runs)
 
+    def only(self, part: int) -> Spill:
+        """The same file with this part alone, as its part 0: all that a task needs to read it."""
+        runs = [Run(run.ends[part : part + 2], run.positions[part : part + 2], run.kinds) for run in self.runs]
+        runs = [run for run in runs if run.ends[0] < run.ends[1]]
+        return Spill(self.path, runs, ranks=self.ranks, n_rows=self.rows_of(part))
+
     def read(self, part: int, texts: bool) -> Iterator[tuple[Any, dict[str, Array]]]:
         """Yield the ids and columns of a part, run by run, with final codes."""
         with open(self.path, "rb") as file:
             for run in self.runs:
                 n, begin = int(run.ends[part + 1] - run.ends[part]), int(run.positions[part])
                 if n:
-                    content = os.pread(file.fileno(), int(run.positions[part + 1]) - begin, begin)
+                    content = disk.read_at(file.fileno(), int(run.positions[part + 1]) - begin, begin)
                     if len(content) != run.positions[part + 1] - begin:
                         raise DataError(f"the spill file {self.path} is shorter than what was written to it")
                     ids, values = _parsed(content, n, run.kinds, texts)
@@ -98,7 +108,7 @@ class Spill:
 
 
 def scatter(
-    sources: Iterable[Source], client: str, columns: Sequence[str], splitters: Array, path: Path, memory: int
+    sources: Iterable[Source], client: str, columns: Sequence[str], splitters: Array, path: Path, memory: int, rows: int
 ) -> Spill:
     """Read sources one after the other and append their rows to a spill file, ordered by part run by run.
 
@@ -112,13 +122,13 @@ def scatter(
         The first id of every part but the first, rising.
     path
         The spill file.
-    memory
-        Approximate bytes to work with.
+    memory, rows
+        Approximate bytes to work with, and rows to read at a time.
     """
     codes: dict[str, Codes] = {}
     spill = Spill(str(path))
     with path.open("wb") as file:
-        for ids, values in _runs(sources, client, columns, codes, memory):
+        for ids, values in _runs(sources, client, columns, codes, memory, rows):
             spill.runs.append(_append(file, ids, values, part_of(ids, splitters), len(splitters) + 1))
             spill.n_rows += len(ids)
     spill.texts = {name: list(each.table) for name, each in codes.items()}
@@ -137,7 +147,7 @@ def respill(spills: Sequence[Spill], part: int, splitters: Array, path: Path, *,
 
 
 def _runs(
-    sources: Iterable[Source], client: str, columns: Sequence[str], codes: dict[str, Codes], memory: int
+    sources: Iterable[Source], client: str, columns: Sequence[str], codes: dict[str, Codes], memory: int, rows: int
 ) -> Iterator[tuple[Any, dict[str, Array]]]:
     """Yield the ids and columns of as many rows at a time as the memory allows."""
     ids: list[Any] = []
@@ -147,11 +157,11 @@ def _runs(
         for name in columns:
             if name not in codes and holds_texts(source.schema.field(name).type):
                 codes[name] = Codes(source.names.get(name, ()))
-        for batch in batches_of(source, [client, *columns]):
+        for batch in batches_of(source, [client, *columns], rows):
             if batch.num_rows == 0:
                 continue
             with reading(source.what, "source of rows"):
-                if is_text(batch.column(client).type) != is_text(source.schema.field(client).type):
+                if has_texts(batch.column(client).type) != has_texts(source.schema.field(client).type):
                     raise DataError(
                         f"the client column {client!r} of {source.what} is {source.schema.field(client).type} by its "
                         f"schema, but its rows hold {batch.column(client).type}: cast it"
@@ -159,6 +169,7 @@ def _runs(
                 ids.append(checked_clients(batch.column(client), client, source.what, done))
                 parts.append({name: to_numpy(batch.column(name), name, codes.get(name) or Codes()) for name in columns})
             held += sum(values.nbytes for values in parts[-1].values()) + _ROW_BYTES * batch.num_rows
+            held += 0 if isinstance(ids[-1], np.ndarray) else 2 * ids[-1].nbytes
             done += batch.num_rows
             if 3 * held > memory:
                 yield _joined(ids, parts, columns)
@@ -167,19 +178,35 @@ def _runs(
         yield _joined(ids, parts, columns)
 
 
-def batches_of(source: Source, columns: list[str]) -> Iterator[Any]:
+def batches_of(source: Source, columns: list[str], rows: int = BATCH) -> Iterator[Any]:
     """The batches of a source; whatever its reader raises names the source."""
     with reading(source.what, "source of rows"):
-        yield from source.batches(columns, BATCH)
+        yield from source.batches(columns, rows)
+
+
+def has_texts(kind: Any) -> bool:
+    """Whether ids of this Arrow type are texts; else they are whole numbers."""
+    return is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def checked_clients(column: Any, name: str, what: str, before: int) -> Any:
     """The ids of a batch: a NumPy array of integers, or an Arrow array of texts."""
-    if column.null_count:
-        raise clientless(name, what, before + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))))
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    return column.cast(pa.large_string()) if is_text(column.type) else column.to_numpy()
+    if column.null_count:
+        raise clientless(name, what, before + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))))
+    if not has_texts(column.type):
+        return column.to_numpy()
+    texts = column.cast(pa.large_string())
+    texts.validate(full=True)  # bytes that are no text
+    offsets = np.frombuffer(texts.buffers()[1], dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    longest = int(np.diff(offsets).max(initial=0))
+    if longest > MOST_BYTES:
+        raise DataError(
+            f"an id of the client column {name!r} of {what} takes {longest:,} bytes, and more than {MOST_BYTES:,} "
+            "cannot be grouped on disk: name another column, or make the ids shorter"
+        )
+    return texts
 
 
 def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str]) -> tuple[Any, dict[str, Array]]:
@@ -192,6 +219,9 @@ def _joined(ids: list[Any], parts: list[dict[str, Array]], columns: Sequence[str
         shapes = {piece.shape[1:] for piece in pieces}
         if len(shapes) > 1:
             raise uneven(name, shapes)
+        types = {piece.dtype for piece in pieces}
+        if len(types) > 1 and all(each.kind in "biuf" for each in types):  # whole numbers, some of which are missing
+            pieces = [to_float(piece, name) for piece in pieces]
         values[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     return joined, values
 
@@ -214,8 +244,11 @@ def part_of(ids: Any, splitters: Array) -> Array:
             return np.searchsorted(splitters, ids, side="right").astype(np.uint16)
         return _part_of_integers(ids.astype(np.int64, copy=False), splitters)
     encoded = ids.dictionary_encode()
-    distinct = np.searchsorted(splitters, text_array(encoded.dictionary), side="right").astype(np.uint16)
-    part: Array = distinct[encoded.indices.to_numpy()]
+    slices = (
+        encoded.dictionary.slice(begin, SAMPLE_TEXTS) for begin in range(0, len(encoded.dictionary), SAMPLE_TEXTS)
+    )
+    distinct = [np.searchsorted(splitters, text_array(each), side="right").astype(np.uint16) for each in slices]
+    part: Array = np.concatenate(distinct)[encoded.indices.to_numpy()]
     return part
 
 
@@ -311,19 +344,29 @@ def _parsed(content: bytes, n: int, kinds: dict[str, Kind], texts: bool) -> tupl
 # -- choosing the ranges -----------------------------------------------------------------------------------------------
 
 
-def sample(source: Source, pieces: Sequence[Source], client: str, most: int = SAMPLE) -> Any:
+def sample(source: Source, pieces: Sequence[Source], client: str) -> Any:
     """Ids from all over a source that can be read again."""
     step = max(1, -(-len(pieces) // _SAMPLED))
     chosen = pieces[::step]
+    most = most_of(source.schema.field(client).type)
     samples: list[Any] = []
     for piece in chosen:
         wanted = max(1, most // len(chosen))
         for batch in batches_of(piece, [client]):
             ids = checked_clients(batch.column(client), client, piece.what, 0)
-            samples.append(ids[:: max(1, piece.n_rows // wanted)] if piece.n_rows > 0 else ids)
-    if not samples:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate([ids if isinstance(ids, np.ndarray) else text_array(ids) for ids in samples])
+            samples.append(thinned(ids, max(1, piece.n_rows // wanted if piece.n_rows > 0 else len(ids) // _UNKNOWN)))
+    return np.concatenate(samples) if samples else np.empty(0, dtype=np.int64)
+
+
+def most_of(kind: Any) -> int:
+    """About how many ids of this Arrow type to look at."""
+    return SAMPLE_TEXTS if has_texts(kind) else SAMPLE
+
+
+def thinned(ids: Any, step: int) -> Array:
+    """Every so many of the ids of a batch, as an array of its own."""
+    some = ids[::step]
+    return some.copy() if isinstance(some, np.ndarray) else text_array(some)
 
 
 def splitters_of(ids: Array, parts: int) -> Array:

@@ -49,3 +49,13 @@ def test_a_table_says_that_it_was_read_in_part(monkeypatch, sample, tmp_path):
     fed, reading = datasets.read_table(tmp_path / "saved", sample=sample)
     said = [finding for finding in reading.findings if finding.kind == "sample"]
     assert (len(said), fed.n_rows < 1_000) == ((0, False) if sample is None else (1, True))
+
+
+def test_wide_rows_are_counted_in_bytes(monkeypatch):
+    rows = np.random.default_rng(0).normal(size=(30_000, 64))
+    fed = Federation({"x": rows}, np.arange(0, 30_001, 2))
+    assert some.some_rows(fed, seed=0)[1] is None
+    monkeypatch.setattr(some, "MOST_BYTES", 64 * 8 * 3_000)
+    part, remark = some.some_rows(fed, seed=0)
+    assert abs(part.n_rows - 3_000) < 5 * np.sqrt(2 * 3_000)  # clients of two rows, Poisson
+    assert "are looked at" in remark

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import fedscape.core.blocks
-from fedscape import Computation, DataError, Federation, Gaussian, Histogram, Key, Local
+from fedscape import Computation, DataError, Federation, FixedSize, Gaussian, Histogram, Key, Local
 from fedscape.core.arrays import Ragged
 from fedscape.core.blocks import Answer, Site, Task
+from fedscape.core.sampling import bound, candidates, chosen
 from fedscape.core.schedule import Fold, Partial, Tree, blocks_of, cut
 from fedscape.engines.ray.engine import Ray, _bounds
 from fedscape.engines.ray.shard import Broadcast, Outcome, Part, Shard, Source, software
@@ -96,6 +97,20 @@ def test_any_division_of_the_work_adds_up_in_the_same_order(blocks):
         for at, _, answer in twice.nodes:
             again.add(at, answer)
         assert fold.finish().sent["v"].tobytes() == expected.tobytes() == again.finish().sent["v"].tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 30, 900, 4000])
+def test_parts_that_return_few_candidates_draw_the_same_cohort(size):
+    ids, sampler, wholes = np.random.default_rng(0).permutation(4000), FixedSize(size), 0
+    fed = Federation({}, [0] * 4001, ids=ids)
+    for number in range(20):
+        key, below = Key(1, number), bound(sampler, 4000)
+        cuts = [0, 7, 1000, 1001, 4000]
+        parts = [candidates(sampler, ids[a:b], np.arange(a, b), key, below=below) for a, b in itertools.pairwise(cuts)]
+        assert sum(len(where) for where, _ in parts) >= size  # ten standard errors above it
+        wholes += sum(len(where) for where, _ in parts)
+        assert chosen(sampler, parts, 4000).tolist() == sampler.draw(fed, key).tolist()
+    assert wholes / 20 < size + 12 * np.sqrt(size) + 30
 
 
 class Add(Computation):

@@ -180,6 +180,36 @@ def test_a_missing_short_or_exchanged_shard_is_refused_without_reading_rows(save
         Federation.load(folder, verify=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("offsets.npy", lambda v: v[[0, 2, 1, *range(3, len(v))]], "its offsets fall"),
+        ("offsets.npy", lambda v: np.concatenate(([5], v[1:])), "do not begin with 0"),
+        ("offsets.npy", lambda v: np.concatenate((v[:-1], [2**60])), "its shards hold"),
+        ("ids.npy", lambda v: v[::-1], "its ids do not rise"),
+        ("ids.npy", lambda v: np.full_like(v, v[0]), "its ids do not rise"),
+        ("names", lambda v: {**v, "nothing": ["a"]}, "which is no column"),
+    ],
+)
+def test_an_index_that_was_tampered_with_and_sealed_again_is_refused(saved, tmp_path, name, change, said):
+    import hashlib
+    import json
+
+    from fedscape.formats.folder import _seal
+
+    folder = copied(saved, tmp_path)
+    index = json.loads((folder / "federation.json").read_text())
+    if name.endswith(".npy"):
+        np.save(folder / name, change(np.load(folder / name)))
+        index[name.removesuffix(".npy")]["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    else:
+        index[name] = change(index[name])
+    index["sha256"] = _seal(index)
+    (folder / "federation.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=said):
+        Federation.load(folder, verify=False)
+
+
 def test_a_full_disk_leaves_nothing_behind(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

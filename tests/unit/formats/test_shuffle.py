@@ -162,7 +162,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 
 
 def test_parts_grow_with_the_rows_and_not_with_the_memory():
-    wide = under_test.Source("rows", pa.schema([("who", pa.int64()), ("x", pa.float64())]), 10**8, lambda *_: iter(()))
-    assert under_test.how_many(wide, ["x"], 2**29) == 12
-    assert under_test.how_many(wide, ["x"], 2**60) == 1
-    assert under_test.how_many(wide, ["x"], 1) == under_test.MOST_PARTS
+    assert under_test.how_many(10**8, 24, 2**29) == 12
+    assert under_test.how_many(10**8, 24, 2**60) == 1
+    assert under_test.how_many(10**8, 24, 1) == under_test.MOST_PARTS

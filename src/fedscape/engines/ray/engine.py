@@ -21,11 +21,11 @@ from fedscape.core.engine import check_enough, ranks
 from fedscape.core.federation import Federation
 from fedscape.core.kept import Store, joined
 from fedscape.core.random import Key
-from fedscape.core.sampling import Sampler, chosen
+from fedscape.core.sampling import FixedSize, Sampler, bound, chosen
 from fedscape.core.schedule import LEAVES, Fold, Tree, as_slice, blocks_of
 from fedscape.engines.ray.cluster import Cluster
-from fedscape.engines.ray.shard import Broadcast, Kinds, Part, Source, taken
-from fedscape.engines.ray.workers import Assignment, Crew
+from fedscape.engines.ray.shard import Assignment, Broadcast, Kinds, Part, Source, taken
+from fedscape.engines.ray.workers import Crew
 from fedscape.errors import DataError, EngineError
 from fedscape.formats.folder import INDEX, seal_of
 from fedscape.formats.sharded import edges as shard_edges
@@ -193,7 +193,11 @@ class Ray:
         """The cohort that this sampler draws from all clients, each worker drawing among its own."""
         self._check_open()
         self._settle()
-        return chosen(sampler, self._crew.draw(sampler, key), len(self.federation))
+        n, below = len(self.federation), bound(sampler, len(self.federation))
+        parts = self._crew.draw(sampler, key, below)
+        if isinstance(sampler, FixedSize) and below < 1 and sum(len(each) for each, _ in parts) < sampler.size:
+            parts = self._crew.draw(sampler, key, 1.0)
+        return chosen(sampler, parts, n)
 
     def _assign(self, who: Array, blocks: Sequence[tuple[int, int]], tree: Tree) -> list[Assignment]:
         """Assign nodes of the tree to the shard of their first client, in a few calls for each shard."""

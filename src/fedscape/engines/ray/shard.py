@@ -71,6 +71,16 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Assignment:
+    """A part of a round, the shard that runs it, and its clients of other shards."""
+
+    shard: int
+    part: Part
+    guests: list[tuple[int, Array]]
+    clients: int
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """What every worker knows of a round.
 
@@ -176,11 +186,11 @@ class Shard:
         first, second = ({} if release is None else release.grids for release in releases)
         return Outcome(partial.nodes, (first, second), kinds), kept
 
-    def draw(self, sampler: Sampler, key: Key) -> tuple[Array, Array]:
+    def draw(self, sampler: Sampler, key: Key, below: float) -> tuple[Array, Array]:
         """The clients of this shard that may be in a cohort: their positions, and numbers that decide among them."""
         ranks = np.arange(self.begin, self.end)
         where = ranks if self._order is None else self._order[self.begin : self.end]
-        return candidates(sampler, self.federation.ids[where], where, key)
+        return candidates(sampler, self.federation.ids[where], where, key, below=below)
 
     def _work(self, part: Part, lent: Sequence[tuple[int, Kept]]) -> Callable[[Sequence[tuple[int, int]]], Answer]:
         kept = self._kept_by(part, lent)

@@ -15,6 +15,8 @@ T = TypeVar("T")
 class Tasks:
     """Tasks of a cluster, for `formats.shuffle`; all machines must see the source and the target."""
 
+    stopped = None  # Ray ends tasks that are not needed
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.number = cluster, cluster.workers
 

@@ -5,33 +5,23 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fedscape.core.arrays import Ragged
 from fedscape.core.random import Key
 from fedscape.core.sampling import Sampler
 from fedscape.engines.ray.cluster import Cluster
-from fedscape.engines.ray.relays import RELAYED, Relay
-from fedscape.engines.ray.shard import Kinds, Outcome, Part, Shard, Source, software
+from fedscape.engines.ray.relays import RELAYED, Relays
+from fedscape.engines.ray.shard import Assignment, Kinds, Outcome, Shard, Source, software
 from fedscape.errors import EngineError, FedscapeError
 from fedscape.formats.files import one_line
 from fedscape.types import Array
 
+T = TypeVar("T")
 AHEAD = 2  # parts queued on a worker: one running, one waiting
 RESTARTS = 3  # restarts of one worker in one round
 START_SECONDS = 120.0
 ROOM_SECONDS = 15.0  # so long a restarted worker waits for a core of its own
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A part of a round, the shard that runs it, and its clients of other shards."""
-
-    shard: int
-    part: Part
-    guests: list[tuple[int, Array]]
-    clients: int
 
 
 class Crew:
@@ -66,7 +56,7 @@ class Crew:
         self.cluster, self.source, self.edges, self.names = cluster, source, edges, names
         self.threads, self.memory = threads, memory
         self._actors: list[Any] = []
-        self._relays: list[Any] = []
+        self._relays: Relays | None = None
         self._kept: dict[int, Any] = {}
         self._alarms = 0
         self._torn = False
@@ -77,6 +67,7 @@ class Crew:
         self._log: list[list[tuple[str, tuple[Any, ...]]]] = [[] for _ in self.edges]
         self._logged = [0] * len(self.edges)
         self._deaths = [0] * len(self.edges)
+        self._told: list[Kinds] = [{} for _ in self.edges]  # the kinds of kept arrays that each shard knows
         self._guests: set[int] = set()  # shards that have no core of their own
 
     # -- starting and stopping -----------------------------------------------------------------------------------------
@@ -108,9 +99,10 @@ class Crew:
 
     def stop(self) -> None:
         """End all workers."""
-        for actor in (*self._actors, *self._relays):
+        self._drop_relays()
+        for actor in self._actors:
             self.cluster.ray.kill(actor)
-        self._actors, self._relays = [], []
+        self._actors = []
 
     def reshape(self, edges: Sequence[tuple[int, int]], names: Sequence[str]) -> None:
         """Start anew with other shards, whose clients keep nothing yet."""
@@ -138,15 +130,9 @@ class Crew:
         calls go through relays, as long as nothing breaks.
         """
         self._deaths, self._alarms, self._kept = [0] * len(self.edges), 0, {}
-        if len(self.edges) > RELAYED and not lend:
-            try:
-                outcomes = self._relayed(message, assignments)
-            except self.cluster.ray.exceptions.RayError as error:
-                self._drop_relays()
-                self._revive(error)
-            else:
-                yield from outcomes
-                return
+        if (relayed := self._by_relays(lambda relays: self._relayed(relays, message, assignments, lend))) is not None:
+            yield from relayed
+            return
         ray = self.cluster.ray
         waiting: dict[int, deque[int]] = defaultdict(deque)
         for i, assigned in enumerate(assignments):
@@ -202,43 +188,44 @@ class Crew:
             return ref
         return self.cluster.ray.put(self._value(shard, ref))
 
-    def _relayed(self, message: Any, assignments: Sequence[Assignment]) -> list[Outcome]:
-        """The same through relays, each of which calls a group of workers and adds up what they return."""
-        ray = self.cluster.ray
-        groups = [range(begin, min(begin + RELAYED, len(self.edges))) for begin in range(0, len(self.edges), RELAYED)]
-        if not self._relays:
-            self._relays = [self.cluster.actor(Relay, guest=True) for _ in groups]
-            handles = [[self._actors[shard] for shard in group] for group in groups]
-            ray.get(
-                [
-                    relay.take.remote(group[0], mine)
-                    for relay, group, mine in zip(self._relays, groups, handles, strict=True)
-                ]
-            )
-        refs, begin = [], 0
-        for relay, group in zip(self._relays, groups, strict=True):
-            end = begin
-            while end < len(assignments) and assignments[end].shard < group[-1] + 1:
-                end += 1
-            if end > begin:
-                refs.append((begin, relay.run.remote(message, [(a.shard, a.part) for a in assignments[begin:end]])))
-            begin = end
-        outcomes = []
-        for begin, (outcome, kept) in zip([at for at, _ in refs], ray.get([ref for _, ref in refs]), strict=True):
+    def _by_relays(self, work: Callable[[Relays], T | None]) -> T | None:
+        """What this work returns with relays; None where there are few workers, or where one has died just now."""
+        if len(self.edges) <= RELAYED:
+            return None
+        try:
+            if self._relays is None:
+                self._relays = Relays(self.cluster, self._actors, self.edges, RELAYED)
+            return work(self._relays)
+        except self.cluster.ray.exceptions.RayError as error:
+            self._drop_relays()
+            self._revive(error)
+            return None
+
+    def _relayed(
+        self, relays: Relays, message: Any, assignments: Sequence[Assignment], lend: bool
+    ) -> list[Outcome] | None:
+        outcomes, refs = [], {}
+        for to, (outcome, kept) in relays.run(message, assignments, lend).items():
             if isinstance(outcome, FedscapeError):
-                raise type(outcome)(str(outcome))
+                return None  # the workers say it again, and with their names
             outcomes.append(outcome)
-            self._kept |= {begin + i: ref for i, ref in enumerate(kept)}
+            refs[to] = self._copied(kept) if outcome.kinds else kept
+        self._kept = {i: refs[assigned.shard // RELAYED] for i, assigned in enumerate(assignments)}
         return outcomes
 
-    def _drop_relays(self) -> None:
-        for relay in self._relays:
-            self.cluster.ray.kill(relay)
-        self._relays = []
+    def _copied(self, ref: Any) -> Any:
+        """With several machines, a copy of an object that is not lost with one of them."""
+        return ref if self.machines == 1 else self.cluster.ray.put(self.cluster.ray.get(ref))
 
-    def draw(self, sampler: Sampler, key: Key) -> list[Any]:
+    def _drop_relays(self) -> None:
+        if self._relays is not None:
+            self._relays.stop()
+        self._relays = None
+
+    def draw(self, sampler: Sampler, key: Key, below: float) -> list[tuple[Array, Array]]:
         """Let each shard draw among its clients."""
-        return self._all("draw", lambda shard: (sampler, key))
+        parts = self._by_relays(lambda relays: relays.draw(sampler, key, below))
+        return self._all("draw", lambda shard: (sampler, key, below)) if parts is None else parts
 
     # -- kept arrays ---------------------------------------------------------------------------------------------------
 
@@ -259,27 +246,39 @@ class Crew:
 
     def keep(self, kinds: Kinds, assignments: Sequence[Assignment]) -> None:
         """Finish the round: replace the kept arrays of its clients."""
+        touching = defaultdict[int, list[int]](list)
+        for i, a in enumerate(assignments):
+            for shard in (a.shard, *(other for other, _ in a.guests)):
+                touching[shard].append(i)
         with self._changing():
-            for shard, log in enumerate(self._log):
-                mine = [i for i, a in enumerate(assignments) if shard in (a.shard, *(other for other, _ in a.guests))]
-                log.append(("keep", (kinds, *(self._kept[i] for i in mine))))
-                self._logged[shard] += sum(assignments[i].clients for i in mine)
-            self._all("keep", lambda shard: self._log[shard][-1][1])
+            shards = [shard for shard in range(len(self.edges)) if touching[shard] or self._told[shard] != kinds]
+            for shard in shards:  # where no client took part, the names are new
+                refs = dict.fromkeys(self._kept[i] for i in touching[shard])
+                self._log[shard].append(("keep", (kinds, *refs)))
+                self._logged[shard] += sum(assignments[i].clients for i in touching[shard])
+                self._told[shard] = kinds
+            news = {shard: self._log[shard][-1][1] for shard in shards}
+            if self._by_relays(lambda relays: relays.keep(kinds, news)) is None:
+                self._all("keep", lambda shard: news[shard], shards)
             self._kept = {}
-            for shard, (begin, end) in enumerate(self.edges):
-                if self._logged[shard] > 2 * (end - begin):
-                    self._shorten(shard)
+            self._shorten([s for s, (begin, end) in enumerate(self.edges) if self._logged[s] > 2 * (end - begin)])
 
-    def _shorten(self, shard: int) -> None:
-        """Compact the log of a shard into a snapshot when it is longer than the snapshot."""
-        finished, kept = self._actors[shard].kept.options(num_returns=2).remote()
-        try:
-            self._value(shard, finished)
-        except self.cluster.ray.exceptions.RayActorError as error:
-            self._revive(error)
-        else:
-            copied = kept if self.machines == 1 else self.cluster.ray.put(self.cluster.ray.get(kept))
-            self._log[shard], self._logged[shard] = [("restore", (copied,))], 0
+    def _shorten(self, shards: Sequence[int]) -> None:
+        """Compact the logs of these shards into snapshots: they are longer than those."""
+        snapshots = self._by_relays(lambda relays: relays.kept(shards)) if shards else None
+        if snapshots is not None:
+            for group, copied in ((group, self._copied(ref)) for group, ref in snapshots):
+                for shard in group:  # of a group's snapshot a shard takes its own part
+                    self._log[shard], self._logged[shard] = [("keep", (self._told[shard], copied))], 0
+            return
+        calls = [(shard, *self._actors[shard].kept.options(num_returns=2).remote()) for shard in shards]
+        for shard, finished, kept in calls:
+            try:
+                self._value(shard, finished)
+            except self.cluster.ray.exceptions.RayActorError as error:
+                self._revive(error)
+            else:
+                self._log[shard], self._logged[shard] = [("restore", (self._copied(kept),))], 0
 
     def kept(self) -> list[Mapping[str, Ragged]]:
         """The kept arrays of each shard's clients."""
@@ -289,23 +288,27 @@ class Crew:
         """Restore the kept arrays of each shard's clients."""
         with self._changing():
             self._log = [[("restore", (self.cluster.ray.put(part),))] for part in parts]
-            self._logged = [0] * len(parts)
+            self._logged, self._told = [0] * len(parts), [{} for _ in parts]
             self._all("restore", lambda shard: self._log[shard][0][1])
 
     def forget(self) -> None:
         """Drop the kept arrays of all clients."""
         with self._changing():
             self._log, self._logged = [[] for _ in self.edges], [0] * len(self.edges)
+            self._told = [{} for _ in self.edges]
             self._all("forget", lambda shard: ())
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def _all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
-        """Call all workers; if one dies, all calls are repeated: every call is idempotent."""
+    def _all(
+        self, method: str, arguments: Callable[[int], tuple[Any, ...]], shards: Sequence[int] | None = None
+    ) -> list[Any]:
+        """Call all workers, or those of some shards; if one dies, all calls are repeated: every call is idempotent."""
+        whose = range(len(self.edges)) if shards is None else shards
         while True:
-            refs = [getattr(actor, method).remote(*arguments(shard)) for shard, actor in enumerate(self._actors)]
+            refs = [(shard, getattr(self._actors[shard], method).remote(*arguments(shard))) for shard in whose]
             try:
-                return [self._value(shard, ref) for shard, ref in enumerate(refs)]
+                return [self._value(shard, ref) for shard, ref in refs]
             except self.cluster.ray.exceptions.RayActorError as error:
                 self._revive(error)
 

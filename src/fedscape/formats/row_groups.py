@@ -1,0 +1,243 @@
+"""Parquet files of a lake: paths, globs and URIs as one table, whose row groups any process can read on its own."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from fedscape.errors import DataError, require
+from fedscape.formats.arrow import holds_strings
+from fedscape.formats.files import Name, one_line
+from fedscape.formats.grouping import Source
+from fedscape.formats.parquet import OPTIONS, Head, listed_names
+
+_GLOB = ("*", "?", "[")
+_BUFFER = 2**20  # bytes that are read of a column at a time
+_SCAN = ds.ParquetFragmentScanOptions(pre_buffer=False)
+_OWN_SCHEMA = "or scan a pyarrow dataset with a schema of your own"
+
+
+def files_source(paths: Sequence[Name], filter: Any, wanted: Sequence[str] | None) -> Source:  # noqa: A002
+    """Open files, folders, globs and URIs as one source.
+
+    Parameters
+    ----------
+    paths
+        Where the files are.
+    filter
+        A pyarrow expression on the rows, or None.
+    wanted
+        The columns that will be read, which must be the same in all files; None for all.
+    """
+    if not paths:
+        raise DataError("there is nothing to scan: name a file, folder, glob or URI")
+    what = ", ".join(os.fspath(path) for path in paths[:3])
+    datasets = [_dataset(system, files) for system, files in _places(paths)]
+    if wanted is not None:
+        wanted = [part for name in wanted for part in _parts(name, datasets[0].schema)]
+    return _source(datasets, what, filter, wanted, strict=True)
+
+
+def dataset_source(dataset: ds.Dataset, filter: Any) -> Source:  # noqa: A002
+    """Open a pyarrow Dataset as a source: the schema is its own."""
+    if isinstance(dataset, ds.FileSystemDataset) and isinstance(dataset.format, ds.ParquetFileFormat):
+        return _source([dataset], "the dataset", filter, None, strict=False)
+
+    def batches(columns: list[str], rows: int) -> Iterator[Any]:
+        yield from dataset.scanner(columns=columns, filter=filter, batch_size=rows, use_threads=False).to_batches()
+
+    return Source("the dataset", dataset.schema, _counted(dataset, "the dataset", filter), batches)
+
+
+def _parts(name: str, schema: Any) -> list[str]:
+    """A client may be several columns."""
+    return [name] if name in schema.names else [part.strip() for part in name.split(",")]
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def _places(paths: Sequence[Name]) -> list[tuple[Any, str | list[str]]]:
+    """A file system and a folder, or several files, for each part of what is named."""
+    places: list[tuple[Any, str | list[str]]] = []
+    for path in paths:
+        system, files = _named(os.fspath(path))
+        if isinstance(files, list) and places and isinstance(places[-1][1], list) and places[-1][0] == system:
+            places[-1][1].extend(files)
+        else:
+            places.append((system, files))
+    return places
+
+
+def _named(path: str) -> tuple[Any, str | list[str]]:
+    """The file system of a path, glob or URI (None is the local one), and the folder or the files that it names."""
+    if "://" in path:
+        system, inner = _file_system(path)
+        if any(sign in inner for sign in _GLOB):
+            return system, _matching(system, inner, path)
+        return system, inner if system.get_file_info(inner).type == pafs.FileType.Directory else [inner]
+    if any(sign in path for sign in _GLOB) and not Path(path).exists():
+        matches = sorted(glob.glob(path, recursive=True))
+        if not matches:
+            raise DataError(f"no file matches {path}: check the pattern")
+        return None, [file for match in matches for file in _files_of(match)]
+    if not Path(path).exists():
+        raise DataError(f"there is no file or folder {path}: check the path")
+    return None, path if Path(path).is_dir() else [path]
+
+
+def _files_of(path: str) -> list[str]:
+    """The file, or the files of the folder at any depth but those whose names begin with a dot or an underscore."""
+    if not Path(path).is_dir():
+        return [path]
+    inside = sorted(file.relative_to(path) for file in Path(path).rglob("*") if file.is_file())
+    return [os.path.join(path, file) for file in inside if not any(part[0] in "._" for part in file.parts)]
+
+
+def _file_system(uri: str) -> tuple[Any, str]:
+    """Resolve a URI to its file system and the path in it."""
+    try:
+        system, inner = pafs.FileSystem.from_uri(uri)
+        return system, inner
+    except pa.ArrowInvalid:
+        fsspec = require("fsspec", extra="lake")
+        try:
+            system, inner = fsspec.core.url_to_fs(uri)
+        except (ValueError, ImportError) as error:
+            raise DataError(f"nothing here opens {uri}: {one_line(error)}") from error
+        return pafs.PyFileSystem(pafs.FSSpecHandler(system)), inner
+
+
+def _matching(system: Any, pattern: str, uri: str) -> list[str]:
+    """The files of a file system that match a pattern, sorted."""
+    fixed = pattern[: min(pattern.index(sign) for sign in _GLOB if sign in pattern)]
+    folder = fixed.rpartition("/")[0]
+    entries = system.get_file_info(pafs.FileSelector(folder, recursive=True))
+    matches = sorted(info.path for info in entries if info.is_file and fnmatchcase(info.path, pattern))
+    if not matches:
+        raise DataError(f"no file matches {uri}: check the pattern")
+    return matches
+
+
+def _dataset(system: Any, files: str | list[str]) -> ds.Dataset:
+    first = files if isinstance(files, str) else files[0]
+    try:
+        return ds.dataset(files, format="parquet", partitioning="hive", filesystem=system)
+    except (OSError, ValueError, TypeError) as error:  # pa.ArrowInvalid is a ValueError
+        if "magic bytes" in str(error):
+            raise DataError(
+                f"{first} is no Parquet, which alone can be scanned: 'fedscape data convert' reads CSV and others and "
+                "writes .parquet"
+            ) from None
+        raise DataError(f"{first} cannot be scanned as Parquet: {one_line(error)}") from error
+
+
+# -- row groups --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    """A row group of a file, which any process that sees the file can read.
+
+    `keys` are the columns that the path of the file tells, None where rows must be filtered or cast.
+    """
+
+    fragment: Any
+    schema: Any
+    filter: Any
+    keys: Mapping[str, Any] | None
+    what: str
+
+    def __call__(self, columns: list[str], rows: int) -> Iterator[Any]:
+        own = None if self.keys is None else [name for name in columns if name not in self.keys]
+        try:
+            yield from self._streamed(columns, own, rows) if own else self._scanned(columns, rows)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self.what} cannot be read: {one_line(error)}") from error
+
+    def _streamed(self, columns: list[str], own: list[str], rows: int) -> Iterator[Any]:
+        """Decode as many rows at a time as are asked for: a scanner takes the memory of a whole row group."""
+        groups = [info.id for info in self.fragment.row_groups]
+        with self.fragment.open() as opened, pq.ParquetFile(opened, buffer_size=_BUFFER, **OPTIONS) as file:
+            for batch in file.iter_batches(rows, row_groups=groups, columns=own, use_threads=False):
+                batch.validate(full=True)  # a damaged page can hold offsets out of bounds
+                arrays = {name: batch.column(name) for name in own}
+                for name, value in (self.keys or {}).items():
+                    arrays[name] = pa.repeat(pa.scalar(value, self.schema.field(name).type), batch.num_rows)
+                yield pa.RecordBatch.from_pydict({name: arrays[name] for name in columns})
+
+    def _scanned(self, columns: list[str], rows: int) -> Iterator[Any]:
+        scanner = self.fragment.scanner(
+            schema=self.schema, columns=columns, filter=self.filter, batch_size=rows, use_threads=False,
+            batch_readahead=1, fragment_readahead=1, fragment_scan_options=_SCAN,
+        )  # fmt: skip
+        yield from scanner.to_batches()
+
+
+def _source(
+    datasets: Sequence[ds.Dataset],
+    what: str,
+    filter: Any,  # noqa: A002
+    wanted: Sequence[str] | None,
+    *,
+    strict: bool,
+) -> Source:
+    schema = datasets[0].schema
+    if len(schema.names) == 0:
+        raise DataError(f"{what} holds no Parquet file: name the right folder")
+    pieces, heads = [], []
+    try:
+        for fragment in (each for dataset in datasets for each in dataset.get_fragments(filter=filter)):
+            keys = ds.get_partition_keys(fragment.partition_expression)
+            heads.append(Head(Path(fragment.path), fragment.physical_schema, 0, 0, 0))
+            if strict:
+                _check_same(heads[-1], keys, heads[0].path, schema, wanted)
+            stream = keys if strict and filter is None else None
+            for group in fragment.split_by_row_group(filter=filter, schema=schema):
+                numbers = ", ".join(str(info.id) for info in group.row_groups)
+                one = f"row group {numbers} of {fragment.path}"
+                n = sum(info.num_rows for info in group.row_groups) if filter is None else -1
+                pieces.append(Source(one, schema, n, _RowGroup(group, schema, filter, stream, one)))
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{what} cannot be read: {one_line(error)}") from error
+
+    def batches(columns: list[str], rows: int) -> Iterator[Any]:
+        for piece in pieces:
+            yield from piece.batches(columns, rows)
+
+    n_rows = sum(piece.n_rows for piece in pieces)
+    if filter is not None:
+        n_rows = sum(_counted(dataset, what, filter) for dataset in datasets)
+    return Source(what, schema, n_rows, batches, names=listed_names(heads), pieces=tuple(pieces))
+
+
+def _check_same(head: Head, keys: Mapping[str, Any], first: Path, schema: Any, wanted: Sequence[str] | None) -> None:
+    """Refuse files of other columns or types than the first: missing values or casts would stand for them."""
+    present = {*head.schema.names, *keys}
+    differing = present.symmetric_difference(schema.names) if wanted is None else {*wanted} & {*schema.names} - present
+    for name in sorted(differing):
+        what = f"has a column {name!r}, unlike {first}" if name in present else f"lacks the column {name!r} of others"
+        raise DataError(f"{head.path} {what}: name columns that all files have, {_OWN_SCHEMA}")
+    for name in present & {*(schema.names if wanted is None else wanted)} - {*keys}:
+        own, kind = head.schema.field(name).type, schema.field(name).type
+        if own != kind and not (holds_strings(own) and holds_strings(kind)):
+            raise DataError(
+                f"column {name!r} is {own} in {head.path}, but {kind} in {first}: cast one of them, {_OWN_SCHEMA}"
+            )
+
+
+def _counted(dataset: ds.Dataset, what: str, filter: Any) -> int:  # noqa: A002
+    try:
+        return int(dataset.count_rows(filter=filter))
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{what} cannot be filtered: {one_line(error)}") from error
