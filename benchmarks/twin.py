@@ -3,7 +3,7 @@
 `--only halves`: 723 phones (five days, half-hours), a twin of one half against the other half, and the two halves
 against each other. `--only retail`: Online Retail II, customers as a stand-in for users, the same. `--only protocols`:
 five settings of four protocols on FEMNIST writers, each with a phone of the held-out half, in virtual time; accuracy
-over time with the twin of the other half and with the true trace, three seeds; Kendall's tau of the two rankings.
+over time with the twin of the other half and with the true trace, `--seeds` of them; Kendall's tau of the two rankings.
 `--only bias`: slow devices have other labels; found, sized, mended by inverse probabilities, beside q-FedAvg.
 `--only speed`: a million devices, 30 days.
 """
@@ -114,8 +114,8 @@ def protocols(args) -> list[dict]:
         fs.twin.FedAsync(concurrency=size),
     ]  # fmt: skip
     names = ["synchronous, no deadline", "synchronous, 1.5x, 300 s", "semi-asynchronous, 600 s", "FedBuff", "FedAsync"]
-    mean, to_target = {}, {}
-    for seed in range(1 if args.quick else 3):
+    mean, to_target, curves = {}, {}, {}
+    for seed in range(1 if args.quick else args.seeds):
         computation, fed, judge, _ = femnist(n, seed)
         payload = fs.twin.payload_of(computation, fed)
         speed = 120 * np.exp(Key(seed, purpose="speeds").generator().standard_normal(len(fed)))
@@ -130,6 +130,7 @@ def protocols(args) -> list[dict]:
                                      n_updates=30 if args.quick else 4000, key=Key(seed))  # fmt: skip
             course = fs.twin.follow(computation, fed, table, judge, points=6 if args.quick else 12, seed=seed)
             mean[name, source, seed] = course.mean
+            curves.setdefault((name, source), []).append(course)
             hit = np.flatnonzero(course.accuracy >= 0.4)
             to_target[name, source, seed] = course.hours[hit[0]] if len(hit) else np.inf
             last = course.accuracy[-1]
@@ -164,7 +165,24 @@ def protocols(args) -> list[dict]:
     by_seed = ", ".join(f"{t:.2f}" for t in taus)
     text = f"Kendall's tau of means {tau:.2f} [{low:.2f}, {high:.2f}] (seeds resampled); by seed {by_seed}"
     rows.append({"protocol": text})
+    report("twin_curves", [curve_row(point, names, curves) for point in range(len(courses_hours(curves)))])
     return rows
+
+
+def courses_hours(curves: dict) -> np.ndarray:
+    """The hours at which all curves were judged."""
+    return next(iter(curves.values()))[0].hours
+
+
+def curve_row(point: int, names: list[str], curves: dict) -> dict:
+    """Mean accuracy at one time: of each protocol, along the twin and along the trace."""
+    row = {"hours": round(float(courses_hours(curves)[point]), 2)}
+    for name in names:
+        twin, trace = (
+            np.mean([course.accuracy[point] for course in curves[name, source]]) for source in ("twin", "trace")
+        )
+        row[name] = f"{twin:.3f}, trace {trace:.3f}"
+    return row
 
 
 def bias(args) -> list[dict]:
@@ -256,7 +274,7 @@ def speed(args) -> list[dict]:
 PARTS = {"halves": halves, "retail": retail, "protocols": protocols, "bias": bias, "speed": speed}
 
 if __name__ == "__main__":
-    options = arguments(__doc__, only="")
+    options = arguments(__doc__, only="", seeds=3)
     for name, part in PARTS.items():
         if options.only in ("", name):
             report(f"twin_{name}", part(options))
