@@ -11,8 +11,10 @@ import numpy as np
 from fedscape.core.arrays import offsets_of
 from fedscape.core.federation import Federation
 from fedscape.core.random import Key
+from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
 from fedscape.simulate.fidelity import Measure
+from fedscape.twin.dates import shown
 from fedscape.twin.events import HOUR, checked
 from fedscape.twin.model import Twin
 from fedscape.types import Array
@@ -78,15 +80,29 @@ def fidelity(
     """
     rng = Key(seed, purpose="twin fidelity").generator()
     logs = [_some(checked(log), most, rng) for log in (true, simulated)]
+    check_whole("draws", draws, least=1)
     if min(len(log) for log in logs) < 20:
         raise DataError(f"fidelity compares laws and needs 20 devices of each, got {len(true)} and {len(simulated)}")
     if logs[1]["watch"].sum() == len(logs[1]):  # one span each
+        _check_same_time(*logs)
         logs[1] = observed_like(logs[1], logs[0], rng)
+    if (logs[0]["watch"] == 1).all():
+        raise DataError("the true log has no session: there is nothing to compare with")
     a, b = (features(log) for log in logs)
     measures = {}
     for name, statistic in STATISTICS.items():
         measures[name] = _tested(a[name], b[name], statistic, rng, draws)
     return TwinFidelity(**measures)
+
+
+def _check_same_time(true: Federation, simulated: Federation) -> None:
+    """Refuse a simulated log that begins after, or ends before, the half of the time that the true one has."""
+    (a, b), (c, d) = ((float(log["start"].min()), float(log["end"].max())) for log in (true, simulated))
+    if min(b, d) - max(a, c) < 0.5 * (b - a):
+        raise DataError(
+            f"the two logs must lie in the same time, not {shown(a)} to {shown(b)} and {shown(c)} to {shown(d)}: "
+            "simulate with sessions(begin, end) of the true one"
+        )
 
 
 def _some(log: Federation, most: int, rng: np.random.Generator) -> Federation:
@@ -230,6 +246,8 @@ def resampled(log: Federation, key: Key) -> Federation:
     >>> len(resampled(sessions(["a", "b"], [0.0, 5.0], [3.0, 8.0]), Key(1)))
     2
     """
+    if not len(log):
+        raise DataError("there are no devices to draw from")
     at = np.sort(key.generator().integers(0, len(log), len(log)))
     rows = np.concatenate([np.arange(log.offsets[i], log.offsets[i + 1]) for i in at])
     columns = {name: values[rows] for name, values in log.columns.items()}
@@ -260,8 +278,11 @@ def foretell(
     ['arrivals by hour', 'available by hour', 'lengths', 'returns']
     """
     log = checked(log)
-    begin, end = float(log["start"].min()), float(log["end"].max())
     twins = [twin] if isinstance(twin, Twin) else list(twin)
+    check_whole("draws", draws, least=1)
+    if not twins or not log.n_rows or not 0 < level < 1:
+        raise DataError(f"foretell needs a twin, a log and a level between 0 and 1, not {len(twins)} twins and {level}")
+    begin, end = float(log["start"].min()), float(log["end"].max())
     rows: dict[str, list[Array]] = {}
     for draw in range(draws):
         key = Key(seed, draw, "foretell")

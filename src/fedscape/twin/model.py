@@ -104,13 +104,10 @@ class Twin:
             raise DataError(f"n must be at least 0, not {n}")
         rng, arrays = key.to("twin").generator(), self.arrays
         joint = np.asarray(arrays["weights"] / arrays["weights"].sum())
-        codes = None if data is None else np.asarray(data, dtype=np.int64)
+        codes = None if data is None else np.asarray(data)
         if codes is not None:
-            if (
-                "data" not in arrays
-                or len(codes) != n
-                or (n and not 0 <= codes.min() <= codes.max() < arrays["data"].shape[1])
-            ):
+            whole = codes.shape == (n,) and codes.dtype.kind in "iu"
+            if "data" not in arrays or not whole or not np.isin(codes, np.arange(arrays["data"].shape[1])).all():
                 raise DataError(
                     f"data must be one kind of data for each of the {n:,} devices, of a twin that knows them"
                 )
@@ -276,7 +273,7 @@ def fit(
 def _data_kinds(events: Federation, *, private: bool) -> int:
     if private:
         raise DataError("under privacy the number of kinds of data must be declared: give n_data")
-    return int(events["data"].max(initial=-1)) + 1
+    return int(np.nanmax(events["data"], initial=-1)) + 1
 
 
 def _draw(shares: Array, rng: np.random.Generator) -> Array:

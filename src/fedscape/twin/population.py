@@ -13,7 +13,7 @@ from fedscape.core.federation import Federation
 from fedscape.core.random import Key
 from fedscape.core.validate import check_whole
 from fedscape.errors import DataError
-from fedscape.twin.events import FAR
+from fedscape.twin.dates import FAR
 from fedscape.twin.laws import (
     LEAST,
     PARTS,
@@ -127,15 +127,20 @@ class DevicePopulation(Estimator):
         return state
 
     def _check(self) -> None:
-        check_whole("n_kinds", self.n_kinds, least=1)
-        unknown = set(self.extras) - set(EXTRAS)
-        if unknown or self.smoothing < 0 or self.tick < 0 or not self.zones:
-            raise DataError(
-                f"extras must be of {EXTRAS}, smoothing and tick at least 0, zones not empty, got {self.extras}, "
-                f"{self.smoothing}, {self.tick}, {self.zones}"
-            )
+        for name in ("n_kinds", "rounds"):
+            check_whole(name, getattr(self, name), least=1)
+        check_whole("n_data", self.n_data, least=0)
+        if self.n_init is not None:
+            check_whole("n_init", self.n_init, least=1)
+        if unknown := set(self.extras) - set(EXTRAS):
+            raise DataError(f"extras must be of {', '.join(EXTRAS)}, not {', '.join(sorted(unknown))}")
+        for name in ("smoothing", "tick"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise DataError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not self.zones or any(zone != int(zone) or abs(zone) > 24 for zone in self.zones):
+            raise DataError(f"zones must be whole hours ahead of the log's clock, at most 24, not {self.zones}")
         for name, edges in (("ages", self.ages), ("lengths", self.lengths)):
-            if any(b <= a for a, b in zip((0.0, *edges), edges, strict=False)):
+            if not all(a < b < np.inf for a, b in zip((0.0, *edges), edges, strict=False)):
                 raise DataError(f"{name} must rise from above 0, in hours, not {edges}")
 
     def _tables(self, clients: Federation) -> Tables:
@@ -373,7 +378,7 @@ def _outcomes(clients: Federation) -> Array:
 
 def _data_kinds(clients: Federation, n: int) -> Array:
     """The kind of data of each device as indicators [devices, n]; zeros where it is not known."""
-    codes = clients["data"].astype(np.int64)
+    codes = np.where(np.abs(clients["data"]) < 2.0**31, clients["data"], -1).astype(np.int64)  # NaN is unknown
     if codes.max(initial=-1) >= n:
         raise DataError(f"the column 'data' goes up to {codes.max()}, but there are {n} kinds of data")
     known = clients.segment_sum((codes[:, None] == np.arange(n)).astype(float))

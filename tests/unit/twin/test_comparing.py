@@ -91,3 +91,16 @@ def test_few_devices_are_refused():
     log = sessions(["a"], [0.0], [1.0], window=(0.0, 9.0))
     with pytest.raises(DataError, match="needs 20 devices of each, got 1 and 1"):
         fidelity(log, log)
+
+
+def test_logs_that_cannot_be_compared_are_refused():
+    log = log_of(planted(), 40, 1)
+    with pytest.raises(DataError, match="must lie in the same time"):
+        fidelity(log, planted().sample(40, Key(2)).sessions(30 * DAY, 37 * DAY))
+    with pytest.raises(DataError, match="the true log has no session"):
+        fidelity(log.where(log["watch"] == 1), log)
+    with pytest.raises(DataError, match="draws must be a whole number"):
+        fidelity(log, log, draws=0)
+    for twins, options in (([], {}), ([planted()], {"level": 2})):
+        with pytest.raises(DataError, match="foretell needs a twin"):
+            foretell(twins, log, **options)

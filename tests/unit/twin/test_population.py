@@ -146,6 +146,17 @@ def test_the_twin_samples_kinds_of_data_with_their_devices():
         true.sample(3, Key(0), data=[0, 1, 2])
 
 
+def test_kinds_of_data_that_are_unknown_of_some_devices_may_be_floats():
+    """A column with gaps is one of floats; a device without a kind goes with all."""
+    column = {"data": np.array([0.0, 1.0, np.nan])}
+    log = sessions([0, 1, 2], [0.0, 5.0, 9.0], [3.0, 8.0, 11.0], window=(0.0, 1e5), columns=column)
+    twin = fit(log, n_kinds=1, n_init=1, rounds=3)
+    assert twin.arrays["data"].shape == (1, 2)
+    assert twin.kinds(log).shape == (3, 1)
+    with pytest.raises(DataError, match="one kind of data for each of the 2 devices"):
+        twin.sample(2, Key(0), data=[0.0, np.nan])
+
+
 def test_a_private_fit_is_written_down_and_near():
     devices, ledger = planted().sample(3000, Key(4)), Ledger()
     log = devices.sessions(0.0, 7 * DAY)
@@ -177,5 +188,12 @@ def test_bad_settings_are_refused():
         fit(log, lengths=(2.0, 1.0))
     with pytest.raises(DataError, match="extras must be of"):
         DevicePopulation(1, extras=("mood",)).start(0)
+    for wrong, message in (
+        ({"tick": float("nan")}, "tick must be"), ({"smoothing": -1.0}, "smoothing must be"), ({"rounds": 0}, "rounds"),
+        ({"n_init": 0}, "n_init must be"), ({"zones": (5.5,)}, "zones must be whole hours"),
+        ({"ages": (float("nan"),)}, "ages must rise"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            fit(log, **wrong)
     with pytest.raises(DataError, match="must be declared: give n_data"):
         fit(log.with_column("data", [-1, 0]), privacy=Gaussian(clip=1.0, multiplier=1.0))
