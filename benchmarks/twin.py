@@ -1,9 +1,10 @@
 """Does a twin foretell other devices, rank protocols as the true trace does, mend who is left out? How fast is it?
 
 `--only halves`: 723 phones (five days, half-hours), a twin of one half against the other half, and the two halves
-against each other. `--only retail`: Online Retail II, customers as a stand-in for users, the same. `--only protocols`:
-five settings of four protocols on FEMNIST writers, each with a phone of the held-out half, in virtual time; accuracy
-over time with the twin of the other half and with the true trace, `--seeds` of them; Kendall's tau of the two rankings.
+against each other. `--only calibration`: how often fidelity rejects what has one law. `--only retail`: Online Retail
+II, customers as a stand-in for users, as halves. `--only protocols`: five settings of four protocols on FEMNIST
+writers, each with a phone of the held-out half, in virtual time; accuracy over time with the twin of the other half and
+with the true trace, `--seeds` of them; Kendall's tau of the two rankings.
 `--only bias`: slow devices have other labels; found, sized, mended by inverse probabilities, beside q-FedAvg.
 `--only speed`: a million devices, 30 days.
 """
@@ -21,7 +22,7 @@ import numpy as np
 
 import fedscape as fs
 from fedscape import Federation, Key
-from fedscape.twin.comparing import ASPECTS
+from fedscape.twin.comparing import ASPECTS, observed_like
 from fedscape.twin.events import DAY
 from table import arguments, half_width, report
 
@@ -62,6 +63,35 @@ def halves(args) -> list[dict]:
     rows = [{"what": "phones: half against half", "fitted / tested": f"{len(train)} / {len(test)}", **values}]
     for kinds in (1,) if args.quick else (1, 2, 4):
         rows.append(foretold("phones: twin of one half", train, test, kinds, args, tick=tick))
+    return rows
+
+
+def calibration(args) -> list[dict]:
+    """How often fidelity rejects at 5% what has one law: two draws of it, and a twin fitted to one draw and another.
+
+    The law is a twin of all phones, over their five days, seen through the spans in which phones were observed.
+    """
+    log, tick = phones()
+    law = fs.twin.fit(log, n_kinds=1, tick=tick, n_init=1)
+    begin, end = float(log["start"].min()), float(log["end"].max())
+    rows, draws = [], 10 if args.quick else args.draws
+    for n, fitted in itertools.product((40, 361), (False, True)):
+        p = []
+        for r in range(draws):
+            seen, rng = log.take(np.sort(Key(r).generator().permutation(len(log))[:n])), Key(r, 1).generator()
+            a, b = (
+                observed_like(law.sample(n, Key(args.seed, r, which)).sessions(begin, end), seen, rng)
+                for which in ("train", "test")
+            )
+            if fitted:
+                twin = fs.twin.fit(a, n_kinds=1, tick=tick, n_init=1, rounds=60)
+                a = twin.sample(4 * n, Key(r, 2)).sessions(begin, end)
+            found = fs.twin.fidelity(b, a, draws=199, seed=r)
+            p.append([getattr(found, aspect).p for aspect in ASPECTS] + [found.p])
+        rejected = (np.array(p) <= 0.05).mean(axis=0)
+        what = f"a twin fitted to {n}, and {n} others" if fitted else f"two draws of {n}"
+        named = dict(zip([*ASPECTS, "all five"], [f"{share:.1%}" for share in rejected], strict=True))
+        rows.append({"compared": what, "draws": draws, **named})
     return rows
 
 
@@ -271,10 +301,17 @@ def speed(args) -> list[dict]:
     return rows
 
 
-PARTS = {"halves": halves, "retail": retail, "protocols": protocols, "bias": bias, "speed": speed}
+PARTS = {
+    "halves": halves,
+    "calibration": calibration,
+    "retail": retail,
+    "protocols": protocols,
+    "bias": bias,
+    "speed": speed,
+}
 
 if __name__ == "__main__":
-    options = arguments(__doc__, only="", seeds=3)
+    options = arguments(__doc__, only="", seeds=3, draws=200)
     for name, part in PARTS.items():
         if options.only in ("", name):
             report(f"twin_{name}", part(options))
