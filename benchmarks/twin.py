@@ -15,6 +15,7 @@ import itertools
 import os
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,74 +130,75 @@ def femnist(n: int, seed: int):
     return FedAvg(local), train, judge, local
 
 
-def protocols(args) -> list[dict]:
-    from scipy.stats import kendalltau
+SOURCES = ("twin", "twin with the trace's gaps", "trace")
+SETTINGS = ("synchronous, no deadline", "synchronous, 1.5x, 300 s", "semi-asynchronous, 600 s", "FedBuff", "FedAsync")
 
-    log, tick = phones()
-    train_log, test_log = log.split_clients(test=0.5, seed=args.seed)
-    twin = fs.twin.fit(train_log, n_kinds=2, tick=tick, n_init=1 if args.quick else 3)
-    n = 30 if args.quick else len(test_log)
-    begin, days = float(log["start"].min()), 0.5
-    size = 2 if args.quick else 8
-    listed = [
+
+def listed(size: int) -> list:
+    """The protocols of `SETTINGS`."""
+    return [
         fs.twin.Synchronous(size), fs.twin.Synchronous(size, over=1.5, deadline=300.0),
         fs.twin.SemiAsynchronous(concurrency=size, period=600.0), fs.twin.FedBuff(concurrency=size, buffer=size // 2),
         fs.twin.FedAsync(concurrency=size),
     ]  # fmt: skip
-    names = ["synchronous, no deadline", "synchronous, 1.5x, 300 s", "semi-asynchronous, 600 s", "FedBuff", "FedAsync"]
-    mean, to_target, curves = {}, {}, {}
+
+
+def populations(twin, test_log: Federation, n: int, seed: int) -> dict:
+    """Devices by source: of the twin, of the twin where phones were observed, and true ones."""
+    begin, end, rng = float(test_log["start"].min()), float(test_log["end"].max()), Key(seed, 1).generator()
+    drawn, true = twin.sample(n, Key(seed)), test_log.take(slice(0, n))
+    gaps = observed_like(drawn.sessions(begin, end), true, rng)
+    return dict(zip(SOURCES, (drawn, fs.twin.Devices.of_trace(gaps), fs.twin.Devices.of_trace(true)), strict=True))
+
+
+def protocols(args) -> list[dict]:
+    log, tick = phones()
+    train_log, test_log = log.split_clients(test=0.5, seed=args.seed)
+    twin = fs.twin.fit(train_log, n_kinds=2, tick=tick, n_init=1 if args.quick else 3)
+    n, size = (30, 2) if args.quick else (len(test_log), 8)
+    curves = {}
     for seed in range(1 if args.quick else args.seeds):
         computation, fed, judge, _ = femnist(n, seed)
         payload = fs.twin.payload_of(computation, fed)
         speed = 120 * np.exp(Key(seed, purpose="speeds").generator().standard_normal(len(fed)))
         units = np.maximum(fed.sizes, 1) / fed.sizes.mean()
-        where = {
-            "twin": twin.sample(len(fed), Key(seed)),
-            "trace": fs.twin.Devices.of_trace(test_log.take(slice(0, len(fed)))),
-        }
-        for (name, protocol), (source, devices) in itertools.product(zip(names, listed, strict=True), where.items()):
+        where = populations(twin, test_log, len(fed), seed)
+        for (name, protocol), (source, devices) in itertools.product(
+            zip(SETTINGS, listed(size), strict=True), where.items()
+        ):
             devices = replace(devices, seconds=speed, within=np.full(len(fed), 0.2))
-            table = fs.twin.schedule(devices, protocol, days=days, begin=begin, units=units, payload=payload,
-                                     n_updates=30 if args.quick else 4000, key=Key(seed))  # fmt: skip
+            table = fs.twin.schedule(devices, protocol, days=0.5, begin=float(log["start"].min()), units=units,
+                                     payload=payload, n_updates=30 if args.quick else 4000, key=Key(seed))  # fmt: skip
             course = fs.twin.follow(computation, fed, table, judge, points=6 if args.quick else 12, seed=seed)
-            mean[name, source, seed] = course.mean
             curves.setdefault((name, source), []).append(course)
-            hit = np.flatnonzero(course.accuracy >= 0.4)
-            to_target[name, source, seed] = course.hours[hit[0]] if len(hit) else np.inf
-            last = course.accuracy[-1]
-            print(
-                f"{name}, {source}, seed {seed}: {len(table)} updates, mean {course.mean:.3f}, end {last:.3f}",
-                flush=True,
-            )
-    seeds = sorted({s for _, _, s in mean})
+            told = f"{len(table)} updates, mean {course.mean:.3f}, end {course.accuracy[-1]:.3f}"
+            print(f"{name}, {source}, seed {seed}: {told}", flush=True)
     rows = []
-    for name in names:
+    for name in SETTINGS:
         row = {"protocol": name}
-        for source in ("twin", "trace"):
-            values = [mean[name, source, s] for s in seeds]
-            hours = [to_target[name, source, s] for s in seeds]
+        for source in SOURCES:
+            values = [course.mean for course in curves[name, source]]
+            hours = [course.hours[course.accuracy >= 0.4] for course in curves[name, source]]
             row[f"mean accuracy, {source}"] = f"{np.mean(values):.3f} ± {half_width(values):.3f}"
-            row[f"hours to 0.4, {source}"] = ", ".join(f"{h:.0f}" for h in hours)
+            row[f"hours to 0.4, {source}"] = ", ".join(f"{h[0]:.0f}" if len(h) else "inf" for h in hours)
         rows.append(row)
-    taus = [
-        kendalltau([mean[n_, "twin", s] for n_ in names], [mean[n_, "trace", s] for n_ in names]).statistic
-        for s in seeds
-    ]
-    rng = np.random.default_rng(0)
-    a, b = (np.array([[mean[n_, source, s] for s in seeds] for n_ in names]) for source in ("twin", "trace"))
-    draws = [
-        kendalltau(
-            a[:, rng.integers(0, len(seeds), len(seeds))].mean(1), b[:, rng.integers(0, len(seeds), len(seeds))].mean(1)
-        ).statistic
-        for _ in range(400)
-    ]
-    tau = kendalltau(a.mean(1), b.mean(1)).statistic
-    low, high = np.quantile(draws, [0.025, 0.975])
-    by_seed = ", ".join(f"{t:.2f}" for t in taus)
-    text = f"Kendall's tau of means {tau:.2f} [{low:.2f}, {high:.2f}] (seeds resampled); by seed {by_seed}"
-    rows.append({"protocol": text})
-    report("twin_curves", [curve_row(point, names, curves) for point in range(len(courses_hours(curves)))])
+    rows += [{"protocol": agreement(source, curves)} for source in SOURCES[:2]]
+    report("twin_curves", [curve_row(point, SETTINGS, curves) for point in range(len(courses_hours(curves)))])
     return rows
+
+
+def agreement(source: str, curves: dict) -> str:
+    """Kendall's tau of mean accuracies with this source and with the trace, by seed and with seeds resampled."""
+    from scipy.stats import kendalltau
+
+    a, b = (np.array([[course.mean for course in curves[name, s]] for name in SETTINGS]) for s in (source, "trace"))
+    rng, seeds = np.random.default_rng(0), a.shape[1]
+    again = [rng.integers(0, seeds, (2, seeds)) for _ in range(400)]
+    draws = [kendalltau(a[:, i].mean(1), b[:, j].mean(1)).statistic for i, j in again]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    by_seed = ", ".join(f"{kendalltau(a[:, s], b[:, s]).statistic:.2f}" for s in range(seeds))
+    tau = kendalltau(a.mean(1), b.mean(1)).statistic
+    return f"Kendall's tau of {source} {tau:.2f} [{low:.2f}, {high:.2f}] (seeds resampled); by seed {by_seed}"
 
 
 def courses_hours(curves: dict) -> np.ndarray:
@@ -204,14 +206,12 @@ def courses_hours(curves: dict) -> np.ndarray:
     return next(iter(curves.values()))[0].hours
 
 
-def curve_row(point: int, names: list[str], curves: dict) -> dict:
-    """Mean accuracy at one time: of each protocol, along the twin and along the trace."""
+def curve_row(point: int, names: Sequence[str], curves: dict) -> dict:
+    """Mean accuracy at one time: of each protocol, along each of `SOURCES`."""
     row = {"hours": round(float(courses_hours(curves)[point]), 2)}
     for name in names:
-        twin, trace = (
-            np.mean([course.accuracy[point] for course in curves[name, source]]) for source in ("twin", "trace")
-        )
-        row[name] = f"{twin:.3f}, trace {trace:.3f}"
+        twin, gaps, trace = (np.mean([c.accuracy[point] for c in curves[name, source]]) for source in SOURCES)
+        row[name] = f"{twin:.3f}, {gaps:.3f}, {trace:.3f}"
     return row
 
 

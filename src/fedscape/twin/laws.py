@@ -125,11 +125,23 @@ def lognormal_posterior(sums: Array, law: Array) -> tuple[Array, Array]:
     shift = first - n * mean
     squares = second - 2 * mean * first + n * mean**2
     likelihood = -0.5 * (n * np.log(2 * np.pi * s2) + np.log(total / s2) + squares / s2 - t2 * shift**2 / (s2 * total))
-    effect, variance = t2 * shift / total, t2 * s2 / total
+    effect, variance = effect_posterior(sums, law)
     residual = second - 2 * first * (mean + effect) + n * ((mean + effect) ** 2 + variance)
     has = np.broadcast_to(n > 0, effect.shape).astype(float)
     parts = [np.broadcast_to(n, effect.shape), has * effect, residual, has * (effect**2 + variance), has]
     return np.asarray(likelihood), np.stack(parts, axis=2)
+
+
+def effect_posterior(sums: Array, law: Array) -> tuple[Array, Array]:
+    """Mean and variance of the device's effect u in `lognormal_posterior`, for each kind: [devices, kinds] twice.
+
+    >>> [float(v[0, 0]) for v in effect_posterior(np.array([[1.0, 2.0, 4.0]]), np.array([[0.0, 1.0, 1.0]]))]
+    [1.0, 0.5]
+    """
+    n, first = sums[:, None, 0], sums[:, None, 1]
+    mean, t2, s2 = law[:, 0], law[:, 1] ** 2, law[:, 2] ** 2
+    total = s2 + n * t2
+    return np.asarray(t2 * (first - n * mean) / total), np.asarray(t2 * s2 / total)
 
 
 def lognormal_law(total: Array, old: Array) -> Array:

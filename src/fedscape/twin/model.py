@@ -19,10 +19,12 @@ from fedscape.privacy.ledger import Ledger
 from fedscape.privacy.mechanisms import Privacy
 from fedscape.twin.devices import Devices, Laws, plain
 from fedscape.twin.events import HOUR, checked, sound_only
-from fedscape.twin.laws import rates
-from fedscape.twin.population import DevicePopulation
+from fedscape.twin.laws import effect_posterior, rates
+from fedscape.twin.population import DevicePopulation, data_kinds, log_sums
 from fedscape.twin.tables import AGES, HALF_HOURS, LENGTHS, lengths_of
 from fedscape.types import Array, Arrays
+
+SPEEDS = ("work", "bandwidth")  # the log-normal laws
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,21 +128,55 @@ class Twin:
             data=codes,
             laws=self.laws(),
         )
-        speeds: dict[str, Any] = {}
-        if "work" in arrays:
-            mean, between, within = arrays["work"][kind].T
-            speeds |= {"seconds": np.exp(rng.normal(mean, between)), "within": within}
-        if "bandwidth" in arrays:
-            mean, between, _ = arrays["bandwidth"][kind].T
-            speeds["bandwidth"] = np.exp(rng.normal(mean, between))
+        laws = {name: arrays[name][kind] for name in SPEEDS if name in arrays}  # [devices, 3]
+        speeds = {name: np.exp(rng.normal(law[:, 0], law[:, 1])) for name, law in laws.items()}
+        return self._with_speeds(devices, speeds)
+
+    def _with_speeds(self, devices: Devices, speeds: Mapping[str, Array]) -> Devices:
+        """The devices with seconds a unit of work and bandwidths as drawn, and what their kind says besides."""
+        arrays, drawn = self.arrays, dict[str, Any]()
+        if "work" in speeds:
+            drawn |= {"seconds": speeds["work"], "within": arrays["work"][devices.kind, 2]}
+        if "bandwidth" in speeds:
+            drawn["bandwidth"] = speeds["bandwidth"]
         if "finished" in arrays:
-            speeds["finish"] = arrays["finished"][kind]
-        return replace(devices, **speeds)
+            drawn["finish"] = arrays["finished"][devices.kind]
+        return replace(devices, **drawn)
+
+    def sample_like(self, log: Federation, key: Key) -> Devices:
+        """Draw one device for each of the log: its kind, zone, activity and speeds given its own rows.
+
+        A device without rows is drawn as `sample` draws it. So who comes, and how fast, stays related to whatever else
+        is known of the same devices, such as the rows that they train on.
+        """
+        log = checked(log)
+        rng, arrays, n, work = key.to("twin").generator(), self.arrays, len(log), self.population(log)
+        share, shape, rate = work.posteriors(dict(arrays), log)
+        both, each = _draw(share.reshape(n, -1), rng), np.arange(n)
+        kind, zone = np.divmod(both, len(self.zones))
+        codes = np.full(n, -1)
+        if "data" in arrays:
+            known = data_kinds(log, arrays["data"].shape[1]) if work.n_data else np.zeros((n, arrays["data"].shape[1]))
+            codes = _draw(np.where(known.any(axis=1, keepdims=True), known, arrays["data"][kind]), rng)
+        devices = replace(
+            plain(n, key),
+            kind=kind,
+            zone=np.array(self.zones, dtype=float)[zone] * HOUR,
+            activity=np.maximum(rng.gamma(shape[each, kind, 0]) / rate[each, kind, zone], 1e-12),
+            data=codes,
+            laws=self.laws(),
+        )
+        speeds = {}
+        for name in (name for name in SPEEDS if name in arrays):
+            sums = log_sums(log, name) if name in work.extras else np.zeros((n, 3))
+            effect, variance = (each_kind[each, kind] for each_kind in effect_posterior(sums, arrays[name]))
+            speeds[name] = np.exp(arrays[name][kind, 0] + effect + np.sqrt(variance) * rng.standard_normal(n))
+        return self._with_speeds(devices, speeds)
 
     def kinds(self, log: Federation) -> Array:
         """The probability of each kind given each device's own log: [devices, kinds]. A device can do it by itself."""
         log = checked(log)
-        return np.asarray(self.population(log).responsibilities(dict(self.arrays), log).sum(axis=2))
+        return np.asarray(self.population(log).posteriors(dict(self.arrays), log)[0].sum(axis=2))
 
     def score(self, log: Federation) -> float:
         """The mean log-likelihood of devices' logs."""
@@ -240,7 +276,7 @@ def fit(
         if extras is None:
             extras = [name for name, column in columns.items() if column in events]
         if n_data is None:
-            n_data = _data_kinds(events, private=privacy is not None) if "data" in events else 0
+            n_data = _n_data(events, private=privacy is not None) if "data" in events else 0
         if lengths is None and privacy is None:
             lengths = lengths_of(events, tick=tick)
     population = DevicePopulation(
@@ -270,7 +306,7 @@ def fit(
     )
 
 
-def _data_kinds(events: Federation, *, private: bool) -> int:
+def _n_data(events: Federation, *, private: bool) -> int:
     if private:
         raise DataError("under privacy the number of kinds of data must be declared: give n_data")
     return int(np.nanmax(events["data"], initial=-1)) + 1

@@ -195,7 +195,7 @@ class DevicePopulation(Estimator):
         extra: Arrays = {}
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                likelihood, extra[name] = lognormal_posterior(_log_sums(clients, name), state[name])
+                likelihood, extra[name] = lognormal_posterior(log_sums(clients, name), state[name])
                 fixed += likelihood[:, :, None]
         if "finished" in self.extras:
             counted = _outcomes(clients)
@@ -203,7 +203,7 @@ class DevicePopulation(Estimator):
             fixed += (counted @ np.log(np.maximum(chance, LEAST)).T)[:, :, None]
             extra["finished"] = np.repeat(counted[:, None], self.n_kinds, axis=1)
         if self.n_data:
-            kind = _data_kinds(clients, self.n_data)
+            kind = data_kinds(clients, self.n_data)
             fixed += (kind @ np.log(np.maximum(state["data"], LEAST)).T)[:, :, None]
             extra["data"] = np.repeat(kind[:, None], self.n_kinds, axis=1)
         return fixed, activity.mean, activity.mean_log, extra
@@ -213,10 +213,12 @@ class DevicePopulation(Estimator):
         likelihood = logsumexp(self._expect(state, clients, self._tables(clients))[0], axis=(1, 2))
         return {"log_likelihood": np.where(clients.sizes > 0, likelihood, 0.0)}
 
-    def responsibilities(self, state: Arrays, clients: Federation) -> Array:
-        """The probability of each kind and zone, given each device's own log: [devices, kinds, zones]."""
-        likelihood = self._expect(state, clients, self._tables(clients))[0]
-        return np.asarray(np.exp(likelihood - logsumexp(likelihood, axis=(1, 2), keepdims=True)))
+    def posteriors(self, state: Arrays, clients: Federation) -> tuple[Array, Array, Array]:
+        """Given each device's own log, for each kind and zone: its probability, and shape and rate of the activity."""
+        tables = self._tables(clients)
+        likelihood, mean, _, _ = self._expect(state, clients, tables)
+        shape = tables.arrivals.sum(axis=(1, 2))[:, None, None] + state["shape"][:, None]
+        return np.exp(likelihood - logsumexp(likelihood, axis=(1, 2), keepdims=True)), shape, shape / mean
 
     def update(self, state: Arrays, total: Arrays, key: Key) -> Arrays:
         new, s = dict(state), self.smoothing
@@ -357,7 +359,7 @@ def _expected(absent: Array, state: Arrays) -> Array:
     return np.concatenate(parts, axis=2)
 
 
-def _log_sums(clients: Federation, name: str) -> Array:
+def log_sums(clients: Federation, name: str) -> Array:
     """Number, sum and sum of squares of log seconds a unit of work, or of log bytes a second: [devices, 3]."""
     with np.errstate(all="ignore"):
         if name == "work":
@@ -376,7 +378,7 @@ def _outcomes(clients: Federation) -> Array:
     return clients.segment_sum(np.stack([session & (ended == 1), session & (ended == 0)], axis=1).astype(float))
 
 
-def _data_kinds(clients: Federation, n: int) -> Array:
+def data_kinds(clients: Federation, n: int) -> Array:
     """The kind of data of each device as indicators [devices, n]; zeros where it is not known."""
     codes = np.where(np.abs(clients["data"]) < 2.0**31, clients["data"], -1).astype(np.int64)  # NaN is unknown
     if codes.max(initial=-1) >= n:

@@ -132,7 +132,7 @@ def test_time_zones_are_found_up_to_a_common_shift():
     twin = fit(devices.sessions(0.0, WINDOW), n_kinds=1, zones=(0, 8), n_init=3, rounds=60)
     share = twin.arrays["weights"][0]
     assert max(share) == pytest.approx(0.7, abs=5 * np.sqrt(0.21 / 400))
-    ahead = twin.population().responsibilities(dict(twin.arrays), devices.sessions(0.0, WINDOW))[:, 0].argmax(axis=1)
+    ahead = twin.population().posteriors(dict(twin.arrays), devices.sessions(0.0, WINDOW))[0][:, 0].argmax(axis=1)
     assert max((ahead == (devices.zone > 0)).mean(), (ahead != (devices.zone > 0)).mean()) > 0.95
 
 
