@@ -154,3 +154,21 @@ def lognormal_law(total: Array, old: Array) -> Array:
     between = np.sqrt(np.clip(squares / devices - shift**2, 1e-6, 1e6))
     within = np.sqrt(np.clip(residual / n, 1e-6, 1e6))
     return np.asarray(np.where(enough[:, None], np.stack([mean, between, within], axis=1), old))
+
+
+def spread_laws(laws: Array, places: Array, devices: Array) -> Array:
+    """Laws [kinds, 3] around the one of all devices, whose means lie `places` of its deviations off: where EM begins.
+
+    Kinds that all begin with the same speeds would split by their hours alone, and EM would stay there.
+
+    >>> spread_laws(np.array([[1.0, 3.0, 1.0], [1.0, 3.0, 1.0]]), np.array([-1.0, 1.0]), np.ones(2)).tolist()
+    [[-2.0, 1.5, 1.0], [4.0, 1.5, 1.0]]
+    """
+    if len(laws) == 1:
+        return laws
+    share = np.maximum(devices, 0.0) + 1e-9
+    share = share / share.sum()
+    mean = share @ laws[:, 0]
+    deviation = np.sqrt(share @ (laws[:, 1] ** 2 + (laws[:, 0] - mean) ** 2))
+    wide = np.full(len(laws), deviation / len(laws))
+    return np.stack([mean + deviation * places, wide, np.full(len(laws), share @ laws[:, 2])], axis=1)

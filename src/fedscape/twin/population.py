@@ -25,6 +25,7 @@ from fedscape.twin.laws import (
     moments,
     rates,
     ratio,
+    spread_laws,
 )
 from fedscape.twin.tables import AGES, LENGTHS, Tables, tabulate
 from fedscape.types import Array, Arrays, Kept
@@ -119,7 +120,7 @@ class DevicePopulation(Estimator):
         }
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                state[name] = np.stack([rng.normal(0, 0.5, k) + 1.0, np.ones(k), np.ones(k)], axis=1)
+                state[name] = np.stack([rng.permutation(np.linspace(-1, 1, k)), np.ones(k), np.ones(k)], axis=1)
         if "finished" in self.extras:
             state["finished"] = np.full(k, 0.5)
         if self.n_data:
@@ -242,7 +243,8 @@ class DevicePopulation(Estimator):
         new["ends"] = ending_rates(ends, present, whole_day[:, None], s, old, widths)
         for name in ("work", "bandwidth"):
             if name in self.extras:
-                new[name] = lognormal_law(total[name], state[name])
+                law = lognormal_law(total[name], state[name])
+                new[name] = law if key.round else spread_laws(law, state[name][:, 0], total[name][:, 4])
         if "finished" in self.extras:
             number = np.maximum(total["finished"], 0.0) + s
             fallback = np.stack([state["finished"], 1 - state["finished"]], axis=1)
