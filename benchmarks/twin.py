@@ -81,8 +81,8 @@ def calibration(args) -> list[dict]:
         for r in range(draws):
             seen, rng = log.take(np.sort(Key(r).generator().permutation(len(log))[:n])), Key(r, 1).generator()
             a, b = (
-                observed_like(law.sample(n, Key(args.seed, r, which)).sessions(begin, end), seen, rng)
-                for which in ("train", "test")
+                observed_like(law.sample(n, Key(args.seed, 2 * r + which)).sessions(begin, end), seen, rng)
+                for which in (0, 1)
             )
             if fitted:
                 twin = fs.twin.fit(a, n_kinds=1, tick=tick, n_init=1, rounds=60)
